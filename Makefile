@@ -1,0 +1,82 @@
+# The only door to every tool. `make` alone lists what there is.
+#
+# Everything runs in .venv, which makes itself: in a fresh clone `make test` is the first command.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest
+EVERYDAY := not slow and not gpu and not cloud
+CODE := sdk provisioners localsim tests examples benchmarks
+
+LIVE ?= 500
+VIRTUAL ?= 20000
+
+.PHONY: help
+help: ## say what there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+.PHONY: demo
+demo: $(STAMP) ## train real digits on two local nodes, lose machines on the way, finish
+	$(BIN)/python examples/digits_demo.py
+
+.PHONY: test
+test: lint ## everything that CI runs
+	$(PYTEST) -m "$(EVERYDAY)" --durations=10
+
+.PHONY: quick
+quick: $(STAMP) ## ten seconds: ruff and the unit tests
+	$(BIN)/ruff check $(CODE)
+	$(PYTEST) -q -x -m "$(EVERYDAY)" tests/unit
+
+.PHONY: check
+check: lint ## the gates: ruff, mypy, rooms, unit and house tests
+	$(PYTEST) -q -m "$(EVERYDAY)" tests/unit tests/house
+
+.PHONY: lint
+lint: $(STAMP)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+.PHONY: format
+format: $(STAMP) ## let ruff arrange the code
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+.PHONY: live
+live: $(STAMP) ## real processes on loopback, real kills
+	$(PYTEST) -m "not gpu and not cloud" tests/live
+
+.PHONY: chaos
+chaos: $(STAMP) ## random schedules, LIVE=500 with real processes and VIRTUAL=20000 under a virtual clock
+	$(BIN)/python -m spotfit_localsim.chaos --live $(LIVE) --virtual $(VIRTUAL)
+
+.PHONY: bench
+bench: $(STAMP) ## measure ourselves and our peers, in pairs
+	$(BIN)/python benchmarks/run.py
+
+.PHONY: docs
+docs: $(STAMP) ## check that links resolve and that code in the documents compiles
+	$(PYTEST) -q tests/house/test_docs.py tests/house/test_examples.py
+
+.PHONY: pins
+pins: $(STAMP) ## write constraints.txt from what is installed
+	$(BIN)/python .ci/pins.py > constraints.new && mv constraints.new constraints.txt
+
+.PHONY: clean
+clean: ## remove everything that make has made, .venv included
+	rm -rf $(VENV) build dist .demo .bench .benchmarks .hypothesis .import_linter_cache
+	rm -rf .mypy_cache .pytest_cache .ruff_cache
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environment: made once, and again when what it should hold has changed.
+$(STAMP): pyproject.toml constraints.txt .ci/make-venv
+	.ci/make-venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch,test,demo,dev]'
+	touch $@

@@ -1,0 +1,46 @@
+"""How a run that was killed again and again came through, from what it noted."""
+
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from benchmarks.run_once import Events
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """One kill: when, how long until all ranks had made a step again (None: never), steps lost."""
+
+    at: float
+    recovered_s: float | None
+    steps_lost: int | None
+
+
+def deaths(events: Events, ranks: int) -> list[Death]:
+    """Every kill that happened, in order."""
+    return [_death(events, kill.facts["life"], kill.at, ranks) for kill in events.named("killed")]
+
+
+def _death(events: Events, life: int, at: float, ranks: int) -> Death:
+    again = events.when_all("life_begins", ranks, life=life + 1)
+    if again is None:
+        return Death(at, None, None)
+    before = events.named("life_begins", life=life)[0].facts["step"]
+    after = events.named("life_begins", life=life + 1)[0].facts["step"]
+    return Death(at, again - at, before + STEPS_DONE - after)
+
+
+# Steps that a life has made when it is killed; see work.survive.
+STEPS_DONE = 3
+
+
+def told(found: list[Death], limit_s: float) -> tuple[float, dict[str, Any]]:
+    """The median time to recover, where never counts as the whole limit; and every one of them."""
+    took = [limit_s if death.recovered_s is None else death.recovered_s for death in found]
+    more = {
+        "recoveries_s": [death.recovered_s for death in found],
+        "recovered": sum(death.recovered_s is not None for death in found),
+        "kills": len(found),
+        "steps_lost": [death.steps_lost for death in found],
+    }
+    return median(took), more

@@ -1,0 +1,126 @@
+"""The sides of a race: how each is installed, started and, where it can be, tuned.
+
+Peers live in environments of their own under .bench/, made when first needed. torch is asked for by
+version alone, so that every side gets the build that the index at hand offers: the same.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+BENCH = ROOT / ".bench"
+SIDES = ROOT / "benchmarks" / "sides"
+OUR_PACKAGES = (ROOT, ROOT / "sdk", ROOT / "provisioners", ROOT / "localsim")
+
+TORCH = "torch==2.13.0"
+REQUIREMENTS: Mapping[str, tuple[str, ...]] = {
+    "torchrun": (TORCH, "numpy"),
+    "ray": ("ray[train]==2.60.0", TORCH),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One side with one choice of its settings."""
+
+    side: str
+    choice: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+    init: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.side if self.side == "ours" else f"{self.side}-{self.choice}"
+
+
+OURS = Setting("ours", "default")
+TORCHRUN = Setting("torchrun", "default")
+# Its default store keeps the addresses of the dead: about every second restart hangs or fails.
+TORCHRUN_TUNED = Setting(
+    "torchrun",
+    "tuned",
+    environment={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+    flags=("--monitor-interval", "0.1"),
+)
+RAY = Setting("ray", "default")
+# Its controller looks at the workers every two seconds unless told otherwise.
+RAY_TUNED = Setting(
+    "ray",
+    "tuned",
+    environment={"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.05"},
+    init={"include_dashboard": False},
+)
+SETTINGS = {setting.name: setting for setting in (OURS, TORCHRUN, TORCHRUN_TUNED, RAY, RAY_TUNED)}
+
+
+def command(setting: Setting, job: Mapping[str, Any]) -> list[str]:
+    """What is executed: the clock starts here, for every side alike."""
+    python = str(python_of(setting.side))
+    text = json.dumps(dict(job) | {"init": dict(setting.init)})
+    if setting.side == "torchrun":
+        return [*_torchrun(python, setting, job), str(SIDES / "torchrun.py"), text]
+    program = {"ours": "ours.py", "ray": "ray_train.py"}[setting.side]
+    return [python, str(SIDES / program), text]
+
+
+def _torchrun(python: str, setting: Setting, job: Mapping[str, Any]) -> list[str]:
+    return [
+        python,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(job["workers"]),
+        "--max-restarts",
+        str(job["max_failures"]),
+        *setting.flags,
+    ]
+
+
+def environment(setting: Setting) -> dict[str, str]:
+    """What every side sees, and what this one is tuned with.
+
+    One thread a worker on all sides. Nothing leaves the machine.
+    """
+    paths = OUR_PACKAGES if setting.side == "ours" else (ROOT,)
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "OMP_NUM_THREADS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        **setting.environment,
+    }
+
+
+def python_of(side: str) -> Path:
+    """The interpreter of a side; a peer's is installed on the first call."""
+    if side == "ours":
+        return Path(sys.executable)
+    folder = BENCH / f"venv-{side}"
+    if not (folder / ".installed").exists():
+        _install(folder, REQUIREMENTS[side])
+    return folder / "bin" / "python"
+
+
+def _install(folder: Path, requirements: tuple[str, ...]) -> None:
+    print(f"Installing {', '.join(requirements)} into {folder.relative_to(ROOT)} …", flush=True)
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+    subprocess.run([*pip, *requirements], check=True)
+    (folder / ".installed").touch()
+
+
+def main() -> None:
+    for side in REQUIREMENTS:
+        print(f"{side}: {python_of(side)}")
+
+
+if __name__ == "__main__":
+    main()

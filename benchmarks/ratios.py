@@ -1,0 +1,63 @@
+"""What pairs of runs say: the median of their ratios, and how low it might be.
+
+Pure. A ratio says how many times better we are than the peer in one pair; the bound is the lower
+end of the 95 % bootstrap interval of the median, computed exactly instead of with dice.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb
+from statistics import median, median_low
+
+TAIL = 0.025
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The ratio of a set of pairs: its median, and the lower end of the 95 % interval."""
+
+    median: float
+    lower: float
+    pairs: int
+
+    def clears(self, bar: float) -> bool:
+        return self.lower >= bar
+
+
+def verdict(ratios: Sequence[float]) -> Verdict:
+    """Judge at least one ratio."""
+    return Verdict(median=median(ratios), lower=lower_bound(ratios), pairs=len(ratios))
+
+
+def lower_bound(sample: Sequence[float]) -> float:
+    """The smallest value below which a resampled median falls with at least 2.5 %.
+
+    With an even number of values the lower of the two middle ones counts, which is the careful one.
+    """
+    ordered = sorted(sample)
+    for place, value in enumerate(ordered, start=1):
+        if median_at_most(place, of=len(ordered)) >= TAIL:
+            return value
+    return median_low(ordered)
+
+
+def median_at_most(place: int, *, of: int) -> float:
+    """How likely the median of a resample is at most the value in this place, from 1.
+
+    The (low) median is that small when at least half of the draws are: a binomial tail.
+    """
+    hit = place / of
+    needed = (of + 1) // 2
+    return sum(
+        comb(of, hits) * hit**hits * (1 - hit) ** (of - hits) for hits in range(needed, of + 1)
+    )
+
+
+def order(pairs: int) -> list[bool]:
+    """Whether we run first, pair by pair: A B, B A, A B, …"""
+    return [pair % 2 == 0 for pair in range(pairs)]
+
+
+def times_better(ours: float, theirs: float, *, more_is_better: bool) -> float:
+    """How many times better we are: 2.0 is twice as fast, whichever way the figure counts."""
+    return ours / theirs if more_is_better else theirs / ours

@@ -1,0 +1,195 @@
+"""One run of one side: start it, watch its whole tree, read what it noted, leave nothing behind."""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import peers, tree
+
+# Daemons get this long to follow the program that they served.
+GRACE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is asked of every side alike."""
+
+    work: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    workers: int = 4
+    fits: int = 1
+    max_failures: int = 0
+    nodes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A line of what a run noted: what, when by the machine's clock, in which `fit`, and facts."""
+
+    name: str
+    at: float
+    fit: int
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """What a run noted, in order."""
+
+    every: tuple[Event, ...]
+
+    def named(self, name: str, **wanted: Any) -> tuple[Event, ...]:
+        """The events of this name whose facts are these."""
+        return tuple(
+            event
+            for event in self.every
+            if event.name == name
+            and all(_fact(event, key) == value for key, value in wanted.items())
+        )
+
+    def when_all(self, name: str, ranks: int, **wanted: Any) -> float | None:
+        """When the last of the ranks was there; None if one never came."""
+        first: dict[int, float] = {}
+        for event in self.named(name, **wanted):
+            first.setdefault(event.facts["rank"], event.facts.get("entered", event.at))
+        return max(first.values()) if len(first) == ranks else None
+
+
+def _fact(event: Event, key: str) -> Any:
+    return event.fit if key == "fit" else event.facts.get(key)
+
+
+def parse_events(lines: Iterable[str]) -> Events:
+    """Read what was noted; a line cut short by a kill is no event."""
+    found = []
+    for line in lines:
+        if line.endswith("}\n"):
+            facts = json.loads(line)
+            found.append(Event(facts.pop("event"), facts.pop("at"), facts.pop("fit"), facts))
+    return Events(tuple(found))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run, ended by itself or by its limit."""
+
+    setting: str
+    started: float
+    ended: float
+    exit_code: int | None
+    events: Events
+    cpu: tuple[tuple[float, float], ...]
+    cpu_s: float
+    processes: int
+    left_behind: int
+    load: float
+    pressure: float
+    tail: str
+
+    @property
+    def hung(self) -> bool:
+        return self.exit_code is None
+
+    def cpu_between(self, since: float, until: float) -> float:
+        return tree.between(list(self.cpu), since, until)
+
+
+def run_once(setting: peers.Setting, job: Job, *, limit_s: float) -> Run:
+    """Run the job on this side; a run over its limit is ended, and says so."""
+    # A short path: sockets below it may not be longer than a hundred letters.
+    folder = Path(tempfile.mkdtemp(prefix="sfb-"))
+    try:
+        return _run_in(folder, setting, job, limit_s)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run_in(folder: Path, setting: peers.Setting, job: Job, limit_s: float) -> Run:
+    command = peers.command(setting, _prepared(folder, setting, job))
+    load, pressure = load_average(), cpu_pressure()
+    watched = tree.Tree(uuid.uuid4().hex)
+    with watched, (folder / "output").open("wb") as output:
+        environment = peers.environment(setting) | {
+            tree.TAG: watched.tag,
+            "RAY_TMPDIR": str(folder),
+            "HOME": str(folder),
+        }
+        started = time.time()
+        process = subprocess.Popen(
+            command, env=environment, cwd=folder, stdout=output, stderr=output
+        )
+        exit_code = _wait(process, limit_s)
+        ended = time.time()
+        left = watched.end(GRACE_S if exit_code is not None else 0.0)
+        process.wait()
+    return Run(
+        setting=setting.name,
+        started=started,
+        ended=ended,
+        exit_code=exit_code,
+        events=_events(folder),
+        cpu=tuple(watched.series),
+        cpu_s=watched.cpu_s,
+        processes=watched.processes,
+        left_behind=left,
+        load=load,
+        pressure=max(pressure, cpu_pressure()),
+        tail=_tail(folder / "output"),
+    )
+
+
+def _prepared(folder: Path, setting: peers.Setting, job: Job) -> dict[str, Any]:
+    for name in ("storage", "graves"):
+        (folder / name).mkdir()
+    own = {"side": setting.side, "events": str(folder / "events"), "graves": str(folder / "graves")}
+    return {
+        "work": job.work,
+        "config": dict(job.config) | own,
+        "workers": job.workers,
+        "fits": job.fits,
+        "max_failures": job.max_failures,
+        "nodes": job.nodes,
+        "storage": str(folder / "storage"),
+    }
+
+
+def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int | None:
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _events(folder: Path) -> Events:
+    noted = folder / "events"
+    if not noted.exists():
+        return Events(())
+    with noted.open() as lines:
+        return parse_events(lines)
+
+
+def _tail(output: Path, size_bytes: int = 3000) -> str:
+    return output.read_bytes()[-size_bytes:].decode(errors="replace")
+
+
+def load_average() -> float:
+    return os.getloadavg()[0]
+
+
+def cpu_pressure() -> float:
+    """Share of the last ten seconds, in percent, in which somebody waited for a core."""
+    return parse_pressure(Path("/proc/pressure/cpu").read_text())
+
+
+def parse_pressure(text: str) -> float:
+    some = text.partition("\n")[0]
+    fields = dict(word.split("=") for word in some.split()[1:])
+    return float(fields["avg10"])

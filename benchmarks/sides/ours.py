@@ -1,0 +1,36 @@
+"""The job by spotfit: one script, as its user would write it."""
+
+import json
+import sys
+from typing import Any
+
+import spotfit
+from benchmarks import work
+from spotfit.torch import TorchTrainer
+
+
+def main() -> None:
+    job = json.loads(sys.argv[1])
+    for nth in range(job["fits"]):
+        config = job["config"] | {"fit": nth}
+        work.record(config, "fit_called")
+        trainer(job, config, f"run-{nth}").fit()
+        work.record(config, "fit_returned")
+
+
+def trainer(job: dict[str, Any], config: dict[str, Any], name: str) -> TorchTrainer:
+    return TorchTrainer(
+        getattr(work, job["work"]),
+        train_loop_config=config,
+        scaling_config=spotfit.ScalingConfig(num_workers=job["workers"]),
+        run_config=spotfit.RunConfig(
+            name=name,
+            storage_path=job["storage"],
+            failure_config=spotfit.FailureConfig(max_failures=job["max_failures"]),
+        ),
+        provisioner="local",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""The training work that every side does, word for word the same.
+
+Nothing heavy is imported at the top, and nothing of ours anywhere: a function gets `report`,
+`get_checkpoint` and `get_context` from the module that its side names. What happens is appended,
+with the machine's one clock, to the file that the configuration names.
+"""
+
+import importlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import mean, median, quantiles
+from typing import Any
+
+Config = Mapping[str, Any]
+
+API = {"ours": "spotfit", "ray": "ray.train", "torchrun": "benchmarks.sides.plain"}
+STEPS_A_LIFE = 4
+SAVED_AFTER = 1
+KILLED_BEFORE = 3
+WIDTH = 256
+
+
+def record(config: Config, event: str, **facts: Any) -> None:
+    """Append one event; short lines appended by several processes do not mix."""
+    line = json.dumps({"event": event, "at": time.time(), "fit": config.get("fit", 0)} | facts)
+    with Path(config["events"]).open("a") as file:
+        file.write(line + "\n")
+
+
+# ── what is trained ──────────────────────────────────────────────────────────────────────────────
+
+
+def first_line(config: Config) -> None:
+    """Note that the function has begun, then make one step."""
+    entered = time.time()
+    rank = _rank(config)
+    record(config, "first_line", rank=rank, entered=entered, **_what_is_there())
+    for _ in _steps(1):
+        record(config, "first_step", rank=rank)
+
+
+def survive(config: Config) -> None:
+    """Train in lives of a few steps; in each but the last, one worker kills itself."""
+    api, rank, life = _api(config), _rank(config), _lives_lost(config)
+    step = _step_of(api.get_checkpoint())
+    for nth, _ in enumerate(_steps(STEPS_A_LIFE)):
+        if nth == 0:
+            record(config, "life_begins", rank=rank, life=life, step=step)
+        step += 1
+        if nth == SAVED_AFTER:
+            _save(api, rank, step)
+        if nth == KILLED_BEFORE - 1 and life < config["kills"] and rank == _victim(api, life):
+            _die(config, life)
+
+
+def lose_a_node(config: Config) -> None:
+    """As `survive`, but all of the second node goes at once, its agent included, unannounced."""
+    api, rank, life = _api(config), _rank(config), _lives_lost(config)
+    step = _step_of(api.get_checkpoint())
+    node = api.get_context().get_node_rank()
+    for nth, _ in enumerate(_steps(STEPS_A_LIFE)):
+        if nth == 0:
+            record(config, "life_begins", rank=rank, life=life, step=step, node=node)
+        step += 1
+        if nth == SAVED_AFTER:
+            _save(api, rank, step)
+        if nth == KILLED_BEFORE - 1 and life < config["kills"] and node == 1:
+            _ask_for_death(config, life)
+
+
+def report_often(config: Config) -> None:
+    """Call `report` back to back and note how long each call took."""
+    import torch.distributed as dist
+
+    api = _api(config)
+    for step in range(config["unmeasured"]):
+        api.report({"loss": 0.5, "step": step})
+    dist.barrier()
+    since = time.time()
+    took = list(_reports(api, config["calls"]))
+    record(config, "reported", rank=_rank(config), since=since, **_spread_us(took))
+
+
+def loop(config: Config) -> None:
+    """Make many steps of a small DDP model, and note how long they took."""
+    since = 0.0
+    for nth, _ in enumerate(_steps(config["unmeasured"] + config["steps"])):
+        if nth == config["unmeasured"] - 1:
+            since = time.time()
+    record(config, "looped", rank=_rank(config), since=since, steps=config["steps"])
+
+
+# ── how ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _api(config: Config) -> Any:
+    return importlib.import_module(API[config["side"]])
+
+
+def _rank(config: Config) -> int:
+    return int(_api(config).get_context().get_world_rank())
+
+
+def _what_is_there() -> dict[str, bool]:
+    """Whether the function begins with torch imported and the group formed, as it should."""
+    torch_is_there = "torch" in sys.modules
+    if not torch_is_there:
+        return {"torch": False, "group": False}
+    import torch.distributed as dist
+
+    return {"torch": True, "group": dist.is_initialized()}
+
+
+def _steps(count: int) -> Iterator[None]:
+    """Train a small model over the group, and hand back after each step."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    layers = [nn.Linear(WIDTH, WIDTH) for _ in range(4)]
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batch = torch.randn(16, WIDTH)
+    for _ in range(count):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+        yield
+
+
+def _reports(api: Any, calls: int) -> Iterator[float]:
+    for step in range(calls):
+        began = time.perf_counter()
+        api.report({"loss": 0.5, "step": step})
+        yield time.perf_counter() - began
+
+
+def _spread_us(took: list[float]) -> dict[str, float]:
+    return {
+        "median_us": median(took) * 1e6,
+        "mean_us": mean(took) * 1e6,
+        "p99_us": quantiles(took, n=100, method="inclusive")[98] * 1e6,
+        "calls": len(took),
+    }
+
+
+def _save(api: Any, rank: int, step: int) -> None:
+    """Save over the side's own way: rank 0 writes, everybody reports."""
+    if rank != 0:
+        api.report({"step": step})
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "state.json").write_text(json.dumps({"step": step}))
+        api.report({"step": step}, checkpoint=api.Checkpoint.from_directory(folder))
+
+
+def _step_of(checkpoint: Any) -> int:
+    if checkpoint is None:
+        return 0
+    with checkpoint.as_directory() as folder:
+        return int(json.loads((Path(folder) / "state.json").read_text())["step"])
+
+
+# ── deaths ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _lives_lost(config: Config) -> int:
+    return len(list(Path(config["graves"]).glob("grave-*")))
+
+
+def _victim(api: Any, life: int) -> int:
+    """Everybody's turn comes, rank 0's as well."""
+    return (life + 1) % int(api.get_context().get_world_size())
+
+
+def _die(config: Config, life: int) -> None:
+    (Path(config["graves"]) / f"grave-{life}").touch()
+    record(config, "killed", life=life, rank=_rank(config))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _ask_for_death(config: Config, life: int) -> None:
+    """Ask whoever holds the machines to take this node away; wait for it."""
+    (Path(config["graves"]) / f"asked-{life}").touch()
+    time.sleep(60.0)

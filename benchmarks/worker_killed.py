@@ -1,0 +1,78 @@
+"""SIGKILL of one of 4 workers, to the first step of all of them after the restore.
+
+The victim notes the moment and kills itself between two steps; every rank's turn comes. With
+`--count 200` ours alone is killed that often, 25 times a fit(), and every recovery is counted.
+"""
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.deaths import deaths, told
+from benchmarks.measure import Figure, Reading, Rival, main, main_alone
+from benchmarks.peers import RAY, RAY_TUNED, TORCHRUN, TORCHRUN_TUNED, Setting
+from benchmarks.run_once import Job, Run
+
+WORKERS = 4
+KILLS = 2
+KILLS_WHEN_COUNTED = 25
+LIMIT_S = 90.0
+LIMIT_WHEN_COUNTED_S = 300.0
+
+
+def job(setting: Setting) -> Job:
+    return killed(KILLS)
+
+
+def killed(kills: int) -> Job:
+    return Job("survive", {"kills": kills}, workers=WORKERS, max_failures=kills)
+
+
+def read(run: Run) -> Reading | None:
+    found = deaths(run.events, WORKERS)
+    if not found:
+        return None
+    value, more = told(found, LIMIT_S)
+    last = found[-1].at + (found[-1].recovered_s or LIMIT_S)
+    return Reading(value, found[0].at, min(last, run.ended), more)
+
+
+FIGURE = Figure(
+    name="worker_killed",
+    title="SIGKILL of one of 4 workers to the first step after restore",
+    unit="s",
+    job=job,
+    read=read,
+    rivals=(
+        Rival(TORCHRUN_TUNED, asked=10.0),
+        Rival(TORCHRUN),
+        Rival(RAY_TUNED, asked=20.0),
+        Rival(RAY, asked=20.0),
+    ),
+    limit_s=LIMIT_S,
+)
+
+FIGURE_COUNTED = replace(
+    FIGURE,
+    name="worker_killed_often",
+    title="the same, ours alone, every recovery counted",
+    job=lambda _: killed(KILLS_WHEN_COUNTED),
+    rivals=(),
+    limit_s=LIMIT_WHEN_COUNTED_S,
+)
+
+
+def kills_to_count() -> int:
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--count", type=int, default=0)
+    return int(parser.parse_known_args()[0].count)
+
+
+if __name__ == "__main__":
+    if wanted := kills_to_count():
+        main_alone(FIGURE_COUNTED, runs=-(-wanted // KILLS_WHEN_COUNTED))
+    else:
+        main(FIGURE)

@@ -1,0 +1,372 @@
+"""Pretend workers that speak the real frames, step together, save, fail and are killed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from spotfit.agent.ports import CrewEvent, Exited, Said
+from spotfit.core.codec import decoder, encode
+from spotfit.ledger import keys
+from spotfit.model.spec import RunSpec
+from spotfit.model.wire import (
+    Files,
+    FromWorker,
+    Gather,
+    Gathered,
+    Named,
+    Preempted,
+    Raised,
+    Report,
+    Returned,
+    Running,
+    Saved,
+    Start,
+    ToWorker,
+)
+from spotfit_localsim.bucket import Bucket
+from spotfit_localsim.dice import Stream
+from spotfit_localsim.engine import Engine, Process, Timer
+from spotfit_localsim.workload import State, Training
+
+Life = Generator[float | None, None, None]
+"""What a worker does: it yields for how long it is busy, or None until something wakes it."""
+
+_REAP_S = 0.003
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What a rank writes into its file of a checkpoint, and reports as its metrics."""
+
+    step: int
+    link: str
+
+
+kept_states = decoder(Kept)
+
+
+def state_key(name: str, rank: int) -> str:
+    """The file of that rank in a checkpoint."""
+    return f"{name}/state-{rank}.json"
+
+
+class FunctionRaised(Exception):  # noqa: N818  # told as the user's own exception, never handled
+    """The user's function ends with an exception."""
+
+
+@dataclass
+class Theatre:
+    """What all pretend workers of one world share."""
+
+    engine: Engine
+    bucket: Bucket
+    training: Training
+    stream: Stream
+    complain: Callable[[str], None]
+    """Told when something happened to a worker that must never happen."""
+    say: Callable[[str, str], None]
+    teams: dict[int, Team] = field(default_factory=dict)
+
+    def team(self, start: Start) -> Team:
+        """Those who train together in that round."""
+        return self.teams.setdefault(start.round, Team(self, start.round, start.world_size))
+
+
+class Team:
+    """The ranks of one round as their framework joins them: a step is done by all, or by none."""
+
+    def __init__(self, theatre: Theatre, number: int, world_size: int) -> None:
+        self.leaving = False
+        """Whether a rank had heard of a notice when the last step began; all see the same."""
+        self._theatre = theatre
+        self._number = number
+        self._world_size = world_size
+        self._workers: dict[int, SimWorker] = {}
+        self._arrived: dict[int, State] = {}
+
+    def enter(self, worker: SimWorker) -> None:
+        """A rank begins; each does so once a round."""
+        if worker.rank in self._workers:
+            self._theatre.complain(f"rank {worker.rank} was started twice in round {self._number}")
+        self._workers[worker.rank] = worker
+
+    def meet(self, worker: SimWorker) -> None:
+        """That rank is ready for its next step; the last one lets all go on."""
+        self._arrived[worker.rank] = worker.state
+        if len(self._arrived) < self._world_size:
+            return
+        if len(set(self._arrived.values())) > 1:
+            self._theatre.complain(f"the ranks of round {self._number} train different models")
+        self._arrived = {}
+        self.leaving = any(one.warned for one in self._workers.values())
+        for one in self._workers.values():
+            one.met = True
+            one.go_on()
+
+    def lose(self, worker: SimWorker) -> None:
+        """A rank broke off: its peers may notice, each in its own time."""
+        load, stream = self._theatre.training.load, self._theatre.stream
+        for one in self._workers.values():
+            if one is not worker and stream.chance(load.peers_raise):
+                self._theatre.engine.after(stream.between(load.peers_raise_s), one.miss_a_peer)
+
+
+class SimWorker:
+    """One process of the user's."""
+
+    def __init__(self, theatre: Theatre, crew: SimCrew, start: Start) -> None:
+        self.rank = start.rank
+        self.round = start.round
+        self.state = State()
+        self.alive = True
+        self.warned = False
+        self.met = False
+        self._returned = False
+        self._ending = False
+        self._peer_missing = False
+        self._theatre = theatre
+        self._crew = crew
+        self._start = start
+        self._inbox: list[ToWorker] = []
+        self._reports = 0
+        self._waits = False
+        self._timer: Timer | None = None
+        self._life = self._live()
+        self._team = theatre.team(start)
+        self._team.enter(self)
+        self._take_up(0.0)
+
+    # --- what comes from outside -------------------------------------------------------------
+
+    def tell(self, frame: ToWorker) -> None:
+        """A frame from the agent."""
+        if isinstance(frame, Preempted):
+            self.warned = True
+        elif isinstance(frame, Named | Gathered):
+            self._inbox.append(frame)
+            self.go_on()
+
+    def go_on(self) -> None:
+        """What it waited for has happened."""
+        if self.alive and self._waits:
+            self._waits = False
+            self._take_up(0.0)
+
+    def miss_a_peer(self) -> None:
+        """The framework's wire to a peer broke: the next step raises."""
+        self._peer_missing = True
+        self.go_on()
+
+    def kill(self) -> None:
+        """SIGKILL; it takes a moment to be gone."""
+        if not self._ending:
+            self._ending = True
+            end_s = self._theatre.stream.between(self._theatre.training.load.end_s)
+            self._theatre.engine.after(end_s, lambda: self._end("was killed by SIGKILL", clean=False))
+
+    def vanish(self, *, told: bool) -> None:
+        """Its machine is gone."""
+        if self.alive:
+            self._stop()
+            if told and not self._returned:
+                self._team.lose(self)
+
+    # --- what it does ------------------------------------------------------------------------
+
+    def _live(self) -> Life:
+        load = self._theatre.training.load
+        yield self._theatre.stream.between(load.start_s)
+        self._say(Running())
+        self._restore()
+        while self.state.step < load.steps:
+            yield from self._train_a_step()
+            if self._due(load.save_every) or (self._team.leaving and load.saves_on_notice):
+                yield from self._save()
+            elif self._due(load.report_every):
+                self._say(Report(self._next_report(), self._metrics()))
+        self._returned = True
+        self._say(Returned(self._reports, self.state.link.encode()))
+        yield _REAP_S
+
+    def _restore(self) -> None:
+        name = self._start.checkpoint
+        if name is None:
+            return
+        objects = self._theatre.bucket.objects
+        files = [body for key, body in objects.items() if key.startswith(f"{name}/")]
+        states = {kept_states.decode(body) for body in files}
+        if len(states) != 1:
+            self._theatre.complain(f"round {self.round} starts from {name}, which holds {states}")
+            return
+        kept = states.pop()
+        self.state = State(kept.step, kept.link)
+        metrics = self._start.checkpoint_metrics or {}
+        if metrics.get("step") != kept.step:
+            self._theatre.complain(f"{name} holds step {kept.step}, its metrics say {metrics}")
+
+    def _train_a_step(self) -> Life:
+        self.met = False
+        self._team.meet(self)
+        while not self.met:
+            yield None
+            self._raise_for_peers()
+        training = self._theatre.training
+        yield self._theatre.stream.between(training.load.step_s)
+        self._raise_for_peers()
+        crash = training.crash(self.state.step + 1, self.rank)
+        if crash is not None:
+            self._theatre.say(f"rank {self.rank}", f"{crash.how} in step {crash.step} (its own fault)")
+            if crash.how == "raises":
+                raise FunctionRaised(f"a mistake in step {crash.step}")
+            self._end("was killed by SIGSEGV", clean=False)
+            yield None
+        self.state = self.state.next()
+        training.steps_done += self.rank == 0
+
+    def _save(self) -> Life:
+        n = self._next_report()
+        load = self._theatre.training.load
+        if load.barriers:
+            yield from self._meet_at_the_hub(n)
+        self.warned = False
+        name = f"step-{self.state.step}" if load.named_by_step else None
+        if self.rank and not load.everyone_saves:
+            self._say(Report(n, self._metrics(), name))
+            return
+        self._say(Files(n, self._metrics(), name))
+        while (named := self._named(n)) is None:
+            yield None
+        if kept_states.decode(named.metrics) != Kept(self.state.step, self.state.link):
+            self._theatre.complain(f"report {n} of round {self.round} mixes different steps")
+        yield from self._upload(n, named)
+
+    def _upload(self, n: int, named: Named) -> Life:
+        half_s = self._theatre.stream.between(self._theatre.training.load.save_s) / 2
+        yield half_s
+        body = encode(Kept(self.state.step, self.state.link))
+        self._write(state_key(named.name, self.rank), body)
+        yield half_s
+        self._write(keys.manifest(named.name, self.round, self.rank), self._manifest(n, named, body))
+        self._say(Saved(n, named.name, len(body)))
+
+    def _meet_at_the_hub(self, n: int) -> Life:
+        self._say(Gather("barrier", n))
+        while not any(isinstance(one, Gathered) and one.seq == n for one in self._inbox):
+            yield None
+
+    def _named(self, n: int) -> Named | None:
+        return next((one for one in self._inbox if isinstance(one, Named) and one.n == n), None)
+
+    def _raise_for_peers(self) -> None:
+        if self._peer_missing:
+            raise FunctionRaised("connection closed by peer")
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and self.state.step % every == 0
+
+    def _next_report(self) -> int:
+        self._reports += 1
+        return self._reports - 1
+
+    def _metrics(self) -> msgspec.Raw:
+        return msgspec.Raw(encode(Kept(self.state.step, self.state.link)))
+
+    def _manifest(self, n: int, named: Named, body: bytes) -> bytes:
+        return b"{}"
+
+    def _write(self, key: str, body: bytes) -> None:
+        self._theatre.bucket.write(self._crew.name, key, body)
+
+    def _say(self, frame: FromWorker) -> None:
+        self._crew.told(Said(self.round, self.rank, [msgspec.Raw(encode(frame))]))
+
+    # --- how it goes on, and ends ------------------------------------------------------------
+
+    def _take_up(self, wait_s: float) -> None:
+        self._timer = self._theatre.engine.after(wait_s, self._advance)
+
+    def _advance(self) -> None:
+        try:
+            busy_s = next(self._life)
+        except StopIteration:
+            self._end("exited with code 0", clean=True)
+        except FunctionRaised as raised:
+            self._say(Raised(f"Traceback: {raised}", str(raised).encode()))
+            self._theatre.engine.after(_REAP_S, lambda: self._end("exited with code 1", clean=False))
+        else:
+            self._waits = busy_s is None
+            if busy_s is not None and self.alive:
+                self._take_up(busy_s)
+
+    def _end(self, how: str, *, clean: bool) -> None:
+        if self.alive:
+            self._stop()
+            self._crew.reap(self, Exited(self.round, self.rank, how, clean))
+            if not self._returned:
+                self._team.lose(self)
+
+    def _stop(self) -> None:
+        self.alive = False
+        if self._timer is not None:
+            self._timer.call_off()
+
+
+class SimCrew:
+    """The `Crew` of one agent."""
+
+    def __init__(self, theatre: Theatre, process: Process) -> None:
+        self._theatre = theatre
+        self._process = process
+        self._workers: dict[int, SimWorker] = {}
+        self._events: list[CrewEvent] = []
+
+    @property
+    def name(self) -> str:
+        """Who writes what these workers write."""
+        return f"{self._process.name} workers"
+
+    def prepare(self, spec: RunSpec) -> None:
+        self._process.touch()
+
+    def start(self, starts: Sequence[Start]) -> None:
+        self._process.touch()
+        if self._workers:
+            self._theatre.complain(f"{self._process.name} starts workers beside others of its own")
+        for start in starts:
+            self._workers[start.rank] = SimWorker(self._theatre, self, start)
+
+    def send(self, rank: int, frame: ToWorker) -> None:
+        if rank in self._workers:
+            self._workers[rank].tell(frame)
+
+    def halt(self) -> None:
+        self._process.touch()
+        for worker in self._workers.values():
+            worker.kill()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._workers)
+
+    def events(self) -> list[CrewEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def told(self, event: CrewEvent) -> None:
+        """A worker said something, or is reaped."""
+        if self._process.alive:
+            self._events.append(event)
+            self._process.wake()
+
+    def reap(self, worker: SimWorker, exited: Exited) -> None:
+        """A worker's process is gone."""
+        self._workers.pop(worker.rank, None)
+        self.told(exited)
+
+    def close(self, *, told: bool) -> None:
+        """The machine is gone, and with it everybody on it."""
+        for worker in self._workers.values():
+            worker.vanish(told=told)
+        self._workers = {}

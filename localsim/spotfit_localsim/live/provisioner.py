@@ -1,0 +1,151 @@
+"""This machine as a cloud: every node is an agent's process, with a directory and an address."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from spotfit.core.errors import ConfigError
+from spotfit.core.ids import RunId, Token, parse_name
+from spotfit.host import env
+from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatus, gone
+from spotfit.provision.api import Refusal, Traits
+from spotfit.provision.launch import Launch
+from spotfit_localsim.live import pool, processes
+from spotfit_localsim.live.options import LocalOptions
+from spotfit_localsim.live.places import Group, Node, Root
+
+_MACHINE = "spotfit_localsim.live.machine"
+_NOTICES = ("file", "signal")
+
+
+class LocalProvisioner:
+    """Starts agents as processes that outlive whoever asked for them."""
+
+    name = "local"
+
+    def __init__(self, options: LocalOptions | None = None) -> None:
+        self.options = options or LocalOptions()
+        self._root = _root_of(self.options)
+
+    @property
+    def traits(self) -> Traits:
+        """It reclaims as a spot market would, if a reclaimer is set on it."""
+        return Traits(spot=True, notice_s=self.options.notice_s, notices=_NOTICES)
+
+    def plan(self, request: GroupRequest) -> GroupPlan:
+        """As many nodes as the workers need, each as big as a node of the whole run."""
+        parse_name(request.token, what="The token")
+        if request.workers < 1 or request.of < 1:
+            raise ConfigError(f"Machines for {request.workers} of {request.of} workers cannot be.")
+        slots = math.ceil(request.of / self.options.nodes)
+        return GroupPlan(request.token, self.name, math.ceil(request.workers / slots), slots)
+
+    def submit(self, plan: GroupPlan, launch: Launch) -> GroupHandle | Refusal:
+        """Start the machines, or those of them that a first call did not come to start."""
+        group = self._root.group(launch.run_id, plan.token)
+        with self._root.locked():
+            if not group.exists:
+                if short := self._short_of(plan.nodes):
+                    return short
+                group.create([self._assignment(plan, launch, n) for n in range(plan.nodes)])
+            for node in group.nodes():
+                if node.machine() is None:
+                    self._start(node)
+        name = f"{launch.run_id}/{plan.token}"
+        return GroupHandle(plan.token, self.name, name, {"nodes": plan.nodes})
+
+    def observe(self, handle: GroupHandle) -> GroupStatus:
+        """Look which processes are alive; directories of dead machines are removed in passing."""
+        group = self._group(handle)
+        if not group.exists:
+            return gone(handle.detail["nodes"])
+        for node in group.nodes():
+            machine = node.machine()
+            if machine is not None and not machine.alive:
+                self._root.forget(machine)
+        return GroupStatus(tuple(group.node(n).status() for n in range(handle.detail["nodes"])))
+
+    def cancel(self, handle: GroupHandle) -> None:
+        """Kill the machines and all they have started; the caller's own ends by itself."""
+        group = self._group(handle)
+        if not group.exists:
+            return
+        with self._root.locked():  # no machine can leave for another run meanwhile
+            for node in group.nodes():
+                _end(node)
+        group.remove()
+
+    def _group(self, handle: GroupHandle) -> Group:
+        run, _, token = handle.name.partition("/")
+        return self._root.group(RunId(run), Token(token))
+
+    def _short_of(self, nodes: int) -> Refusal | None:
+        told = self._root.capacity()
+        there_are = self.options.capacity if told is None else told
+        if there_are is None:
+            return None
+        standing = [node for group in self._root.groups() for node in group.nodes()]
+        free = there_are - sum(not node.status().over for node in standing)
+        if nodes <= free:
+            return None
+        return Refusal(f"{nodes} nodes were asked for; {max(0, free)} of {there_are} are free")
+
+    def _assignment(self, plan: GroupPlan, launch: Launch, number: int) -> Mapping[str, Any]:
+        node = self._root.group(launch.run_id, plan.token).node(number)
+        inherited, owner = pool.environment(), str(pool.owner())
+        told = launch.environment(plan.token, number, plan.slots) | {
+            "SPOTFIT_NOTICES": ",".join(_NOTICES),
+            "SPOTFIT_NOTICE_FILE": str(node.notice),
+            "SPOTFIT_SCRATCH": str(node.scratch),
+            pool.OWNER: owner,
+            pool.ROOT: str(self._root.path),
+            pool.TMPDIR: inherited.get("TMPDIR", ""),
+        }
+        if self.options.loopback and sys.platform == "linux":
+            told["SPOTFIT_HOST"] = _address(plan.token, number)
+        return {
+            "environment": told,
+            "agent": self.options.agent,
+            "owner": owner,
+            "digest": pool.digest(inherited),
+            "idle_s": self.options.idle_s,
+        }
+
+    def _start(self, node: Node) -> None:
+        owner, environment = pool.owner(), pool.environment()
+        if owner == processes.here():
+            pool.dismiss_at_exit(self._root)
+        if pool.take(node, owner, pool.digest(environment)):
+            return
+        machine = processes.start_detached(
+            [sys.executable, "-P", "-m", _MACHINE, str(node.path)],
+            environment=environment,
+            directory=self._root.path,
+            output=node.output,
+        )
+        if machine is not None:
+            node.claim(machine)
+
+
+def _root_of(options: LocalOptions) -> Root:
+    """As the options say, or that of the machine this process is, or this user's."""
+    told = options.root or env.lookup(pool.ROOT)
+    return Root(Path(told).absolute()) if told else Root.default()
+
+
+def _address(token: Token, number: int) -> str:
+    """One of loopback's own, the same for the same node."""
+    digest = hashlib.sha256(f"{token}/{number}".encode()).digest()
+    return f"127.0.{1 + digest[0] % 254}.{1 + digest[1] % 254}"
+
+
+def _end(node: Node) -> None:
+    machine = node.machine()
+    if machine is not None and machine != processes.here():
+        processes.kill(machine)
+        node.root.forget(machine)

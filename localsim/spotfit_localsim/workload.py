@@ -1,0 +1,110 @@
+"""A pretend training: what its ranks do step by step, and what must come out in the end.
+
+The state of the model is a chain of hashes, one link a step, the same whatever the size of the
+group. So a checkpoint tells whether a step was lost, or counted twice, and the result of any run
+can be compared with that of the undisturbed one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Literal
+
+from spotfit_localsim.faults import Span
+
+How = Literal["raises", "dies", "hangs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """The user's own mistake: rank `rank` fails in step `step`, the first `times` times it is there."""
+
+    step: int
+    rank: int = 0
+    how: How = "raises"
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is trained."""
+
+    steps: int = 40
+    step_s: Span = (0.3, 0.6)
+    start_s: Span = (0.1, 1.0)
+    report_every: int = 2
+    save_every: int = 8
+    """Steps between two checkpoints; 0 for none."""
+    save_s: Span = (0.1, 1.5)
+    everyone_saves: bool = True
+    """Whether every rank brings files, or only rank 0."""
+    saves_on_notice: bool = True
+    named_by_step: bool = False
+    """Whether the user chooses the names of checkpoints, the same ones in every attempt."""
+    barriers: bool = False
+    """Whether ranks meet at the hub before each checkpoint."""
+    peers_raise: float = 0.5
+    """The chance that a rank notices a lost peer by itself, and raises."""
+    peers_raise_s: Span = (0.001, 8.0)
+    end_s: Span = (0.005, 0.3)
+    """How long a killed worker takes to be gone."""
+    crashes: tuple[Crash, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The model after so many steps."""
+
+    step: int = 0
+    link: str = "seed"
+
+    def next(self) -> State:
+        """One step further."""
+        link = hashlib.sha1(f"{self.link} {self.step + 1}".encode(), usedforsecurity=False)
+        return State(self.step + 1, link.hexdigest()[:16])
+
+
+class Chain:
+    """The undisturbed training."""
+
+    def __init__(self) -> None:
+        self._states = [State()]
+
+    def at(self, step: int) -> State:
+        """The model after so many steps, if nothing is lost and nothing done twice."""
+        while len(self._states) <= step:
+            self._states.append(self._states[-1].next())
+        return self._states[step]
+
+
+@dataclass
+class Training:
+    """The workload as it goes in one world."""
+
+    load: Workload
+    chain: Chain = field(default_factory=Chain)
+    happened: dict[Crash, int] = field(default_factory=dict)
+    most_steps: int = 0
+    """The furthest that any rank ever came."""
+    steps_done: int = 0
+    """Steps of all rounds, the repeated ones too."""
+
+    def crash(self, step: int, rank: int) -> Crash | None:
+        """Whether that rank fails now."""
+        for crash in self.load.crashes:
+            here = crash.step == step and crash.rank == rank
+            if here and self.happened.get(crash, 0) < crash.times:
+                self.happened[crash] = self.happened.get(crash, 0) + 1
+                return crash
+        return None
+
+    @property
+    def crashed(self) -> int:
+        """How often the user's own mistakes struck so far."""
+        return sum(self.happened.values())
+
+    @property
+    def result(self) -> State:
+        """What the run must return."""
+        return self.chain.at(self.load.steps)

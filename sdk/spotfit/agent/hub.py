@@ -1,0 +1,212 @@
+"""The meeting point of one round: reports matched by number, names agreed, collectives completed.
+
+Pure bookkeeping: frames in, frames out, no wire. It holds nothing that must outlive the round.
+
+The n-th report of every rank is one report of the group. A rank without files does not wait; a
+rank with files waits until all ranks have made their n-th report, because the name is rank 0's to
+choose and the manifest must tell who else brings files.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from spotfit.core.codec import decoder
+from spotfit.model.watch import Ready
+from spotfit.model.wire import (
+    Files,
+    FromWorker,
+    Gather,
+    Gathered,
+    Named,
+    Report,
+    Returned,
+    Saved,
+    ToWorker,
+)
+
+Answer = tuple[int | None, ToWorker]
+"""A frame for one rank, or for all of them (None)."""
+
+BACKLOG = 10_000
+"""Reports a rank may be ahead of the slowest before the metrics of the oldest are forgotten."""
+
+_frames: msgspec.json.Decoder[FromWorker] = decoder(FromWorker)  # type: ignore[arg-type]
+_metrics: msgspec.json.Decoder[dict[str, Any]] = decoder(dict[str, Any])
+_NOTHING = msgspec.Raw(b"{}")
+
+
+class Told(msgspec.Struct, frozen=True):
+    """One report of the whole group, for callbacks and the metrics file."""
+
+    n: int
+    metrics: tuple[msgspec.Raw, ...]
+    checkpoint: str | None
+
+
+class Hub:
+    """One round. `name_for(n)` makes a directory name when rank 0 gave none."""
+
+    def __init__(
+        self,
+        round_number: int,
+        world_size: int,
+        *,
+        name_for: Callable[[int], str],
+        collective_timeout_s: float | None = None,
+        keep_all: bool = False,
+    ) -> None:
+        self.round = round_number
+        self._world_size = world_size
+        self._name_for = name_for
+        self._timeout_s = collective_timeout_s
+        self._keep_all = keep_all
+        self._made = [0] * world_size
+        self._kept: list[dict[int, tuple[msgspec.Raw, str | None]]] = [{} for _ in range(world_size)]
+        self._asking: dict[int, set[int]] = {}
+        self._saving: dict[int, _Saving] = {}
+        self._gathers: dict[tuple[str, int], _Gather] = {}
+        self._matched = 0
+        self.excused: frozenset[int] = frozenset()
+        """Ranks that collectives of ours need not wait for, because their machine is leaving."""
+        self.returned: set[int] = set()
+        self.ready: list[Ready] = []
+        self.told: deque[Told] = deque()
+        self._latest: msgspec.Raw | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether no checkpoint is half saved or uncommitted, and nothing is left to tell."""
+        return not self._saving and not self.ready and not self.told
+
+    @property
+    def metrics(self) -> dict[str, Any] | None:
+        """Rank 0's metrics in the last report all ranks have made."""
+        return None if self._latest is None else _metrics.decode(self._latest)
+
+    def take(self, rank: int, frame: msgspec.Raw, now: float) -> list[Answer]:
+        """A frame of that rank; what it makes the hub say. Raises `msgspec.ValidationError`."""
+        match _frames.decode(frame):
+            case Report(n=n, metrics=metrics, dir_name=dir_name):
+                return self._report(rank, n, metrics, dir_name, files=False)
+            case Files(n=n, metrics=metrics, dir_name=dir_name):
+                return self._report(rank, n, metrics, dir_name, files=True)
+            case Saved(n=n, size_bytes=size_bytes):
+                self._save(rank, n, size_bytes)
+            case Gather() as gather:
+                return self._gather(rank, gather, now)
+            case Returned():
+                self.returned.add(rank)
+            case _:
+                pass  # Running and Raised are for the agent beside the worker
+        return []
+
+    def late(self, now: float) -> list[Answer]:
+        """Collectives whose time is over: those who wait learn which ranks never came."""
+        if self._timeout_s is None:
+            return []
+        answers: list[Answer] = []
+        for key, gather in list(self._gathers.items()):
+            if now - gather.since >= self._timeout_s:
+                missing = tuple(sorted(set(range(self._world_size)) - gather.values.keys()))
+                told = Gathered(key[0], key[1], missing=missing)
+                answers += [(rank, told) for rank in gather.values]
+                del self._gathers[key]
+        return answers
+
+    def next_timeout(self) -> float | None:
+        """When `late` should be asked again."""
+        if self._timeout_s is None or not self._gathers:
+            return None
+        return min(gather.since for gather in self._gathers.values()) + self._timeout_s
+
+    # --- reports -----------------------------------------------------------------------------
+
+    def _report(
+        self, rank: int, n: int, metrics: msgspec.Raw, dir_name: str | None, *, files: bool
+    ) -> list[Answer]:
+        self._made[rank] = n + 1
+        if rank == 0 or self._keep_all:
+            self._keep(rank, n, metrics, dir_name)
+        if files:
+            self._asking.setdefault(n, set()).add(rank)
+        return [answer for n in self._newly_matched() for answer in self._match(n)]
+
+    def _keep(self, rank: int, n: int, metrics: msgspec.Raw, dir_name: str | None) -> None:
+        kept = self._kept[rank]
+        kept[n] = (msgspec.Raw(bytes(metrics)), dir_name)
+        if len(kept) > BACKLOG:
+            del kept[next(iter(kept))]
+
+    def _newly_matched(self) -> Iterator[int]:
+        slowest = min(made for rank, made in enumerate(self._made) if rank not in self.excused or rank == 0)
+        while self._matched < slowest:
+            yield self._matched
+            self._matched += 1
+
+    def _match(self, n: int) -> list[Answer]:
+        """All ranks have made their n-th report."""
+        metrics, chosen = self._kept[0].get(n, (_NOTHING, None))
+        ranks = tuple(sorted(self._asking.pop(n, ())))
+        told = tuple(kept.pop(n, (_NOTHING, None))[0] for kept in self._kept) if self._keep_all else (metrics,)
+        self._kept[0].pop(n, None)
+        self._latest = metrics
+        if not ranks:
+            self.told.append(Told(n, told, None))
+            return []
+        name = chosen or self._name_for(n)
+        self._saving[n] = _Saving(name, ranks, _metrics.decode(metrics), told)
+        return [(rank, Named(n, name, ranks, metrics)) for rank in ranks]
+
+    def _save(self, rank: int, n: int, size_bytes: int) -> None:
+        saving = self._saving.get(n)
+        if saving is None:
+            return
+        saving.done.add(rank)
+        saving.size_bytes += size_bytes
+        if saving.done.issuperset(saving.ranks):
+            del self._saving[n]
+            self.ready.append(
+                Ready(saving.name, self.round, n, saving.metrics, saving.ranks, saving.size_bytes)
+            )
+            self.told.append(Told(n, saving.told, saving.name))
+
+    # --- collectives -------------------------------------------------------------------------
+
+    def _gather(self, rank: int, gather: Gather, now: float) -> list[Answer]:
+        key = (gather.kind, gather.seq)
+        waiting = self._gathers.setdefault(key, _Gather(now))
+        waiting.values[rank] = gather.value
+        needed = set(range(self._world_size)) - (self.excused if _may_excuse(gather.kind) else frozenset())
+        if not waiting.values.keys() >= needed | {0}:
+            return []
+        del self._gathers[key]
+        told = Gathered(gather.kind, gather.seq, waiting.values[0])
+        return [(member, told) for member in waiting.values]
+
+
+def _may_excuse(kind: str) -> bool:
+    """The user's own collectives stay strict; ours may go on without those who leave."""
+    return kind == "preemption_info"
+
+
+class _Saving:
+    def __init__(
+        self, name: str, ranks: tuple[int, ...], metrics: dict[str, Any], told: tuple[msgspec.Raw, ...]
+    ) -> None:
+        self.name = name
+        self.ranks = ranks
+        self.metrics = metrics
+        self.told = told
+        self.done: set[int] = set()
+        self.size_bytes = 0
+
+
+class _Gather:
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.values: dict[int, bytes] = {}

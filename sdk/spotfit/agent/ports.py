@@ -1,0 +1,180 @@
+"""What an agent needs from the machine it lives on. Real ones and simulated ones obey the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from spotfit.core.ids import AgentId
+from spotfit.model.spec import RunSpec
+from spotfit.model.wire import FromLeader, Join, Start, ToLeader, ToWorker
+from spotfit.model.world import Notice
+
+# --- the wire between agents --------------------------------------------------------------
+
+
+class FromHub(msgspec.Struct, frozen=True):
+    """The leader said something to us."""
+
+    message: FromLeader
+
+
+class HubLost(msgspec.Struct, frozen=True):
+    """Our connection to the hub at `address` is gone, or could not be made.
+
+    `vanished` is True where the other side's machine told us that nobody listens there any more
+    (connection reset, refused or closed); False where it only did not answer.
+    """
+
+    address: str
+    why: str
+    vanished: bool
+
+
+class FromAgent(msgspec.Struct, frozen=True):
+    """An agent said something to our hub. The first message of a connection is its `Join`."""
+
+    agent: AgentId
+    message: ToLeader
+
+
+class AgentLost(msgspec.Struct, frozen=True):
+    """The connection of an agent that had joined is gone."""
+
+    agent: AgentId
+    why: str
+
+
+NetEvent = FromHub | HubLost | FromAgent | AgentLost
+
+
+class Net(Protocol):
+    """One hub that listens, one connection to the hub that leads. Nothing here ever blocks.
+
+    Messages of one connection arrive in order or not at all. A connection that is lost is told
+    once. All of it is TLS with the run's own certificate on both sides.
+    """
+
+    @property
+    def hub(self) -> str:
+        """host:port at which other agents reach our hub."""
+        ...
+
+    def dial(self, address: str, join: Join) -> None:
+        """Connect to that hub and say `join`; a former uplink is dropped without a word.
+
+        `address` may be our own: then messages take no wire.
+        """
+        ...
+
+    def hang_up(self) -> None:
+        """Drop the uplink, if there is one; no `HubLost` follows."""
+        ...
+
+    def send_up(self, message: ToLeader) -> None:
+        """To the hub. Without an uplink the message is dropped: `HubLost` has told why."""
+        ...
+
+    def send_down(self, agent: AgentId, message: FromLeader) -> None:
+        """To an agent that has joined our hub; dropped if it is gone."""
+        ...
+
+    def dismiss(self, agent: AgentId) -> None:
+        """Close an agent's connection to our hub; no `AgentLost` follows."""
+        ...
+
+    def events(self) -> list[NetEvent]:
+        """What came since the last call, in order."""
+        ...
+
+
+# --- the workers of this node -------------------------------------------------------------
+
+
+class Said(msgspec.Struct, frozen=True):
+    """A worker wrote frames; each is the JSON of a `FromWorker`."""
+
+    round: int
+    rank: int
+    frames: list[msgspec.Raw]
+
+
+class Exited(msgspec.Struct, frozen=True):
+    """A worker's process is reaped. All it said has been told before.
+
+    `how` in words: 'exited with code 0', 'was killed by SIGKILL'. `clean` is code 0.
+    """
+
+    round: int
+    rank: int
+    how: str
+    clean: bool
+
+
+CrewEvent = Said | Exited
+
+
+class Crew(Protocol):
+    """The user's processes on this node, one a rank. Nothing here ever blocks."""
+
+    def prepare(self, spec: RunSpec) -> None:
+        """The run is known: have whatever its workers need ready as early as possible."""
+        ...
+
+    def start(self, starts: Sequence[Start]) -> None:
+        """Start a worker for each; all are of one round, and nobody of another is left."""
+        ...
+
+    def send(self, rank: int, frame: ToWorker) -> None:
+        """To one worker of the running round; dropped if it is gone."""
+        ...
+
+    def halt(self) -> None:
+        """Kill every worker and whatever it started. `Exited` follows for each."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether any worker process is left."""
+        ...
+
+    def events(self) -> list[CrewEvent]:
+        """What happened since the last call, in order."""
+        ...
+
+
+# --- callbacks --------------------------------------------------------------------------------
+
+
+class Audience(Protocol):
+    """The user's callbacks, in a process of their own on the leader's node. Never blocks."""
+
+    def reported(self, metrics: Sequence[msgspec.Raw], checkpoint: str | None) -> None:
+        """The n-th report of all ranks (by rank), with the name of its committed checkpoint."""
+        ...
+
+    def failed(self, pickles: dict[int, str], told: dict[int, str]) -> None:
+        """A round failed: by rank the key of its pickled exception, and its text."""
+        ...
+
+    def trouble(self) -> str | None:
+        """Traceback of a callback that raised, if one did."""
+        ...
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether all that was told has been heard."""
+        ...
+
+
+# --- the machine's own fate ---------------------------------------------------------------
+
+
+class NoticeSource(Protocol):
+    """Knows whether this machine will be taken away."""
+
+    def poll(self, now: float) -> Notice | None:
+        """The notice, once there is one. Never raises; never blocks for more than a moment."""
+        ...

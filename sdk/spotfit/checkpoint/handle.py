@@ -1,0 +1,275 @@
+"""Checkpoint: a directory of files, here or in a bucket, as the user holds it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from spotfit.checkpoint.shared import shared_directory
+from spotfit.core.errors import ConfigError, IntegrityError, MissingExtraError, NotFoundError
+from spotfit.host import dice, extras
+from spotfit.store.api import Store
+from spotfit.store.filesystem import store_on
+from spotfit.store.opening import open_store
+from spotfit.store.transfer import FileRecord, download_tree
+from spotfit.store.url import RootUrl
+
+METADATA = ".metadata.json"
+_ARROW_SCHEMES = ("file", "s3", "gs")
+_GONE = {
+    "from_dict": "write a file into a directory and use Checkpoint.from_directory(directory)",
+    "to_dict": "read its files: with checkpoint.as_directory() as directory",
+    "from_bytes": "write a file into a directory and use Checkpoint.from_directory(directory)",
+    "to_bytes": "read its files: with checkpoint.as_directory() as directory",
+    "from_uri": "use Checkpoint(uri)",
+    "to_uri": "use checkpoint.path and checkpoint.filesystem",
+    "uri": "use checkpoint.path and checkpoint.filesystem",
+    "get_preprocessor": "keep it in a file of the checkpoint, or in its metadata",
+    "set_preprocessor": "keep it in a file of the checkpoint, or in its metadata",
+}
+
+
+class Checkpoint:
+    """A directory of files that a training function reported, or is about to.
+
+    `path` is its folder without a scheme: an absolute local path, or 'bucket/folder'. It can be
+    pickled, and read from any machine that reaches its storage.
+    """
+
+    path: str
+
+    def __init__(self, path: str | os.PathLike[str], filesystem: Any = None) -> None:
+        """The folder at `path`: an absolute local path or a URL, or a path within `filesystem`.
+
+        `filesystem` is one of pyarrow or fsspec, or a `Store`. Nothing is read yet.
+        """
+        text = os.fspath(path)
+        self._given = filesystem
+        self._files: tuple[FileRecord, ...] | None = None
+        self._id = dice.new_secret_bytes(16).hex()
+        if filesystem is None:
+            root = _root(text)
+            self.path = root.path
+            self._store: Store = open_store(_above(root))
+            self._folder = posixpath.basename(root.path)
+        else:
+            self.path = text.rstrip("/")
+            self._store, self._folder = _within(filesystem, self.path)
+
+    @classmethod
+    def from_directory(cls, path: str | os.PathLike[str]) -> Self:
+        """A checkpoint of that local directory. Nothing is copied until it is reported."""
+        return cls(Path(path).expanduser().absolute())
+
+    @classmethod
+    def in_store(
+        cls, store: Store, folder: str, *, files: Sequence[FileRecord] | None = None
+    ) -> Self:
+        """The checkpoint in that folder of a run's store.
+
+        With `files`, those make it up and are checked when they are read; all processes of a node
+        then share one download.
+        """
+        self = cls.__new__(cls)
+        self._given = None
+        self._store, self._folder = store, folder
+        self.path = f"{_path_of(store)}/{folder}"
+        self._files = None if files is None else tuple(files)
+        self._id = dice.new_secret_bytes(16).hex()
+        if files is not None:
+            told = msgspec.json.encode([store.url, folder, self._files])
+            self._id = hashlib.sha256(told).hexdigest()[:32]
+        return self
+
+    @property
+    def filesystem(self) -> Any:
+        """The file system in which `path` means this checkpoint.
+
+        The one it was made with; else pyarrow's, if pyarrow is installed and knows such storage;
+        else our own `Store`, rooted at the checkpoint's folder.
+        """
+        if self._given is not None:
+            return self._given
+        return arrow_or_own(self._store.under(self._folder))
+
+    @contextmanager
+    def as_directory(self) -> Iterator[str]:
+        """A local directory with its files, to read from.
+
+        A local checkpoint's own directory; else a temporary one, downloaded once a node and
+        removed when its last reader is done. Raises `IntegrityError`, naming the file, where one
+        is missing or is not what was reported.
+        """
+        if self._local is not None:
+            _check(self._local, self._checked_files())
+            yield str(self._local)
+            return
+        with shared_directory(self._temporary(), self._download) as directory:
+            yield str(directory)
+
+    def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Copy its files to `path`, or to a temporary directory that stays, and say where."""
+        target = Path(path) if path is not None else self._temporary().with_suffix(".kept")
+        if self._local is None:
+            self._download(target)
+        else:
+            _check(self._local, self._checked_files())
+            shutil.copytree(self._local, target, dirs_exist_ok=True)
+        return str(target)
+
+    def get_metadata(self) -> dict[str, Any]:
+        """What was noted about it; empty when nothing was."""
+        try:
+            noted: dict[str, Any] = msgspec.json.decode(self._store.get(self._metadata_key))
+        except NotFoundError:
+            return {}
+        return noted
+
+    def set_metadata(self, metadata: dict[str, Any]) -> None:
+        """Note this about it, and forget what was noted before."""
+        self._store.put(self._metadata_key, msgspec.json.encode(metadata))
+
+    def update_metadata(self, metadata: dict[str, Any]) -> None:
+        """Note this as well."""
+        self.set_metadata({**self.get_metadata(), **metadata})
+
+    @property
+    def _metadata_key(self) -> str:
+        return f"{self._folder}/{METADATA}"
+
+    @property
+    def _local(self) -> Path | None:
+        """Its directory, if that is on this machine."""
+        return Path(_path_of(self._store), self._folder) if _is_local(self._store) else None
+
+    def _temporary(self) -> Path:
+        return Path(tempfile.gettempdir(), f"checkpoint_tmp_{self._id}")
+
+    def _download(self, directory: Path) -> None:
+        files = self._checked_files() if self._files is not None else None
+        if files is None and not any(self._store.list(self._folder)):
+            raise NotFoundError(
+                f"There is no checkpoint at {self.path}.", do="Was it dropped, or never uploaded?"
+            )
+        download_tree(self._store, self._folder, directory, files)
+        if files is not None and (noted := self.get_metadata()):
+            (directory / METADATA).write_bytes(msgspec.json.encode(noted))
+
+    def _checked_files(self) -> list[FileRecord]:
+        """Its files, without the notes: those may change after it was reported."""
+        return [file for file in self._files or () if file.name != METADATA]
+
+    def __fspath__(self) -> str:
+        raise TypeError(
+            "A Checkpoint is no path: its files may be in a bucket. "
+            "Use `with checkpoint.as_directory() as directory`, or checkpoint.to_directory()."
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _GONE:
+            raise AttributeError(f"Checkpoint.{name} is no more: {_GONE[name]}.")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Checkpoint) and self._address == other._address
+
+    def __hash__(self) -> int:
+        return hash(self._address)
+
+    @property
+    def _address(self) -> tuple[str, str]:
+        return (self._store.url, self._folder)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(filesystem={self._kind}, path={self.path})"
+
+    @property
+    def _kind(self) -> str:
+        return "local" if self._local is not None else self._store.url.partition(":")[0]
+
+
+def arrow_or_own(store: Store) -> Any:
+    """pyarrow's file system for that store, if pyarrow is installed and knows such; else the store."""
+    scheme = store.url.partition("://")[0] if "://" in store.url else "file"
+    if scheme not in _ARROW_SCHEMES:
+        return store
+    try:
+        arrow = extras.need("pyarrow.fs", extra="arrow")
+    except MissingExtraError:
+        return store
+    if scheme == "file":
+        return arrow.LocalFileSystem()
+    return arrow.FileSystem.from_uri(store.url)[0]
+
+
+def _root(text: str) -> RootUrl:
+    if "://" not in text and not text.startswith(("/", "~")):
+        raise ConfigError(
+            f"Checkpoint({text!r}): a relative path means something else on every machine.",
+            do="Give an absolute path or a URL, or use Checkpoint.from_directory(path).",
+        )
+    return RootUrl.parse(text)
+
+
+def _above(root: RootUrl) -> RootUrl:
+    if not root.prefix:
+        raise ConfigError(
+            f"{root} is a whole bucket, not a folder in one.", do="Give the checkpoint's folder."
+        )
+    above = posixpath.dirname(root.prefix)
+    return RootUrl(root.scheme, root.bucket, above, root.endpoint, root.region, root.account)
+
+
+def _within(filesystem: Any, path: str) -> tuple[Store, str]:
+    above, folder = posixpath.split(path)
+    if not folder:
+        raise ConfigError("The path of a checkpoint is empty.", do="Give its folder.")
+    if hasattr(filesystem, "get_range") and hasattr(filesystem, "under"):
+        return (filesystem.under(above) if above else filesystem), folder
+    return store_on(filesystem, above), folder
+
+
+def _path_of(store: Store) -> str:
+    try:
+        return RootUrl.parse(store.url).path
+    except ConfigError:  # a file system the user brought has addresses of its own
+        return store.url.partition("://")[2] or store.url
+
+
+def _is_local(store: Store) -> bool:
+    return "://" not in store.url or store.url.startswith("file://")
+
+
+def _check(directory: Path, files: Sequence[FileRecord]) -> None:
+    """Compare what lies in a local folder with what was reported. Raises `IntegrityError`."""
+    for record in files:
+        path = directory / record.name
+        if not path.is_file():
+            raise _broken(directory, record, "is missing")
+        if path.stat().st_size != record.size_bytes or _differs(path, record):
+            raise _broken(directory, record, "is not what was reported")
+
+
+def _differs(path: Path, record: FileRecord) -> bool:
+    if not record.sha256:
+        return False
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() != record.sha256
+
+
+def _broken(directory: Path, record: FileRecord, how: str) -> IntegrityError:
+    return IntegrityError(
+        f"The file {record.name!r} of the checkpoint in {directory} {how}.",
+        do="Start from another checkpoint: remove this one's folder and name another, or restore "
+        "the file from a copy.",
+        file=record.name,
+    )

@@ -1,0 +1,115 @@
+"""Manifests: what each rank brought to a checkpoint, and whether all of it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from spotfit.core.codec import decoder
+from spotfit.core.errors import NotFoundError
+from spotfit.ledger import keys
+from spotfit.model.watch import Ready
+from spotfit.store.api import Store
+from spotfit.store.transfer import FileRecord
+
+_FOLDER = keys.MANIFESTS.rstrip("/")
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """One rank's part of a checkpoint. It is written after the files it lists."""
+
+    name: str
+    round: int
+    report: int
+    """Which report of the round (from 0) it came with."""
+    rank: int
+    ranks: tuple[int, ...]
+    """All ranks that bring files."""
+    metrics: dict[str, Any]
+    """Rank 0's, whoever has files."""
+    files: tuple[FileRecord, ...]
+    at: str = ""
+    """The folder below the run's root where the files lie, if it is not `name`."""
+
+    @property
+    def folder(self) -> str:
+        """Where this part's files lie, below the run's root."""
+        return self.at or self.name
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+
+_manifests = decoder(Manifest)
+
+
+def complete(manifests: Sequence[Manifest]) -> bool:
+    """Whether these are the parts of one report, and all of them."""
+    if not manifests:
+        return False
+    first = manifests[0]
+    same = all(
+        (part.name, part.round, part.report, part.ranks)
+        == (first.name, first.round, first.report, first.ranks)
+        for part in manifests
+    )
+    return same and {part.rank for part in manifests} == set(first.ranks)
+
+
+def ready_in(store: Store, known: Collection[str]) -> list[Ready]:
+    """Complete checkpoints in the bucket whose names are not `known`, oldest report first.
+
+    For a successor whose predecessor died before it committed them. Whoever adopts one has to see
+    that it is no older than the latest committed. Objects that are no manifests are passed over.
+    """
+    parts = sorted(_manifests_in(store, _FOLDER, known), key=lambda part: (part.name, _age(part)))
+    groups = (tuple(group) for _, group in groupby(parts, lambda part: (part.name, _age(part))))
+    ready = [_ready(group) for group in groups if complete(group)]
+    return sorted(ready, key=lambda one: (one.round, one.report))
+
+
+def manifests_of(store: Store, name: str) -> list[Manifest]:
+    """Everything any rank in any round wrote down for that name."""
+    return list(_manifests_in(store, f"{_FOLDER}/{name}"))
+
+
+def newest_complete(manifests: Sequence[Manifest]) -> tuple[Manifest, ...]:
+    """The parts of the last report that is complete, by rank; empty when none is."""
+    for age in sorted({_age(part) for part in manifests}, reverse=True):
+        parts = tuple(part for part in manifests if _age(part) == age)
+        if complete(parts):
+            return tuple(sorted(parts, key=lambda part: part.rank))
+    return ()
+
+
+def _age(part: Manifest) -> tuple[int, int]:
+    return (part.round, part.report)
+
+
+def _ready(parts: Sequence[Manifest]) -> Ready:
+    first = parts[0]
+    size_bytes = sum(part.size_bytes for part in parts)
+    return Ready(
+        first.name, first.round, first.report, first.metrics, first.ranks, size_bytes
+    )
+
+
+def _manifests_in(store: Store, folder: str, known: Collection[str] = ()) -> Iterator[Manifest]:
+    for found in store.list(folder):
+        name, _, leaf = found.key.removeprefix(keys.MANIFESTS).rpartition("/")
+        if not name or name in known or not leaf.endswith(".json"):
+            continue
+        part = _read(store, found.key)
+        if part is not None and found.key == keys.manifest(part.name, part.round, part.rank):
+            yield part
+
+
+def _read(store: Store, key: str) -> Manifest | None:
+    try:
+        return _manifests.decode(store.get(key))
+    except (NotFoundError, msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,74 @@
+"""A committed checkpoint, as its manifests tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from spotfit.checkpoint.handle import METADATA, Checkpoint
+from spotfit.checkpoint.manifest import Manifest, manifests_of, newest_complete
+from spotfit.core.errors import IntegrityError
+from spotfit.store.api import Store
+from spotfit.store.transfer import FileRecord
+
+
+def open_committed(store: Store, name: str) -> Checkpoint:
+    """That checkpoint of the run at `store`; its files are checked when they are read.
+
+    Where a name was used in several rounds, it is what the last complete one of them wrote.
+    Raises `IntegrityError` when no complete set of manifests is left.
+    """
+    parts = _parts(store, name)
+    folder = parts[0].folder
+    here = [part for part in parts if part.folder == folder]
+    return Checkpoint.in_store(store, folder, files=_merged(store, folder, here))
+
+
+def check_present(store: Store, name: str) -> None:
+    """Compare a listing with the manifests, without reading files.
+
+    Raises `IntegrityError` naming the first file that is missing or has another size.
+    """
+    parts = _parts(store, name)
+    folder = parts[0].folder
+    sizes = _sizes(store, folder)
+    for record in _merged(store, folder, [part for part in parts if part.folder == folder]):
+        if record.name == METADATA or sizes.get(record.name) == record.size_bytes:
+            continue
+        how = "has another size" if record.name in sizes else "is missing"
+        raise IntegrityError(
+            f"The file {record.name!r} of checkpoint {name} in {store.url} {how}.",
+            do="Restore it from a copy, or start a run of another name.",
+            file=record.name,
+        )
+
+
+def _parts(store: Store, name: str) -> tuple[Manifest, ...]:
+    parts = newest_complete(manifests_of(store, name))
+    if not parts:
+        raise IntegrityError(
+            f"Checkpoint {name} in {store.url} is gone, or in pieces: it has no complete manifests.",
+            do="Restore the folder and its manifests from a copy, or start a run of another name.",
+            checkpoint=name,
+        )
+    return parts
+
+
+def _merged(store: Store, folder: str, parts: Sequence[Manifest]) -> list[FileRecord]:
+    """The files of all ranks. Of equal names the last upload stayed, and nobody knows whose."""
+    merged: dict[str, FileRecord] = {}
+    sizes: Mapping[str, int] | None = None
+    for record in (file for part in parts for file in part.files):
+        known = merged.setdefault(record.name, record)
+        if known != record:
+            sizes = sizes or _sizes(store, folder)
+            merged[record.name] = FileRecord(record.name, sizes.get(record.name, -1), "")
+    return list(merged.values())
+
+
+def _sizes(store: Store, folder: str) -> dict[str, int]:
+    below = f"{folder}/"
+    return {
+        found.key.removeprefix(below): found.size_bytes
+        for found in store.list(folder)
+        if found.key.startswith(below)
+    }

@@ -1,0 +1,82 @@
+"""A temporary directory filled once a node, used by any number of readers, removed by the last.
+
+Readers are processes or nested blocks of one; each holds a shared lock, which the system takes
+back from whoever is killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def shared_directory(place: Path, fill: Callable[[Path], None]) -> Iterator[Path]:
+    """`place`, filled by exactly one of its readers; gone when the last of them is done.
+
+    `fill` writes into the directory it is given, which may hold what a killed one has left. When
+    it raises, nothing appears at `place`, and the next reader tries anew.
+    """
+    lock = _enter(place, fill)
+    try:
+        yield place
+    finally:
+        _leave(place, lock)
+
+
+def _enter(place: Path, fill: Callable[[Path], None]) -> int:
+    while True:
+        lock = _locked(place, fcntl.LOCK_SH)
+        if place.is_dir():
+            return lock
+        os.close(lock)
+        _fill_alone(place, fill)
+
+
+def _fill_alone(place: Path, fill: Callable[[Path], None]) -> None:
+    lock = _locked(place, fcntl.LOCK_EX)
+    try:
+        if not place.is_dir():
+            part = place.with_name(f"{place.name}.part")
+            part.mkdir(parents=True, exist_ok=True)
+            fill(part)
+            part.rename(place)
+    finally:
+        os.close(lock)
+
+
+def _leave(place: Path, lock: int) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(place, ignore_errors=True)
+        _lock_file(place).unlink(missing_ok=True)
+    except BlockingIOError:
+        return  # somebody still reads; the last one tidies up
+    finally:
+        os.close(lock)
+
+
+def _locked(place: Path, kind: int) -> int:
+    """A lock on the file that stands beside `place` now: the last reader removes it, too."""
+    file = _lock_file(place)
+    while True:
+        lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, kind)
+        if _is_still(file, lock):
+            return lock
+        os.close(lock)
+
+
+def _is_still(file: Path, lock: int) -> bool:
+    try:
+        return os.path.samestat(file.stat(), os.fstat(lock))
+    except FileNotFoundError:
+        return False
+
+
+def _lock_file(place: Path) -> Path:
+    return place.with_name(f"{place.name}.lock")

@@ -1,0 +1,90 @@
+"""Whoever has no machine in the run but minds it: the laptop that called `fit()`, or a sweep.
+
+A caretaker serves no hub. It asks for the first machines, and steps in when nobody who lives on a
+machine is left: it sees lost groups through the backend, asks for new ones, and lets go what a
+finished run left behind.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from spotfit.control.conductor import Conductor
+from spotfit.ledger.run import Ledger
+from spotfit.model.events import LeaderElected
+from spotfit.model.view import View
+from spotfit.model.watch import Watch
+from spotfit.policy.election import Sighting, claim
+
+
+class Caretaker:
+    """A step machine: `tick(now)` returns when to be woken, None when nothing is left to mind."""
+
+    def __init__(self, ledger: Ledger, conductor: Conductor, now: float) -> None:
+        self._ledger = ledger
+        self._conductor = conductor
+        self._watch = Watch(me=ledger.me, caretaker=True, led_since=now, turned_at=now)
+        self._sighting = Sighting(lease_changed_at=now)
+        self._lease = b""
+        self._watched: str | None = None
+        self._lease_at = now
+        self._ended_seen = False
+
+    def tick(self, now: float) -> float | None:
+        """Read on, step in if need be, and conduct while leading."""
+        view = self._ledger.catch_up()
+        if view.spec is None:
+            return now + 1.0
+        if view.ended is not None and not self._ended_seen:
+            self._ended_seen = True
+            self._watch = replace(self._watch, turned_at=now)
+        if view.ended is not None and _all_let_go(view):
+            return None
+        if not view.leads(self._ledger.me):
+            return self._stand_by(view, now)
+        return self._conduct(view, now)
+
+    def _stand_by(self, view: View, now: float) -> float | None:
+        self._look_at_the_lease(view, now)
+        claimed = claim(view, self._ledger.me, self._sighting, caretaker=True)
+        assert view.spec is not None
+        if claimed is None or now < claimed.at:
+            return now + view.spec.tempo.poll_s if claimed is None else min(claimed.at, now + view.spec.tempo.poll_s)
+        elected = LeaderElected(self._ledger.me, view.epoch + 1, None, claimed.why)
+        after = self._ledger.append(elected, after=view)
+        return self._conduct(after, now) if after.leads(self._ledger.me) else now
+
+    def _look_at_the_lease(self, view: View, now: float) -> None:
+        leader = view.leader.leader if view.leader else None
+        if leader != self._watched:
+            self._watched, self._lease = leader, b""
+            self._sighting = Sighting(lease_changed_at=now)
+        if leader is None:
+            return
+        lease = self._ledger.lease_of(leader)
+        if lease != self._lease:
+            self._lease = lease
+            self._sighting = Sighting(lease_changed_at=now)
+
+    def _conduct(self, view: View, now: float) -> float | None:
+        assert view.spec is not None
+        if now >= self._lease_at:
+            self._lease_at = now + view.spec.tempo.lease_s
+            self._ledger.renew_lease()
+        self._conductor.observe(now, every_s=view.spec.tempo.observe_s)
+        again, until = True, now
+        while again and self._ledger.view.leads(self._ledger.me):
+            self._watch = replace(
+                self._watch,
+                statuses=self._conductor.statuses,
+                refused_at=self._conductor.refused_at,
+            )
+            again, wait = self._conductor.step(self._watch, now)
+            until = wait.until
+        if self._conductor.resting:
+            return None
+        return max(now, min(until, self._lease_at, now + view.spec.tempo.poll_s))
+
+
+def _all_let_go(view: View) -> bool:
+    return all(group.released or group.handle is None for group in view.groups.values())

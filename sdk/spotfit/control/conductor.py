@@ -1,0 +1,151 @@
+"""Look, judge, act: the loop of whoever leads, one decision at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import assert_never
+
+from spotfit.control.errands import Done, Errands
+from spotfit.core.errors import ProvisionError, SpotfitError
+from spotfit.core.ids import Token
+from spotfit.ledger.run import Ledger
+from spotfit.model.events import Event, Intended, Refused, Released, Submitted
+from spotfit.model.group import GroupRequest, GroupStatus
+from spotfit.model.view import View
+from spotfit.model.watch import Watch
+from spotfit.policy.actions import Order, Release, Rest, Submit, Wait, Write
+from spotfit.policy.conduct import conduct
+from spotfit.provision.api import Provisioner, Refusal
+from spotfit.provision.launch import Launch
+
+_SOON_S = 0.05
+_TRIES = 10
+
+
+class Conductor:
+    """Carries out judgement for the leader of one run. Safe to lose at any moment."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        provisioner: Provisioner,
+        launch: Launch,
+        errands: Errands,
+        new_token: Callable[[], str],
+    ) -> None:
+        self._ledger = ledger
+        self._provisioner = provisioner
+        self._launch = launch
+        self._errands = errands
+        self._new_token = new_token
+        self._observed_at: float | None = None
+        self.statuses: dict[Token, GroupStatus] = {}
+        self.refused_at: float | None = None
+        self.resting = False
+        self._tries: dict[Token, int] = {}
+
+    def step(self, watch: Watch, now: float) -> tuple[bool, Wait]:
+        """Judge once and act. True if the world has changed and must be judged again at once."""
+        action = conduct(self._ledger.view, watch, now)
+        match action:
+            case Wait():
+                return False, action
+            case Rest(why=why):
+                self.resting = True
+                return False, Wait(now + 3600.0, why)
+            case Write(event=event):
+                self._write(event)
+                return True, _at_once(now)
+            case Order():
+                self._intend(action)
+                return True, _at_once(now)
+            case Submit(token=token):
+                return self._submit(token, now)
+            case Release(token=token):
+                return self._release(token, now)
+        assert_never(action)
+
+    def observe(self, now: float, *, every_s: float) -> None:
+        """Ask the backend about every group that may still cost or bring something."""
+        if self._observed_at is not None and now - self._observed_at < every_s:
+            return
+        self._observed_at = now
+        for token, group in self._ledger.view.groups.items():
+            if group.handle is None or group.released:
+                continue
+            done = self._errands.run(f"observe {token}", partial(self._provisioner.observe, group.handle))
+            if done is None:
+                self._observed_at = now - every_s + min(_SOON_S, every_s)
+            elif done.error is None:
+                self.statuses = {**self.statuses, token: done.value}
+
+    def observe_soon(self) -> None:
+        """Something happened that the backend may know more about."""
+        self._observed_at = None
+
+    def _write(self, event: Event) -> None:
+        view = self._ledger.view
+        self._ledger.append(event, after=view)
+
+    def _intend(self, order: Order) -> None:
+        view = self._ledger.view
+        assert view.spec is not None
+        request = GroupRequest(
+            token=Token(self._new_token()),
+            workers=order.workers,
+            of=view.spec.workers_max,
+            resources_per_worker=view.spec.resources_per_worker,
+            run_url=self._launch.run_url,
+            run_name=view.spec.name,
+        )
+        self._write(Intended(request, self._provisioner.plan(request), order.why))
+
+    def _submit(self, token: Token, now: float) -> tuple[bool, Wait]:
+        plan = self._ledger.view.groups[token].plan
+        done = self._errands.run(f"submit {token}", lambda: self._provisioner.submit(plan, self._launch))
+        if done is None:
+            return False, Wait(now + _SOON_S, f"asking for {plan.nodes} machines")
+        if done.error is not None and not isinstance(done.error, ProvisionError):
+            return self._ask_again(token, done.error, now)
+        self._write(self._outcome(token, done, now))
+        self.observe_soon()
+        return True, _at_once(now)
+
+    def _ask_again(self, token: Token, error: Exception, now: float) -> tuple[bool, Wait]:
+        """Nobody knows whether the cloud heard us: the same token finds out, a new one would pay twice."""
+        tries = self._tries[token] = self._tries.get(token, 0) + 1
+        if tries < _TRIES:
+            return False, Wait(now + min(30.0, 0.1 * 2.0**tries), f"asking again: {_told(error)}")
+        why = f"asked {tries} times, last: {_told(error)}"
+        self._write(Refused(token, why, final=True))
+        return True, _at_once(now)
+
+    def _outcome(self, token: Token, done: Done, now: float) -> Event:
+        if done.error is not None:
+            return Refused(token, _told(done.error), final=True)
+        if isinstance(done.value, Refusal):
+            self.refused_at = now
+            return Refused(token, done.value.why, done.value.final)
+        return Submitted(token, done.value)
+
+    def _release(self, token: Token, now: float) -> tuple[bool, Wait]:
+        handle = self._ledger.view.groups[token].handle
+        assert handle is not None
+        done = self._errands.run(f"release {token}", lambda: self._provisioner.cancel(handle))
+        if done is None:
+            return False, Wait(now + _SOON_S, f"letting {token} go")
+        if done.error is not None:
+            return False, Wait(now + 2.0, f"cannot let {token} go yet: {_told(done.error)}")
+        self._write(Released(token))
+        return True, _at_once(now)
+
+
+def _at_once(now: float) -> Wait:
+    return Wait(now, "the journal has moved")
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, SpotfitError) else f"{type(error).__name__}: {error}"
+
+

@@ -1,0 +1,35 @@
+"""What a training library needs from us: names to import early, an environment, a group."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from spotfit.model.wire import Start
+
+
+class Gather(Protocol):
+    """Everybody gives bytes and receives those of rank 0, once all ranks have come."""
+
+    def __call__(self, kind: str, value: bytes) -> bytes: ...
+
+
+class Framework(Protocol):
+    """How one library is told who it is and whom to meet. Lives in the user's process."""
+
+    @property
+    def stages(self) -> tuple[tuple[str, ...], ...]:
+        """Modules to import before a worker exists: first what it cannot begin without, then what
+        its first steps will want. None of them may start threads or touch an accelerator."""
+        ...
+
+    def environment(self, start: Start) -> dict[str, str]:
+        """Variables to set before the library is used."""
+        ...
+
+    def enter(self, start: Start, gather: Gather) -> None:
+        """Form the group of this round. Raises what the library raises."""
+        ...
+
+    def leave(self) -> None:
+        """Leave the group, with patience but not for ever; may be called without `enter`."""
+        ...

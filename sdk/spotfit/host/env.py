@@ -1,0 +1,124 @@
+"""The environment: its only reader and writer, and one table of what we ask it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from spotfit.core import units
+from spotfit.core.errors import ConfigError, ConfigErrors, SpotfitError
+from spotfit.core.nearest import did_you_mean
+
+Value = TypeVar("Value")
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting(Generic[Value]):
+    """One variable: how its text is read, what holds without it, and what it means."""
+
+    name: str
+    parse: Callable[[str], Value]
+    default: Value
+    meaning: str
+
+
+def _level(text: str) -> str:
+    if text.upper() not in LEVELS:
+        raise ConfigError(f"{text!r} is no log level.", do=did_you_mean(text.upper(), LEVELS))
+    return text.upper()
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise ConfigError(f"{text!r} is no port.", do="Write a number from 0 to 65535.")
+    return int(text)
+
+
+LOG_LEVEL = Setting("SPOTFIT_LOG_LEVEL", _level, "INFO", "the least level that is logged")
+HOST = Setting("SPOTFIT_HOST", str, "", "address at which other nodes reach this one")
+PORT = Setting("SPOTFIT_PORT", _port, 0, "port of this node's hub; 0 takes any")
+SCRATCH = Setting("SPOTFIT_SCRATCH", str, "", "directory of this node that may be filled")
+FRAMEWORK = Setting("SPOTFIT_FRAMEWORK", str, "", "what to import before the run is known")
+DEVICES = Setting("SPOTFIT_DEVICES", str, "", "accelerators to use, as 'cuda:0,cuda:1'")
+NOTICE_FILE = Setting("SPOTFIT_NOTICE_FILE", str, "", "a file whose appearance is a notice")
+FORK = Setting("SPOTFIT_FORK", str, "auto", "'never' starts every worker in a new interpreter")
+LEAVE_S = Setting(
+    "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S",
+    units.seconds,
+    30.0,
+    "how long leaving a process group may take",
+)
+
+SETTINGS: tuple[Setting[object], ...] = (
+    LOG_LEVEL,  # type: ignore[assignment]  # a setting of str is read as one of object
+    HOST,
+    PORT,
+    SCRATCH,
+    FRAMEWORK,
+    DEVICES,
+    NOTICE_FILE,
+    FORK,
+    LEAVE_S,
+)
+
+
+def value(setting: Setting[Value], environment: Mapping[str, str] | None = None) -> Value:
+    """What the environment says, else the default. Raises `ConfigError` naming the variable."""
+    text = (os.environ if environment is None else environment).get(setting.name, "")
+    if not text:
+        return setting.default
+    try:
+        return setting.parse(text)
+    except (ConfigError, ValueError) as wrong:
+        raise ConfigError(
+            f"{setting.name} ({setting.meaning}) cannot be {text!r}: {wrong}",
+            do=f"Correct the variable, or unset it: then {setting.default!r} holds.",
+        ) from wrong
+
+
+def check(environment: Mapping[str, str] | None = None) -> None:
+    """Read every setting once, so that all mistakes are told together. Raises `ConfigErrors`."""
+    mistakes: list[SpotfitError] = []
+    for setting in SETTINGS:
+        try:
+            value(setting, environment)
+        except ConfigError as mistake:
+            mistakes.append(mistake)
+    if mistakes:
+        raise ConfigErrors(mistakes)
+
+
+def everything() -> dict[str, str]:
+    """A copy of the whole environment."""
+    return dict(os.environ)
+
+
+def lookup(name: str) -> str | None:
+    """One variable that is not ours."""
+    return os.environ.get(name)
+
+
+def update(values: Mapping[str, str]) -> None:
+    """Set variables of this process and of what it starts."""
+    os.environ.update(values)
+
+
+def set_defaults(values: Mapping[str, str]) -> None:
+    """Set those that nobody has set."""
+    for name, text in values.items():
+        os.environ.setdefault(name, text)
+
+
+def replace(values: Mapping[str, str]) -> None:
+    """Make these the whole environment."""
+    os.environ.clear()
+    os.environ.update(values)
+
+
+def forget(*names: str) -> None:
+    """Unset variables: secrets that nobody started from here should find."""
+    for name in names:
+        os.environ.pop(name, None)

@@ -1,0 +1,88 @@
+"""The journal: numbered, immutable entries, one atomic `create` each. What it says is so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from spotfit.core.codec import decoder, encode
+from spotfit.core.errors import (
+    AlreadyExistsError,
+    JournalError,
+    NotFoundError,
+    TransientStoreError,
+)
+from spotfit.ledger import keys
+from spotfit.model.events import Entry
+from spotfit.model.fold import fold
+from spotfit.model.view import View
+from spotfit.store.api import Store
+
+Heard = Callable[[int, bytes, Entry], None]
+"""Told of every entry as it is folded: its slot, its bytes, itself."""
+
+
+class Journal:
+    """One reader's place in the journal of a run, and the only way to write to it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.heard: Heard | None = None
+        self.view = View()
+
+    def catch_up(self) -> View:
+        """Read every entry that is there. Raises `JournalError` for one that is no entry of ours."""
+        while True:
+            try:
+                body = self._store.get(keys.entry(self.view.next_slot))
+            except NotFoundError:
+                return self.view
+            self._take(body)
+
+    def told(self, slot: int, body: bytes) -> View:
+        """Somebody passed on a copy of an entry: fold it if it is the next one, else read the bucket."""
+        if slot == self.view.next_slot:
+            self._take(body)
+        elif slot > self.view.next_slot:
+            self.catch_up()
+        return self.view
+
+    def append(self, entry: Entry, after: View) -> View:
+        """Offer `entry` for the slot right after `after`, then read what is really there.
+
+        `after` is the view the entry was decided from. If the run has moved on, the slot is taken
+        and the decision is void. Whether the offer was accepted, refused or lost, the journal is
+        the only answer.
+        """
+        try:
+            self._store.create(keys.entry(after.next_slot), encode(entry))
+        except (AlreadyExistsError, TransientStoreError):
+            return self.catch_up()
+        return self.catch_up()
+
+    def _take(self, body: bytes) -> None:
+        slot = self.view.next_slot
+        entry = _read(slot, body)
+        if self.view.run_id not in (None, entry.run_id):
+            raise JournalError(
+                f"Entry {slot} of the journal belongs to run {entry.run_id}, not {self.view.run_id}.",
+                do="Two runs were mixed in one folder; give this one a name or folder of its own.",
+            )
+        self.view = fold(self.view, entry)
+        if self.heard is not None:
+            self.heard(slot, body, entry)
+
+
+_entries = decoder(Entry)
+
+
+def _read(slot: int, body: bytes) -> Entry:
+    try:
+        return _entries.decode(body)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise JournalError(
+            f"Entry {slot} of the journal cannot be read: {error}.",
+            do="It was cut, written by something else, or by a newer spotfit. Use that version, or another "
+            "name for a new run; the checkpoints in the folder are not touched.",
+        ) from error

@@ -1,0 +1,66 @@
+"""The map of the bucket: every key below a run's root, who writes it, and of which kind it is.
+
+A key is *fixed* (created once, never changed) or *own* (put by one writer only). There is no
+third kind: nothing is ever read, modified and written back.
+
+    <checkpoint name>/…                          fixed  every rank that passed files
+    .spotfit/journal/<slot>.json                 fixed  whoever wins the slot
+    .spotfit/beats/<agent>                       own    that agent, while it leads
+    .spotfit/offers/<agent>.json                 own    that agent
+    .spotfit/fn/<sha256>.pkl                     fixed  the door
+    .spotfit/code/<sha256>.tar.gz                fixed  the door
+    .spotfit/manifests/<name>/<round>-<rank>.json  fixed  that rank
+    .spotfit/failures/<round>-<rank>.pkl         own    the agent of that rank
+    .spotfit/results/<round>-<rank>.pkl          own    the agent of that rank
+    .spotfit/reports/<agent>/<n>.jsonl           fixed  that agent, while it leads
+    .spotfit/logs/<agent>/<n>.jsonl              fixed  that agent
+"""
+
+from __future__ import annotations
+
+from spotfit.core.ids import AgentId
+
+OURS = ".spotfit/"
+JOURNAL = ".spotfit/journal/"
+OFFERS = ".spotfit/offers/"
+MANIFESTS = ".spotfit/manifests/"
+
+
+def entry(slot: int) -> str:
+    """One entry of the journal."""
+    return f"{JOURNAL}{slot:020d}.json"
+
+
+def beat(agent: AgentId) -> str:
+    """The lease of a leader: a counter that grows while it lives."""
+    return f".spotfit/beats/{agent}"
+
+
+def offer(agent: AgentId) -> str:
+    """What an agent says of itself."""
+    return f"{OFFERS}{agent}.json"
+
+
+def manifest(name: str, round_number: int, rank: int) -> str:
+    """What one rank brought to a checkpoint."""
+    return f"{MANIFESTS}{name}/{round_number}-{rank}.json"
+
+
+def failure(round_number: int, rank: int) -> str:
+    """The signed pickle of a rank's exception."""
+    return f".spotfit/failures/{round_number}-{rank}.pkl"
+
+
+def result(round_number: int, rank: int) -> str:
+    """The signed pickle of what a rank's function returned."""
+    return f".spotfit/results/{round_number}-{rank}.pkl"
+
+
+def reports(agent: AgentId, n: int) -> str:
+    """A chunk of metrics, one JSON object a line."""
+    return f".spotfit/reports/{agent}/{n:08d}.jsonl"
+
+
+def logs(agent: AgentId, n: int) -> str:
+    """A chunk of the output of one node's workers, one JSON object a line."""
+    return f".spotfit/logs/{agent}/{n:08d}.jsonl"

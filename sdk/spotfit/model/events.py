@@ -1,0 +1,181 @@
+"""What happened, in the past tense: everything a journal may hold.
+
+Add events, or fields with defaults; never change the meaning of one that was ever written.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, Literal
+
+import msgspec
+
+from spotfit.core.ids import AgentId, RunId, Token
+from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
+from spotfit.model.spec import RunSpec
+from spotfit.model.world import Notice, Round
+
+
+class Blame(enum.StrEnum):
+    """Why a round ended; each has its own budget, and the last two cost nothing."""
+
+    WORKER = "worker"
+    PLATFORM = "platform"
+    PREEMPTION = "preemption"
+    RESIZE = "resize"
+    SUCCESSION = "succession"
+
+
+class RankFailure(msgspec.Struct, frozen=True):
+    """How one rank failed. `pickle_key` holds its original exception, signed."""
+
+    rank: int
+    kind: Literal["raised", "died", "lost", "timeout"]
+    told: str
+    pickle_key: str | None = None
+
+
+class FitStarted(msgspec.Struct, frozen=True, tag="fit_started"):
+    """A `fit()` took this name; earlier fits of it are history, their checkpoints stay."""
+
+    spec: RunSpec
+
+
+class LeaderElected(msgspec.Struct, frozen=True, tag="leader_elected"):
+    """From here on only `leader` may write decisions, until the next election."""
+
+    leader: AgentId
+    epoch: int
+    hub: str | None = None
+    """host:port of its hub; a caretaker has none, and any agent may take over from it."""
+    why: str = ""
+    lost: AgentId | None = None
+    """The leader before, where the successor saw it vanish."""
+
+
+class Intended(msgspec.Struct, frozen=True, tag="intended"):
+    """The leader is about to ask for machines. Whoever leads next will finish it."""
+
+    request: GroupRequest
+    plan: GroupPlan
+    why: str = ""
+
+
+class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
+    """The backend took the request."""
+
+    token: Token
+    handle: GroupHandle
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The backend will not serve the request; `final` means that asking again is pointless."""
+
+    token: Token
+    why: str
+    final: bool = False
+
+
+class NodeLost(msgspec.Struct, frozen=True, tag="node_lost"):
+    """One machine of a group is gone for good."""
+
+    token: Token
+    node: int
+    agent: AgentId | None
+    why: str
+
+
+class Released(msgspec.Struct, frozen=True, tag="released"):
+    """The group was let go; nothing of it is paid for any more."""
+
+    token: Token
+
+
+class Noticed(msgspec.Struct, frozen=True, tag="noticed"):
+    """A machine announced its end."""
+
+    agent: AgentId
+    notice: Notice
+
+
+class RoundOpened(msgspec.Struct, frozen=True, tag="round_opened"):
+    """Everyone named takes its place and starts its workers."""
+
+    round: Round
+    why: str = ""
+
+
+class RoundClosed(msgspec.Struct, frozen=True, tag="round_closed"):
+    """The round is over; all its workers are to go."""
+
+    number: int
+    blame: Blame
+    why: str
+    failures: tuple[RankFailure, ...] = ()
+
+
+class CheckpointCommitted(msgspec.Struct, frozen=True, tag="checkpoint_committed"):
+    """This entry *is* the checkpoint; without it the files are debris."""
+
+    name: str
+    round: int
+    report: int
+    """Which report of the round (from 0) it came with."""
+    metrics: dict[str, Any]
+    ranks: tuple[int, ...]
+    """Whose manifests list its files."""
+    size_bytes: int = 0
+
+
+class CheckpointDropped(msgspec.Struct, frozen=True, tag="checkpoint_dropped"):
+    """Nobody may use it any more; its files are deleted after this entry."""
+
+    name: str
+    why: str
+
+
+class CancelRequested(msgspec.Struct, frozen=True, tag="cancel_requested"):
+    """Somebody wants the run to end."""
+
+    why: str
+
+
+class FitEnded(msgspec.Struct, frozen=True, tag="fit_ended"):
+    """The last decision of a fit. Machines are let go after it."""
+
+    outcome: Literal["finished", "failed", "cancelled"]
+    why: str = ""
+    blame: Blame | None = None
+    failures: tuple[RankFailure, ...] = ()
+    metrics: dict[str, Any] | None = None
+    """The last metrics reported by rank 0, with or without a checkpoint."""
+    result_key: str | None = None
+    """Where what rank 0 returned lies, signed."""
+
+
+Event = (
+    FitStarted
+    | LeaderElected
+    | Intended
+    | Submitted
+    | Refused
+    | NodeLost
+    | Released
+    | Noticed
+    | RoundOpened
+    | RoundClosed
+    | CheckpointCommitted
+    | CheckpointDropped
+    | CancelRequested
+    | FitEnded
+)
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One slot of the journal. `at_ms` is for people; nothing is ever judged by it."""
+
+    run_id: RunId
+    by: AgentId
+    event: Event
+    at_ms: int = 0
+    format: int = 1

@@ -1,0 +1,116 @@
+"""fold(view, entry) -> view: the meaning of every event, in one place. Total and pure."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from spotfit.core.ids import Token
+from spotfit.model.events import (
+    CancelRequested,
+    CheckpointCommitted,
+    CheckpointDropped,
+    Entry,
+    Event,
+    FitEnded,
+    FitStarted,
+    Intended,
+    LeaderElected,
+    NodeLost,
+    Noticed,
+    Refused,
+    Released,
+    RoundClosed,
+    RoundOpened,
+    Submitted,
+)
+from spotfit.model.view import Group, View
+
+
+def fold(view: View, entry: Entry) -> View:
+    """The view after one more entry."""
+    after = _apply(view, entry.event)
+    return replace(after, next_slot=view.next_slot + 1, run_id=view.run_id or entry.run_id)
+
+
+def _apply(view: View, event: Event) -> View:
+    match event:
+        case FitStarted():
+            return _start(view, event)
+        case LeaderElected():
+            return replace(view, leader=event)
+        case Intended(plan=plan):
+            return _with_group(view, plan.token, Group(plan))
+        case Submitted(token=token, handle=handle):
+            granted = _with_group(view, token, replace(view.groups[token], handle=handle))
+            return replace(granted, refusals=0, last_refusal=None)
+        case Refused():
+            return _refuse(view, event)
+        case NodeLost():
+            return _lose(view, event)
+        case Released(token=token):
+            return _with_group(view, token, replace(view.groups[token], released=True))
+        case Noticed(agent=agent, notice=notice):
+            return replace(
+                view,
+                notices={**view.notices, agent: notice},
+                noticed_slots={**view.noticed_slots, agent: view.next_slot},
+            )
+        case RoundOpened(round=opened):
+            return replace(view, round=opened, last_round=opened, round_slot=view.next_slot)
+        case RoundClosed(blame=blame):
+            failures = {**view.failures, blame: view.failures.get(blame, 0) + 1}
+            return replace(view, round=None, last_closed=event, failures=failures)
+        case CheckpointCommitted():
+            return _commit(view, event)
+        case CheckpointDropped(name=name):
+            kept = tuple(one for one in view.checkpoints if one.name != name)
+            return replace(view, checkpoints=kept, dropped=view.dropped | {name})
+        case CancelRequested(why=why):
+            return replace(view, cancelled=why)
+        case FitEnded():
+            return replace(view, ended=event, round=None)
+    assert_never(event)
+
+
+def _start(view: View, event: FitStarted) -> View:
+    """A new fit keeps the run's checkpoints, its round numbers and groups still to be let go."""
+    return View(
+        next_slot=view.next_slot,
+        run_id=view.run_id,
+        spec=event.spec,
+        fits=view.fits + 1,
+        leader=view.leader and replace(view.leader, hub=None),
+        groups={token: group for token, group in view.groups.items() if not group.released},
+        last_round=view.last_round,
+        checkpoints=view.checkpoints,
+        dropped=view.dropped,
+        latest_committed_slot=view.latest_committed_slot,
+    )
+
+
+def _with_group(view: View, token: Token, group: Group) -> View:
+    return replace(view, groups={**view.groups, token: group})
+
+
+def _refuse(view: View, event: Refused) -> View:
+    refused = _with_group(view, event.token, replace(view.groups[event.token], refused=event.why))
+    return replace(
+        refused,
+        refusals=view.refusals + 1,
+        last_refusal=event.why,
+        final_refusal=event.why if event.final else view.final_refusal,
+    )
+
+
+def _lose(view: View, event: NodeLost) -> View:
+    group = view.groups[event.token]
+    lost = _with_group(view, event.token, replace(group, lost=group.lost | {event.node}))
+    if event.agent is None:
+        return lost
+    return replace(lost, lost_agents=view.lost_agents | {event.agent})
+
+
+def _commit(view: View, event: CheckpointCommitted) -> View:
+    return replace(view, checkpoints=(*view.checkpoints, event), latest_committed_slot=view.next_slot)

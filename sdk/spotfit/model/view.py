@@ -1,0 +1,94 @@
+"""View: the run as the journal tells it. Two who have read equally far hold equal views."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from spotfit.core.ids import AgentId, RunId, Token
+from spotfit.model.events import (
+    Blame,
+    CheckpointCommitted,
+    FitEnded,
+    LeaderElected,
+    RoundClosed,
+)
+from spotfit.model.group import GroupHandle, GroupPlan
+from spotfit.model.spec import RunSpec
+from spotfit.model.world import Notice, Round
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Machines asked for under one token, and what became of them."""
+
+    plan: GroupPlan
+    handle: GroupHandle | None = None
+    refused: str | None = None
+    released: bool = False
+    lost: frozenset[int] = frozenset()
+
+    @property
+    def pending(self) -> bool:
+        """Whether the intent was written and its outcome was not."""
+        return self.handle is None and self.refused is None
+
+    @property
+    def standing(self) -> tuple[int, ...]:
+        """The machines that are here or still to come."""
+        if self.released or self.refused is not None:
+            return ()
+        return tuple(node for node in range(self.plan.nodes) if node not in self.lost)
+
+
+class View(msgspec.Struct, frozen=True):
+    """All there is to know from the first `next_slot` entries."""
+
+    next_slot: int = 0
+    run_id: RunId | None = None
+    spec: RunSpec | None = None
+    fits: int = 0
+    leader: LeaderElected | None = None
+    groups: dict[Token, Group] = {}
+    round: Round | None = None
+    """The round that is open, if one is."""
+    last_round: Round | None = None
+    last_closed: RoundClosed | None = None
+    failures: dict[Blame, int] = {}
+    refusals: int = 0
+    """Refusals since the last group that was granted."""
+    last_refusal: str | None = None
+    final_refusal: str | None = None
+    notices: dict[AgentId, Notice] = {}
+    noticed_slots: dict[AgentId, int] = {}
+    """In which slot each notice stands: what was committed after it is safe from it."""
+    lost_agents: frozenset[AgentId] = frozenset()
+    checkpoints: tuple[CheckpointCommitted, ...] = ()
+    """Committed and not dropped, in the order of their commits."""
+    dropped: frozenset[str] = frozenset()
+    latest_committed_slot: int = -1
+    round_slot: int = -1
+    """Where the last round was opened."""
+    cancelled: str | None = None
+    ended: FitEnded | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether a fit is going on."""
+        return self.spec is not None and self.ended is None
+
+    @property
+    def epoch(self) -> int:
+        return self.leader.epoch if self.leader else 0
+
+    @property
+    def latest_checkpoint(self) -> CheckpointCommitted | None:
+        return self.checkpoints[-1] if self.checkpoints else None
+
+    def leads(self, agent: AgentId) -> bool:
+        """Whether that agent may write decisions after this view."""
+        return self.leader is not None and self.leader.leader == agent
+
+    def metrics_of(self, name: str) -> dict[str, Any] | None:
+        """The metrics committed with that checkpoint."""
+        return next((kept.metrics for kept in self.checkpoints if kept.name == name), None)

@@ -1,0 +1,77 @@
+"""Watch: what the leader sees beyond the journal. Soft: a successor sees it anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from spotfit.core.ids import AgentId, Token
+from spotfit.model.events import RankFailure
+from spotfit.model.group import GroupStatus
+from spotfit.model.world import Member, Notice
+
+
+class Seat(msgspec.Struct, frozen=True):
+    """A connected agent."""
+
+    member: Member
+    since: float
+    """When it joined, by the leader's clock."""
+    heard: float
+    """When it was last heard."""
+    running: int | None = None
+    """The round whose workers still live there."""
+    notice: Notice | None = None
+    noticed: float | None = None
+    """When the leader heard of the notice, by its own clock."""
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """A checkpoint whose files are all in the bucket, waiting for its entry."""
+
+    name: str
+    round: int
+    report: int
+    metrics: dict[str, Any]
+    ranks: tuple[int, ...]
+    size_bytes: int = 0
+
+
+class Watch(msgspec.Struct, frozen=True):
+    """The leader's picture of the present, as far as the journal does not hold it.
+
+    All times are by the leader's own clock.
+    """
+
+    me: AgentId
+    caretaker: bool = False
+    """No hub: this leader can order and release machines but sees no agent."""
+    led_since: float = 0.0
+    seats: dict[AgentId, Seat] = {}
+    gone: dict[AgentId, float] = {}
+    """Agents whose connection was lost and that did not come back, since when."""
+    returned: frozenset[int] = frozenset()
+    """Ranks of the open round whose function came back."""
+    failures: dict[int, RankFailure] = {}
+    """Ranks of the open round that failed."""
+    doomed_since: float | None = None
+    """When the first failure or loss in the open round was seen."""
+    settled: bool = True
+    """Whether every report of the open round has been matched and told."""
+    callback_failure: str | None = None
+    """Traceback of a callback that raised: that ends the run."""
+    ready: tuple[Ready, ...] = ()
+    surveyed: bool = True
+    """Whether the bucket was searched for complete checkpoints since the last round ended."""
+    statuses: dict[Token, GroupStatus] = {}
+    granted: dict[Token, float] = {}
+    """When each group was first seen to be granted."""
+    refused_at: float | None = None
+    turned_at: float = 0.0
+    """When the open round was opened, the last one closed, or the fit ended."""
+    committed_at: float | None = None
+    """When the last checkpoint was committed."""
+    metrics: dict[str, Any] | None = None
+    """The last metrics of rank 0."""
+    result_key: str | None = None

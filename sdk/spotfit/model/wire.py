@@ -1,0 +1,236 @@
+"""Every message that crosses a process border inside a round.
+
+Two hops, two unions each way:
+
+    worker  ── FromWorker ──▶  agent  ── ToLeader ──▶  leader's hub
+    worker  ◀── ToWorker  ───  agent  ◀── FromLeader ──  leader's hub
+
+What a worker says to the hub travels inside `Up`, what the hub says to workers inside `Down`;
+the agents between only pass it on.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from spotfit.core.ids import AgentId
+from spotfit.model.events import RankFailure
+from spotfit.model.world import Member, Notice
+
+# --- worker -> agent -------------------------------------------------------------------------
+
+
+class Running(msgspec.Struct, frozen=True, tag="running"):
+    """The user's function is about to be called."""
+
+
+class Report(msgspec.Struct, frozen=True, tag="report"):
+    """The n-th report of this rank in this round (n from 0), without files of its own.
+
+    Nothing waits for it.
+    """
+
+    n: int
+    metrics: msgspec.Raw
+    dir_name: str | None = None
+
+
+class Files(msgspec.Struct, frozen=True, tag="files"):
+    """The n-th report of this rank, with a checkpoint that wants a name; answered by `Named`."""
+
+    n: int
+    metrics: msgspec.Raw
+    dir_name: str | None = None
+
+
+class Saved(msgspec.Struct, frozen=True, tag="saved"):
+    """This rank's files of its n-th report, and its manifest, are in the bucket."""
+
+    n: int
+    name: str
+    size_bytes: int = 0
+
+
+class Gather(msgspec.Struct, frozen=True, tag="gather"):
+    """Take part in the `seq`-th collective of this kind; answered by `Gathered`.
+
+    Everybody receives rank 0's value once all ranks have come.
+    """
+
+    kind: str
+    seq: int
+    value: bytes = b""
+
+
+class Returned(msgspec.Struct, frozen=True, tag="returned"):
+    """The function came back and all uploads are done; `value` is its pickle (rank 0's is kept)."""
+
+    reports: int
+    value: bytes = b""
+
+
+class Raised(msgspec.Struct, frozen=True, tag="raised"):
+    """The function raised; `told` is the traceback, `value` the pickled exception if it has one."""
+
+    told: str
+    value: bytes = b""
+
+
+FromWorker = Running | Report | Files | Saved | Gather | Returned | Raised
+
+# --- agent -> worker -------------------------------------------------------------------------
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """Who you are, and what to run. The first frame a worker reads."""
+
+    run_id: str
+    run_name: str
+    round: int
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node_rank: int
+    host: str
+    """Address of this node, as other nodes reach it."""
+    storage_url: str
+    framework: str
+    framework_options: dict[str, Any]
+    luggage: dict[str, Any]
+    checkpoint: str | None = None
+    checkpoint_metrics: dict[str, Any] | None = None
+    devices: tuple[str, ...] = ()
+    scratch: str = ""
+    """A directory of this run on this node, shared by its workers."""
+    collective_timeout_s: float | None = None
+    relax_collectives: bool = False
+    log_level: str = "INFO"
+    secret: str = ""
+    """The run's key, as text; it never stands in argv, journal or logs."""
+    spec: msgspec.Raw = msgspec.Raw(b"null")
+    """The whole RunSpec, for context objects."""
+
+
+class Named(msgspec.Struct, frozen=True, tag="named"):
+    """All ranks have made their n-th report: its directory, who brings files, rank 0's metrics."""
+
+    n: int
+    name: str
+    ranks: tuple[int, ...]
+    metrics: msgspec.Raw
+
+
+class Committed(msgspec.Struct, frozen=True, tag="committed"):
+    """The journal says that checkpoint exists."""
+
+    name: str
+    metrics: dict[str, Any]
+
+
+class Gathered(msgspec.Struct, frozen=True, tag="gathered"):
+    """The collective is complete. With `missing`, it timed out waiting for those ranks."""
+
+    kind: str
+    seq: int
+    value: bytes = b""
+    missing: tuple[int, ...] = ()
+
+
+class Preempted(msgspec.Struct, frozen=True, tag="preempted"):
+    """Nodes of this round will be taken away: node id to its ranks."""
+
+    deadline_ms: int
+    nodes: dict[str, tuple[int, ...]]
+
+
+ToWorker = Start | Named | Committed | Gathered | Preempted
+
+# --- agent -> leader -------------------------------------------------------------------------
+
+
+class Join(msgspec.Struct, frozen=True, tag="join"):
+    """The first message on a connection: this agent is here, and has read so far."""
+
+    run_id: str
+    member: Member
+    next_slot: int
+    running: int | None = None
+    """Number of the round whose workers still live here."""
+    notice: Notice | None = None
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """Still here."""
+
+
+class Alarm(msgspec.Struct, frozen=True, tag="alarm"):
+    """This agent's machine announced its end."""
+
+    notice: Notice
+
+
+class Up(msgspec.Struct, frozen=True, tag="up"):
+    """What a worker said, passed on: one frame after the other, each a `FromWorker`."""
+
+    round: int
+    rank: int
+    frames: list[msgspec.Raw]
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """A worker process is gone. `failure` is None where its function had returned."""
+
+    round: int
+    rank: int
+    failure: RankFailure | None = None
+
+
+class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
+    """No worker of that round lives here any more."""
+
+    round: int
+
+
+ToLeader = Join | Beat | Alarm | Up | Ended | Stopped
+
+# --- leader -> agent -------------------------------------------------------------------------
+
+
+class News(msgspec.Struct, frozen=True, tag="news"):
+    """A journal entry that was just written: a copy to spare a read, worth no more than that."""
+
+    slot: int
+    body: bytes
+
+
+class Halt(msgspec.Struct, frozen=True, tag="halt"):
+    """The round is lost: end its workers now; the journal will say so in a moment."""
+
+    round: int
+
+
+class Down(msgspec.Struct, frozen=True, tag="down"):
+    """For workers of that round: one rank, or all that live there (rank None)."""
+
+    round: int
+    rank: int | None
+    frame: ToWorker
+
+
+class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
+    """This hub does not take you: it does not lead, or leads another run."""
+
+    why: Literal["not_leading", "other_run"]
+
+
+FromLeader = News | Halt | Down | Beat | Rejected
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """Not on the wire: what a hub notes when an agent's connection is gone."""
+
+    agent: AgentId
+    why: str

@@ -1,0 +1,71 @@
+"""Who is where in which round."""
+
+from __future__ import annotations
+
+import msgspec
+
+from spotfit.core.ids import AgentId, Token
+
+
+class Member(msgspec.Struct, frozen=True):
+    """An agent that offers to take part: where it is and how many workers it can hold."""
+
+    agent: AgentId
+    host: str
+    """Address at which workers of other nodes reach this one."""
+    hub: str
+    """host:port at which it would serve the hub, should it lead."""
+    slots: int
+    token: Token
+    node: int
+    """Which machine of its group it is."""
+    devices: tuple[str, ...] = ()
+    python: str = ""
+    pid: int = 0
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A node's part in a round: `workers` consecutive world ranks from `first_rank`."""
+
+    agent: AgentId
+    node_rank: int
+    first_rank: int
+    workers: int
+    host: str
+    token: Token
+    node: int
+    """Which machine of which group it is."""
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first_rank, self.first_rank + self.workers)
+
+
+class Round(msgspec.Struct, frozen=True):
+    """One formation of the group; any loss ends it and the next has a new number."""
+
+    number: int
+    places: tuple[Place, ...]
+    checkpoint: str | None = None
+    """Name of the committed checkpoint every rank starts from."""
+
+    @property
+    def world_size(self) -> int:
+        return sum(place.workers for place in self.places)
+
+    def place_of(self, agent: AgentId) -> Place | None:
+        """The part that agent plays, or None."""
+        return next((place for place in self.places if place.agent == agent), None)
+
+    def holder_of(self, rank: int) -> Place:
+        """The node that holds that world rank."""
+        return next(place for place in self.places if rank in place.ranks)
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """This machine will be taken away."""
+
+    reason: str
+    seconds_left: float | None = None
+    deadline_ms: int = 0
+    """When, in milliseconds since 1970 by the cloud's clock; for people. 0: nobody knows."""

@@ -1,0 +1,119 @@
+"""How many workers' worth of machines are missing, and which machines are lost for good."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from spotfit.core.ids import AgentId, Token
+from spotfit.model.events import NodeLost
+from spotfit.model.view import View
+from spotfit.model.watch import Seat, Watch
+
+_MAX_BACKOFF_S = 60.0
+
+
+def usable_seats(view: View, watch: Watch) -> list[Seat]:
+    """Connected agents that may be given work: not lost, not leaving, not let go."""
+    return [
+        seat
+        for agent, seat in watch.seats.items()
+        if agent not in view.lost_agents
+        and agent not in view.notices
+        and seat.notice is None
+        and _stands(view, seat.member.token, seat.member.node)
+    ]
+
+
+def expected_slots(view: View, watch: Watch) -> int:
+    """Slots of machines that were asked for and have not joined yet."""
+    here = {(seat.member.token, seat.member.node) for seat in watch.seats.values()}
+    return sum(
+        group.plan.slots
+        for token, group in view.groups.items()
+        for node in group.standing
+        if (token, node) not in here
+    )
+
+
+def missing_workers(view: View, watch: Watch) -> int:
+    """How many more workers the run wants than it has or has asked for."""
+    assert view.spec is not None
+    if watch.caretaker:
+        return view.spec.workers_max - _standing_slots(view)
+    have = sum(seat.member.slots for seat in usable_seats(view, watch))
+    return view.spec.workers_max - have - expected_slots(view, watch)
+
+
+def may_ask_at(view: View, watch: Watch) -> float:
+    """When the market may be asked again, after it refused."""
+    if watch.refused_at is None or view.refusals == 0:
+        return float("-inf")
+    return watch.refused_at + min(_MAX_BACKOFF_S, 0.5 * 2.0 ** min(view.refusals, 10))
+
+
+def lost_machines(view: View, watch: Watch, now: float) -> Iterator[NodeLost]:
+    """Machines that are gone, with how we know."""
+    here = {(seat.member.token, seat.member.node): agent for agent, seat in watch.seats.items()}
+    sat = _last_known_agents(view)
+    for token, group in view.groups.items():
+        for node in group.standing:
+            agent = here.get((token, node))
+            if agent is not None:
+                if _will_not_stop(view, watch, agent, now):
+                    yield NodeLost(token, node, agent, "its workers would not end")
+                continue
+            agent = sat.get((token, node))
+            why = _why_lost(view, watch, now, token, node, agent)
+            if why:
+                yield NodeLost(token, node, agent, why)
+
+
+def _will_not_stop(view: View, watch: Watch, agent: AgentId, now: float) -> bool:
+    assert view.spec is not None
+    stuck = view.round is None and watch.seats[agent].running is not None
+    return stuck and now - watch.turned_at > view.spec.tempo.stop_patience_s
+
+
+def _standing_slots(view: View) -> int:
+    """For one who sees no agent: everything not known to be lost, less what announced its end."""
+    leaving = {
+        (place.token, place.node)
+        for place in (view.last_round.places if view.last_round else ())
+        if place.agent in view.notices
+    }
+    return sum(
+        group.plan.slots
+        for token, group in view.groups.items()
+        for node in group.standing
+        if (token, node) not in leaving
+    )
+
+
+def _last_known_agents(view: View) -> dict[tuple[Token, int], AgentId]:
+    places = view.last_round.places if view.last_round else ()
+    return {(place.token, place.node): place.agent for place in places}
+
+
+def _why_lost(
+    view: View, watch: Watch, now: float, token: Token, node: int, agent: AgentId | None
+) -> str | None:
+    assert view.spec is not None
+    tempo = view.spec.tempo
+    status = watch.statuses.get(token)
+    if status and node < len(status.nodes) and status.nodes[node].over:
+        return status.nodes[node].reason or f"the backend says it is {status.nodes[node].state}"
+    if watch.caretaker:
+        return None
+    if agent is not None and view.leader and view.leader.lost == agent:
+        return "it led, and its connections broke"
+    if agent is not None and now - max(watch.led_since, watch.gone.get(agent, 0.0)) > tempo.rejoin_s:
+        return f"its agent was not heard again for {tempo.rejoin_s:.0f} s"
+    running_since = watch.granted.get(token)
+    if agent is None and running_since is not None and now - running_since > tempo.boot_patience_s:
+        return f"its agent did not join within {tempo.boot_patience_s:.0f} s"
+    return None
+
+
+def _stands(view: View, token: Token, node: int) -> bool:
+    group = view.groups.get(token)
+    return group is not None and node in group.standing

@@ -1,0 +1,225 @@
+"""The whole of judgement: (view, watch, now) -> the one next thing to do, or how long to wait.
+
+The order below is the order of urgency. One decision at a time: what comes next is judged from
+the view that this one led to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from spotfit.model.events import (
+    Blame,
+    CheckpointCommitted,
+    CheckpointDropped,
+    FitEnded,
+    Noticed,
+    RankFailure,
+    RoundOpened,
+)
+from spotfit.model.view import View
+from spotfit.model.watch import Ready, Watch
+from spotfit.model.world import Round
+from spotfit.policy import capacity, drain, failure, rendezvous, retention
+from spotfit.policy.actions import Action, Order, Release, Rest, Submit, Wait, Write
+
+_IDLE_S = 30.0
+_LINGER_S = 15.0
+
+
+def conduct(view: View, watch: Watch, now: float) -> Action:
+    """The most urgent action, or the soonest of all reasons to look again."""
+    waits = [Wait(now + _IDLE_S, "all is well")]
+    for judge in _AFTER_THE_END if view.ended else _WHILE_IT_RUNS:
+        for action in judge(view, watch, now):
+            if not isinstance(action, Wait):
+                return action
+            waits.append(action)
+    return min(waits, key=lambda wait: wait.until)
+
+
+Judge = Callable[[View, Watch, float], Iterator[Action]]
+
+
+def _finish_intents(view: View, watch: Watch, now: float) -> Iterator[Action]:
+    """What a leader wrote down it would do is done, by whoever leads now."""
+    for token, group in view.groups.items():
+        if group.pending:
+            yield Submit(token)
+
+
+def _cancel(view: View, watch: Watch, now: float) -> Iterator[Action]:
+    if view.cancelled is not None:
+        yield Write(FitEnded("cancelled", view.cancelled, metrics=watch.metrics))
+
+
+def _end_on_trouble(view: View, watch: Watch, now: float) -> Iterator[Action]:
+    if watch.callback_failure is not None:
+        told = RankFailure(-1, "raised", watch.callback_failure)
+        yield Write(FitEnded("failed", "a callback raised", Blame.PLATFORM, (told,), watch.metrics))
+    if view.final_refusal is not None and view.round is None:
+        yield Write(FitEnded("failed", view.final_refusal, Blame.PLATFORM, metrics=watch.metrics))
+
+
+def _note_notices(view: View, watch: Watch, now: float) -> Iterator[Action]:
+    for agent, seat in watch.seats.items():
+        if seat.notice is not None and agent not in view.notices and agent not in view.lost_agents:
+            yield Write(Noticed(agent, seat.notice))
+
+
+def _note_losses(view: View, watch: Watch, now: float) -> Iterator[Action]:
+    for lost in capacity.lost_machines(view, watch, now):
+        yield Write(lost)
+    if watch.gone:
+        yield Wait(now + 1.0, "somebody is missing")
+
+
+def _release_the_lost(view: View, watch: Watch, now: float) -> Iterator[Action]:
+    """A group of which no machine is left is let go, lest its request buys new ones."""
+    for token, group in view.groups.items():
+        if group.handle is not None and not group.released and not group.standing:
+            yield Release(token)
+
+
+def _commit(view: View, watch: Watch, now: float) -> Iterator[Action]:
+    for ready in watch.ready:
+        yield Write(_committed(ready))
+
+
+def _drop(view: View, watch: Watch, now: float) -> Iterator[Action]:
+    assert view.spec is not None
+    for name, why in retention.expendable(view.checkpoints, view.spec.keep):
+        yield Write(CheckpointDropped(name, why))
+
+
+def _close_the_round(view: View, watch: Watch, now: float) -> Iterator[Action]:
+    if view.round is None or watch.caretaker:
+        yield from _close_a_dead_round(view, watch)
+    elif watch.doomed_since is not None:
+        yield from _close_when_settled(view, watch, view.round, now)
+    elif _all_returned(view.round, watch):
+        yield from _finish(watch, now)
+    else:
+        yield from _interrupt(view, watch, view.round, now)
+
+
+def _close_a_dead_round(view: View, watch: Watch) -> Iterator[Action]:
+    """A caretaker sees no agent; it closes a round only when all its machines are lost."""
+    if view.round and all(place.agent in view.lost_agents for place in view.round.places):
+        yield Write(failure.closing(view, watch, view.round))
+
+
+def _close_when_settled(view: View, watch: Watch, round_: Round, now: float) -> Iterator[Action]:
+    assert view.spec is not None
+    assert watch.doomed_since is not None
+    settled = watch.doomed_since + view.spec.tempo.settle_s
+    if now < settled:
+        yield Wait(settled, "listening for the true cause")
+    else:
+        yield Write(failure.closing(view, watch, round_))
+
+
+def _all_returned(round_: Round, watch: Watch) -> bool:
+    return len(watch.returned) == round_.world_size
+
+
+def _finish(watch: Watch, now: float) -> Iterator[Action]:
+    if watch.settled:
+        yield Write(FitEnded("finished", metrics=watch.metrics, result_key=watch.result_key))
+    else:
+        yield Wait(now + 0.05, "the last reports are being told")
+
+
+def _interrupt(view: View, watch: Watch, round_: Round, now: float) -> Iterator[Action]:
+    for judge in (drain.leave_in_time, drain.regroup):
+        verdict = judge(view, watch, round_, now)
+        if isinstance(verdict, Wait):
+            yield verdict
+        elif verdict is not None:
+            yield Write(verdict)
+
+
+def _judge_failures(view: View, watch: Watch, now: float) -> Iterator[Action]:
+    if view.round is None:
+        ended = failure.verdict(view)
+        if ended is not None:
+            yield Write(_with_metrics(ended, watch))
+
+
+def _order(view: View, watch: Watch, now: float) -> Iterator[Action]:
+    """Ask for what is missing, but not while those of the last round may still come back."""
+    missing = capacity.missing_workers(view, watch)
+    if missing <= 0:
+        return
+    asked_at = capacity.may_ask_at(view, watch)
+    if now < asked_at:
+        yield Wait(asked_at, f"refused {view.refusals} times: {view.last_refusal}")
+    else:
+        yield Order(missing, f"{missing} of {view.spec.workers_max if view.spec else 0} workers have no machine")
+
+
+def _open_a_round(view: View, watch: Watch, now: float) -> Iterator[Action]:
+    if view.round is not None or watch.caretaker:
+        return
+    if not watch.surveyed:
+        yield Wait(now + 0.1, "searching the bucket for complete checkpoints")
+        return
+    formed = rendezvous.next_round(view, watch, now)
+    if isinstance(formed, Wait):
+        yield formed
+    else:
+        yield Write(RoundOpened(formed, f"{formed.world_size} workers on {len(formed.places)} machines"))
+
+
+def _let_go(view: View, watch: Watch, now: float) -> Iterator[Action]:
+    """After the end: machines leave by themselves when they read of it; the rest is let go."""
+    here = {seat.member.token for agent, seat in watch.seats.items() if agent != watch.me}
+    mine = {seat.member.token for agent, seat in watch.seats.items() if agent == watch.me}
+    linger = watch.turned_at + _LINGER_S
+    for token, group in view.groups.items():
+        if group.handle is None or group.released or token in mine:
+            continue
+        status = watch.statuses.get(token)
+        leaving = token in here or (watch.caretaker and not (status and status.over))
+        if leaving and now < linger and _ever_joined(view, token):
+            yield Wait(min(now + 0.5, linger), "machines are leaving by themselves")
+        else:
+            yield Release(token)
+
+
+def _ever_joined(view: View, token: str) -> bool:
+    return view.last_round is not None and any(place.token == token for place in view.last_round.places)
+
+
+def _rest(view: View, watch: Watch, now: float) -> Iterator[Action]:
+    mine = {seat.member.token for seat in watch.seats.values()}
+    if all(group.released or group.handle is None or token in mine for token, group in view.groups.items()):
+        yield Rest()
+
+
+def _committed(ready: Ready) -> CheckpointCommitted:
+    return CheckpointCommitted(
+        ready.name, ready.round, ready.report, ready.metrics, ready.ranks, ready.size_bytes
+    )
+
+
+def _with_metrics(ended: FitEnded, watch: Watch) -> FitEnded:
+    return FitEnded(ended.outcome, ended.why, ended.blame, ended.failures, watch.metrics)
+
+
+_WHILE_IT_RUNS: tuple[Judge, ...] = (
+    _cancel,
+    _end_on_trouble,
+    _finish_intents,
+    _note_notices,
+    _commit,
+    _close_the_round,
+    _judge_failures,
+    _note_losses,
+    _order,
+    _open_a_round,
+    _drop,
+    _release_the_lost,
+)
+
+_AFTER_THE_END: tuple[Judge, ...] = (_finish_intents, _let_go, _rest)

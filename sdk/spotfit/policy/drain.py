@@ -1,0 +1,72 @@
+"""What to do with the time between a notice and its machine's end, and when to change the size."""
+
+from __future__ import annotations
+
+from spotfit.core.ids import AgentId
+from spotfit.model.events import Blame, RoundClosed
+from spotfit.model.view import View
+from spotfit.model.watch import Watch
+from spotfit.model.world import Round
+from spotfit.policy.actions import Wait
+from spotfit.policy.capacity import expected_slots, usable_seats
+
+UNKNOWN_NOTICE_S = 120.0
+"""How long a machine is taken to stay whose notice names no time."""
+
+_FRESH_S = 2.0
+
+
+def leave_in_time(view: View, watch: Watch, round_: Round, now: float) -> RoundClosed | Wait | None:
+    """Change horses once the replacement stands ready and the group has saved; else at the deadline.
+
+    Until then the group trains on: a notice alone costs nothing. None without a notice.
+    """
+    leaving = [place for place in round_.places if place.agent in view.notices]
+    if not leaving:
+        return None
+    if _replaced(view, watch) and _saved_since(view, [place.agent for place in leaving]):
+        return RoundClosed(round_.number, Blame.PREEMPTION, "saved after the notice, and replaced")
+    deadline = min(_deadline(view, watch, place.agent) for place in leaving)
+    if now >= deadline:
+        return RoundClosed(round_.number, Blame.PREEMPTION, "the time the notice gave is over")
+    return Wait(deadline, f"{len(leaving)} machines leave in {deadline - now:.0f} s")
+
+
+def regroup(view: View, watch: Watch, round_: Round, now: float) -> RoundClosed | Wait | None:
+    """Grow an elastic group when machines are there, just after a commit: then nothing is lost."""
+    assert view.spec is not None
+    spec = view.spec
+    if not spec.elastic or round_.world_size >= spec.workers_max:
+        return None
+    slots = min(spec.workers_max, sum(seat.member.slots for seat in usable_seats(view, watch)))
+    if slots <= round_.world_size:
+        return None
+    due = watch.turned_at + spec.resize_every_s
+    if now < due:
+        return Wait(due, f"{slots} workers would have a place; the size changes at intervals")
+    fresh = watch.committed_at is not None and now - watch.committed_at <= _FRESH_S
+    if not (fresh and view.latest_committed_slot > view.round_slot):
+        return Wait(now + spec.resize_every_s, f"{slots} workers would have a place; growing after a commit")
+    why = f"{slots} workers have a place, {round_.world_size} are at work"
+    return RoundClosed(round_.number, Blame.RESIZE, why)
+
+
+def _replaced(view: View, watch: Watch) -> bool:
+    assert view.spec is not None
+    slots = sum(seat.member.slots for seat in usable_seats(view, watch))
+    if slots >= view.spec.workers_max:
+        return True
+    return view.spec.elastic and slots >= view.spec.workers_min and expected_slots(view, watch) == 0
+
+
+def _saved_since(view: View, agents: list[AgentId]) -> bool:
+    return view.latest_committed_slot > max(view.noticed_slots[agent] for agent in agents)
+
+
+def _deadline(view: View, watch: Watch, agent: AgentId) -> float:
+    assert view.spec is not None
+    seat = watch.seats.get(agent)
+    noticed = seat.noticed if seat and seat.noticed is not None else watch.led_since
+    left = view.notices[agent].seconds_left
+    stay = UNKNOWN_NOTICE_S if left is None else left
+    return float(noticed + stay + view.spec.limits.preemption_grace_s)

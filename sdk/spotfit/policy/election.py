@@ -1,0 +1,65 @@
+"""May I lead? Judged by my own clock only; the journal's next slot decides among those who may."""
+
+from __future__ import annotations
+
+import msgspec
+
+from spotfit.core.ids import AgentId
+from spotfit.model.view import View
+
+_STAGGER_S = 0.1
+_MAX_STAGGER_S = 3.0
+
+
+class Sighting(msgspec.Struct, frozen=True):
+    """What one agent has seen of the leader; all times by its own clock."""
+
+    lease_changed_at: float
+    """When the leader's lease was last seen to change (or first looked at)."""
+    vanished_at: float | None = None
+    """When nobody was found listening at the leader's hub any more."""
+    in_touch: bool = False
+    """Whether the connection to the leader's hub stands."""
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """Reason to take the lead, from when on, and whether the leader before is lost."""
+
+    at: float
+    why: str
+    lost: AgentId | None = None
+
+
+def claim(view: View, me: AgentId, sighting: Sighting, *, caretaker: bool = False) -> Claim | None:
+    """When and why `me` may try to lead; None while the leader is well."""
+    if view.spec is None or view.leads(me):
+        return None
+    if view.ended is not None:
+        return _claim_leftovers(view, sighting) if caretaker else None
+    if view.leader is None or (view.leader.hub is None and not caretaker):
+        return Claim(float("-inf"), "nobody leads who lives on a machine")
+    if sighting.in_touch:
+        return None
+    if sighting.vanished_at is not None and not caretaker:
+        why = "nobody listens at the leader's hub"
+        return Claim(sighting.vanished_at + _turn_s(view, me), why, view.leader.leader)
+    patience = view.spec.tempo.lease_patience_s
+    return Claim(
+        sighting.lease_changed_at + patience + _turn_s(view, me),
+        f"the leader's lease has not changed for {patience:.0f} s",
+    )
+
+
+def _claim_leftovers(view: View, sighting: Sighting) -> Claim | None:
+    """After the end a caretaker lets go what a dead leader left behind."""
+    left = any(not group.released and group.handle is not None for group in view.groups.values())
+    return Claim(sighting.lease_changed_at + 1.0, "machines are left to be let go") if left else None
+
+
+def _turn_s(view: View, me: AgentId) -> float:
+    """Members of the last round first, in the order of their places, so that few try at once."""
+    places = view.last_round.places if view.last_round else ()
+    leader = view.leader.leader if view.leader else None
+    order = [place.agent for place in places if place.agent != leader]
+    turn = order.index(me) if me in order else len(order)
+    return min(turn * _STAGGER_S, _MAX_STAGGER_S)

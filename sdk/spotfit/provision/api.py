@@ -1,0 +1,65 @@
+"""The waist: what a cloud must be able to do. Six clouds stand on one side, everything else on the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatus
+from spotfit.provision.launch import Launch
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What this backend is like. Policies read it; nobody asks `isinstance`."""
+
+    spot: bool = True
+    gang: bool = False
+    """All machines of a group or none."""
+    max_nodes: int = 10_000
+    notice_s: float = 0.0
+    """How long before a machine goes its notice comes."""
+    requeues_itself: bool = False
+    """Brings a lost machine's agent back without us."""
+    notices: tuple[str, ...] = ("signal",)
+    """Which notice sources its machines should watch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The market or the quota gives nothing: expected, hence a value. `final`: waiting is pointless."""
+
+    why: str
+    final: bool = False
+
+
+class Provisioner(Protocol):
+    """Four verbs. `plan` is pure; the other three may be repeated at will, from any process."""
+
+    @property
+    def name(self) -> str:
+        """As the entry point calls it."""
+        ...
+
+    @property
+    def traits(self) -> Traits: ...
+
+    def plan(self, request: GroupRequest) -> GroupPlan:
+        """Translate. No network, no clock; same request, same plan. Raises `ConfigError`."""
+        ...
+
+    def submit(self, plan: GroupPlan, launch: Launch) -> GroupHandle | Refusal:
+        """Ask the cloud. A second call with the same token returns the first group.
+
+        `launch` gives every machine its command and environment; the secrets in it may go to the
+        cloud's own launch request and nowhere else.
+        """
+        ...
+
+    def observe(self, handle: GroupHandle) -> GroupStatus:
+        """Look. A group nobody remembers is GONE, not an error."""
+        ...
+
+    def cancel(self, handle: GroupHandle) -> None:
+        """Let go, and return at once. Of a group already gone, too."""
+        ...

@@ -1,0 +1,240 @@
+"""Directories to and from a store: in parallel, checked by hash, and resumed where they stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError, StoreError
+from spotfit.store.api import Store
+from spotfit.store.parts import appearing
+from spotfit.store.url import PART_NAME, checked_key
+
+BIG_BYTES = 8 * 2**20
+"""Files bigger than this travel in parts, and `BIG_AT_ONCE` at a time: parts fill the wire."""
+
+BIG_AT_ONCE = 4
+
+
+class FileRecord(msgspec.Struct, frozen=True):
+    """One file of a directory: its name below it with '/', its size, its SHA-256 in hex."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+def upload_tree(
+    store: Store,
+    prefix: str,
+    directory: Path,
+    *,
+    known: Iterable[FileRecord] = (),
+    workers: int = 8,
+) -> tuple[FileRecord, ...]:
+    """Put every file of `directory` under `prefix`, and say what they are, by name.
+
+    Links to files within the directory are followed, empty folders are left out. A file that is
+    still what `known` says of it is not sent again: pass the records of an attempt that failed,
+    which its error carries as `facts["uploaded"]`. Raises `ConfigError` for a link that leads out
+    or in circles, `IntegrityError` for a file that changes meanwhile.
+    """
+    files = _files_of(directory)
+    before = {record.name: record for record in known}
+    sent: list[FileRecord] = []
+
+    def send(name: str) -> None:
+        path = files[name]
+        if name in before and _is(path, before[name]):
+            sent.append(before[name])
+        else:
+            sent.append(_send(store, f"{prefix}/{name}", name, path))
+
+    try:
+        _each({name: path.stat().st_size for name, path in files.items()}, send, workers=workers)
+    except FileNotFoundError as error:
+        raise IntegrityError(
+            f"{error.filename} vanished before it was uploaded.", do=_WRITE_FIRST
+        ) from error
+    except StoreError as error:
+        error.facts["uploaded"] = tuple(sent)
+        raise
+    return tuple(sorted(sent, key=lambda record: record.name))
+
+
+def download_tree(
+    store: Store,
+    prefix: str,
+    directory: Path,
+    records: Iterable[FileRecord] | None = None,
+    *,
+    workers: int = 8,
+) -> None:
+    """Bring the files of `records` from `prefix` into `directory`, checked, or all there are.
+
+    A file already there and equal to its record is kept; others of that name are replaced, further
+    ones left alone. Nothing is ever written outside `directory`. Raises `IntegrityError`, naming
+    the file, where one is missing, is not what its record says, or has a name that climbs out.
+    """
+    checks = {record.name: record for record in records or ()}
+    sizes = (
+        _listed(store, prefix)
+        if records is None
+        else {name: record.size_bytes for name, record in checks.items()}
+    )
+    directory.mkdir(parents=True, exist_ok=True)
+    places = _places(directory.resolve(), sizes)
+
+    def fetch(name: str) -> None:
+        record, place = checks.get(name), places[name]
+        if record is not None and _is(place, record):
+            return
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with appearing(place) as part:
+            _fetch(store, f"{prefix}/{name}", part, record)
+
+    _each(sizes, fetch, workers=workers)
+
+
+# ── up ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _files_of(directory: Path) -> Mapping[str, Path]:
+    root = directory.resolve()
+    if not root.is_dir():
+        raise ConfigError(f"{directory} is no directory.", do="Give the one that holds the files.")
+    return dict(_walk(root, "", (root,)))
+
+
+def _walk(folder: Path, prefix: str, above: tuple[Path, ...]) -> Iterator[tuple[str, Path]]:
+    """Names and real paths of the files below; `above` are the folders we came through."""
+    for entry in sorted(folder.iterdir()):
+        if entry.name.startswith(PART_NAME):
+            continue
+        name = checked_key(prefix + entry.name)
+        real = Path(os.path.realpath(entry)) if entry.is_symlink() else entry
+        if not real.is_relative_to(above[0]):
+            raise _bad_entry(entry, "is a link that leads out of the directory")
+        if real in above:
+            raise _bad_entry(entry, "is a link that leads in circles")
+        if real.is_dir():
+            yield from _walk(real, f"{name}/", (*above, real))
+        elif real.is_file():
+            yield name, real
+        else:
+            raise _bad_entry(entry, "is neither a file nor a folder")
+
+
+def _bad_entry(entry: Path, why: str) -> ConfigError:
+    return ConfigError(f"{entry} {why}.", do="Copy what it stands for to its place, or remove it.")
+
+
+def _send(store: Store, key: str, name: str, path: Path) -> FileRecord:
+    before = path.stat()
+    if before.st_size <= BIG_BYTES:
+        body = path.read_bytes()
+        store.put(key, body)
+        return FileRecord(name, len(body), hashlib.sha256(body).hexdigest())
+    with ThreadPoolExecutor(1, "spotfit-hash") as beside:
+        digest = beside.submit(_digest, path)
+        store.put_file(key, path)
+        record = FileRecord(name, before.st_size, digest.result())
+    after = path.stat()
+    if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+        raise IntegrityError(f"{path} changed while it was uploaded.", do=_WRITE_FIRST)
+    return record
+
+
+_WRITE_FIRST = (
+    "Finish writing the directory before it is handed over, and leave it alone until then."
+)
+
+
+# ── down ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _listed(store: Store, prefix: str) -> Mapping[str, int]:
+    """Sizes by name; an empty object that stands for a folder is none of the files."""
+    sizes = {found.key.removeprefix(f"{prefix}/"): found.size_bytes for found in store.list(prefix)}
+    folders = _folders_of(sizes)
+    return {name: size for name, size in sizes.items() if size or name not in folders}
+
+
+def _folders_of(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(str(folder) for name in names for folder in PurePosixPath(name).parents)
+
+
+def _places(directory: Path, names: Iterable[str]) -> Mapping[str, Path]:
+    """Where each file goes; `IntegrityError` before anything is written if one may not go there."""
+    folders = _folders_of(names)
+    for name in names:
+        if name in folders:
+            raise IntegrityError(f"{name!r} is a file and a folder in the storage.")
+    return {name: _place(directory, name) for name in names}
+
+
+def _place(directory: Path, name: str) -> Path:
+    try:
+        place = directory / checked_key(name)
+    except ConfigError as error:
+        raise IntegrityError(
+            f"The storage names a file {name!r}, which no file may be called."
+        ) from error
+    if not place.parent.resolve().is_relative_to(directory):
+        raise IntegrityError(
+            f"{name!r} would be written outside of {directory}, through a link in it.",
+            do="Download into an empty directory.",
+        )
+    return place
+
+
+def _fetch(store: Store, key: str, part: Path, record: FileRecord | None) -> None:
+    try:
+        store.get_file(key, part)
+    except NotFoundError as error:
+        raise IntegrityError(f"{key} is missing in {store.url}.") from error
+    if record is not None and not _is(part, record):
+        raise IntegrityError(
+            f"{key} in {store.url} is not what was uploaded: its size or SHA-256 differs.",
+            do="It was damaged or replaced; use another checkpoint.",
+            name=record.name,
+        )
+
+
+# ── both ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _each(sizes: Mapping[str, int], call: Callable[[str], None], *, workers: int) -> None:
+    """`call` for every name, small and big files side by side; the first error ends it."""
+    with (
+        ThreadPoolExecutor(BIG_AT_ONCE, "spotfit-big") as few,
+        ThreadPoolExecutor(workers, "spotfit-files") as many,
+    ):
+        jobs = [
+            (few if size_bytes > BIG_BYTES else many).submit(call, name)
+            for name, size_bytes in sizes.items()
+        ]
+        try:
+            for job in as_completed(jobs):
+                job.result()
+        except BaseException:
+            for job in jobs:
+                job.cancel()
+            raise
+
+
+def _is(path: Path, record: FileRecord) -> bool:
+    try:
+        return path.stat().st_size == record.size_bytes and _digest(path) == record.sha256
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return False
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,22 @@
+"""`python -m spotfit.worker <socket> <parent>`: a worker in an interpreter of its own."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from spotfit.worker import birth
+
+
+def begin(arguments: list[str]) -> None:
+    """Do what the zygote does for its children, then work."""
+    talk, parent, what = int(arguments[0]), int(arguments[1]), arguments[2]
+    birth.separate(parent)
+    birth.whole_lines()
+    importlib.import_module(f"spotfit.worker.{_ENTRANCES[what]}").main(talk)
+
+
+_ENTRANCES = {"worker": "main", "audience": "audience"}
+
+if __name__ == "__main__":
+    begin(sys.argv[1:])

@@ -1,0 +1,44 @@
+"""The first moments of a user process: on its own, its streams in place, its dice its own."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+
+from spotfit.host import dice, process
+
+
+def separate(parent: int) -> None:
+    """A process group of our own, which dies with `parent`; default answers to all signals."""
+    os.setpgid(0, 0)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    process.die_with_parent(parent)
+    process.call_myself("spotfit-worker")
+    reseed()
+
+
+def take_streams(out: int, err: int) -> None:
+    """Make these our standard output and error."""
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    os.close(out)
+    os.close(err)
+    whole_lines()
+
+
+def whole_lines() -> None:
+    """Write each line when it ends: what a killed process has printed must have left it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+
+
+def reseed() -> None:
+    """Forked twins must not throw the same dice."""
+    dice.reseed()
+    if numpy := sys.modules.get("numpy.random"):
+        numpy.seed()

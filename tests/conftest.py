@@ -1,0 +1,147 @@
+"""What holds for every test: no wire but loopback, a clean home, a known seed, no real waiting.
+
+The guards sit in Python and see this process only: what a test starts, and what compiled drivers
+do by themselves, is kept honest by giving them loopback addresses and nothing else.
+"""
+
+import ipaddress
+import os
+import random
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DEFAULT_SEED = 20_260_101
+VIRTUAL_TIME_ONLY = ("unit", "sim")
+WAITERS = ("spotfit", "tests", "tenacity")
+TESTS = Path(__file__).parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, help="the seed of every die in this run")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"seed: {_seed(config)} (again with --seed or SPOTFIT_SEED)"
+
+
+def _seed(config: pytest.Config) -> int:
+    chosen = config.getoption("--seed")
+    return int(os.environ.get("SPOTFIT_SEED", DEFAULT_SEED)) if chosen is None else int(chosen)
+
+
+@pytest.fixture(scope="session")
+def seed(request: pytest.FixtureRequest) -> int:
+    """The seed in the header; derive every random stream of a test from it."""
+    return _seed(request.config)
+
+
+@pytest.fixture
+def dice(seed: int, request: pytest.FixtureRequest) -> random.Random:
+    """A die of this test's own: the same whatever other tests ran before."""
+    return random.Random(f"{seed} {request.node.nodeid}")
+
+
+# ── a clean home ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _clean_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test finds, or leaves, anything in the home of whoever runs it, nor their credentials."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "SPOTFIT_", "XDG_")):
+                patch.delenv(name)
+        patch.setenv("HOME", str(home))
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        yield
+
+
+# ── no wire but loopback ─────────────────────────────────────────────────────────────────────────
+
+
+class OutsideWorldError(AssertionError):
+    """A test tried to leave this machine."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _loopback_only() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("connect", "connect_ex", "sendto"):
+            patch.setattr(socket.socket, name, _guarded(getattr(socket.socket, name)))
+        patch.setattr(socket, "getaddrinfo", _guarded_lookup(socket.getaddrinfo))
+        yield
+
+
+def _guarded(call: Any) -> Any:
+    def guarded(self: socket.socket, *args: Any) -> Any:
+        if self.family in (socket.AF_INET, socket.AF_INET6):
+            _refuse_strangers(args[-1][0])
+        return call(self, *args)
+
+    return guarded
+
+
+def _guarded_lookup(call: Any) -> Any:
+    def guarded(host: Any, *args: Any, **kwargs: Any) -> Any:
+        _refuse_strangers(host)
+        return call(host, *args, **kwargs)
+
+    return guarded
+
+
+def _refuse_strangers(host: str | bytes | None) -> None:
+    name = host.decode() if isinstance(host, bytes) else host
+    if not _is_here(name):
+        raise OutsideWorldError(f"tests speak to loopback only, not to {name}")
+
+
+def _is_here(name: str | None) -> bool:
+    if name in (None, "", "localhost", "0.0.0.0", "::", socket.gethostname()):  # noqa: S104  # asked, not bound
+        return True
+    assert name is not None
+    try:
+        return ipaddress.ip_address(name.partition("%")[0]).is_loopback
+    except ValueError:
+        return name.endswith(".localhost")
+
+
+# ── no real waiting where time is virtual ────────────────────────────────────────────────────────
+
+
+class RealWaitError(AssertionError):
+    """A test of virtual time waited for a real clock."""
+
+
+@pytest.fixture(autouse=True)
+def _no_real_sleep(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In unit/ and sim/ neither our code nor a test may sleep, unless marked `real_time(reason)`.
+
+    Libraries may: `Popen.wait(timeout)` naps while it polls.
+    """
+    folder = request.path.relative_to(TESTS).parts[0]
+    if folder in VIRTUAL_TIME_ONLY and request.node.get_closest_marker("real_time") is None:
+        monkeypatch.setattr(time, "sleep", _sleep_of_strangers_only(time.sleep))
+
+
+def _sleep_of_strangers_only(sleep: Any) -> Any:
+    def guarded(seconds: float) -> None:
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if seconds > 0 and caller.startswith(WAITERS):
+            raise RealWaitError(f"{caller} slept {seconds} s; use a virtual clock")
+        sleep(seconds)
+
+    return guarded
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for marker in item.iter_markers("real_time"):
+            if not (marker.args or marker.kwargs.get("reason")):
+                raise pytest.UsageError(f"{item.nodeid}: real_time needs a reason")

@@ -1,0 +1,113 @@
+"""Every store against the one suite."""
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spotfit.store.api import Store
+from spotfit.store.filesystem import store_on
+from spotfit.store.opening import open_store
+from spotfit.testing.store_suite import StoreSuite
+
+S3_SERVER = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+server.stop()
+"""
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """The address of an S3 server with a bucket named 'bucket', in a process of its own."""
+    with subprocess.Popen(
+        [sys.executable, "-c", S3_SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as server:
+        assert server.stdout is not None
+        url = f"http://127.0.0.1:{server.stdout.readline().strip()}"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+            patch.setenv("AWS_SECRET_ACCESS_KEY", "something")
+            patch.setenv("AWS_REGION", "us-east-1")
+            _make_bucket(url)
+            yield url
+        assert server.stdin is not None
+        server.stdin.close()
+
+
+def _make_bucket(url: str) -> None:
+    boto3 = pytest.importorskip("boto3")
+    boto3.client("s3", endpoint_url=url, region_name="us-east-1").create_bucket(Bucket="bucket")
+
+
+class TestLocal(StoreSuite):
+    @pytest.fixture
+    def store(self, tmp_path_factory: pytest.TempPathFactory) -> Store:
+        return open_store(tmp_path_factory.mktemp("store"))
+
+
+class TestMemory(StoreSuite):
+    is_shared = False
+
+    @pytest.fixture
+    def store(self) -> Store:
+        return open_store(f"memory://{uuid.uuid4().hex}/folder")
+
+
+class TestS3(StoreSuite):
+    @pytest.fixture
+    def store(self, s3: str) -> Store:
+        return open_store(f"s3://bucket/{uuid.uuid4().hex}?endpoint_url={s3}")
+
+
+class TestFsspecLocal(StoreSuite):
+    @pytest.fixture
+    def store(self, tmp_path_factory: pytest.TempPathFactory) -> Store:
+        local = pytest.importorskip("fsspec").filesystem("file")
+        return store_on(local, str(tmp_path_factory.mktemp("store")))
+
+
+class TestFsspecMemory(StoreSuite):
+    is_shared = False
+
+    @pytest.fixture
+    def store(self) -> Store:
+        memory = pytest.importorskip("fsspec").filesystem("memory")
+        return store_on(memory, f"/{uuid.uuid4().hex}")
+
+
+class TestFsspecOverS3(StoreSuite):
+    @pytest.fixture
+    def store(self, s3: str) -> Store:
+        s3fs = pytest.importorskip("s3fs")
+        return store_on(s3fs.S3FileSystem(endpoint_url=s3), f"bucket/{uuid.uuid4().hex}")
+
+
+class TestArrowLocal(StoreSuite):
+    @pytest.fixture
+    def store(self, tmp_path_factory: pytest.TempPathFactory) -> Store:
+        fs = pytest.importorskip("pyarrow.fs")
+        return store_on(fs.LocalFileSystem(), str(tmp_path_factory.mktemp("store")))
+
+
+class TestArrowOverS3(StoreSuite):
+    creates = False
+
+    @pytest.fixture
+    def store(self, s3: str) -> Store:
+        fs = pytest.importorskip("pyarrow.fs")
+        server = s3.removeprefix("http://")
+        s3fs = fs.S3FileSystem(endpoint_override=server, scheme="http", region="us-east-1")
+        return store_on(s3fs, f"bucket/{uuid.uuid4().hex}")

@@ -1,0 +1,56 @@
+"""Errors cross processes: each class of the tree survives a pickle with everything it carries."""
+
+import inspect
+import pickle
+import re
+from collections.abc import Callable
+
+import pytest
+
+from spotfit.core import errors
+from spotfit.core.errors import SpotfitError
+
+KINDS = sorted(
+    (
+        kind
+        for _, kind in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(kind, SpotfitError)
+    ),
+    key=lambda kind: kind.__name__,
+)
+
+OF_THEIR_OWN_SHAPE: dict[str, Callable[[], SpotfitError]] = {
+    "ConfigErrors": lambda: errors.ConfigErrors([errors.ConfigError("one"), SpotfitError("two")]),
+    "ControllerError": lambda: errors.ControllerError(ValueError("a callback")),
+    "PreemptionError": lambda: errors.PreemptionError({"node": [0, 1]}, drain_timed_out=True),
+    "WorkerGroupError": lambda: errors.WorkerGroupError("rank 1 failed", {1: KeyError("loss")}),
+}
+
+
+def an(kind: type[SpotfitError]) -> SpotfitError:
+    if kind.__name__ in OF_THEIR_OWN_SHAPE:
+        return OF_THEIR_OWN_SHAPE[kind.__name__]()
+    return kind("what happened and why", do="the remedy", rank=3, limit_bytes=8)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_an_error_survives_a_pickle(kind: type[SpotfitError]) -> None:
+    error = an(kind)
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is kind
+    assert str(again) == str(error)
+    assert again.args == error.args
+    assert describe(again) == describe(error)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_an_error_is_on_the_tree_and_says_what_it_is(kind: type[SpotfitError]) -> None:
+    assert kind.__doc__
+    assert "__doc__" in vars(kind), "a docstring of its own"
+    tree = errors.__doc__ or ""
+    assert re.search(rf"\b{kind.__name__}\b", tree), "it is missing in the tree at the top"
+
+
+def describe(error: SpotfitError) -> dict[str, str]:
+    """What the error carries; exceptions inside have no equality, so by their repr."""
+    return {name: repr(fact) for name, fact in vars(error).items()}

@@ -1,0 +1,19 @@
+"""Examples: each says what it shows, and is Python. That they run is proved in tests/live."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.house.tree import ROOT, short
+
+EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
+
+
+def test_there_are_examples() -> None:
+    assert EXAMPLES
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=short)
+def test_an_example_says_what_it_shows(example: Path) -> None:
+    assert ast.get_docstring(ast.parse(example.read_text(), filename=short(example)))

@@ -1,0 +1,60 @@
+"""`import spotfit` is cheap: whoever types it has paid for nothing yet."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+ALLOWED_CPU_S = 0.100
+HEAVY = {
+    "asyncio",
+    "boto3",
+    "botocore",
+    "cloudpickle",
+    "cryptography",
+    "fsspec",
+    "moto",
+    "msgspec",
+    "numpy",
+    "obstore",
+    "pyarrow",
+    "rich",
+    "sklearn",
+    "torch",
+    "typer",
+}
+
+PROBE = """
+import json, sys, time
+before = time.process_time()
+import {module}
+print(json.dumps([time.process_time() - before, sorted(m for m in sys.modules if "." not in m)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def imports() -> list[tuple[float, set[str]]]:
+    """Five fresh interpreters: CPU seconds and top-level modules of `import spotfit` in each."""
+    return [fresh_import("spotfit") for _ in range(5)]
+
+
+def test_importing_us_imports_nothing_heavy(imports: list[tuple[float, set[str]]]) -> None:
+    dragged = imports[0][1] & HEAVY
+    assert not dragged, f"`import spotfit` drags in {sorted(dragged)}"
+
+
+def test_importing_us_takes_no_time(imports: list[tuple[float, set[str]]]) -> None:
+    best = min(cost for cost, _ in imports)
+    assert best <= ALLOWED_CPU_S, f"`import spotfit` takes {best * 1000:.0f} ms of CPU"
+
+
+def fresh_import(module: str) -> tuple[float, set[str]]:
+    told = subprocess.run(
+        [sys.executable, "-c", PROBE.format(module=module)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    cost, modules = json.loads(told.stdout)
+    return cost, set(modules)

@@ -1,0 +1,64 @@
+"""Where things lie in the repository, for the tests that look at the repository itself."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SDK = ROOT / "sdk" / "spotfit"
+PROVISIONERS = ROOT / "provisioners" / "spotfit_provisioners"
+LOCALSIM = ROOT / "localsim" / "spotfit_localsim"
+PACKAGES = (SDK, PROVISIONERS, LOCALSIM)
+UNIT = ROOT / "tests" / "unit"
+
+_OURS = (
+    ".ci",
+    "benchmarks",
+    "docs",
+    "examples",
+    "infra",
+    "localsim",
+    "provisioners",
+    "sdk",
+    "tests",
+    "worker_image",
+)
+
+
+def sources() -> list[Path]:
+    """Every module of the three packages."""
+    return sorted(path for package in PACKAGES for path in package.rglob("*.py"))
+
+
+def documents() -> list[Path]:
+    """Every Markdown file of ours."""
+    return sorted(path for path in texts() if path.suffix == ".md")
+
+
+def texts() -> Iterator[Path]:
+    """Every file of ours that a person may read, wherever it lies."""
+    yield from (path for path in ROOT.iterdir() if path.is_file())
+    for folder in _OURS:
+        for path in (ROOT / folder).rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield path
+
+
+def short(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def working_lines(path: Path) -> int:
+    """Lines inside functions, without docstrings and `...`: declarations have no story to tell."""
+    functions = (
+        node
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    return len({line for node in functions for part in node.body for line in _lines(part)})
+
+
+def _lines(part: ast.stmt) -> range:
+    if isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant):
+        return range(0)
+    return range(part.lineno, (part.end_lineno or part.lineno) + 1)

@@ -1,0 +1,112 @@
+"""Differences that break a pickle are told; those that do not are not."""
+
+import sys
+from importlib import metadata
+
+import msgspec
+import pytest
+
+from spotfit.core.codec import decoder, encode
+from spotfit.core.errors import EnvironmentMismatchError
+from spotfit.ship.pins import Environment, compare, distribution_of, here
+
+LAPTOP = Environment(
+    python="3.11.7",
+    implementation="cpython",
+    platform="darwin-arm64",
+    packages={
+        "cloudpickle": "3.1.2",
+        "numpy": "2.4.6",
+        "pandas": "2.3.0",
+        "spotfit": "0.1.0",
+        "torch": "2.13.0+cpu",
+    },
+    needs=("cloudpickle", "pandas"),
+)
+
+
+def there(**changed: str | None) -> Environment:
+    """The laptop's environment with other versions; None takes a package away."""
+    packages = {**LAPTOP.packages, **changed}
+    kept = {name: version for name, version in packages.items() if version is not None}
+    return msgspec.structs.replace(LAPTOP, packages=kept)
+
+
+def test_what_is_here_is_read() -> None:
+    found = here(["msgspec", "no_such_package"])
+    assert found.python == ".".join(map(str, sys.version_info[:3]))
+    assert found.implementation == "cpython"
+    assert found.packages["msgspec"] == metadata.version("msgspec")
+    assert found.packages["cloudpickle"] == metadata.version("cloudpickle")
+    assert found.needs == ("msgspec",)
+
+
+def test_an_environment_travels_in_the_spec() -> None:
+    assert decoder(Environment).decode(encode(LAPTOP)) == LAPTOP
+
+
+def test_packages_are_asked_for_under_their_distributions_name() -> None:
+    assert distribution_of("sklearn") == "scikit-learn"
+    assert distribution_of("Typing_Extensions") == "typing-extensions"
+
+
+def test_equal_environments_agree() -> None:
+    assert compare(LAPTOP, LAPTOP) == []
+
+
+@pytest.mark.parametrize(
+    "python", [{"python": "3.11.2"}, {"platform": "linux-x86_64"}], ids=["patch", "platform"]
+)
+def test_what_breaks_no_pickle_is_not_told(python: dict[str, str]) -> None:
+    assert compare(LAPTOP, msgspec.structs.replace(LAPTOP, **python)) == []
+
+
+def test_another_minor_version_of_python_is_told() -> None:
+    (told,) = compare(LAPTOP, msgspec.structs.replace(LAPTOP, python="3.12.7"))
+    assert isinstance(told, EnvironmentMismatchError)
+    assert "cpython 3.11, there cpython 3.12" in str(told)
+
+
+def test_another_implementation_is_told() -> None:
+    (told,) = compare(LAPTOP, msgspec.structs.replace(LAPTOP, implementation="pypy"))
+    assert "pypy 3.11" in str(told)
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [("numpy", "1.26.4"), ("cloudpickle", "2.2.1"), ("torch", "1.13.1"), ("spotfit", "0.2.0")],
+)
+def test_another_line_of_a_package_is_told(name: str, version: str) -> None:
+    (told,) = compare(LAPTOP, there(**{name: version}))
+    assert f"{name} is {LAPTOP.packages[name]} here and {version} there" in str(told)
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [("numpy", "2.0.1"), ("torch", "2.9.1+cu128"), ("spotfit", "0.1.9")]
+)
+def test_another_minor_version_of_a_package_is_let_pass(name: str, version: str) -> None:
+    assert compare(LAPTOP, there(**{name: version})) == []
+
+
+def test_a_package_the_luggage_needs_must_be_there() -> None:
+    (told,) = compare(LAPTOP, there(pandas=None))
+    assert "not installed there" in str(told)
+    assert "pandas==2.3.0" in told.do
+
+
+def test_a_package_nobody_needs_may_be_missing() -> None:
+    assert compare(LAPTOP, there(torch=None)) == []
+
+
+def test_the_remedy_names_a_version_an_index_has() -> None:
+    (told,) = compare(LAPTOP, there(torch="1.13.1"))
+    assert "torch==2.13.0 " in told.do
+
+
+def test_what_will_be_installed_there_is_not_judged() -> None:
+    assert compare(LAPTOP, there(pandas=None), bringing={"pandas"}) == []
+
+
+def test_all_differences_are_told_at_once() -> None:
+    other = msgspec.structs.replace(there(numpy="1.26.4", pandas=None), python="3.12.0")
+    assert len(compare(LAPTOP, other)) == 3

@@ -1,0 +1,102 @@
+"""A node gets what the run wants around its function, once."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotfit.core.errors import ShippingError
+from spotfit.ship import prepare as preparing
+from spotfit.ship.bundle import bundle_directory, bundle_module
+from spotfit.ship.environment import ShippedEnv
+from spotfit.ship.prepare import Prepared, pip_install_command, prepare
+from spotfit.ship.unpack import code_key
+from spotfit.store.memory import MemoryStore
+
+
+def wheel(folder: Path, *, version: str = "1.2") -> None:
+    """The smallest package that pip installs."""
+    info = f"spotless-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"spotless-{version}-py3-none-any.whl", "w") as packed:
+        packed.writestr("spotless.py", f"VERSION = '{version}'\n")
+        packed.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: spotless\nVersion: {version}\n"
+        )
+        packed.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        packed.writestr(f"{info}/RECORD", "")
+
+
+def wanting(folder: Path) -> ShippedEnv:
+    return ShippedEnv(pip=("--no-index", f"--find-links {folder}", "spotless==1.2"))
+
+
+def said_by(python: str, code: str) -> str:
+    command = [python, "-I", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_nothing_wanted_changes_nothing(tmp_path: Path) -> None:
+    prepared = prepare(ShippedEnv(), store=MemoryStore(), scratch=tmp_path)
+    assert prepared == Prepared(sys.executable, (), None, {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_code_is_unpacked_and_found_in_order(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "train.py").write_text("")
+    (tmp_path / "mine.py").write_text("")
+    work, mine = bundle_directory(tmp_path / "work"), bundle_module(tmp_path / "mine.py")
+    store = MemoryStore()
+    for bundle in (work, mine):
+        store.create(code_key(bundle.sha256), bundle.body)
+    env = ShippedEnv({"A": "1"}, work.sha256, (mine.sha256,))
+    prepared = prepare(env, store=store, scratch=tmp_path / "scratch")
+    assert prepared.cwd is not None
+    assert (prepared.cwd / "train.py").exists()
+    assert prepared.sys_path[0] == str(prepared.cwd)
+    assert (Path(prepared.sys_path[1]) / "mine.py").exists()
+    assert prepared.env_vars == {"A": "1"}
+    assert prepare(env, store=MemoryStore(), scratch=tmp_path / "scratch") == prepared
+
+
+def test_packages_are_installed_on_top_of_ours_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel(tmp_path)
+    env = wanting(tmp_path)
+    python = prepare(env, store=MemoryStore(), scratch=tmp_path / "scratch").python
+    seen = "import spotless, msgspec, pytest; print(spotless.VERSION)"
+    assert said_by(python, seen) == "1.2"
+
+    monkeypatch.setattr(preparing, "_install", _never)
+    assert prepare(env, store=MemoryStore(), scratch=tmp_path / "scratch").python == python
+
+
+def _never(*_: Any) -> None:
+    raise AssertionError("installed twice")
+
+
+def test_what_pip_says_is_told_and_the_next_try_begins_afresh(tmp_path: Path) -> None:
+    with pytest.raises(ShippingError, match=r"(?s)could not install .*No matching distribution"):
+        prepare(wanting(tmp_path), store=MemoryStore(), scratch=tmp_path / "scratch")
+    wheel(tmp_path)
+    prepared = prepare(wanting(tmp_path), store=MemoryStore(), scratch=tmp_path / "scratch")
+    assert said_by(prepared.python, "import spotless; print('here')") == "here"
+
+
+def test_a_pip_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparing, "_PIP_PATIENCE_S", 0.0)
+    with pytest.raises(ShippingError, match="was not done in 0 s"):
+        prepare(wanting(tmp_path), store=MemoryStore(), scratch=tmp_path)
+
+
+def test_pip_asks_nobody_anything() -> None:
+    command = pip_install_command("python3", Path("requirements.txt"))
+    assert command[:4] == ["python3", "-m", "pip", "install"]
+    assert "--no-input" in command
+    assert command[-2:] == ["--requirement", "requirements.txt"]
