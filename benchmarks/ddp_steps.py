@@ -35,6 +35,7 @@ FIGURE = Figure(
     rivals=(Rival(TORCHRUN_TUNED, asked=0.98), Rival(TORCHRUN, asked=0.98)),
     limit_s=120.0,
     more_is_better=True,
+    also=(("cpu_ms_a_step", "CPU of the whole tree per step (ms)"),),
 )
 
 if __name__ == "__main__":

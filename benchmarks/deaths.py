@@ -5,6 +5,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.run_once import Events
+from benchmarks.work import STEPS_BEFORE_DEATH
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +28,7 @@ def _death(events: Events, life: int, at: float, ranks: int) -> Death:
         return Death(at, None, None)
     before = events.named("life_begins", life=life)[0].facts["step"]
     after = events.named("life_begins", life=life + 1)[0].facts["step"]
-    return Death(at, again - at, before + STEPS_DONE - after)
-
-
-# Steps that a life has made when it is killed; see work.survive.
-STEPS_DONE = 3
+    return Death(at, again - at, before + STEPS_BEFORE_DEATH - after)
 
 
 def told(found: list[Death], limit_s: float) -> tuple[float, dict[str, Any]]:

@@ -52,6 +52,7 @@ FIGURE = Figure(
         Rival(RAY, asked=8.0),
     ),
     limit_s=120.0,
+    also=(("first_step_s", "to the end of the first step (s)"),),
 )
 
 if __name__ == "__main__":

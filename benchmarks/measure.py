@@ -56,6 +56,8 @@ class Figure:
     limit_s: float
     more_is_better: bool = False
     at_most: float | None = None
+    # What else to compare, of `Reading.more`: name there to words; less is better.
+    also: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +133,10 @@ def race(figure: Figure, rival: Rival, pairs: int) -> list[Pair]:
     print(f"{figure.title}: ours against {rival.setting.name}", flush=True)
     print("  (warm-up)", flush=True)
     _pair(figure, rival, ours_first=True)
-    return [_fair_pair(figure, rival, ours_first) for ours_first in ratios.order(pairs)]
+    return [_fair_pair(figure, rival, ours_first=first) for first in ratios.order(pairs)]
 
 
-def _fair_pair(figure: Figure, rival: Rival, ours_first: bool) -> Pair:  # noqa: FBT001
+def _fair_pair(figure: Figure, rival: Rival, *, ours_first: bool) -> Pair:
     pair = _pair(figure, rival, ours_first=ours_first)
     while abs(pair.ours.pressure - pair.theirs.pressure) > PRESSURE_APART:
         if pair.repeated == REPEATS:
@@ -156,26 +158,46 @@ def _pair(figure: Figure, rival: Rival, *, ours_first: bool) -> Pair:
 
 def outcome(figure: Figure, rival: Rival, pairs: Sequence[Pair]) -> dict[str, Any]:
     """What a race says, ready to be kept."""
-    better = ratios.verdict(
-        [
-            ratios.times_better(
-                pair.ours.value, pair.theirs.value, more_is_better=figure.more_is_better
-            )
-            for pair in pairs
-        ]
-    )
-    cheaper = ratios.verdict([pair.theirs.cpu_s / max(pair.ours.cpu_s, 0.01) for pair in pairs])
+    better = _better(pairs, lambda run: run.value, more_is_better=figure.more_is_better)
+    cheaper = _better(pairs, lambda run: max(run.cpu_s, 0.01))
     return {
         "rival": rival.setting.name,
         "asked": rival.asked,
         "ratio": better.median,
         "lower": better.lower,
-        "reached": None if rival.asked is None else better.clears(rival.asked),
         "cpu_ratio": cheaper.median,
         "cpu_lower": cheaper.lower,
+        "also": [_also(pairs, key, words) for key, words in figure.also],
         "ours": summary([pair.ours for pair in pairs]),
         "theirs": summary([pair.theirs for pair in pairs]),
         "pairs": [asdict(pair) for pair in pairs],
+    }
+
+
+def _better(
+    pairs: Sequence[Pair], of: Callable[[Measured], float], *, more_is_better: bool = False
+) -> ratios.Verdict:
+    return ratios.verdict(
+        [
+            ratios.times_better(of(pair.ours), of(pair.theirs), more_is_better=more_is_better)
+            for pair in pairs
+        ]
+    )
+
+
+def _also(pairs: Sequence[Pair], key: str, words: str) -> dict[str, Any]:
+    """Another comparison of the same pairs, over those in which both sides came so far."""
+    told = [pair for pair in pairs if key in pair.ours.more and key in pair.theirs.more]
+    if not told:
+        return {"words": words, "pairs": 0}
+    better = _better(told, lambda run: float(run.more[key]))
+    return {
+        "words": words,
+        "pairs": len(told),
+        "ratio": better.median,
+        "lower": better.lower,
+        "ours": median(pair.ours.more[key] for pair in told),
+        "theirs": median(pair.theirs.more[key] for pair in told),
     }
 
 

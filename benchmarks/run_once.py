@@ -120,6 +120,7 @@ def _run_in(folder: Path, setting: peers.Setting, job: Job, limit_s: float) -> R
         environment = peers.environment(setting) | {
             tree.TAG: watched.tag,
             "RAY_TMPDIR": str(folder),
+            "TMPDIR": str(folder),
             "HOME": str(folder),
         }
         started = time.time()

@@ -34,6 +34,7 @@ FIGURE = Figure(
     read=read,
     rivals=(Rival(RAY_TUNED, asked=20.0), Rival(RAY, asked=20.0)),
     limit_s=180.0,
+    also=(("returned_s", "to the return of fit() (s)"),),
 )
 
 if __name__ == "__main__":

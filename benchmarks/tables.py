@@ -18,16 +18,33 @@ def of_figure(kept: Mapping[str, Any]) -> str:
             f"{race['ours']['cpu_s']:.2f} / {race['theirs']['cpu_s']:.2f}",
             _ratio(race["cpu_ratio"], race["cpu_lower"]),
             _went(race["ours"]) + " / " + _went(race["theirs"]),
-            _bar(race["asked"]),
+            _bar(race["asked"], race["lower"]),
         )
         for race in kept["races"]
     ]
     if kept["alone"] is not None:
         alone = kept["alone"]
         row = ("-", _spread(alone, unit), "-", "-", f"{alone['cpu_s']:.2f}", "-", _went(alone))
-        rows.append((*row, _limit(kept)))
+        rows.append((*row, _limit(kept, alone)))
     head = ("peer", "ours", "theirs", "ratio (95 % lower)", "CPU-s", "CPU ratio", "ended well")
-    return f"**{kept['title']}**\n\n" + markdown((*head, "asked for"), rows)
+    return f"**{kept['title']}**\n\n" + markdown((*head, "asked for"), rows) + _also(kept)
+
+
+def _also(kept: Mapping[str, Any]) -> str:
+    rows = [
+        (
+            race["rival"],
+            also["words"],
+            f"{also['ours']:.3g}",
+            f"{also['theirs']:.3g}",
+            _ratio(also["ratio"], also["lower"]),
+        )
+        for race in kept["races"]
+        for also in race["also"]
+        if also["pairs"]
+    ]
+    head = ("peer", "also", "ours", "theirs", "ratio (95 % lower)")
+    return "\n" + markdown(head, rows) if rows else ""
 
 
 def summary(every: Sequence[Mapping[str, Any]]) -> str:
@@ -56,13 +73,17 @@ def _family_row(kept: Mapping[str, Any], family: str) -> tuple[str, ...]:
         _peer(races.get("default"), kept["unit"]),
         _peer(races.get("tuned"), kept["unit"]),
         _ratio(claimed["ratio"], claimed["lower"]),
-        _bar(max(bars) if bars else None),
+        _all_asked(kept, claimed["ours"], _bar(max(bars, default=None), claimed["lower"])),
     )
 
 
 def _row_of_ours(kept: Mapping[str, Any]) -> tuple[str, ...]:
     ours = _number(kept["alone"]["median"], kept["unit"]) + f" ({_went(kept['alone'])})"
-    return (kept["title"], ours, "-", "-", "-", _limit(kept))
+    return (kept["title"], ours, "-", "-", "-", _limit(kept, kept["alone"]))
+
+
+def _all_asked(kept: Mapping[str, Any], ours: Mapping[str, Any], bar: str) -> str:
+    return bar if kept["at_most"] is None else f"{_limit(kept, ours)}, {bar}"
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -98,9 +119,17 @@ def _went(side: Mapping[str, Any]) -> str:
     return f"{side['ok']} of {side['runs']}"
 
 
-def _bar(asked: float | None) -> str:
-    return "-" if asked is None else f"≥ {asked:,g}x"
+def _bar(asked: float | None, lower: float) -> str:
+    if asked is None:
+        return "-"
+    return f"≥ {asked:,g}x: {_so(lower >= asked)}"
 
 
-def _limit(kept: Mapping[str, Any]) -> str:
-    return "-" if kept["at_most"] is None else f"≤ {kept['at_most']:g} {kept['unit']}"
+def _limit(kept: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    if kept["at_most"] is None:
+        return "-"
+    return f"≤ {kept['at_most']:g} {kept['unit']}: {_so(ours['median'] <= kept['at_most'])}"
+
+
+def _so(reached: bool) -> str:  # noqa: FBT001  # the one question it answers
+    return "reached" if reached else "missed"

@@ -22,7 +22,7 @@ Config = Mapping[str, Any]
 API = {"ours": "spotfit", "ray": "ray.train", "torchrun": "benchmarks.sides.plain"}
 STEPS_A_LIFE = 4
 SAVED_AFTER = 1
-KILLED_BEFORE = 3
+STEPS_BEFORE_DEATH = 3
 WIDTH = 256
 
 
@@ -46,7 +46,7 @@ def first_line(config: Config) -> None:
 
 
 def survive(config: Config) -> None:
-    """Train in lives of a few steps; in each but the last, one worker kills itself."""
+    """Train in lives of a few steps; in each but the last, a worker or a node is killed."""
     api, rank, life = _api(config), _rank(config), _lives_lost(config)
     step = _step_of(api.get_checkpoint())
     for nth, _ in enumerate(_steps(STEPS_A_LIFE)):
@@ -55,23 +55,8 @@ def survive(config: Config) -> None:
         step += 1
         if nth == SAVED_AFTER:
             _save(api, rank, step)
-        if nth == KILLED_BEFORE - 1 and life < config["kills"] and rank == _victim(api, life):
-            _die(config, life)
-
-
-def lose_a_node(config: Config) -> None:
-    """As `survive`, but all of the second node goes at once, its agent included, unannounced."""
-    api, rank, life = _api(config), _rank(config), _lives_lost(config)
-    step = _step_of(api.get_checkpoint())
-    node = api.get_context().get_node_rank()
-    for nth, _ in enumerate(_steps(STEPS_A_LIFE)):
-        if nth == 0:
-            record(config, "life_begins", rank=rank, life=life, step=step, node=node)
-        step += 1
-        if nth == SAVED_AFTER:
-            _save(api, rank, step)
-        if nth == KILLED_BEFORE - 1 and life < config["kills"] and node == 1:
-            _ask_for_death(config, life)
+        if nth == STEPS_BEFORE_DEATH - 1 and life < config["kills"]:
+            {"worker": _a_worker_dies, "node": _a_node_dies}[config["victim"]](config, life)
 
 
 def report_often(config: Config) -> None:
@@ -174,18 +159,38 @@ def _lives_lost(config: Config) -> int:
     return len(list(Path(config["graves"]).glob("grave-*")))
 
 
-def _victim(api: Any, life: int) -> int:
+def _a_worker_dies(config: Config, life: int) -> None:
     """Everybody's turn comes, rank 0's as well."""
-    return (life + 1) % int(api.get_context().get_world_size())
+    workers = int(_api(config).get_context().get_world_size())
+    if _rank(config) == (life + 1) % workers:
+        _bury(config, life)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _die(config: Config, life: int) -> None:
+def _a_node_dies(config: Config, life: int) -> None:
+    """All of the second node goes, its agent first: every process of the session."""
+    context = _api(config).get_context()
+    if context.get_node_rank() == 1 and context.get_local_rank() == 0:
+        others = [pid for pid in _session(os.getsid(0)) if pid != os.getpid()]
+        _bury(config, life)
+        for pid in [*others, os.getpid()]:
+            os.kill(pid, signal.SIGKILL)
+
+
+def _bury(config: Config, life: int) -> None:
+    """Note the death just before it comes."""
     (Path(config["graves"]) / f"grave-{life}").touch()
     record(config, "killed", life=life, rank=_rank(config))
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _ask_for_death(config: Config, life: int) -> None:
-    """Ask whoever holds the machines to take this node away; wait for it."""
-    (Path(config["graves"]) / f"asked-{life}").touch()
-    time.sleep(60.0)
+def _session(leader: int) -> list[int]:
+    """The processes of a session; the first is its leader, who began it."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    return sorted((pid for pid in pids if _session_of(pid) == leader), key=lambda p: p != leader)
+
+
+def _session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0

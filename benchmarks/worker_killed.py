@@ -28,7 +28,7 @@ def job(setting: Setting) -> Job:
 
 
 def killed(kills: int) -> Job:
-    return Job("survive", {"kills": kills}, workers=WORKERS, max_failures=kills)
+    return Job("survive", {"kills": kills, "victim": "worker"}, workers=WORKERS, max_failures=kills)
 
 
 def read(run: Run) -> Reading | None:

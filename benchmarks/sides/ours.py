@@ -28,7 +28,7 @@ def trainer(job: dict[str, Any], config: dict[str, Any], name: str) -> TorchTrai
             storage_path=job["storage"],
             failure_config=spotfit.FailureConfig(max_failures=job["max_failures"]),
         ),
-        provisioner="local",
+        provisioner=f"local?nodes={job['nodes']}",
     )
 
 

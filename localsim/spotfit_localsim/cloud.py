@@ -161,6 +161,10 @@ class Cloud:
             self.tenant.evict(box, told=told)
         self._engine.after(0.0, self._fill)
 
+    def look_again(self) -> None:
+        """Capacity may have changed."""
+        self._engine.after(0.0, self._fill)
+
     def standing(self) -> Iterator[Box]:
         """Every machine that costs money, or will."""
         return (box for order in self.orders.values() for box in order.boxes if box.standing)

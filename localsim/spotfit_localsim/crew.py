@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from spotfit.agent.ports import CrewEvent, Exited, Said
+from spotfit.checkpoint.manifest import Manifest, newest_complete
 from spotfit.core.codec import decoder, encode
 from spotfit.ledger import keys
 from spotfit.model.spec import RunSpec
@@ -26,6 +28,7 @@ from spotfit.model.wire import (
     Start,
     ToWorker,
 )
+from spotfit.store.transfer import FileRecord
 from spotfit_localsim.bucket import Bucket
 from spotfit_localsim.dice import Stream
 from spotfit_localsim.engine import Engine, Process, Timer
@@ -44,12 +47,21 @@ class Kept(msgspec.Struct, frozen=True):
     link: str
 
 
-kept_states = decoder(Kept)
+_kept = decoder(Kept)
+_manifests = decoder(Manifest)
+_told = decoder(dict[str, Any])
 
 
-def state_key(name: str, rank: int) -> str:
-    """The file of that rank in a checkpoint."""
-    return f"{name}/state-{rank}.json"
+def restored(objects: Mapping[str, bytes], name: str) -> Kept | str:
+    """What a reader of that checkpoint finds, or in words why there is nothing to be found."""
+    found = [key for key in objects if key.startswith(f"{keys.MANIFESTS}{name}/")]
+    parts = newest_complete([_manifests.decode(objects[key]) for key in found])
+    files = [f"{part.folder}/{file.name}" for part in parts for file in part.files]
+    missing = [key for key in files if key not in objects]
+    if not files or missing:
+        return f"files are missing: {missing}" if missing else "no complete set of manifests"
+    states = {_kept.decode(objects[key]) for key in files}
+    return states.pop() if len(states) == 1 else f"its ranks saved different models: {states}"
 
 
 class FunctionRaised(Exception):  # noqa: N818  # told as the user's own exception, never handled
@@ -194,13 +206,10 @@ class SimWorker:
         name = self._start.checkpoint
         if name is None:
             return
-        objects = self._theatre.bucket.objects
-        files = [body for key, body in objects.items() if key.startswith(f"{name}/")]
-        states = {kept_states.decode(body) for body in files}
-        if len(states) != 1:
-            self._theatre.complain(f"round {self.round} starts from {name}, which holds {states}")
+        kept = restored(self._theatre.bucket.objects, name)
+        if isinstance(kept, str):
+            self._theatre.complain(f"round {self.round} starts from {name}, but {kept}")
             return
-        kept = states.pop()
         self.state = State(kept.step, kept.link)
         metrics = self._start.checkpoint_metrics or {}
         if metrics.get("step") != kept.step:
@@ -223,7 +232,8 @@ class SimWorker:
             self._end("was killed by SIGSEGV", clean=False)
             yield None
         self.state = self.state.next()
-        training.steps_done += self.rank == 0
+        if self.rank == 0:
+            training.done(self.state.step)
 
     def _save(self) -> Life:
         n = self._next_report()
@@ -238,7 +248,7 @@ class SimWorker:
         self._say(Files(n, self._metrics(), name))
         while (named := self._named(n)) is None:
             yield None
-        if kept_states.decode(named.metrics) != Kept(self.state.step, self.state.link):
+        if _kept.decode(named.metrics) != Kept(self.state.step, self.state.link):
             self._theatre.complain(f"report {n} of round {self.round} mixes different steps")
         yield from self._upload(n, named)
 
@@ -246,9 +256,13 @@ class SimWorker:
         half_s = self._theatre.stream.between(self._theatre.training.load.save_s) / 2
         yield half_s
         body = encode(Kept(self.state.step, self.state.link))
-        self._write(state_key(named.name, self.rank), body)
+        file = FileRecord(f"state-{self.rank}.json", len(body), "")
+        self._write(f"{named.name}/{file.name}", body)
         yield half_s
-        self._write(keys.manifest(named.name, self.round, self.rank), self._manifest(n, named, body))
+        part = Manifest(
+            named.name, self.round, n, self.rank, named.ranks, _told.decode(named.metrics), (file,)
+        )
+        self._write(keys.manifest(part.name, part.round, part.rank), encode(part))
         self._say(Saved(n, named.name, len(body)))
 
     def _meet_at_the_hub(self, n: int) -> Life:
@@ -272,9 +286,6 @@ class SimWorker:
 
     def _metrics(self) -> msgspec.Raw:
         return msgspec.Raw(encode(Kept(self.state.step, self.state.link)))
-
-    def _manifest(self, n: int, named: Named, body: bytes) -> bytes:
-        return b"{}"
 
     def _write(self, key: str, body: bytes) -> None:
         self._theatre.bucket.write(self._crew.name, key, body)

@@ -189,6 +189,13 @@ class Process:
         if self.alive:
             self._end(None)
 
+    def abandon(self) -> None:
+        """The world is over: forget it, and tell nobody."""
+        self.alive = False
+        for strand in self._strands:
+            strand.end()
+        self._strands = {}
+
     def touch(self, latency_s: float = 0.0) -> None:
         """A call to the world passes here: time goes by, or the process freezes or dies."""
         if not self.alive:
@@ -275,6 +282,12 @@ class Sidelong:
         if not answer:
             return None
         return self._under_way.pop(name)[0]
+
+    def send(self, name: str, job: Callable[[], Any]) -> None:
+        answer = self._under_way.get(name)
+        if answer is None or answer:
+            self._under_way[name] = []
+            self._process.send_out(lambda: self._do(name, job))
 
     def _do(self, name: str, job: Callable[[], Any]) -> None:
         self._under_way[name].append(Inline().run(name, job))

@@ -8,12 +8,13 @@ can be compared with that of the undisturbed one.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from spotfit_localsim.faults import Span
 
-How = Literal["raises", "dies", "hangs"]
+How = Literal["raises", "dies"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +86,20 @@ class Training:
     load: Workload
     chain: Chain = field(default_factory=Chain)
     happened: dict[Crash, int] = field(default_factory=dict)
-    most_steps: int = 0
-    """The furthest that any rank ever came."""
+    furthest: int = 0
+    """The last step that was ever done."""
     steps_done: int = 0
     """Steps of all rounds, the repeated ones too."""
+    reached: list[Callable[[int], None]] = field(default_factory=list)
+    """Told of every step that is done for the first time."""
+
+    def done(self, step: int) -> None:
+        """The group has made that step."""
+        self.steps_done += 1
+        if step > self.furthest:
+            self.furthest = step
+            for told in self.reached:
+                told(step)
 
     def crash(self, step: int, rank: int) -> Crash | None:
         """Whether that rank fails now."""

@@ -1,11 +1,9 @@
 """Every store against the one suite."""
 
-import os
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 

@@ -233,7 +233,7 @@ class Node:
     def assignment(self) -> dict[str, Any] | None:
         """What the machine is to do; None if the node was cancelled meanwhile."""
         text = _read(self.path / "assignment")
-        return None if text is None else cast(dict[str, Any], json.loads(text))
+        return None if text is None else cast("dict[str, Any]", json.loads(text))
 
     def assignment_was_read(self) -> None:
         """The secret in it has no reason to lie there any longer."""

@@ -491,9 +491,10 @@ class Agent:
         spec = view.spec
         assert spec is not None
         errands = self._workplace.errands()
+        provisioner = self._workplace.provisioner(spec)
         conductor = Conductor(
             self._ledger,
-            self._workplace.provisioner(spec),
+            provisioner,
             self._launch,
             errands,
             self._workplace.new_token,
@@ -505,6 +506,7 @@ class Agent:
             errands=errands,
             audience=self._workplace.audience(spec),
             name_for=self._workplace.name_for,
+            ends_itself=provisioner.traits.ends_itself,
             now=now,
         )
 

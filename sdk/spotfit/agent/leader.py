@@ -18,7 +18,7 @@ from spotfit.checkpoint.manifest import ready_in
 from spotfit.control.conductor import Conductor
 from spotfit.control.errands import Errands
 from spotfit.core.ids import AgentId, Token
-from spotfit.ledger import keys
+from spotfit.ledger import keys, snapshot
 from spotfit.ledger.run import Ledger
 from spotfit.model.events import (
     CheckpointCommitted,
@@ -64,6 +64,7 @@ class Leader:
         errands: Errands,
         audience: Audience | None,
         name_for: Callable[[int], str],
+        ends_itself: bool,
         now: float,
     ) -> None:
         self._ledger = ledger
@@ -73,7 +74,9 @@ class Leader:
         self._audience = audience
         self._name_for = name_for
         self._last_news: News | None = None
-        self._watch = Watch(me=ledger.me, led_since=now, turned_at=now, surveyed=False)
+        self._watch = Watch(
+            me=ledger.me, ends_itself=ends_itself, led_since=now, turned_at=now, surveyed=False
+        )
         self._hub: Hub | None = None
         self._adopted: tuple[Ready, ...] = ()
         self._to_drop: list[str] = []
@@ -213,6 +216,9 @@ class Leader:
         self._dirty = True
         for agent in self._watch.seats:
             self._net.send_down(agent, self._last_news)
+        view = self._ledger.view
+        if snapshot.due(view):
+            self._errands.send("snapshot", lambda: snapshot.write(self._ledger.store, view))
         match entry.event:
             case RoundOpened(round=opened):
                 self._open(opened.number, opened.world_size, now)

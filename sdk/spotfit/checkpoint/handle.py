@@ -21,7 +21,7 @@ from spotfit.store.api import Store
 from spotfit.store.filesystem import store_on
 from spotfit.store.opening import open_store
 from spotfit.store.transfer import FileRecord, download_tree
-from spotfit.store.url import RootUrl
+from spotfit.store.url import RootUrl, checked_key
 
 METADATA = ".metadata.json"
 _ARROW_SCHEMES = ("file", "s3", "gs")
@@ -82,7 +82,7 @@ class Checkpoint:
         self = cls.__new__(cls)
         self._given = None
         self._store, self._folder = store, folder
-        self.path = f"{_path_of(store)}/{folder}"
+        self.path = f"{path_of(store)}/{folder}"
         self._files = None if files is None else tuple(files)
         self._id = dice.new_secret_bytes(16).hex()
         if files is not None:
@@ -109,9 +109,9 @@ class Checkpoint:
         removed when its last reader is done. Raises `IntegrityError`, naming the file, where one
         is missing or is not what was reported.
         """
-        if self._local is not None:
-            _check(self._local, self._checked_files())
-            yield str(self._local)
+        if self.local_directory is not None:
+            _check(self.local_directory, self._checked_files())
+            yield str(self.local_directory)
             return
         with shared_directory(self._temporary(), self._download) as directory:
             yield str(directory)
@@ -119,11 +119,11 @@ class Checkpoint:
     def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
         """Copy its files to `path`, or to a temporary directory that stays, and say where."""
         target = Path(path) if path is not None else self._temporary().with_suffix(".kept")
-        if self._local is None:
+        if self.local_directory is None:
             self._download(target)
         else:
-            _check(self._local, self._checked_files())
-            shutil.copytree(self._local, target, dirs_exist_ok=True)
+            _check(self.local_directory, self._checked_files())
+            shutil.copytree(self.local_directory, target, dirs_exist_ok=True)
         return str(target)
 
     def get_metadata(self) -> dict[str, Any]:
@@ -142,27 +142,50 @@ class Checkpoint:
         """Note this as well."""
         self.set_metadata({**self.get_metadata(), **metadata})
 
+    def folder_below(self, store: Store) -> str | None:
+        """Its folder as a key below the root of `store`; None if it does not lie there."""
+        above = f"{path_of(store)}/"
+        return self.path.removeprefix(above) if self.path.startswith(above) else None
+
+    @property
+    def local_directory(self) -> Path | None:
+        """Its directory, if that is on this machine."""
+        return Path(path_of(self._store), self._folder) if _is_local(self._store) else None
+
     @property
     def _metadata_key(self) -> str:
         return f"{self._folder}/{METADATA}"
-
-    @property
-    def _local(self) -> Path | None:
-        """Its directory, if that is on this machine."""
-        return Path(_path_of(self._store), self._folder) if _is_local(self._store) else None
 
     def _temporary(self) -> Path:
         return Path(tempfile.gettempdir(), f"checkpoint_tmp_{self._id}")
 
     def _download(self, directory: Path) -> None:
-        files = self._checked_files() if self._files is not None else None
-        if files is None and not any(self._store.list(self._folder)):
-            raise NotFoundError(
-                f"There is no checkpoint at {self.path}.", do="Was it dropped, or never uploaded?"
-            )
-        download_tree(self._store, self._folder, directory, files)
-        if files is not None and (noted := self.get_metadata()):
+        if self._files is None:
+            if not any(self._store.list(self._folder)):
+                raise NotFoundError(
+                    f"There is no checkpoint at {self.path}.",
+                    do="Was it dropped, or never uploaded?",
+                )
+            download_tree(self._store, self._folder, directory)
+            return
+        files = self._checked_files()
+        download_tree(self._store, self._folder, directory, [one for one in files if one.sha256])
+        for record in files:
+            if not record.sha256:
+                self._fetch(record, directory)
+        if noted := self.get_metadata():
             (directory / METADATA).write_bytes(msgspec.json.encode(noted))
+
+    def _fetch(self, record: FileRecord, directory: Path) -> None:
+        """A file nobody has hashed: only its size is known."""
+        place = directory / checked_key(record.name)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._store.get_file(f"{self._folder}/{record.name}", place)
+        except NotFoundError as missing:
+            raise _broken(self.path, record, "is missing") from missing
+        if place.stat().st_size != record.size_bytes:
+            raise _broken(self.path, record, "is not what was reported")
 
     def _checked_files(self) -> list[FileRecord]:
         """Its files, without the notes: those may change after it was reported."""
@@ -194,11 +217,11 @@ class Checkpoint:
 
     @property
     def _kind(self) -> str:
-        return "local" if self._local is not None else self._store.url.partition(":")[0]
+        return "local" if self.local_directory is not None else self._store.url.partition(":")[0]
 
 
 def arrow_or_own(store: Store) -> Any:
-    """pyarrow's file system for that store, if pyarrow is installed and knows such; else the store."""
+    """pyarrow's file system for that store, if pyarrow is here and knows such; else the store."""
     scheme = store.url.partition("://")[0] if "://" in store.url else "file"
     if scheme not in _ARROW_SCHEMES:
         return store
@@ -238,7 +261,8 @@ def _within(filesystem: Any, path: str) -> tuple[Store, str]:
     return store_on(filesystem, above), folder
 
 
-def _path_of(store: Store) -> str:
+def path_of(store: Store) -> str:
+    """Where the store is rooted, without a scheme."""
     try:
         return RootUrl.parse(store.url).path
     except ConfigError:  # a file system the user brought has addresses of its own
@@ -254,9 +278,9 @@ def _check(directory: Path, files: Sequence[FileRecord]) -> None:
     for record in files:
         path = directory / record.name
         if not path.is_file():
-            raise _broken(directory, record, "is missing")
+            raise _broken(str(directory), record, "is missing")
         if path.stat().st_size != record.size_bytes or _differs(path, record):
-            raise _broken(directory, record, "is not what was reported")
+            raise _broken(str(directory), record, "is not what was reported")
 
 
 def _differs(path: Path, record: FileRecord) -> bool:
@@ -266,9 +290,9 @@ def _differs(path: Path, record: FileRecord) -> bool:
         return hashlib.file_digest(file, "sha256").hexdigest() != record.sha256
 
 
-def _broken(directory: Path, record: FileRecord, how: str) -> IntegrityError:
+def _broken(place: str, record: FileRecord, how: str) -> IntegrityError:
     return IntegrityError(
-        f"The file {record.name!r} of the checkpoint in {directory} {how}.",
+        f"The file {record.name!r} of the checkpoint in {place} {how}.",
         do="Start from another checkpoint: remove this one's folder and name another, or restore "
         "the file from a copy.",
         file=record.name,

@@ -93,9 +93,7 @@ def _age(part: Manifest) -> tuple[int, int]:
 def _ready(parts: Sequence[Manifest]) -> Ready:
     first = parts[0]
     size_bytes = sum(part.size_bytes for part in parts)
-    return Ready(
-        first.name, first.round, first.report, first.metrics, first.ranks, size_bytes
-    )
+    return Ready(first.name, first.round, first.report, first.metrics, first.ranks, size_bytes)
 
 
 def _manifests_in(store: Store, folder: str, known: Collection[str] = ()) -> Iterator[Manifest]:

@@ -46,7 +46,7 @@ def _parts(store: Store, name: str) -> tuple[Manifest, ...]:
     parts = newest_complete(manifests_of(store, name))
     if not parts:
         raise IntegrityError(
-            f"Checkpoint {name} in {store.url} is gone, or in pieces: it has no complete manifests.",
+            f"Checkpoint {name} in {store.url} is gone or in pieces: no complete manifests.",
             do="Restore the folder and its manifests from a copy, or start a run of another name.",
             checkpoint=name,
         )

@@ -33,9 +33,7 @@ def save(
     return _written(store, part, earlier, upload_tree(store, part.folder, directory))
 
 
-def record(
-    store: Store, part: Manifest, *, earlier: Sequence[FileRecord] = ()
-) -> Manifest:
+def record(store: Store, part: Manifest, *, earlier: Sequence[FileRecord] = ()) -> Manifest:
     """Write the manifest of files that already lie in `part.folder`, as `save` would.
 
     What they hold is not read: later they are checked by name and size only.
@@ -44,7 +42,7 @@ def record(
     found = [one for one in store.list(part.folder) if one.key.startswith(folder)]
     if not found:
         raise ConfigError(
-            f"There is nothing in {part.folder} of {store.url}, which was reported as a checkpoint.",
+            f"There is nothing in {part.folder} of {store.url}, though it was reported.",
             do="Write its files there before reporting it.",
         )
     files = [FileRecord(one.key.removeprefix(folder), one.size_bytes, "") for one in found]

@@ -30,6 +30,11 @@ class Caretaker:
         self._lease_at = now
         self._ended_seen = False
 
+    @property
+    def view(self) -> View:
+        """The run as far as it was read."""
+        return self._ledger.view
+
     def tick(self, now: float) -> float | None:
         """Read on, step in if need be, and conduct while leading."""
         view = self._ledger.catch_up()
@@ -49,10 +54,15 @@ class Caretaker:
         claimed = claim(view, self._ledger.me, self._sighting, caretaker=True)
         assert view.spec is not None
         if claimed is None or now < claimed.at:
-            return now + view.spec.tempo.poll_s if claimed is None else min(claimed.at, now + view.spec.tempo.poll_s)
+            return self._next_look(view, now, claimed.at if claimed else now + view.spec.tempo.poll_s)
         elected = LeaderElected(self._ledger.me, view.epoch + 1, None, claimed.why)
         after = self._ledger.append(elected, after=view)
         return self._conduct(after, now) if after.leads(self._ledger.me) else now
+
+    @staticmethod
+    def _next_look(view: View, now: float, at: float) -> float:
+        assert view.spec is not None
+        return min(at, now + view.spec.tempo.poll_s)
 
     def _look_at_the_lease(self, view: View, now: float) -> None:
         leader = view.leader.leader if view.leader else None

@@ -45,6 +45,12 @@ FRAMEWORK = Setting("SPOTFIT_FRAMEWORK", str, "", "what to import before the run
 DEVICES = Setting("SPOTFIT_DEVICES", str, "", "accelerators to use, as 'cuda:0,cuda:1'")
 NOTICE_FILE = Setting("SPOTFIT_NOTICE_FILE", str, "", "a file whose appearance is a notice")
 FORK = Setting("SPOTFIT_FORK", str, "auto", "'never' starts every worker in a new interpreter")
+HOME_DIR = Setting("SPOTFIT_HOME", str, "~/.spotfit", "where this user's keys are kept")
+PROVISIONER = Setting("SPOTFIT_PROVISIONER", str, "local", "who gives machines, with options")
+RUN_SECRET = Setting("SPOTFIT_RUN_SECRET", str, "", "the key of a run, as text")
+COLLECTIVE_TIMEOUT_S = Setting(
+    "SPOTFIT_COLLECTIVE_TIMEOUT_S", units.seconds, 0.0, "how long collectives wait; 0: for ever"
+)
 LEAVE_S = Setting(
     "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S",
     units.seconds,
@@ -61,6 +67,10 @@ SETTINGS: tuple[Setting[object], ...] = (
     DEVICES,
     NOTICE_FILE,
     FORK,
+    HOME_DIR,
+    PROVISIONER,
+    RUN_SECRET,
+    COLLECTIVE_TIMEOUT_S,
     LEAVE_S,
 )
 

@@ -25,6 +25,8 @@ class FrameReader:
     def __init__(self, *, limit_bytes: int = LIMIT_BYTES) -> None:
         self._limit_bytes = limit_bytes
         self._rest = bytearray()
+        self.taken_bytes = 0
+        """How many bytes were fed so far."""
 
     def feed(self, received: bytes) -> list[bytes]:
         """The frames that are complete now.
@@ -32,6 +34,7 @@ class FrameReader:
         Raises `IntegrityError` as soon as a frame says that it is bigger than the limit.
         """
         self._rest += received
+        self.taken_bytes += len(received)
         frames: list[bytes] = []
         start = 0
         while (end := self._end_of_frame(start)) is not None and end <= len(self._rest):

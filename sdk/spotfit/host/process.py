@@ -66,6 +66,23 @@ def thread_count() -> int:
     return len(list(tasks.iterdir())) if tasks.exists() else 1
 
 
+def has_thread(number: int) -> bool:
+    """Whether this process still has that thread, as the kernel counts them; Linux only."""
+    return Path(f"/proc/self/task/{number}").exists()
+
+
+def ended(pid: int) -> int | None:
+    """The wait status of a process that is somebody's zombie; None while it lives. Linux only.
+
+    Of one that is gone altogether nobody knows more than that: it counts as killed.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return int(signal.SIGKILL)
+    return int(fields[49]) if fields[0] in ("Z", "X") else None
+
+
 def how_it_ended(waitstatus: int) -> tuple[str, bool]:
     """In words ('exited with code 1', 'was killed by SIGKILL'), and whether that was code 0."""
     code = os.waitstatus_to_exitcode(waitstatus)

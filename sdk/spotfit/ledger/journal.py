@@ -13,7 +13,7 @@ from spotfit.core.errors import (
     NotFoundError,
     TransientStoreError,
 )
-from spotfit.ledger import keys
+from spotfit.ledger import keys, snapshot
 from spotfit.model.events import Entry
 from spotfit.model.fold import fold
 from spotfit.model.view import View
@@ -32,7 +32,12 @@ class Journal:
         self.view = View()
 
     def catch_up(self) -> View:
-        """Read every entry that is there. Raises `JournalError` for one that is no entry of ours."""
+        """Read every entry that is there. Raises `JournalError` for one that is no entry of ours.
+
+        Who has read nothing yet begins at the newest snapshot, if the run is long enough for one.
+        """
+        if self.view.next_slot == 0 and self._is_long():
+            self.view = snapshot.newest(self._store)
         while True:
             try:
                 body = self._store.get(keys.entry(self.view.next_slot))
@@ -60,6 +65,12 @@ class Journal:
         except (AlreadyExistsError, TransientStoreError):
             return self.catch_up()
         return self.catch_up()
+
+    def _is_long(self) -> bool:
+        try:
+            return bool(self._store.get(keys.entry(snapshot.EVERY)))
+        except NotFoundError:
+            return False
 
     def _take(self, body: bytes) -> None:
         slot = self.view.next_slot

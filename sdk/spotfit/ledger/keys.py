@@ -5,6 +5,7 @@ third kind: nothing is ever read, modified and written back.
 
     <checkpoint name>/…                          fixed  every rank that passed files
     .spotfit/journal/<slot>.json                 fixed  whoever wins the slot
+    .spotfit/snapshots/<slot>.json               fixed  the leader
     .spotfit/beats/<agent>                       own    that agent, while it leads
     .spotfit/offers/<agent>.json                 own    that agent
     .spotfit/fn/<sha256>.pkl                     fixed  the door
@@ -22,6 +23,7 @@ from spotfit.core.ids import AgentId
 
 OURS = ".spotfit/"
 JOURNAL = ".spotfit/journal/"
+SNAPSHOTS = ".spotfit/snapshots/"
 OFFERS = ".spotfit/offers/"
 MANIFESTS = ".spotfit/manifests/"
 
@@ -29,6 +31,11 @@ MANIFESTS = ".spotfit/manifests/"
 def entry(slot: int) -> str:
     """One entry of the journal."""
     return f"{JOURNAL}{slot:020d}.json"
+
+
+def snapshot(slot: int) -> str:
+    """The view before that slot."""
+    return f"{SNAPSHOTS}{slot:020d}.json"
 
 
 def beat(agent: AgentId) -> str:

@@ -32,7 +32,7 @@ class UserCallback:
     def after_report(
         self, run_context: TrainRunContext, metrics: list[dict[str, Any]], checkpoint: Any | None
     ) -> None:
-        """All ranks made a report: their metrics by rank, and the `Checkpoint` if one came along."""
+        """All ranks made a report: their metrics by rank, and the `Checkpoint` that came along."""
 
     def after_exception(
         self, run_context: TrainRunContext, worker_exceptions: dict[int, Exception]

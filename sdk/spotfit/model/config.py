@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
@@ -142,7 +142,8 @@ class ScalingConfig:
         for name, used in (("GPU", self.use_gpu), ("TPU", self.use_tpu)):
             if name in explicit and not used:
                 raise ConfigError(
-                    f"`use_{name.lower()}` is False but `{name}` was found in resources_per_worker.",
+                    f"`use_{name.lower()}` is False but `{name}` was found in "
+                    "resources_per_worker.",
                     do=f"Set use_{name.lower()}=True, or leave {name} out.",
                 )
 
@@ -195,7 +196,8 @@ class CheckpointConfig:
             )
         if self.checkpoint_score_order not in ("max", "min"):
             raise ConfigError(
-                f"checkpoint_score_order must be 'max' or 'min', not {self.checkpoint_score_order!r}.",
+                "checkpoint_score_order must be 'max' or 'min', not "
+                f"{self.checkpoint_score_order!r}.",
                 do="'max' keeps the highest scores, 'min' the lowest.",
             )
 

@@ -1,4 +1,4 @@
-"""Metrics to JSON and back. JSON has no NaN and no infinity; these survive the journey all the same.
+"""Metrics to JSON and back. JSON has no NaN and no infinity; these survive the journey, too.
 
 On the wire and in the journal such a number is `{"__float__": "nan"}`; whoever hands metrics to a
 user restores them first.
@@ -15,6 +15,7 @@ import msgspec
 from spotfit.core.errors import ConfigError
 
 _MARK = "__float__"
+_DERIVED_FROM: tuple[type[Any], ...] = (list, tuple, str, int, float)
 
 
 def metrics_to_json(metrics: Any) -> bytes:
@@ -54,11 +55,11 @@ def _plain(thing: Any) -> Any:
         raise TypeError("torch tensors are refused: they would drag devices and graphs along")
     if getattr(thing, "shape", None) == () and hasattr(thing, "item"):
         return thing.item()
-    for known in (dict, list, tuple, str, int, float):
-        if isinstance(thing, known):
-            return known(thing)
     if isinstance(thing, Mapping):
         return dict(thing)
+    for known in _DERIVED_FROM:
+        if isinstance(thing, known):
+            return known(thing)
     raise TypeError(f"a {type(thing).__name__} is no JSON")
 
 

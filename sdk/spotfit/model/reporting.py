@@ -9,7 +9,7 @@ class CheckpointUploadMode(enum.Enum):
     """How `report` brings a checkpoint into the run's storage."""
 
     ASYNC = "ASYNC"
-    """In a thread, in order, while training goes on. The local copy is deleted unless asked not to."""
+    """In a thread, in order, while training goes on. The local copy goes unless asked not to."""
     SYNC = "SYNC"
     """Before `report` returns. The local copy stays unless asked otherwise."""
     NO_UPLOAD = "NO_UPLOAD"

@@ -47,6 +47,8 @@ class Watch(msgspec.Struct, frozen=True):
     me: AgentId
     caretaker: bool = False
     """No hub: this leader can order and release machines but sees no agent."""
+    ends_itself: bool = True
+    """Whether a machine ends, and costs no more, when its agent does."""
     led_since: float = 0.0
     seats: dict[AgentId, Seat] = {}
     gone: dict[AgentId, float] = {}

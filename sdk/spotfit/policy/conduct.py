@@ -15,6 +15,7 @@ from spotfit.model.events import (
     FitEnded,
     Noticed,
     RankFailure,
+    Released,
     RoundOpened,
 )
 from spotfit.model.view import View
@@ -172,28 +173,29 @@ def _open_a_round(view: View, watch: Watch, now: float) -> Iterator[Action]:
 
 
 def _let_go(view: View, watch: Watch, now: float) -> Iterator[Action]:
-    """After the end: machines leave by themselves when they read of it; the rest is let go."""
+    """After the end: machines leave by themselves when they read of it; the rest is let go.
+
+    The leader's own machine comes last: a backend whose machines end with their agents needs no
+    call for it, which would kill the caller.
+    """
     here = {seat.member.token for agent, seat in watch.seats.items() if agent != watch.me}
     mine = {seat.member.token for agent, seat in watch.seats.items() if agent == watch.me}
     linger = watch.turned_at + _LINGER_S
-    for token, group in view.groups.items():
-        if group.handle is None or group.released or token in mine:
+    for token, group in sorted(view.groups.items(), key=lambda pair: pair[0] in mine):
+        if group.handle is None or group.released:
             continue
-        status = watch.statuses.get(token)
-        leaving = token in here or (watch.caretaker and not (status and status.over))
-        if leaving and now < linger and _ever_joined(view, token):
-            yield Wait(min(now + 0.5, linger), "machines are leaving by themselves")
-        else:
+        if token in here and now < linger:
+            yield Wait(min(now + 1.0, linger), "machines are leaving by themselves")
+        elif token not in mine:
             yield Release(token)
-
-
-def _ever_joined(view: View, token: str) -> bool:
-    return view.last_round is not None and any(place.token == token for place in view.last_round.places)
+        elif watch.ends_itself and token not in here:
+            yield Write(Released(token))
 
 
 def _rest(view: View, watch: Watch, now: float) -> Iterator[Action]:
-    mine = {seat.member.token for seat in watch.seats.values()}
-    if all(group.released or group.handle is None or token in mine for token, group in view.groups.items()):
+    mine = {seat.member.token for agent, seat in watch.seats.items() if agent == watch.me}
+    held = [token for token, group in view.groups.items() if group.handle and not group.released]
+    if all(token in mine for token in held) and now >= watch.turned_at + (_LINGER_S if held else 0.0):
         yield Rest()
 
 

@@ -21,6 +21,10 @@ class Traits:
     """How long before a machine goes its notice comes."""
     requeues_itself: bool = False
     """Brings a lost machine's agent back without us."""
+    ends_itself: bool = True
+    """A machine whose agent has ended is not paid any more."""
+    observe_s: float = 10.0
+    """How often looking at a group is worth its while."""
     notices: tuple[str, ...] = ("signal",)
     """Which notice sources its machines should watch."""
 

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from spotfit.store.clients import Client
 
 _LIBRARY = "obstore._obstore"
+_COPIED_AT_ONCE = 2**20
 
 
 class _Process:
@@ -98,7 +99,7 @@ def _load_anew() -> None:
         name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "obstore"
     }
     _keep_for_ever(first)
-    with _copy_of(first[_LIBRARY]) as copy:
+    with _copy_of(_library()) as copy:
         finder = _OneFile(copy)
         sys.meta_path.insert(0, finder)
         try:
@@ -107,24 +108,28 @@ def _load_anew() -> None:
             sys.meta_path.remove(finder)
 
 
+def _library() -> Path:
+    """Where the library was installed: a forked parent may have loaded it from elsewhere."""
+    package = importlib.util.find_spec("obstore")
+    folders = package.submodule_search_locations if package else None
+    found = PathFinder.find_spec(_LIBRARY, folders)
+    if found is None or found.origin is None:
+        raise StoreError("obstore is not installed completely.", do="Install it again.")
+    return Path(found.origin)
+
+
 @contextmanager
-def _copy_of(library: ModuleType) -> Iterator[str]:
+def _copy_of(library: Path) -> Iterator[str]:
     """The library's file once more, in memory only, under a path the loader has never seen."""
     if not hasattr(os, "memfd_create"):
         raise StoreError(
             "This process was forked from one that had used a bucket; on this system it cannot.",
             do="Start processes by 'spawn' or 'forkserver' instead.",
         )
-    copy = os.memfd_create("obstore")
-    try:
-        with (
-            Path(library.__file__ or "").open("rb") as original,
-            os.fdopen(copy, "wb", closefd=False) as file,
-        ):
-            shutil.copyfileobj(original, file, 2**20)
-        yield f"/proc/{os.getpid()}/fd/{copy}"
-    finally:
-        os.close(copy)
+    with os.fdopen(os.memfd_create("obstore"), "wb") as copy, library.open("rb") as original:
+        shutil.copyfileobj(original, copy, _COPIED_AT_ONCE)
+        copy.flush()
+        yield f"/proc/{os.getpid()}/fd/{copy.fileno()}"
 
 
 class _OneFile(MetaPathFinder):

@@ -8,6 +8,7 @@ it in one step, and even then the probe has the last word.
 from __future__ import annotations
 
 import inspect
+import os
 import posixpath
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -68,8 +69,17 @@ class FsspecStore:
     """Objects over an fsspec file system."""
 
     def __init__(self, filesystem: Any, root: str) -> None:
-        self._fs = filesystem
+        self._made = filesystem
+        self._made_by = os.getpid()
         self._root = root.rstrip("/")
+
+    @property
+    def _fs(self) -> Any:
+        """The file system; made again in a forked child, where fsspec forbids to use the first."""
+        if self._made_by != os.getpid():
+            remake, its_arguments = self._made.__reduce__()
+            self._made, self._made_by = remake(*its_arguments), os.getpid()
+        return self._made
 
     @property
     def url(self) -> str:

@@ -60,6 +60,7 @@ class Zygote:
         self._awake_end.setblocking(False)
         self._later: collections.deque[str] = collections.deque()
         self._importer: threading.Thread | None = None
+        self._imported = False
         self._asked: collections.deque[_Asked] = collections.deque()
         self._children: dict[int, int] = {}
         self._poll = select.poll()
@@ -91,8 +92,8 @@ class Zygote:
         except SpotfitError as error:  # a worker will meet it again, and tell it to the user
             log.warning("zygote.framework", name=self._framework, why=str(error))
             stages = ()
-        early, later = (*stages, (), ())[0], [module for stage in stages[1:] for module in stage]
-        return (*early, *_ALWAYS), later
+        later = [module for stage in stages[1:] for module in stage]
+        return [*(stages[0] if stages else ()), *_ALWAYS], later
 
     def _say_whether_fit(self) -> None:
         if not _can_fork():
@@ -107,6 +108,8 @@ class Zygote:
         self._wait()
         self._listen()
         self._reap()
+        if self._imported:
+            self._see_importer_off()
         if self._importer is not None:
             return
         while self._asked:
@@ -164,8 +167,17 @@ class Zygote:
         if sys.platform == "linux":
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         _import(module)
-        self._importer = None
+        self._imported = True
         self._wake_end.send(b"i")
+
+    def _see_importer_off(self) -> None:
+        """To the end: a fork must not find even the last steps of another thread."""
+        assert self._importer is not None
+        self._importer.join()
+        while process.has_thread(self._importer.native_id or 0):
+            os.sched_yield()
+        self._importer, self._imported = None, False
+        gc.freeze()
 
     # --- children ----------------------------------------------------------------------------
 
@@ -212,8 +224,8 @@ class Zygote:
 def _import(module: str) -> None:
     try:
         importlib.import_module(module)
-    except ImportError as missing:  # another version of the framework: its workers will not miss it
-        log.debug("zygote.import", module=module, why=str(missing))
+    except Exception as error:  # noqa: BLE001 - whoever needs it will meet this again, and tell
+        log.debug("zygote.import", module=module, why=f"{type(error).__name__}: {error}")
 
 
 def _can_fork() -> bool:

@@ -1,0 +1,288 @@
+"""What must hold after every step, whatever the world does.
+
+The checker stands beside the bucket and the cloud and sees every change before anybody else can.
+It keeps the truth: the one view that the entries really in the bucket fold to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import assert_never
+
+import msgspec
+
+from spotfit.core.codec import decoder
+from spotfit.core.ids import AgentId
+from spotfit.ledger import keys
+from spotfit.model.events import (
+    Blame,
+    CancelRequested,
+    CheckpointCommitted,
+    CheckpointDropped,
+    Entry,
+    Event,
+    FitEnded,
+    FitStarted,
+    Intended,
+    LeaderElected,
+    NodeLost,
+    Noticed,
+    Refused,
+    Released,
+    RoundClosed,
+    RoundOpened,
+    Submitted,
+)
+from spotfit.model.fold import fold
+from spotfit.model.group import GroupPlan
+from spotfit.model.view import View
+from spotfit_localsim.crew import restored
+from spotfit_localsim.workload import Training
+
+_entries = decoder(Entry)
+_FIXED = (keys.JOURNAL, ".spotfit/fn/", ".spotfit/code/", ".spotfit/reports/", ".spotfit/logs/")
+_OWN = (".spotfit/beats/", keys.OFFERS)
+
+
+class InvariantBroken(AssertionError):  # noqa: N818  # it is what it says
+    """Something that must always hold did not; the message is the story."""
+
+
+class Checker:
+    """Watches one world. It never raises into the code it watches: the first break ends the world."""
+
+    def __init__(
+        self,
+        objects: Mapping[str, bytes],
+        training: Training,
+        *,
+        broke: Callable[[str], None],
+        wrote: Callable[[Entry], None],
+    ) -> None:
+        self.truth = View()
+        self.bodies: list[bytes] = []
+        self.views: list[View] = [self.truth]
+        self.entries: list[Entry] = []
+        self.broken: str | None = None
+        self.deep = True
+        """Whether views are compared with the truth, besides the entries they are made of."""
+        self._objects = objects
+        self._training = training
+        self._broke = broke
+        self._wrote = wrote
+
+    def complain(self, what: str) -> None:
+        """Something does not hold. The first complaint counts."""
+        if self.broken is None:
+            self.broken = what
+            self._broke(what)
+
+    # --- what agents read --------------------------------------------------------------------
+
+    def heard(self, who: str, slot: int, body: bytes, view: View) -> None:
+        """Somebody folded an entry: it must be the one in the bucket, and lead to the same view."""
+        if slot >= len(self.bodies) or self.bodies[slot] != body:
+            self.complain(f"{who} read an entry {slot} that was never written")
+        elif self.deep and view != self.views[slot + 1]:
+            self.complain(f"after entry {slot} {who} sees another run than the journal tells")
+
+    # --- what is written to the bucket -------------------------------------------------------
+
+    def written(self, who: str, key: str, before: bytes | None, after: bytes | None) -> None:
+        """An object is about to be seen by others."""
+        if after is None:
+            self._removed(key)
+        elif key.startswith(_FIXED) and before is not None and before != after:
+            self.complain(f"{who} changed {key}, which is fixed")
+        elif key.startswith(_OWN) and who != _owner(key):
+            self.complain(f"{who} wrote {key}, which belongs to somebody else")
+        elif key.startswith(keys.JOURNAL) and before is None:
+            self._entered(who, key, after)
+
+    def _removed(self, key: str) -> None:
+        if key.startswith(keys.JOURNAL):
+            self.complain(f"the entry {key} was deleted")
+        for kept in self.truth.checkpoints:
+            if key.startswith((f"{kept.name}/", f"{keys.MANIFESTS}{kept.name}/")):
+                self.complain(f"{key} of the committed checkpoint {kept.name} was deleted")
+
+    def _entered(self, who: str, key: str, body: bytes) -> None:
+        if key != keys.entry(self.truth.next_slot):
+            self.complain(f"{who} wrote {key}: a hole, the next slot is {self.truth.next_slot}")
+            return
+        entry = _entries.decode(body)
+        self.bodies.append(body)
+        self.entries.append(entry)
+        self._wrote(entry)
+        wrong = self._wrong_with(entry, who)
+        if wrong is not None:
+            self.complain(f"{who}, entry {self.truth.next_slot}: {wrong}")
+        self.truth = fold(self.truth, entry)
+        self.views.append(self.truth)
+
+    # --- what may be written when ------------------------------------------------------------
+
+    def _wrong_with(self, entry: Entry, who: str) -> str | None:
+        truth, event = self.truth, entry.event
+        if entry.by != who:
+            return f"signed by {entry.by}"
+        if isinstance(event, FitStarted):
+            return "a fit started while another goes on" if truth.active else None
+        if isinstance(event, LeaderElected):
+            return self._wrong_election(event, entry.by)
+        if isinstance(event, CancelRequested):
+            return None if truth.active else "nothing to cancel"
+        if not truth.leads(entry.by):
+            leader = truth.leader.leader if truth.leader else "nobody"
+            return f"decided {type(event).__name__} while {leader} leads"
+        if truth.ended is not None and not isinstance(event, Submitted | Refused | Released | NodeLost):
+            return f"{type(event).__name__} after the end"
+        return self._wrong_decision(event)
+
+    def _wrong_election(self, event: LeaderElected, by: AgentId) -> str | None:
+        if event.leader != by:
+            return f"elected {event.leader}, not itself"
+        if event.epoch != self.truth.epoch + 1:
+            return f"epoch {event.epoch} follows {self.truth.epoch}"
+        return None
+
+    def _wrong_decision(  # noqa: C901, PLR0911  # one line a kind of event
+        self,
+        event: Intended
+        | Submitted
+        | Refused
+        | NodeLost
+        | Released
+        | Noticed
+        | RoundOpened
+        | RoundClosed
+        | CheckpointCommitted
+        | CheckpointDropped
+        | FitEnded,
+    ) -> str | None:
+        truth = self.truth
+        match event:
+            case Intended(plan=plan):
+                return f"token {plan.token} was used before" if plan.token in truth.groups else None
+            case Submitted(token=token) | Refused(token=token):
+                pending = token in truth.groups and truth.groups[token].pending
+                return None if pending else f"{token} was not pending"
+            case NodeLost(token=token, node=node):
+                standing = token in truth.groups and node in truth.groups[token].standing
+                return None if standing else f"{token}.{node} did not stand"
+            case Released(token=token):
+                held = token in truth.groups and not truth.groups[token].released
+                return None if held else f"{token} was not held"
+            case Noticed():
+                return None
+            case RoundOpened():
+                return self._wrong_round(event)
+            case RoundClosed():
+                return self._wrong_close(event)
+            case CheckpointCommitted():
+                return self._wrong_commit(event)
+            case CheckpointDropped(name=name):
+                return self._wrong_drop(name)
+            case FitEnded():
+                return self._wrong_end(event)
+        assert_never(event)
+
+    def _wrong_round(self, event: RoundOpened) -> str | None:
+        truth, opened = self.truth, event.round
+        assert truth.spec is not None
+        if truth.round is not None:
+            return f"round {opened.number} opened beside round {truth.round.number}"
+        if truth.last_round is not None and opened.number <= truth.last_round.number:
+            return f"round {opened.number} comes after round {truth.last_round.number}"
+        ranks = [rank for place in opened.places for rank in place.ranks]
+        if ranks != list(range(opened.world_size)):
+            return f"ranks {ranks}"
+        if len({place.agent for place in opened.places}) < len(opened.places):
+            return "an agent has two places"
+        if any(place.agent in truth.lost_agents for place in opened.places):
+            return "a lost agent has a place"
+        if not truth.spec.workers_min <= opened.world_size <= truth.spec.workers_max:
+            return f"{opened.world_size} workers"
+        latest = truth.latest_checkpoint.name if truth.latest_checkpoint else None
+        return None if opened.checkpoint == latest else f"starts from {opened.checkpoint}, not {latest}"
+
+    def _wrong_close(self, event: RoundClosed) -> str | None:
+        if self.truth.round is None or self.truth.round.number != event.number:
+            return f"round {event.number} is not open"
+        mistakes = self.truth.failures.get(Blame.WORKER, 0) + 1
+        if event.blame is Blame.WORKER and mistakes > self._training.crashed:
+            return f"the user is blamed {mistakes} times, for {self._training.crashed} mistakes: {event.why}"
+        return None
+
+    def _wrong_commit(self, event: CheckpointCommitted) -> str | None:
+        truth = self.truth
+        if truth.last_round is None or event.round > truth.last_round.number:
+            return f"round {event.round} has not begun"
+        for rank in event.ranks:
+            if keys.manifest(event.name, event.round, rank) not in self._objects:
+                return f"{event.name} has no files of rank {rank}"
+        return self._wrong_files(event) or self._wrong_progress(event)
+
+    def _wrong_files(self, event: CheckpointCommitted) -> str | None:
+        kept = restored(self._objects, event.name)
+        if isinstance(kept, str):
+            return f"{event.name}: {kept}"
+        if kept.link != self._training.chain.at(kept.step).link:
+            return f"{event.name}: step {kept.step} is not that of the undisturbed run"
+        told = event.metrics.get("step")
+        return None if told == kept.step else f"{event.name} holds step {kept.step}, told as {told}"
+
+    def _wrong_progress(self, event: CheckpointCommitted) -> str | None:
+        latest = self.truth.latest_checkpoint
+        if latest is not None and event.metrics["step"] <= latest.metrics["step"]:
+            return f"step {event.metrics['step']} is committed after step {latest.metrics['step']}"
+        return None
+
+    def _wrong_drop(self, name: str) -> str | None:
+        latest = self.truth.latest_checkpoint
+        if latest is None or name not in {kept.name for kept in self.truth.checkpoints}:
+            return f"{name} was not there to be dropped"
+        return f"{name} is the latest" if name == latest.name else None
+
+    def _wrong_end(self, event: FitEnded) -> str | None:
+        if not self.truth.active:
+            return "a fit that does not go on cannot end"
+        if event.outcome != "finished":
+            return None
+        result = self._objects.get(event.result_key or "", b"")
+        if not result.endswith(self._training.result.link.encode()):
+            return f"the result {result!r} is not that of the undisturbed run"
+        return None
+
+    # --- machines ----------------------------------------------------------------------------
+
+    def requested(self, plan: GroupPlan) -> None:
+        """The cloud is about to make machines: the journal must have said so before."""
+        if plan.token not in self.truth.groups:
+            self.complain(f"machines for {plan.token}, of which the journal knows nothing")
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def at_the_end(self, outcome: str) -> None:
+        """The world is at rest: is everything as it should be?"""
+        ended = self.truth.ended
+        if ended is None:
+            self.complain("the run did not end")
+        elif ended.outcome != outcome:
+            self.complain(f"the run ended {ended.outcome} ({ended.why}), it should have {outcome}")
+        for kept in self.truth.checkpoints:
+            found = restored(self._objects, kept.name)
+            if isinstance(found, str):
+                self.complain(f"the committed checkpoint {kept.name} is lost: {found}")
+
+
+def _owner(key: str) -> str:
+    return key.rpartition("/")[2].removesuffix(".json")
+
+
+def reads_like_the_undisturbed(metrics: Mapping[str, object] | None, training: Training) -> bool:
+    """Whether those metrics are a state of the undisturbed run."""
+    if metrics is None:
+        return False
+    step = msgspec.convert(metrics.get("step"), int)
+    return metrics.get("link") == training.chain.at(step).link

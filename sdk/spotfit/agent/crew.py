@@ -1,0 +1,253 @@
+"""The workers of this node: forked by a zygote where that is safe, started one by one elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from spotfit.agent.child import Child
+from spotfit.agent.logs import LogShipper
+from spotfit.agent.loop import READ, Loop
+from spotfit.agent.ports import CrewEvent, Exited, Said
+from spotfit.agent.spawn import Spawner
+from spotfit.agent.zygote import Breed, Zygote, ZygoteKeeper
+from spotfit.core.codec import encode
+from spotfit.core.errors import SpotfitError
+from spotfit.host import env, log
+from spotfit.model.cradle import Awake, Born, Gone, Unfit
+from spotfit.model.spec import RunSpec
+from spotfit.model.wire import Raised, Start, ToWorker
+from spotfit.ship.luggage import Luggage, Payload, fetch
+from spotfit.ship.prepare import Prepared, prepare
+from spotfit.ship.sign import RunKey
+from spotfit.store.api import Store
+
+_KILLED = 9
+_AUDIENCE_RANK = -1
+
+
+def variables_for(slots: int, given: dict[str, str]) -> dict[str, str]:
+    """What a node's workers find in their environment: several may not each take all processors."""
+    lone = slots == 1 or env.lookup("OMP_NUM_THREADS") is not None
+    return given if lone else {"OMP_NUM_THREADS": "1", **given}
+
+
+class LiveCrew:
+    """`Crew` of real processes."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        keeper: ZygoteKeeper,
+        *,
+        store: Store,
+        secret: str,
+        logs: LogShipper,
+        scratch: str,
+        slots: int,
+    ) -> None:
+        self._loop = loop
+        self._keeper = keeper
+        self._store = store
+        self._secret = secret
+        self._logs = logs
+        self._scratch = Path(scratch)
+        self._slots = slots
+        self._spawner = Spawner(loop)
+        self._breed: Breed | None = None
+        """What workers are made from; None until the luggage was opened."""
+        self._broken: str | None = None
+        self._zygote: Zygote | None = None
+        self._nursed: dict[int, Child] = {}
+        """The zygote's children by serial number."""
+        self._postponed: list[Start] = []
+        self._workers: dict[int, Child] = {}
+        self._events: list[CrewEvent] = []
+
+    # --- the port ----------------------------------------------------------------------------
+
+    def prepare(self, spec: RunSpec) -> None:
+        """Import the framework while the luggage is fetched: most runs bring no variables."""
+        self._adopt(Breed.of(spec.framework, sys.executable, variables_for(self._slots, {})))
+        threading.Thread(
+            target=self._unpack, args=(spec,), name="spotfit-luggage", daemon=True
+        ).start()
+
+    def start(self, starts: Sequence[Start]) -> None:
+        if self._breed is None and self._broken is None:
+            self._postponed = list(starts)
+            return
+        for start in starts:
+            self._start(start)
+
+    def send(self, rank: int, frame: ToWorker) -> None:
+        if rank in self._workers:
+            self._workers[rank].send(encode(frame))
+
+    def halt(self) -> None:
+        for start in self._postponed:
+            self._events.append(Exited(start.round, start.rank, "was never started", clean=False))
+        self._postponed = []
+        for child in list(self._workers.values()):
+            child.kill()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._workers or self._postponed)
+
+    def events(self) -> list[CrewEvent]:
+        events, self._events = self._events, []
+        return events
+
+    # --- beyond the port -----------------------------------------------------------------------
+
+    def audience(
+        self, heard: Callable[[list[bytes]], None], ended: Callable[[str, bool], None]
+    ) -> Child:
+        """A process for the run's callbacks, made as workers are."""
+        printed = partial(self._logs.line, -1, _AUDIENCE_RANK)
+        child = Child(self._loop, heard=heard, printed=printed, ended=ended)
+        self._bear("audience", child)
+        return child
+
+    def close(self) -> None:
+        """Kill what is left; zygotes stay with their keeper."""
+        self.halt()
+        for child in self._nursed.values():
+            child.kill()
+        if self._zygote is not None:
+            self._loop.forget(self._zygote.control)
+
+    # --- what workers are made from ------------------------------------------------------------
+
+    def _unpack(self, spec: RunSpec) -> None:
+        """In a thread: the bucket and pip take their time."""
+        try:
+            prepared = self._prepared(spec)
+        except (SpotfitError, OSError) as error:
+            self._loop.post(partial(self._give_up, str(error)))
+        else:
+            self._loop.post(partial(self._unpacked, spec, prepared))
+
+    def _prepared(self, spec: RunSpec) -> Prepared:
+        luggage = msgspec.convert(spec.luggage, Luggage)
+        envelope = fetch(luggage, store=self._store)
+        payload = Payload.open(envelope, key=RunKey.from_text(self._secret))
+        self._leave_copy(luggage.sha256, envelope)
+        return prepare(payload.env, store=self._store, scratch=self._scratch)
+
+    def _leave_copy(self, name: str, envelope: bytes) -> None:
+        """For our workers, whole or not at all."""
+        folder = self._scratch / "luggage"
+        folder.mkdir(parents=True, exist_ok=True)
+        draft = folder / f"{name}.draft"
+        draft.write_bytes(envelope)
+        draft.rename(folder / name)
+
+    def _unpacked(self, spec: RunSpec, prepared: Prepared) -> None:
+        variables = variables_for(self._slots, prepared.env_vars)
+        self._breed = Breed.of(spec.framework, prepared.python, variables)
+        self._adopt(self._breed)
+        self._start_postponed()
+
+    def _give_up(self, why: str) -> None:
+        log.error("crew.luggage", why=why)
+        self._broken = why
+        self._start_postponed()
+
+    def _start_postponed(self) -> None:
+        postponed, self._postponed = self._postponed, []
+        self.start(postponed)
+
+    # --- zygotes -------------------------------------------------------------------------------
+
+    def _adopt(self, breed: Breed) -> None:
+        """Listen to the zygote of that breed from now on, and to no other."""
+        zygote = self._keeper.warm(breed)
+        if zygote is self._zygote:
+            return
+        if self._zygote is not None:
+            self._loop.forget(self._zygote.control)
+        self._zygote = zygote
+        self._keeper.spare(breed)
+        if zygote is not None:
+            self._loop.watch(zygote.control, READ, partial(self._on_zygote, zygote))
+
+    def _on_zygote(self, zygote: Zygote, _mask: int) -> None:
+        messages = zygote.hear()
+        if messages is None:
+            self._lose_zygote(zygote)
+            return
+        for message in messages:
+            match message:
+                case Born(serial=serial, pid=pid):
+                    if serial in self._nursed:
+                        self._nursed[serial].born(pid)
+                case Gone(serial=serial, status=status):
+                    if serial in self._nursed:
+                        self._nursed.pop(serial).reaped(status)
+                case Unfit(why=why):
+                    log.info("zygote.unfit", framework=zygote.breed.framework, why=why)
+                case Awake():
+                    log.debug("zygote.awake", framework=zygote.breed.framework)
+
+    def _lose_zygote(self, zygote: Zygote) -> None:
+        """Its children die with it, but for those it had not borne: they are borne elsewhere."""
+        self._loop.forget(zygote.control)
+        self._zygote = None
+        orphans, self._nursed = self._nursed, {}
+        self._adopt(self._breed or zygote.breed)
+        for child in orphans.values():
+            if zygote.unfit is not None and child.pid is None:
+                self._spawner.bear("worker", zygote.breed, child)
+            else:
+                child.kill()
+                child.reaped(_KILLED)
+
+    # --- workers -------------------------------------------------------------------------------
+
+    def _start(self, start: Start) -> None:
+        if self._broken is not None:
+            told = encode(Raised(self._broken))
+            self._events += [
+                Said(start.round, start.rank, [msgspec.Raw(told)]),
+                Exited(start.round, start.rank, "was never started", clean=False),
+            ]
+            return
+        child = Child(
+            self._loop,
+            heard=partial(self._hear, start.round, start.rank),
+            printed=partial(self._logs.line, start.round, start.rank),
+            ended=partial(self._end, start.round, start.rank),
+        )
+        self._workers[start.rank] = child
+        child.send(encode(start))
+        self._bear("worker", child)
+
+    def _bear(self, what: Literal["worker", "audience"], child: Child) -> None:
+        breed = self._breed
+        assert breed is not None, "nothing is started before the luggage is open"
+        self._adopt(breed)
+        try:
+            if self._zygote is not None:
+                self._nursed[self._zygote.bear(what, child.descriptors)] = child
+            else:
+                self._spawner.bear(what, breed, child)
+        except OSError as error:
+            log.error("crew.birth", what=what, why=str(error))
+            child.reaped(_KILLED)
+        finally:
+            child.hand_over()
+
+    def _hear(self, round_number: int, rank: int, frames: list[bytes]) -> None:
+        self._events.append(Said(round_number, rank, [msgspec.Raw(frame) for frame in frames]))
+
+    def _end(self, round_number: int, rank: int, how: str, clean: bool) -> None:  # noqa: FBT001 - as `Child.ended` wants it
+        self._workers.pop(rank, None)
+        self._events.append(Exited(round_number, rank, how, clean))

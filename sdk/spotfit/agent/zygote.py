@@ -1,0 +1,153 @@
+"""The agent's end of a zygote, and the keeper who has them ready, for one run after another."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from spotfit.core.codec import decoder, encode
+from spotfit.host import env, log, process
+from spotfit.model.cradle import Awake, Bear, FromZygote, Unfit
+
+_messages: msgspec.json.Decoder[FromZygote] = decoder(FromZygote)  # type: ignore[arg-type]
+_PACKET_BYTES = 64 * 1024
+_KEPT = 2
+_DEATHS_BEFORE_WAKING = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Breed:
+    """What a zygote has in it: two breeds never mix."""
+
+    framework: str
+    python: str = sys.executable
+    variables: tuple[tuple[str, str], ...] = ()
+    """What must be in the environment before the first import."""
+
+    @classmethod
+    def of(cls, framework: str, python: str, variables: dict[str, str]) -> Breed:
+        return cls(framework, python, tuple(sorted(variables.items())))
+
+    def environment(self) -> dict[str, str]:
+        """This process's, and the run's variables on top; the run's key is none of its business."""
+        theirs = {**env.everything(), **dict(self.variables)}
+        return {name: text for name, text in theirs.items() if name != "SPOTFIT_RUN_SECRET"}
+
+
+class Zygote:
+    """A process that imports what workers need, then forks one on demand."""
+
+    def __init__(self, breed: Breed) -> None:
+        self.breed = breed
+        self.awake = False
+        self.unfit: str | None = None
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control.setblocking(False)
+        self._serial = 0
+        with theirs:
+            arguments = [str(theirs.fileno()), str(os.getpid()), breed.framework]
+            self._process = subprocess.Popen(  # noqa: S603 - our own module in a given interpreter
+                [breed.python, "-m", "spotfit.worker.zygote", *arguments],
+                env=breed.environment(),
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                process_group=0,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def bear(self, what: Literal["worker", "audience"], descriptors: Sequence[int]) -> int:
+        """Ask for a child with these as its socket, output and errors; its serial number.
+
+        Raises `OSError` where the zygote is dead; otherwise `hear` tells what became of it.
+        """
+        self._serial += 1
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+        self.control.sendmsg([encode(Bear(self._serial, what))], rights)
+        return self._serial
+
+    def hear(self) -> list[FromZygote] | None:
+        """What it said since the last call; None once it has nothing more to say, for ever."""
+        messages: list[FromZygote] = []
+        while True:
+            try:
+                packet = self.control.recv(_PACKET_BYTES)
+            except BlockingIOError:
+                return messages
+            except OSError:
+                packet = b""
+            if not packet:
+                return messages or None
+            message = _messages.decode(packet)
+            self.awake = self.awake or isinstance(message, Awake)
+            if isinstance(message, Unfit):
+                self.unfit = message.why
+            messages.append(message)
+
+    def kill(self) -> None:
+        """End it, and with it every child it has."""
+        with contextlib.suppress(OSError):
+            self.control.shutdown(socket.SHUT_RDWR)  # it kills its children's groups, and itself
+        try:
+            self._process.wait(timeout=0.2)
+        except subprocess.TimeoutExpired:
+            process.kill(self.pid)
+            self._process.wait()
+        self.control.close()
+
+
+class ZygoteKeeper:
+    """Has zygotes ready. Outlives a run: the next one on this machine finds them warm."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Breed, Zygote] = {}
+        self._early_deaths: dict[Breed, int] = {}
+
+    def warm(self, breed: Breed) -> Zygote | None:
+        """A living zygote of that breed, begun now if there is none; None where it may not be."""
+        if sys.platform != "linux" or env.value(env.FORK) == "never":
+            return None
+        zygote = self._kept.pop(breed, None)
+        if zygote is not None and zygote.unfit is not None:
+            self._kept[breed] = zygote
+            return None
+        if zygote is not None and not zygote.alive:
+            self._bury(zygote)
+            zygote = None
+        if zygote is None and self._early_deaths.get(breed, 0) >= _DEATHS_BEFORE_WAKING:
+            return None
+        self._kept[breed] = zygote = zygote or Zygote(breed)
+        return zygote
+
+    def spare(self, in_use: Breed) -> None:
+        """End those nobody has asked for lately, but never the one in use."""
+        for breed in [breed for breed in self._kept if breed != in_use][: -(_KEPT - 1)]:
+            self._kept.pop(breed).kill()
+
+    def close(self) -> None:
+        """End them all."""
+        for zygote in self._kept.values():
+            zygote.kill()
+        self._kept.clear()
+
+    def _bury(self, zygote: Zygote) -> None:
+        if not zygote.awake:
+            breed = zygote.breed
+            self._early_deaths[breed] = self._early_deaths.get(breed, 0) + 1
+        log.warning("zygote.died", pid=zygote.pid, awake=zygote.awake)
+        zygote.kill()

@@ -1,0 +1,78 @@
+"""From the journal's last word to the exception `fit()` raises."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from spotfit.core.errors import (
+    ControllerError,
+    IntegrityError,
+    NotFoundError,
+    PreemptionError,
+    RunCancelledError,
+    ShippingError,
+    SpotfitError,
+    TrainingFailedError,
+    WorkerDiedError,
+    WorkerGroupError,
+)
+from spotfit.model.events import Blame, FitEnded, RankFailure
+from spotfit.ship.function import load_pickle
+from spotfit.ship.sign import RunKey
+from spotfit.store.api import Store
+
+_LONGEST = 1000
+
+
+def error_of(ended: FitEnded, store: Store, key: RunKey | None) -> SpotfitError:
+    """The exception for a run that ended badly, with the workers' own exceptions by rank."""
+    if ended.outcome == "cancelled":
+        return RunCancelledError(f"The run was cancelled: {ended.why}")
+    match ended.blame:
+        case Blame.PREEMPTION:
+            return PreemptionError(ended.why)
+        case Blame.WORKER:
+            told = [failure for failure in ended.failures if failure.rank >= 0]
+            exceptions = {one.rank: _exception(one, store, key) for one in told}
+            return WorkerGroupError(grouped_message(told), exceptions)
+        case Blame.PLATFORM:
+            first = ended.failures[0].told if ended.failures else ""
+            return ControllerError(SpotfitError(f"{ended.why}\n{first}".strip()))
+        case _:
+            return TrainingFailedError(ended.why)
+
+
+def grouped_message(failures: Sequence[RankFailure]) -> str:
+    """All tracebacks; equal ones (up to numbers) once, with the ranks that share them."""
+    groups: dict[str, list[RankFailure]] = {}
+    for failure in failures:
+        groups.setdefault(re.sub(r"\d+", "#", failure.told), []).append(failure)
+    lines = ["Training failed due to worker errors:"]
+    for members in groups.values():
+        ranks = ",".join(str(one.rank) for one in members)
+        lines.append(f"[Rank {ranks} Error Snippet]:\n{_cut(members[0].told)}")
+    return "\n".join(lines)
+
+
+def _cut(told: str) -> str:
+    if len(told) <= _LONGEST:
+        return told
+    half = _LONGEST // 2
+    return f"{told[:half]}\n… {len(told) - _LONGEST} characters left out …\n{told[-half:]}"
+
+
+def _exception(failure: RankFailure, store: Store, key: RunKey | None) -> BaseException:
+    """The original exception where it can be had; else one of ours that tells its text."""
+    if failure.kind != "raised":
+        return WorkerDiedError(failure.told, rank=failure.rank, kind=failure.kind)
+    if failure.pickle_key is None or key is None:
+        return TrainingFailedError(failure.told, rank=failure.rank)
+    try:
+        raised = load_pickle(store.get(failure.pickle_key), key, purpose="failure")
+    except (NotFoundError, IntegrityError, ShippingError) as lost:
+        return TrainingFailedError(f"{failure.told}\n(the exception itself is lost: {lost.what})", rank=failure.rank)
+    if isinstance(raised, BaseException):
+        raised.add_note(f"raised in the worker of rank {failure.rank}:\n{failure.told}")
+        return raised
+    return TrainingFailedError(failure.told, rank=failure.rank)

@@ -1,0 +1,158 @@
+"""fit(): check, pack, write the run down, ask for machines; then watch, or let go."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import msgspec
+from msgspec.structs import replace
+
+from spotfit.client.handle import RunHandle, adopted
+from spotfit.client.keyring import Keyring
+from spotfit.client.preflight import Cleared, clear
+from spotfit.client.request import FitRequest
+from spotfit.client.result import Result
+from spotfit.core.errors import RunActiveError, RunCancelledError
+from spotfit.core.ids import AgentId
+from spotfit.host import clocks, dice, log
+from spotfit.ledger.run import Ledger
+from spotfit.model.callbacks import TrainRunContext
+from spotfit.model.events import FitStarted
+from spotfit.model.spec import RunSpec, Tempo
+from spotfit.model.view import View
+from spotfit.provision.api import Traits
+from spotfit.ship.luggage import pack
+from spotfit.ship.sign import RunKey
+from spotfit.store.api import Store
+
+
+def fit(request: FitRequest) -> Result:
+    """Run to the end and return its result. Raises `TrainingFailedError` and, before anything
+    is rented, `ConfigError`, `ShippingError` or `StoreError`."""
+    handle = begin(request)
+    with _interrupts_cancel(handle) as interrupted:
+        handle.watch()
+    try:
+        return handle.outcome()
+    except RunCancelledError:
+        if interrupted.is_set():
+            raise KeyboardInterrupt from None
+        raise
+
+
+def submit(request: FitRequest) -> RunHandle:
+    """Start the run and return at once; a thread of this process minds it while it lives."""
+    handle = begin(request)
+    handle.mind_in_background()
+    return handle
+
+
+def begin(request: FitRequest) -> RunHandle:
+    """Everything up to the first machines asked for; or the handle of the same run, if it goes on."""
+    cleared = clear(request)
+    ledger = Ledger(
+        cleared.store,
+        dice.new_run_id(),
+        AgentId(f"d{dice.new_agent_id()}"),
+        wall_ms=clocks.wall_ms,
+    )
+    handle = RunHandle(ledger, None)
+    view = ledger.catch_up()
+    ledger.run_id = view.run_id or ledger.run_id
+    key = Keyring().find_or_make(ledger.run_id)
+    if view.active:
+        spec = _same_run(request, view, cleared.store)
+    else:
+        spec = _write_down(request, cleared, ledger, key)
+    adopted(handle, ledger, key, spec)
+    handle.mind()
+    return handle
+
+
+def _same_run(request: FitRequest, view: View, store: Store) -> RunSpec:
+    """The run that is going on under this name, if it is this very one: then we join it."""
+    assert view.spec is not None
+    if view.spec.fit_id != request.fingerprint():
+        raise RunActiveError(
+            f"A run named {view.spec.name!r} is going on in {store.url}, with another function or config.",
+            do=f"Follow it with spotfit.attach({store.url!r}), end it with its cancel(), or choose "
+            "another RunConfig(name=...).",
+        )
+    log.info("run.joined", url=store.url)
+    return view.spec
+
+
+def _write_down(request: FitRequest, cleared: Cleared, ledger: Ledger, key: RunKey) -> RunSpec:
+    luggage = pack(
+        request.fn,
+        request.config,
+        runtime_env=cleared.runtime_env,
+        key=key,
+        store=cleared.store,
+        objects=_objects(request, ledger),
+    )
+    spec = request.spec(
+        run_id=ledger.run_id,
+        name=cleared.name,
+        storage_url=cleared.store.url,
+        luggage=msgspec.to_builtins(luggage),
+    )
+    spec = replace(spec, tempo=_tempo(cleared.store, cleared.provisioner.traits))
+    view = ledger.append(FitStarted(spec), after=ledger.view)
+    if view.spec != spec:
+        raise RunActiveError(
+            f"Somebody else started a run in {cleared.store.url} at the same moment.",
+            do="Follow theirs with spotfit.attach(url), or choose another RunConfig(name=...).",
+        )
+    return spec
+
+
+def _objects(request: FitRequest, ledger: Ledger) -> dict[str, object]:
+    if not request.run.callbacks:
+        return {}
+    context = TrainRunContext(
+        run_id=ledger.run_id,
+        run_config=request.run,
+        train_loop_config=request.config,
+        scaling_config=request.scaling,
+        backend_config=request.backend_config,
+    )
+    return {"callbacks": list(request.run.callbacks), "run_context": context}
+
+
+def _tempo(store: Store, traits: Traits) -> Tempo:
+    """Eager where looking is free, patient where every look is a request somebody pays."""
+    nearby = traits.observe_s < 1.0
+    on_disk = store.url.startswith(("/", "file://"))
+    poll_s = 0.02 if on_disk else 0.2 if nearby else 1.0
+    return Tempo(observe_s=traits.observe_s, poll_s=poll_s, rejoin_s=2.0 if nearby else 5.0)
+
+
+@contextmanager
+def _interrupts_cancel(handle: RunHandle) -> Iterator[threading.Event]:
+    """Ctrl-C asks the run to end and goes on waiting for that; a third one leaves at once."""
+    interrupted = threading.Event()
+    count = 0
+
+    def on_interrupt(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal count
+        count += 1
+        interrupted.set()
+        if count >= 3:
+            os._exit(130)
+        threading.Thread(target=handle.cancel, args=("Ctrl-C",), daemon=True).start()
+        log.warning("run.interrupted", what="letting machines go; once or twice more leaves at once")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupted
+        return
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,92 @@
+"""The workers' output and the run's story, on the driver's console while it waits."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from spotfit.client.story import tell
+from spotfit.core.errors import NotFoundError, StoreError
+from spotfit.core.ids import AgentId
+from spotfit.host import log
+from spotfit.ledger import keys
+from spotfit.model.events import Entry, RoundOpened
+from spotfit.store.api import Store
+
+Line = dict[str, Any]
+
+
+class Output:
+    """Reads every node's log in the bucket from where it stopped."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._next: dict[AgentId, int] = {}
+        self._ended: set[AgentId] = set()
+
+    def watch(self, agent: AgentId) -> None:
+        """That agent's workers are of interest from now on."""
+        self._next.setdefault(agent, 0)
+
+    def new_lines(self) -> list[Line]:
+        """What was added since the last call, agent by agent."""
+        return [line for agent in list(self._next) for line in self._lines_of(agent)]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every agent of interest has written its last line."""
+        return self._ended.issuperset(self._next)
+
+    def _lines_of(self, agent: AgentId) -> list[Line]:
+        lines: list[Line] = []
+        while agent not in self._ended:
+            try:
+                body = self._store.get(keys.logs(agent, self._next[agent]))
+            except NotFoundError:
+                break
+            self._next[agent] += 1
+            for text in body.splitlines():
+                line = msgspec.json.decode(text)
+                if line.get("end"):
+                    self._ended.add(agent)
+                else:
+                    lines.append(line)
+        return lines
+
+
+class Console:
+    """Shows lines with the rank they come from, and the story of the run."""
+
+    def __init__(self, store: Store, *, write: Callable[[str], object] | None = None) -> None:
+        self._output = Output(store)
+        self._write = write or _to_stdout
+
+    def learn(self, _slot: int, _body: bytes, entry: Entry) -> None:
+        """An entry of the journal."""
+        log.info("run", what=tell(entry.event))
+        if isinstance(entry.event, RoundOpened):
+            for place in entry.event.round.places:
+                self._output.watch(place.agent)
+
+    def show_new(self) -> None:
+        """Print what the workers wrote since the last call."""
+        try:
+            lines = self._output.new_lines()
+        except StoreError as trouble:
+            log.warning("output.unreadable", why=trouble.what)
+            return
+        for line in lines:
+            self._write(f"(rank {line.get('rank')}) {line.get('text', '')}\n")
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing more will come from the agents seen so far."""
+        return self._output.complete
+
+
+def _to_stdout(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,0 +1,238 @@
+"""RunHandle: a run as somebody outside it sees it, from any process and any machine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spotfit.client.failure import error_of
+from spotfit.client.follow import Console, Output
+from spotfit.client.keyring import Keyring
+from spotfit.client.result import Result, result_of
+from spotfit.control.caretaker import Caretaker
+from spotfit.control.conductor import Conductor
+from spotfit.control.errands import Inline
+from spotfit.core.errors import RunNotFoundError, SpotfitError, StoreError
+from spotfit.core.ids import AgentId, RunId
+from spotfit.host import clocks, dice, log
+from spotfit.ledger.run import Ledger
+from spotfit.model.events import CancelRequested, Entry, FitEnded, FitStarted
+from spotfit.model.spec import RunSpec
+from spotfit.model.view import View
+from spotfit.provision.launch import Launch
+from spotfit.provision.registry import open_provisioner
+from spotfit.ship.function import load_pickle
+from spotfit.ship.sign import RunKey
+from spotfit.store.api import Store
+from spotfit.store.opening import open_store
+
+_LAST_WORDS_S = 3.0
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A run at a glance."""
+
+    name: str
+    state: str
+    """'waiting' for machines, 'running', 'finished', 'failed' or 'cancelled'."""
+    round: int | None
+    workers: int
+    machines: int
+    checkpoints: tuple[str, ...]
+    failures: dict[str, int]
+    why: str = ""
+
+
+class RunHandle:
+    """Follow, ask, cancel; the run goes on without it.
+
+    While the handle waits it also minds the run: should every machine be lost at once, it asks
+    for new ones. That needs the run's key, which lies on the machine that started the run.
+    """
+
+    def __init__(self, ledger: Ledger, key: RunKey | None) -> None:
+        self._ledger = ledger
+        self._key = key
+        self._clock = clocks.SystemClock()
+        self._console = Console(ledger.store)
+        self._show = False
+        self._fits = 0
+        self._ended: FitEnded | None = None
+        self._final: View | None = None
+        ledger.listen(self._heard)
+        self._caretaker: Caretaker | None = None
+        self._minder: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the run lies; `spotfit.attach(url)` finds it again."""
+        return self._ledger.store.url
+
+    def status(self) -> RunStatus:
+        """The run as it is now."""
+        return _status(self._ledger.catch_up() if self._minder is None else self._ledger.view)
+
+    def cancel(self, why: str = "cancel() was called") -> None:
+        """Ask the run to end; machines are let go. Of a run that has ended, nothing happens."""
+        while (view := self._ledger.catch_up()).active and view.cancelled is None:
+            self._ledger.append(CancelRequested(why), after=view)
+
+    def logs(self) -> Iterator[str]:
+        """Every line the workers wrote so far, with its rank."""
+        output = Output(self._ledger.store)
+        for offer in self._ledger.offers():
+            output.watch(offer.agent)
+        for line in output.new_lines():
+            yield f"(rank {line.get('rank')}) {line.get('text', '')}"
+
+    def result(self, timeout_s: float | None = None) -> Result:
+        """Wait for the end. Raises what `fit()` raises, or `TimeoutError`."""
+        self._wait(timeout_s)
+        return self.outcome()
+
+    def outcome(self) -> Result:
+        """What came of a run that has ended. Raises what `fit()` raises."""
+        ended, view = self._ended, self._final
+        assert ended is not None and view is not None
+        if ended.outcome != "finished":
+            raise error_of(ended, self._ledger.store, self._key)
+        return result_of(view, self._ledger.store, self._returned(ended))
+
+    # --- waiting -----------------------------------------------------------------------------
+
+    def mind(self) -> None:
+        """Take the first steps now: machines are asked for before this returns."""
+        self._tick()
+
+    def mind_in_background(self) -> None:
+        """Go on minding the run from a thread, for as long as this process lives."""
+        self._minder = threading.Thread(target=self._follow, name="spotfit-minder", daemon=True)
+        self._minder.start()
+
+    def watch(self) -> None:
+        """Wait for the end, showing the workers' output and the run's story."""
+        self._show = True
+        self._follow()
+
+    def _wait(self, timeout_s: float | None) -> None:
+        if self._minder is not None:
+            self._minder.join(timeout_s)
+        else:
+            self._follow(timeout_s)
+        if self._ended is None:
+            raise TimeoutError(f"The run {self.url} has not ended within {timeout_s} s.")
+
+    def _follow(self, timeout_s: float | None = None) -> None:
+        deadline = None if timeout_s is None else self._clock.now() + timeout_s
+        while True:
+            wake = self._tick()
+            if self._show:
+                self._console.show_new()
+            if wake is None:
+                break
+            now = self._clock.now()
+            if deadline is not None and now >= deadline:
+                return
+            self._clock.wait(max(0.0, min(wake - now, (deadline or wake) - now)))
+        self._hear_last_words()
+
+    def _tick(self) -> float | None:
+        """One look at the run; when to look again, or None when it is over."""
+        now = self._clock.now()
+        try:
+            wake = self._caretaker.tick(now) if self._caretaker else self._look(now)
+        except StoreError as trouble:
+            log.warning("store.trouble", why=trouble.what)
+            return now + 1.0
+        poll_s = self._ledger.view.spec.tempo.poll_s if self._ledger.view.spec else 1.0
+        if self._ended is not None and wake is None:
+            return None
+        return now + poll_s if wake is None else min(wake, now + poll_s)
+
+    def _look(self, now: float) -> float | None:
+        self._ledger.catch_up()
+        return None if self._ended is not None else now + 1.0
+
+    def _hear_last_words(self) -> None:
+        deadline = self._clock.now() + _LAST_WORDS_S
+        while self._show and not self._console.complete and self._clock.now() < deadline:
+            self._console.show_new()
+            self._clock.wait(0.02)
+
+    # --- the journal -------------------------------------------------------------------------
+
+    def start_minding(self, caretaker: Caretaker) -> None:
+        """From now on this handle steps in when nobody else can."""
+        self._caretaker = caretaker
+
+    def know(self, view: View) -> None:
+        """Begin from a view that was read before anybody listened."""
+        self._ended, self._final = view.ended, view if view.ended else None
+
+    def _heard(self, slot: int, body: bytes, entry: Entry) -> None:
+        if isinstance(entry.event, FitStarted):
+            self._ended = self._final = None
+        if isinstance(entry.event, FitEnded):
+            self._ended, self._final = entry.event, self._ledger.view
+        if self._show:
+            self._console.learn(slot, body, entry)
+
+    def _returned(self, ended: FitEnded) -> Any:
+        if ended.result_key is None:
+            return None
+        if self._key is None:
+            log.warning("result.unread", why="this machine does not hold the run's key")
+            return None
+        return load_pickle(self._ledger.store.get(ended.result_key), self._key, purpose="result")
+
+
+def attach(url: str | Path) -> RunHandle:
+    """The run at `<storage_path>/<name>`, whoever started it. Raises `RunNotFoundError`."""
+    store = open_store(url)
+    ledger = Ledger(store, RunId(""), AgentId(f"d{dice.new_agent_id()}"), wall_ms=clocks.wall_ms)
+    handle = RunHandle(ledger, None)
+    view = ledger.catch_up()
+    if view.run_id is None or view.spec is None:
+        raise RunNotFoundError(
+            f"There is no run at {store.url}.",
+            do="Give the folder of one run: <storage_path>/<name>, as RunHandle.url tells it.",
+        )
+    ledger.run_id = view.run_id
+    handle.know(view)
+    return adopted(handle, ledger, Keyring().find(view.run_id), view.spec)
+
+
+def adopted(handle: RunHandle, ledger: Ledger, key: RunKey | None, spec: RunSpec) -> RunHandle:
+    """The handle, with the power to mind the run if its key is here."""
+    handle._key = key  # noqa: SLF001 - same module, same thing
+    if key is None:
+        return handle
+    try:
+        provisioner = open_provisioner(spec.provisioner, spec.provisioner_options)
+    except SpotfitError as cannot:
+        log.warning("run.unminded", why=cannot.what)
+        return handle
+    launch = Launch(spec.storage_url, ledger.run_id, key.to_text(), provisioner.traits.notices)
+    conductor = Conductor(ledger, provisioner, launch, Inline(), dice.new_token)
+    handle.start_minding(Caretaker(ledger, conductor, clocks.SystemClock().now()))
+    return handle
+
+
+def _status(view: View) -> RunStatus:
+    state = view.ended.outcome if view.ended else "running" if view.round else "waiting"
+    return RunStatus(
+        name=view.spec.name if view.spec else "",
+        state=state,
+        round=view.round.number if view.round else None,
+        workers=view.round.world_size if view.round else 0,
+        machines=sum(len(group.standing) for group in view.groups.values()),
+        checkpoints=tuple(kept.name for kept in view.checkpoints),
+        failures={blame.value: count for blame, count in view.failures.items()},
+        why=view.ended.why if view.ended else view.last_refusal or "",
+    )
+
+

@@ -1,0 +1,102 @@
+"""Everything that can be known to fail before a machine is paid for: all mistakes, told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from spotfit.client.request import FitRequest
+from spotfit.core.errors import ConfigErrors, SpotfitError
+from spotfit.core.ids import RunId, Token, parse_name
+from spotfit.host import dice
+from spotfit.host.clocks import wall_ms
+from spotfit.model.group import GroupRequest
+from spotfit.provision.api import Provisioner
+from spotfit.provision.registry import open_provisioner
+from spotfit.ship.environment import RuntimeEnv
+from spotfit.ship.function import takes_config
+from spotfit.store.api import Store
+from spotfit.store.opening import open_store
+from spotfit.store.probe import probe_create
+
+
+@dataclass(frozen=True)
+class Cleared:
+    """A request that may take off."""
+
+    name: str
+    store: Store
+    """Rooted at the run: `<storage_path>/<name>`."""
+    provisioner: Provisioner
+    runtime_env: RuntimeEnv
+
+
+def clear(request: FitRequest) -> Cleared:
+    """Check the function, the name, the bucket, the backend and the environment.
+
+    Raises the one error there is, or `ConfigErrors` with all of them.
+    """
+    checks = _Checks()
+    checks.run(lambda: takes_config(request.fn))
+    name = checks.run(lambda: _name_of(request))
+    storage = checks.run(lambda: _storage(request))
+    runtime_env = checks.run(lambda: RuntimeEnv.parse(request.run.worker_runtime_env))
+    provisioner = checks.run(lambda: _provisioner(request))
+    checks.raise_all()
+    store = storage.under(name)
+    checks.run(lambda: probe_create(store))
+    checks.raise_all()
+    return Cleared(name, store, provisioner, runtime_env)
+
+
+class _Checks:
+    """Runs checks one by one and keeps what they complain of."""
+
+    def __init__(self) -> None:
+        self._errors: list[SpotfitError] = []
+
+    def run(self, check: Callable[[], Any]) -> Any:
+        try:
+            return check()
+        except SpotfitError as error:
+            self._errors.append(error)
+            return None
+
+    def raise_all(self) -> None:
+        if len(self._errors) == 1:
+            raise self._errors[0]
+        if self._errors:
+            raise ConfigErrors(self._errors)
+
+
+def _name_of(request: FitRequest) -> str:
+    if request.run.name is None:
+        return dice.new_name(f"spotfit_run-{wall_ms()}")
+    return parse_name(request.run.name, what="The run's name")
+
+
+def _storage(request: FitRequest) -> Store:
+    if request.run.storage_filesystem is not None:
+        from spotfit.store.filesystem import store_on
+
+        return store_on(request.run.storage_filesystem, request.run.storage_path or "")
+    assert request.run.storage_path is not None
+    return open_store(request.run.storage_path)
+
+
+def _provisioner(request: FitRequest) -> Provisioner:
+    name, options = request.chosen_provisioner()
+    provisioner = open_provisioner(name, options)
+    width = request.scaling.max_workers
+    provisioner.plan(
+        GroupRequest(
+            Token("t-preflight"),
+            width,
+            width,
+            request.scaling.worker_resources,
+            run_url="",
+            run_name=str(RunId("")),
+        )
+    )
+    return provisioner

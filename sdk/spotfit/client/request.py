@@ -1,0 +1,142 @@
+"""What a trainer was given, gathered in one place; and what of it the machines need to know."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from spotfit.core.errors import ConfigError
+from spotfit.core.ids import RunId
+from spotfit.host import env
+from spotfit.model.config import RunConfig, ScalingConfig
+from spotfit.model.spec import Keep, Limits, RunSpec, Tempo
+
+
+@dataclass(frozen=True)
+class FitRequest:
+    """One call of `fit()`, before anything was checked."""
+
+    fn: Callable[..., Any]
+    config: dict[str, Any] | None
+    scaling: ScalingConfig
+    run: RunConfig
+    framework: str
+    framework_options: dict[str, Any]
+    backend_config: Any
+    provisioner: Any = None
+    tempo: Tempo = Tempo()
+
+    def chosen_provisioner(self) -> tuple[str, dict[str, Any]]:
+        """Name and options: from the argument, else SPOTFIT_PROVISIONER, else 'local'.
+
+        Text may carry options as a query: 'local?nodes=2'. Raises `ConfigError`.
+        """
+        given = self.provisioner if self.provisioner is not None else env.value(env.PROVISIONER)
+        if isinstance(given, str):
+            return _parsed(given)
+        name = getattr(given, "provisioner", None)
+        if isinstance(name, str) and dataclasses.is_dataclass(given) and not isinstance(given, type):
+            return name, dataclasses.asdict(given)
+        raise ConfigError(
+            f"provisioner={given!r} is neither a name nor an options object.",
+            do="Give a name like 'local', a text like 'local?nodes=2', or its options object.",
+        )
+
+    def spec(self, *, run_id: RunId, name: str, storage_url: str, luggage: dict[str, Any]) -> RunSpec:
+        """The part that goes into the journal."""
+        provisioner, options = self.chosen_provisioner()
+        failure, keep, logging = (
+            self.run.failure_config,
+            self.run.checkpoint_config,
+            self.run.logging_config,
+        )
+        assert failure is not None and keep is not None and logging is not None
+        return RunSpec(
+            run_id=run_id,
+            name=name,
+            fit_id=self.fingerprint(),
+            workers_min=self.scaling.min_workers,
+            workers_max=self.scaling.max_workers,
+            elastic=self.scaling.elasticity_enabled,
+            resize_every_s=self.scaling.elastic_resize_monitor_interval_s,
+            resources_per_worker=self.scaling.worker_resources,
+            limits=Limits(
+                worker=failure.max_failures,
+                platform=failure.controller_failure_limit,
+                preemption=failure.max_preemption_failures,
+                preemption_grace_s=failure.preemption_grace_s,
+            ),
+            keep=Keep(
+                keep.num_to_keep,
+                keep.checkpoint_score_attribute,
+                "min" if keep.checkpoint_score_order == "min" else "max",
+            ),
+            framework=self.framework,
+            framework_options=self.framework_options,
+            luggage=luggage,
+            provisioner=provisioner,
+            provisioner_options=options,
+            storage_url=storage_url,
+            relax_collectives=failure.relax_collectives_on_preemption,
+            collective_timeout_s=env.value(env.COLLECTIVE_TIMEOUT_S) or None,
+            log_level=logging.log_level,
+            callbacks=bool(self.run.callbacks),
+            tempo=self.tempo,
+        )
+
+    def fingerprint(self) -> str:
+        """Equal for the same script run again: of the function's code, its config and its width."""
+        parts = [
+            _code_of(self.fn),
+            _plain(self.config),
+            _plain(dataclasses.asdict(self.scaling)),
+            self.framework,
+            _plain(self.framework_options),
+            _plain(self.run.worker_runtime_env),
+        ]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def _parsed(text: str) -> tuple[str, dict[str, Any]]:
+    name, _, query = text.partition("?")
+    options = {key: _number_or_text(value) for key, value in parse_qsl(query, keep_blank_values=True)}
+    if not name:
+        raise ConfigError(f"provisioner={text!r} names none.", do="Write 'local', or 'local?nodes=2'.")
+    return name, options
+
+
+def _number_or_text(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def _code_of(fn: Callable[..., Any]) -> str:
+    code = getattr(fn, "__code__", None)
+    named = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"
+    return f"{named}:{_digest(code)}" if code is not None else named
+
+
+def _digest(code: types.CodeType) -> str:
+    inner = [_digest(one) if isinstance(one, types.CodeType) else repr(one) for one in code.co_consts]
+    told = code.co_code + repr((code.co_names, code.co_varnames, inner)).encode()
+    return hashlib.sha256(told).hexdigest()
+
+
+def _plain(value: Any) -> str:
+    """A text that is equal for equal plain data; objects count by their type alone."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_plain(value[key])}" for key in sorted(value, key=str)) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(_plain(one) for one in value) + "]"
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return repr(value)
+    return type(value).__qualname__

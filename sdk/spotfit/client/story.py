@@ -1,0 +1,58 @@
+"""What happened, one plain sentence an event: for the console, the demo and `status()`."""
+
+from __future__ import annotations
+
+from spotfit.core.units import told_bytes
+from spotfit.model.events import (
+    CancelRequested,
+    CheckpointCommitted,
+    CheckpointDropped,
+    Event,
+    FitEnded,
+    FitStarted,
+    Intended,
+    LeaderElected,
+    NodeLost,
+    Noticed,
+    Refused,
+    Released,
+    RoundClosed,
+    RoundOpened,
+    Submitted,
+)
+
+
+def tell(event: Event) -> str:
+    """The event in words."""
+    match event:
+        case FitStarted(spec=spec):
+            width = f"{spec.workers_min} to {spec.workers_max}" if spec.elastic else str(spec.workers_max)
+            return f"run {spec.name!r} starts: {width} workers on {spec.provisioner!r}"
+        case LeaderElected(leader=leader, why=why):
+            return f"{leader} leads: {why}"
+        case Intended(plan=plan, why=why):
+            return f"asking for {plan.nodes} machines with {plan.slots} workers each: {why}"
+        case Submitted(handle=handle):
+            return f"machines granted: {handle.name}"
+        case Refused(why=why):
+            return f"refused: {why}"
+        case NodeLost(token=token, node=node, why=why):
+            return f"machine {token}/{node} is lost: {why}"
+        case Released(token=token):
+            return f"let go: {token}"
+        case Noticed(agent=agent, notice=notice):
+            left = "" if notice.seconds_left is None else f" in {notice.seconds_left:.0f} s"
+            return f"the machine of {agent} will be taken away{left}: {notice.reason}"
+        case RoundOpened(round=round_, why=why):
+            since = f", from {round_.checkpoint}" if round_.checkpoint else ""
+            return f"round {round_.number}: {why}{since}"
+        case RoundClosed(number=number, why=why):
+            return f"round {number} is over: {why}"
+        case CheckpointCommitted(name=name, size_bytes=size_bytes):
+            return f"checkpoint {name} committed ({told_bytes(size_bytes)})"
+        case CheckpointDropped(name=name, why=why):
+            return f"checkpoint {name} dropped: {why}"
+        case CancelRequested(why=why):
+            return f"cancel requested: {why}"
+        case FitEnded(outcome=outcome, why=why):
+            return f"the run is {outcome}" + (f": {why}" if why else "")

@@ -1,0 +1,43 @@
+"""TorchTrainer and its sisters to come: a trainer that knows its framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from spotfit.client.trainer import DataParallelTrainer
+from spotfit.frameworks.torch.config import TorchConfig
+from spotfit.model.config import RunConfig, ScalingConfig
+
+
+class TorchTrainer(DataParallelTrainer):
+    """Runs one function on many workers that form a `torch.distributed` process group."""
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[..., Any],
+        *,
+        train_loop_config: dict[str, Any] | None = None,
+        torch_config: TorchConfig | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        datasets: dict[str, Any] | None = None,
+        dataset_config: Any = None,
+        validation_config: Any = None,
+        metadata: dict[str, Any] | None = None,
+        resume_from_checkpoint: Any = None,
+        provisioner: Any = None,
+    ) -> None:
+        super().__init__(
+            train_loop_per_worker,
+            train_loop_config=train_loop_config,
+            backend_config=torch_config or TorchConfig(),
+            scaling_config=scaling_config,
+            run_config=run_config,
+            datasets=datasets,
+            dataset_config=dataset_config,
+            resume_from_checkpoint=resume_from_checkpoint,
+            metadata=metadata,
+            validation_config=validation_config,
+            provisioner=provisioner,
+        )

@@ -1,0 +1,39 @@
+"""The messages between a leader and the process of the user's callbacks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """Where the callbacks are. The first frame, sent once; it holds the run's key."""
+
+    storage_url: str
+    luggage: dict[str, Any]
+    secret: str
+    scratch: str = ""
+
+
+class Reported(msgspec.Struct, frozen=True, tag="reported"):
+    """A report of all ranks, in order of rank, and the name of its committed checkpoint."""
+
+    metrics: tuple[msgspec.Raw, ...]
+    checkpoint: str | None = None
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """A round failed: by rank the key of its pickled exception, and its text."""
+
+    pickles: dict[int, str]
+    told: dict[int, str]
+
+
+ToAudience = Hello | Reported | Failed
+
+
+class Heard(msgspec.Struct, frozen=True):
+    """One frame was dealt with; `trouble` is the traceback, if a callback raised."""
+
+    trouble: str | None = None

@@ -1,0 +1,86 @@
+"""Local mode (`num_workers=0`): the training function runs in the caller's own process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from spotfit.checkpoint.handle import Checkpoint
+from spotfit.model.metrics import metrics_to_json
+from spotfit.model.preemption import PreemptionInfo
+from spotfit.model.reporting import CheckpointConsistencyMode
+from spotfit.model.wire import Start
+from spotfit.worker.context import TrainContext
+from spotfit.worker.reported import Luggage, ReportedCheckpoint
+
+
+class Ranks(msgspec.Struct, frozen=True):
+    """Who this process is; alone, unless a launcher such as torchrun says otherwise."""
+
+    world_rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    node_rank: int = 0
+
+
+class LocalSession:
+    """Remembers the last metrics and checkpoint; copies nothing and meets nobody."""
+
+    devices: tuple[str, ...] = ()
+
+    def __init__(self, name: str, ranks: Ranks | None = None) -> None:
+        self.context = TrainContext(_start(name, ranks or Ranks()), None)
+        self.metrics: dict[str, Any] | None = None
+        """Of the last report, with or without a checkpoint."""
+        self.last_checkpoint: Checkpoint | None = None
+
+    def report_metrics(self, metrics: dict[str, Any], dir_name: str | None = None) -> None:
+        """Remember them, if a worker could have reported them."""
+        metrics_to_json(metrics)
+        self.metrics = metrics
+
+    def report_files(self, metrics: dict[str, Any], luggage: Luggage) -> None:
+        """Remember both; nothing is uploaded, copied or deleted."""
+        self.report_metrics(metrics)
+        self.last_checkpoint = luggage.checkpoint
+
+    def checkpoint(self) -> Checkpoint | None:
+        """The last one reported."""
+        return self.last_checkpoint
+
+    def reported(
+        self, mode: CheckpointConsistencyMode, timeout_s: float | None
+    ) -> list[ReportedCheckpoint]:
+        """Nothing is kept, so there is nothing to tell."""
+        return []
+
+    def preemption_info(self) -> PreemptionInfo | None:
+        """Nobody takes this machine away."""
+        return None
+
+    def barrier(self) -> None:
+        """There is nobody to wait for."""
+
+    def broadcast(self, thing: Any) -> Any:
+        """What was given."""
+        return thing
+
+
+def _start(name: str, ranks: Ranks) -> Start:
+    return Start(
+        run_id="",
+        run_name=name,
+        round=0,
+        rank=ranks.world_rank,
+        local_rank=ranks.local_rank,
+        world_size=ranks.world_size,
+        local_world_size=ranks.local_world_size,
+        node_rank=ranks.node_rank,
+        host="127.0.0.1",
+        storage_url="",
+        framework="none",
+        framework_options={},
+        luggage={},
+    )

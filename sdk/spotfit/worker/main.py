@@ -1,0 +1,132 @@
+"""One worker's life: read who we are, join the group, call the function, tell how it ended."""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import pickle
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NoReturn
+
+import cloudpickle
+
+from spotfit.core.errors import ShippingError
+from spotfit.frameworks.api import Framework
+from spotfit.frameworks.registry import open_framework
+from spotfit.host import env
+from spotfit.model.wire import FromWorker, Returned, Running, Start
+from spotfit.ship.luggage import Shipped
+from spotfit.ship.prepare import prepare
+from spotfit.ship.sign import RunKey
+from spotfit.store.api import Store
+from spotfit.store.opening import open_store
+from spotfit.worker import crash
+from spotfit.worker.luggage import open_luggage
+from spotfit.worker.session import Session
+from spotfit.worker.talk import Talk
+
+_LAST_WORDS_S = 10.0
+_FORMING_S = 300.0
+
+
+def main(talk_descriptor: int) -> NoReturn:
+    """Be the worker whose agent is at the other end of that socket. Ends the process."""
+    faulthandler.enable()
+    talk = Talk(socket.socket(fileno=talk_descriptor))
+    start = talk.next(None)
+    assert isinstance(start, Start), "an agent begins with Start"
+    framework = open_framework(start.framework)
+    last = _live(start, talk, framework)
+    talk.send(last)
+    end(0 if isinstance(last, Returned) else 1, framework.leave)
+
+
+def _live(start: Start, talk: Talk, framework: Framework) -> FromWorker:
+    """Everything between the first frame and the last, which it gives."""
+    try:
+        store = open_store(start.storage_url)
+        shipped = unpack(start, store)
+        session = Session(start, talk, store)
+        _form(start, framework, session)
+        talk.send(Running())
+        value = shipped.call()
+        session.close()
+        return Returned(session.reports, _pickled(value) if start.rank == 0 else b"")
+    except BaseException as error:  # noqa: BLE001 - SystemExit and Ctrl-C in a worker are failures, too
+        return crash.as_raised(error)
+
+
+def unpack(start: Start, store: Store) -> Shipped:
+    """The function, with its code importable and its variables set. Raises what `ship` raises."""
+    payload = open_luggage(start.luggage, RunKey.from_text(start.secret), store, start.scratch)
+    scratch = Path(start.scratch or ".")
+    prepared = prepare(payload.env, store=store, scratch=scratch)
+    env.update(prepared.env_vars)
+    sys.path[:0] = prepared.sys_path
+    os.chdir(prepared.cwd or scratch)
+    return payload.shipped()
+
+
+def _form(start: Start, framework: Framework, session: Session) -> None:
+    env.update(framework.environment(start))
+    framework.enter(start, lambda kind, value: session.gather(kind, value, timeout_s=_FORMING_S))
+
+
+# --- what it returned ----------------------------------------------------------------------------
+
+
+class _ReturnPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Refuses tensors: the caller's machine may have neither torch nor the device."""
+
+    def reducer_override(self, thing: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(thing, torch.Tensor):
+            raise _TensorInside
+        return super().reducer_override(thing)
+
+
+class _TensorInside(Exception):  # noqa: N818 - a signal between two functions, seen by nobody else
+    pass
+
+
+def _pickled(value: Any) -> bytes:
+    sink = BytesIO()
+    try:
+        _ReturnPickler(sink).dump(value)
+    except _TensorInside as tensor:
+        raise ValueError(
+            "The training function returned a value that holds torch tensors. Return numbers or "
+            "numpy arrays (tensor.item(), tensor.numpy()), and put weights into a checkpoint."
+        ) from tensor
+    except (pickle.PicklingError, TypeError, AttributeError) as refused:
+        raise ShippingError(
+            f"What the training function returned, a {type(value).__name__}, cannot be pickled: "
+            f"{refused}",
+            do="Return plain values; report metrics with report() and files in a checkpoint.",
+        ) from refused
+    return sink.getvalue()
+
+
+# --- the end -------------------------------------------------------------------------------------
+
+
+def end(code: int, leave: Callable[[], None]) -> NoReturn:
+    """End this process: leave the group, let libraries flush, but let nothing hang."""
+    last_words = threading.Timer(_LAST_WORDS_S + env.value(env.LEAVE_S), os._exit, (code,))
+    last_words.daemon = True
+    last_words.start()
+    try:
+        if code == 0:
+            leave()  # after a failure the others may wait in a collective: they are killed instead
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        faulthandler.disable()
+        os._exit(code)

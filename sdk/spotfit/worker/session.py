@@ -1,0 +1,325 @@
+"""Session: a worker's side of its round. Reports out, names and collectives in."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Callable
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from spotfit.checkpoint.handle import Checkpoint, path_of
+from spotfit.checkpoint.manifest import Manifest
+from spotfit.checkpoint.restore import open_committed
+from spotfit.checkpoint.save import record, save
+from spotfit.core.clock import Clock
+from spotfit.core.codec import decoder, encode
+from spotfit.core.errors import CollectiveTimeoutError, ConfigError
+from spotfit.core.units import told_bytes
+from spotfit.host import log
+from spotfit.host.clocks import SystemClock
+from spotfit.ledger.journal import Journal
+from spotfit.model.metrics import metrics_from_json, metrics_to_json
+from spotfit.model.preemption import PreemptionInfo
+from spotfit.model.reporting import (
+    CheckpointConsistencyMode,
+    CheckpointUploadMode,
+    ReportedCheckpointStatus,
+)
+from spotfit.model.spec import RunSpec
+from spotfit.model.wire import (
+    Committed,
+    Files,
+    Gather,
+    Gathered,
+    Named,
+    Preempted,
+    Saved,
+    Start,
+    ToWorker,
+)
+from spotfit.policy.retention import worst_to_best
+from spotfit.ship.function import pickled, unpickled
+from spotfit.store.api import Store
+from spotfit.store.transfer import FileRecord
+from spotfit.worker import crash
+from spotfit.worker.context import TrainContext
+from spotfit.worker.reported import Luggage, ReportedCheckpoint
+from spotfit.worker.talk import Talk
+from spotfit.worker.uploads import Uploads
+
+WARN_S = 60.0
+BIG_BROADCAST_BYTES = 1024
+
+Found = TypeVar("Found")
+_metrics = decoder(dict[str, Any])
+_preempted: msgspec.json.Decoder[Preempted | None] = msgspec.json.Decoder(Preempted | None)
+_specs = decoder(RunSpec)
+
+
+class Session:
+    """One worker's part in one round.
+
+    `store` is rooted at the run. A failing background upload is told to `fail`, which ends the
+    process at once: the function may be anywhere.
+    """
+
+    def __init__(
+        self,
+        start: Start,
+        talk: Talk,
+        store: Store,
+        *,
+        clock: Clock | None = None,
+        fail: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self.context = TrainContext(start, store)
+        self.devices = start.devices
+        self._start = start
+        self._talk = talk
+        self._store = store
+        self._clock = clock or SystemClock()
+        self._uploads = Uploads(fail or self._end_at_once)
+        self.reports = 0
+        """How many reports this worker has made."""
+        self._seqs: Counter[str] = Counter()
+        self._reading = threading.RLock()
+        self._named: dict[int, Named] = {}
+        self._gathered: dict[tuple[str, int], Gathered] = {}
+        self._committed: Counter[str] = Counter()
+        self._brought: Counter[str] = Counter()
+        self._brought_files: dict[str, tuple[FileRecord, ...]] = {}
+        self._latest: Checkpoint | None = None
+        self._preempted: Preempted | None = None
+
+    # --- reports -----------------------------------------------------------------------------
+
+    def report_metrics(self, metrics: dict[str, Any], dir_name: str | None = None) -> None:
+        """Send the next report, and go on: this is the path that must cost nothing."""
+        body = metrics_to_json(metrics)
+        n, self.reports = self.reports, self.reports + 1
+        self._talk.send_report(n, body, dir_name)
+
+    def report_files(self, metrics: dict[str, Any], luggage: Luggage) -> None:
+        """Agree on the directory's name with all ranks, then upload, or have it uploaded."""
+        self._check(luggage)
+        n = self._send_files(metrics, luggage)
+        named = self._wait_for(partial(self._named.pop, n, None), what="the checkpoint's name")
+        assert named is not None  # there was no time limit
+        self._brought[named.name] += 1
+        save_it = partial(self._save, named, luggage)
+        if luggage.mode is CheckpointUploadMode.ASYNC:
+            self._uploads.put(save_it)
+        else:
+            self._uploads.wait()
+            save_it()
+
+    def close(self) -> None:
+        """Wait for the uploads that are under way."""
+        self._uploads.wait()
+
+    # --- checkpoints -------------------------------------------------------------------------
+
+    def checkpoint(self) -> Checkpoint | None:
+        """What this worker reported last, once it is uploaded; else what the round began from."""
+        return self._latest or self._restored
+
+    def reported(
+        self, mode: CheckpointConsistencyMode, timeout_s: float | None
+    ) -> list[ReportedCheckpoint]:
+        """What the journal holds once all this worker brought is in it, or the time is over.
+
+        Nothing is ever validated yet, so both modes wait for the same.
+        """
+        self._wait_for(
+            lambda: True if self._brought <= self._committed else None,
+            what="its checkpoints to be committed",
+            timeout_s=timeout_s,
+        )
+        view = self._journal.catch_up()
+        return [
+            ReportedCheckpoint(
+                Checkpoint.in_store(self._store, one.name),
+                metrics_from_json(one.metrics),
+                ReportedCheckpointStatus.COMMITTED,
+            )
+            for one in worst_to_best(view.checkpoints, self._spec.keep)
+        ]
+
+    # --- collectives -------------------------------------------------------------------------
+
+    def gather(self, kind: str, value: bytes = b"", timeout_s: float | None = None) -> bytes:
+        """Rank 0's value, once all ranks have come. Raises `CollectiveTimeoutError`."""
+        seq = self._seqs[kind]
+        self._seqs[kind] += 1
+        self._talk.send(Gather(kind, seq, value))
+        told = self._wait_for(
+            partial(self._gathered.pop, (kind, seq), None),
+            what=f"all ranks to join {kind}",
+            timeout_s=timeout_s,
+        )
+        if told is None:
+            raise _timed_out(f"{kind} timed out after {timeout_s} s on rank {self._start.rank}")
+        if told.missing:
+            ranks = ", ".join(str(rank) for rank in told.missing)
+            raise _timed_out(f"{kind} timed out: these ranks have not joined: [{ranks}]")
+        return told.value
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.gather("barrier")
+
+    def broadcast(self, thing: Any) -> Any:
+        """What rank 0 gave."""
+        mine = self._packed(thing) if self._start.rank == 0 else b""
+        told = self.gather("broadcast_from_rank_zero", mine)
+        return unpickled(told, what="broadcast")
+
+    def preemption_info(self) -> PreemptionInfo | None:
+        """Rank 0's knowledge, so that all ranks decide alike."""
+        with self._reading:
+            for frame in self._talk.pending():
+                self._take(frame)
+        told = _preempted.decode(self.gather("preemption_info", encode(self._preempted)))
+        if told is None:
+            return None
+        return PreemptionInfo(told.deadline_ms, {n: list(ranks) for n, ranks in told.nodes.items()})
+
+    # --- saving ------------------------------------------------------------------------------
+
+    def _send_files(self, metrics: dict[str, Any], luggage: Luggage) -> int:
+        name = luggage.dir_name
+        if name is None and luggage.mode is CheckpointUploadMode.NO_UPLOAD:
+            folder = self._folder_of(luggage.checkpoint)
+            name = folder if "/" not in folder else None
+        body = msgspec.Raw(metrics_to_json(metrics))
+        n, self.reports = self.reports, self.reports + 1
+        self._talk.send(Files(n, body, name))
+        return n
+
+    def _save(self, named: Named, luggage: Luggage) -> None:
+        part = Manifest(
+            named.name,
+            self._start.round,
+            named.n,
+            self._start.rank,
+            named.ranks,
+            _metrics.decode(named.metrics),
+            (),
+        )
+        manifest = self._brought_to(part, luggage)
+        self._brought_files[named.name] = manifest.files
+        self._latest = Checkpoint.in_store(self._store, manifest.folder)
+        self._talk.send(Saved(named.n, named.name, manifest.size_bytes))
+        if luggage.delete and (local := luggage.checkpoint.local_directory) is not None:
+            shutil.rmtree(local, ignore_errors=True)
+
+    def _brought_to(self, part: Manifest, luggage: Luggage) -> Manifest:
+        earlier = self._brought_files.get(part.name, ())
+        if luggage.upload_fn is not None:
+            there = luggage.upload_fn(luggage.checkpoint, part.name)
+            part = msgspec.structs.replace(part, at=self._folder_of(there))
+            return record(self._store, part, earlier=earlier)
+        if luggage.mode is CheckpointUploadMode.NO_UPLOAD:
+            part = msgspec.structs.replace(part, at=self._folder_of(luggage.checkpoint))
+            return record(self._store, part, earlier=earlier)
+        with luggage.checkpoint.as_directory() as directory:
+            return save(self._store, Path(directory), part, earlier=earlier)
+
+    def _folder_of(self, checkpoint: Any) -> str:
+        """Where a checkpoint that nobody has to upload lies in the run's folder."""
+        if not isinstance(checkpoint, Checkpoint):
+            raise ConfigError(
+                f"checkpoint_upload_fn must return a Checkpoint, not a "
+                f"{type(checkpoint).__name__}.",
+                do="Return Checkpoint(path) of the place it was uploaded to.",
+            )
+        folder = checkpoint.folder_below(self._store)
+        if folder is None or folder.startswith("."):
+            raise ConfigError(
+                f"The checkpoint at {checkpoint.path} lies outside the experiment directory "
+                f"{path_of(self._store)}.",
+                do="Put it below get_context().get_storage().experiment_fs_path.",
+            )
+        return folder
+
+    def _check(self, luggage: Luggage) -> None:
+        if luggage.mode is CheckpointUploadMode.NO_UPLOAD:
+            self._folder_of(luggage.checkpoint)
+        local = luggage.checkpoint.local_directory
+        if luggage.delete and local and Path(path_of(self._store)).is_relative_to(local):
+            raise ConfigError(
+                f"The checkpoint directory {local} contains the experiment directory, and it would "
+                "be deleted after the upload.",
+                do="Save checkpoints into a directory of their own.",
+            )
+
+    # --- listening ---------------------------------------------------------------------------
+
+    def _wait_for(
+        self, ready: Callable[[], Found | None], *, what: str, timeout_s: float | None = None
+    ) -> Found | None:
+        """What `ready` gives once it gives something; None when the time is over before."""
+        began = self._clock.now()
+        with self._reading:
+            while (found := ready()) is None:
+                waited_s = self._clock.now() - began
+                left_s = WARN_S if timeout_s is None else min(WARN_S, timeout_s - waited_s)
+                if left_s <= 0:
+                    return None
+                frame = self._talk.next(left_s)
+                if frame is not None:
+                    self._take(frame)
+                elif left_s == WARN_S:
+                    log.warning("worker.waits", rank=self._start.rank, what=what, so_far_s=waited_s)
+        return found
+
+    def _take(self, frame: ToWorker) -> None:
+        match frame:
+            case Named():
+                self._named[frame.n] = frame
+            case Gathered():
+                self._gathered[frame.kind, frame.seq] = frame
+            case Committed():
+                self._committed[frame.name] += 1
+            case Preempted():
+                self._preempted = frame
+            case Start():
+                raise AssertionError("a worker lives for one round")
+
+    def _packed(self, thing: Any) -> bytes:
+        body = pickled(thing, told_as={"broadcast": thing}, by_value_modules=()).body
+        if len(body) > BIG_BROADCAST_BYTES:
+            log.warning(
+                "worker.broadcast", size=told_bytes(len(body)), why="meant for small things"
+            )
+        return body
+
+    def _end_at_once(self, error: BaseException) -> None:
+        self._talk.send(crash.as_raised(error))
+        os._exit(1)
+
+    @cached_property
+    def _restored(self) -> Checkpoint | None:
+        name = self._start.checkpoint
+        return None if name is None else open_committed(self._store, name)
+
+    @cached_property
+    def _journal(self) -> Journal:
+        return Journal(self._store)
+
+    @cached_property
+    def _spec(self) -> RunSpec:
+        return _specs.decode(self._start.spec)
+
+
+def _timed_out(what: str) -> CollectiveTimeoutError:
+    return CollectiveTimeoutError(
+        f"{what}.",
+        do="Every rank has to make the same calls in the same order; look at their logs.",
+    )

@@ -1,0 +1,52 @@
+"""The statistics of pairs, against numbers known otherwise."""
+
+import random
+from statistics import median_low
+
+import pytest
+
+from benchmarks.ratios import lower_bound, median_at_most, order, times_better, verdict
+
+
+def test_of_seven_pairs_the_second_worst_bounds_the_median() -> None:
+    assert verdict([9.0, 3.0, 5.0, 4.0, 8.0, 6.0, 7.0]).lower == 4.0
+    assert verdict([9.0, 3.0, 5.0, 4.0, 8.0, 6.0, 7.0]).median == 6.0
+
+
+def test_one_pair_claims_only_itself() -> None:
+    only = verdict([2.5])
+    assert (only.median, only.lower, only.pairs) == (2.5, 2.5, 1)
+
+
+@pytest.mark.parametrize("of", [1, 2, 3, 6, 7, 20, 51])
+def test_every_resample_is_at_most_the_largest(of: int) -> None:
+    assert median_at_most(of, of=of) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("size", [5, 6, 7, 12])
+def test_the_exact_bound_is_what_dice_find(size: int, dice: random.Random) -> None:
+    sample = [dice.uniform(1.0, 10.0) for _ in range(size)]
+    medians = sorted(median_low(dice.choices(sample, k=size)) for _ in range(20_000))
+    # Away from the very edge of a step of the distribution, dice and binomials agree.
+    assert medians[int(0.02 * 20_000)] <= lower_bound(sample) <= medians[int(0.03 * 20_000)]
+
+
+def test_a_bound_that_misses_the_bar_reaches_nothing() -> None:
+    found = verdict([12.0, 11.0, 9.0, 12.0, 11.0, 9.5, 12.0])
+    assert found.median > 10.0
+    assert not found.clears(10.0)
+    assert found.clears(9.5)
+
+
+def test_sides_take_turns_at_being_first() -> None:
+    assert order(5) == [True, False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "more_is_better", "better"),
+    [(0.5, 5.0, False, 10.0), (98.0, 100.0, True, 0.98)],
+)
+def test_better_is_above_one_whichever_way_the_figure_counts(
+    ours: float, theirs: float, more_is_better: bool, better: float
+) -> None:
+    assert times_better(ours, theirs, more_is_better=more_is_better) == pytest.approx(better)

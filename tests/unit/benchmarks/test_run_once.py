@@ -1,0 +1,40 @@
+"""What a run noted, read back; and the pressure on the cores."""
+
+from benchmarks.run_once import parse_events, parse_pressure
+
+
+def noted(*lines: str) -> list[str]:
+    return [line + "\n" for line in lines]
+
+
+def test_the_last_rank_decides_when_all_were_there() -> None:
+    events = parse_events(
+        noted(
+            '{"event": "first_line", "at": 5.0, "fit": 0, "rank": 0}',
+            '{"event": "first_line", "at": 9.0, "fit": 0, "rank": 1, "entered": 7.0}',
+        )
+    )
+    assert events.when_all("first_line", 2) == 7.0
+    assert events.when_all("first_line", 3) is None
+
+
+def test_fits_and_facts_tell_events_apart() -> None:
+    events = parse_events(
+        noted(
+            '{"event": "life_begins", "at": 1.0, "fit": 0, "rank": 0, "life": 0}',
+            '{"event": "life_begins", "at": 2.0, "fit": 0, "rank": 0, "life": 1}',
+            '{"event": "life_begins", "at": 3.0, "fit": 1, "rank": 0, "life": 1}',
+        )
+    )
+    assert [event.at for event in events.named("life_begins", life=1)] == [2.0, 3.0]
+    assert [event.at for event in events.named("life_begins", life=1, fit=1)] == [3.0]
+
+
+def test_a_line_that_a_kill_cut_short_is_no_event() -> None:
+    whole = '{"event": "killed", "at": 1.0, "fit": 0, "rank": 1}\n'
+    assert len(parse_events([whole, '{"event": "kil']).every) == 1
+
+
+def test_pressure_is_what_some_waited_for() -> None:
+    text = "some avg10=12.50 avg60=3.00 avg300=1.00 total=1\nfull avg10=0.00 avg60=0.00\n"
+    assert parse_pressure(text) == 12.5

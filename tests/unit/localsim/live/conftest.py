@@ -1,0 +1,16 @@
+"""A town of stand-ins for every test that asks for one."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.localsim.live.stand_in import Town, importable
+
+
+@pytest.fixture
+def town(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Town]:
+    importable(monkeypatch)
+    made = Town(tmp_path, nodes=2)
+    yield made
+    made.close()

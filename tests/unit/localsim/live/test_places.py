@@ -1,0 +1,126 @@
+"""Directories as facts: whole or absent, and nobody else's."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from spotfit.core.ids import RunId, Token
+from spotfit.model.group import NodeState
+from spotfit_localsim.live.places import Group, Root
+from spotfit_localsim.live.processes import Process, here
+
+DEAD = Process(os.getpid(), "1")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    return Root(tmp_path / "root")
+
+
+def a_group(root: Root) -> Group:
+    group = root.group(RunId("run"), Token("a"))
+    with root.locked():
+        group.create([{"number": n} for n in range(2)])
+    return group
+
+
+def test_a_group_appears_whole(root: Root) -> None:
+    group = a_group(root)
+    assert [node.number for node in group.nodes()] == [0, 1]
+    assert [node.assignment() for node in group.nodes()] == [{"number": 0}, {"number": 1}]
+    assert list(root.groups()) == [group]
+    assert (group.run, group.token) == ("run", "a")
+
+
+def test_half_a_group_was_never_there(root: Root) -> None:
+    """Somebody died while making it: nobody sees it, and it can be made again."""
+    group = root.group(RunId("run"), Token("a"))
+    (root.open().path / "run" / ".a" / "node-0").mkdir(parents=True)
+    assert not group.exists
+    assert list(root.groups()) == []
+    assert len(a_group(root).nodes()) == 2
+
+
+def test_what_lies_there_is_for_its_user_only(root: Root) -> None:
+    group = a_group(root)
+    for path in (root.path, *group.path.rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
+
+
+def test_of_many_machines_one_gets_the_node(root: Root) -> None:
+    node = a_group(root).node(0)
+    assert node.status().state == NodeState.WAITING
+    assert node.claim(here())
+    assert node.claim(here())
+    assert not node.claim(DEAD)
+    assert node.machine() == here()
+    assert node.status().state == NodeState.RUNNING
+
+
+def test_a_node_that_was_cancelled_cannot_be_claimed(root: Root) -> None:
+    group = a_group(root)
+    group.remove()
+    assert not group.node(0).claim(here())
+    assert group.node(0).assignment() is None
+    assert not (root.path / "run").exists()
+
+
+def test_a_reclaimed_node_says_why_it_is_gone(root: Root) -> None:
+    node = a_group(root).node(0)
+    assert node.claim(DEAD)
+    assert node.status().state == NodeState.GONE
+    node.reclaimed("the price went up")
+    assert node.status().reason == "the price went up"
+
+
+def test_the_last_to_leave_takes_the_dead_with_it(root: Root) -> None:
+    group = a_group(root)
+    group.node(0).claim(DEAD)
+    group.node(1).claim(here())
+    group.node(1).leave()
+    assert not group.exists
+    assert not (root.path / "run").exists()
+
+
+def test_who_leaves_first_does_not_take_the_living_with_it(root: Root) -> None:
+    group = a_group(root)
+    group.node(0).claim(here())
+    group.node(1).claim(here())
+    group.node(1).leave()
+    assert group.node(0).status().state == NodeState.RUNNING
+    assert group.node(1).status().state == NodeState.GONE
+
+
+def test_tidying_leaves_what_is_in_use(root: Root) -> None:
+    (root.open().home(here()) / "tmp").mkdir(parents=True)
+    (root.home(DEAD) / "tmp").mkdir(parents=True)
+    group = a_group(root)
+    root.tidy()
+    assert root.machines() == [here()]
+    assert group.exists
+    root.forget(here())
+    group.remove()
+    root.tidy()
+    assert not root.path.exists()
+
+
+def test_the_lock_may_be_tidied_away_under_one_who_waits(root: Root) -> None:
+    with root.locked():
+        root.path.joinpath("lock").unlink()
+    with root.locked():
+        assert root.path.joinpath("lock").exists()
+
+
+def test_capacity_is_what_was_said_last(root: Root) -> None:
+    assert root.capacity() is None
+    root.limit(3)
+    root.limit(1)
+    assert root.capacity() == 1
+    root.limit(None)
+    assert root.capacity() is None
+
+
+def test_a_user_has_one_root() -> None:
+    assert str(os.getuid()) in Root.default().path.name

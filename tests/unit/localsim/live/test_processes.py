@@ -1,0 +1,78 @@
+"""Processes are told apart by more than their number."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spotfit_localsim.live import processes
+from spotfit_localsim.live.processes import Process, find, here
+from tests.unit.localsim.live.stand_in import see_out
+
+WAIT = [sys.executable, "-c", "input()"]
+
+
+def test_a_process_is_its_number_and_its_birth() -> None:
+    me = here()
+    assert me.alive
+    assert me.pid == os.getpid()
+    assert not Process(me.pid, "1").alive
+
+
+@pytest.mark.parametrize("text", ["", "12", "12-", "-12", "x-1"])
+def test_nonsense_is_no_process(text: str) -> None:
+    assert Process.parse(text) is None
+
+
+def test_a_process_written_down_is_read_again() -> None:
+    assert Process.parse(str(here())) == here()
+
+
+def test_a_zombie_is_not_alive() -> None:
+    with subprocess.Popen(WAIT, stdin=subprocess.PIPE) as child:
+        found = find(child.pid)
+        assert found is not None
+        assert found.alive
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert not found.alive
+        assert find(child.pid) is None
+
+
+def test_killing_takes_everything_it_started(tmp_path: Path) -> None:
+    """A grandchild in a session of its own, too."""
+    told = tmp_path / "told"
+    os.mkfifo(told)
+    script = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "open(sys.argv[1], 'w').write(str(child.pid))\n"
+        "child.wait()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(told)]) as parent:
+        grandchild = int(told.read_text())
+        assert grandchild in processes.descendants(os.getpid())
+        found = find(parent.pid)
+        assert found is not None
+        processes.kill(found)
+        see_out(grandchild)
+    processes.kill(found)  # again: nothing happens
+
+
+def test_a_detached_process_is_no_child_and_hears_nothing(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    script = "import os, sys; print(os.getppid(), repr(sys.stdin.read()), os.environ['FLAVOUR'])"
+    started = processes.start_detached(
+        [sys.executable, "-c", script],
+        environment={"FLAVOUR": "sweet", "PATH": os.defpath},
+        directory=tmp_path,
+        output=output,
+    )
+    if started is not None:  # it may be over already
+        see_out(started.pid)
+    parent, heard, flavour = output.read_text().split()
+    assert int(parent) != os.getpid()
+    assert heard == "''"
+    assert flavour == "sweet"
