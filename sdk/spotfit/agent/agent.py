@@ -212,7 +212,9 @@ class Agent:
             self._prepared = True
             self._crew.prepare(spec)
         if not self._offered:
-            self._offered = self._workplace_errand("offer", lambda: self._ledger.offer(self._member))
+            self._offered = self._workplace_errand(
+                "offer", lambda: self._ledger.offer(self._member)
+            )
 
     def _workplace_errand(self, name: str, job: Callable[[], object]) -> bool:
         done = self._workplace.errands().run(name, job)
@@ -327,7 +329,9 @@ class Agent:
     def _note_exit(self, number: int, rank: int, how: str, clean: bool) -> None:
         if number != self._round or rank in self._raised or rank in self._returned:
             return
-        told = f"The worker of rank {rank} {how}" + (" before its function had returned." if clean else ".")
+        told = f"The worker of rank {rank} {how}" + (
+            " before its function had returned." if clean else "."
+        )
         self._net.send_up(Ended(number, rank, RankFailure(rank, "died", told)))
 
     # --- the wire ----------------------------------------------------------------------------
@@ -416,7 +420,12 @@ class Agent:
         """Dial whoever leads; greet it; give it up when it is silent."""
         view = self._ledger.view
         hub = view.leader.hub if view.leader else None
-        if hub is not None and self._hub != hub and now >= self._dial_at and not self._gave_up_on(hub):
+        if (
+            hub is not None
+            and self._hub != hub
+            and now >= self._dial_at
+            and not self._gave_up_on(hub)
+        ):
             self._hub = hub
             self._heard_hub_at = now
             self._beat_at = now + self._tempo.beat_s
@@ -432,7 +441,9 @@ class Agent:
     def _gave_up_on(self, hub: str) -> bool:
         """Once the second call found nobody listening, only an election helps."""
         return (
-            self._sighting is not None and self._sighting.vanished_at is not None and self._redialled == hub
+            self._sighting is not None
+            and self._sighting.vanished_at is not None
+            and self._redialled == hub
         )
 
     def _check_silence(self, now: float) -> None:
@@ -538,4 +549,3 @@ class Agent:
             return now + 0.1
         self._net.hang_up()
         return None
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +16,7 @@ from spotfit.host.frames import FrameReader, framed
 _CHUNK_BYTES = 256 * 1024
 _LINE_BYTES = 64 * 1024
 _ZOMBIE_POLL_S = 0.02
+_POLLS_OF_THE_DEAD = 25
 _STRAGGLERS_S = 1.0
 _QUEUE_LIMIT_BYTES = 64 * 2**20
 
@@ -53,12 +55,6 @@ class Child:
         """The process's own ends: its socket, its output, its errors."""
         return (self._theirs.fileno(), *self._ends)
 
-    def hand_over(self) -> None:
-        """The process has its ends, or will never: close ours of them."""
-        self._theirs.close()
-        for descriptor in self._ends:
-            os.close(descriptor)
-
     def send(self, body: bytes) -> None:
         """One frame to it; dropped if it is gone."""
         if self._talk is not None:
@@ -66,8 +62,9 @@ class Child:
             self._write()
 
     def born(self, pid: int) -> None:
-        """It lives, and leads a process group of that number."""
+        """It lives, leads a process group of that number, and holds its ends itself."""
         self.pid = pid
+        self._let_go_of_their_ends()
         if self._doomed:
             process.kill_group(pid)
 
@@ -84,10 +81,17 @@ class Child:
         self._status = status
         if self.pid is not None:
             process.kill_group(self.pid)
+        else:
+            self._let_go_of_their_ends()
         self._drain()
         # A grandchild in a session of its own may hold the pipes as long as it likes.
         self._loop.after(_STRAGGLERS_S, self._finish)
         self._finish_if_silent()
+
+    def _let_go_of_their_ends(self) -> None:
+        self._theirs.close()
+        for descriptor in self._ends:
+            os.close(descriptor)
 
     # --- what it says ------------------------------------------------------------------------
 
@@ -138,18 +142,23 @@ class Child:
             self._loop.forget(self._talk)
             self._talk.close()
             self._talk = None
-            self._look_for_death()
+            self._look_for_death(_POLLS_OF_THE_DEAD)
             self._finish_if_silent()
 
-    def _look_for_death(self) -> None:
-        """Who closes the socket is dead or dying: see for ourselves, a zygote may be busy."""
-        if self._status is not None or self.pid is None or self._over:
+    def _look_for_death(self, polls: int) -> None:
+        """Who closes the socket is dead or dying: see for ourselves, a zygote may be busy.
+
+        Of one that is gone altogether only its parent can tell how; without it, it was killed.
+        """
+        if self._status is not None or self.pid is None:
             return
         status = process.ended(self.pid)
+        if status is None and polls <= 0 and not process.exists(self.pid):
+            status = signal.SIGKILL
         if status is not None:
             self.reaped(status)
         else:
-            self._loop.after(_ZOMBIE_POLL_S, self._look_for_death)
+            self._loop.after(_ZOMBIE_POLL_S, partial(self._look_for_death, polls - 1))
 
     # --- what it prints ----------------------------------------------------------------------
 

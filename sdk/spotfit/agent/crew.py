@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -28,8 +29,13 @@ from spotfit.ship.prepare import Prepared, prepare
 from spotfit.ship.sign import RunKey
 from spotfit.store.api import Store
 
-_KILLED = 9
 _AUDIENCE_RANK = -1
+
+
+class _Birth(NamedTuple):
+    what: Literal["worker", "audience"]
+    child: Child
+    start: Start | None = None
 
 
 def variables_for(slots: int, given: dict[str, str]) -> dict[str, str]:
@@ -64,9 +70,10 @@ class LiveCrew:
         """What workers are made from; None until the luggage was opened."""
         self._broken: str | None = None
         self._zygote: Zygote | None = None
-        self._nursed: dict[int, Child] = {}
-        """The zygote's children by serial number."""
-        self._postponed: list[Start] = []
+        self._unborn: list[_Birth] = []
+        """To be borne once the luggage is open."""
+        self._nursed: dict[int, _Birth] = {}
+        """With the zygote, by serial number."""
         self._workers: dict[int, Child] = {}
         self._events: list[CrewEvent] = []
 
@@ -80,9 +87,6 @@ class LiveCrew:
         ).start()
 
     def start(self, starts: Sequence[Start]) -> None:
-        if self._breed is None and self._broken is None:
-            self._postponed = list(starts)
-            return
         for start in starts:
             self._start(start)
 
@@ -91,15 +95,13 @@ class LiveCrew:
             self._workers[rank].send(encode(frame))
 
     def halt(self) -> None:
-        for start in self._postponed:
-            self._events.append(Exited(start.round, start.rank, "was never started", clean=False))
-        self._postponed = []
         for child in list(self._workers.values()):
             child.kill()
+        self._drop_unborn()
 
     @property
     def busy(self) -> bool:
-        return bool(self._workers or self._postponed)
+        return bool(self._workers)
 
     def events(self) -> list[CrewEvent]:
         events, self._events = self._events, []
@@ -113,14 +115,14 @@ class LiveCrew:
         """A process for the run's callbacks, made as workers are."""
         printed = partial(self._logs.line, -1, _AUDIENCE_RANK)
         child = Child(self._loop, heard=heard, printed=printed, ended=ended)
-        self._bear("audience", child)
+        self._bear(_Birth("audience", child))
         return child
 
     def close(self) -> None:
         """Kill what is left; zygotes stay with their keeper."""
         self.halt()
-        for child in self._nursed.values():
-            child.kill()
+        for birth in self._nursed.values():
+            birth.child.kill()
         if self._zygote is not None:
             self._loop.forget(self._zygote.control)
 
@@ -154,16 +156,22 @@ class LiveCrew:
         variables = variables_for(self._slots, prepared.env_vars)
         self._breed = Breed.of(spec.framework, prepared.python, variables)
         self._adopt(self._breed)
-        self._start_postponed()
+        self._bear_unborn()
 
     def _give_up(self, why: str) -> None:
         log.error("crew.luggage", why=why)
         self._broken = why
-        self._start_postponed()
+        self._bear_unborn()
 
-    def _start_postponed(self) -> None:
-        postponed, self._postponed = self._postponed, []
-        self.start(postponed)
+    def _bear_unborn(self) -> None:
+        unborn, self._unborn = self._unborn, []
+        for birth in unborn:
+            self._bear(birth)
+
+    def _drop_unborn(self) -> None:
+        unborn, self._unborn = self._unborn, []
+        for birth in unborn:
+            birth.child.reaped(signal.SIGKILL)
 
     # --- zygotes -------------------------------------------------------------------------------
 
@@ -188,38 +196,31 @@ class LiveCrew:
             match message:
                 case Born(serial=serial, pid=pid):
                     if serial in self._nursed:
-                        self._nursed[serial].born(pid)
+                        self._nursed[serial].child.born(pid)
                 case Gone(serial=serial, status=status):
                     if serial in self._nursed:
-                        self._nursed.pop(serial).reaped(status)
+                        self._nursed.pop(serial).child.reaped(status)
                 case Unfit(why=why):
                     log.info("zygote.unfit", framework=zygote.breed.framework, why=why)
                 case Awake():
                     log.debug("zygote.awake", framework=zygote.breed.framework)
 
     def _lose_zygote(self, zygote: Zygote) -> None:
-        """Its children die with it, but for those it had not borne: they are borne elsewhere."""
+        """Its children die with it. One that never woke had none: they are borne elsewhere."""
         self._loop.forget(zygote.control)
         self._zygote = None
         orphans, self._nursed = self._nursed, {}
         self._adopt(self._breed or zygote.breed)
-        for child in orphans.values():
-            if zygote.unfit is not None and child.pid is None:
-                self._spawner.bear("worker", zygote.breed, child)
+        for birth in orphans.values():
+            if zygote.awake:
+                birth.child.kill()
+                birth.child.reaped(signal.SIGKILL)
             else:
-                child.kill()
-                child.reaped(_KILLED)
+                self._bear(birth)
 
     # --- workers -------------------------------------------------------------------------------
 
     def _start(self, start: Start) -> None:
-        if self._broken is not None:
-            told = encode(Raised(self._broken))
-            self._events += [
-                Said(start.round, start.rank, [msgspec.Raw(told)]),
-                Exited(start.round, start.rank, "was never started", clean=False),
-            ]
-            return
         child = Child(
             self._loop,
             heard=partial(self._hear, start.round, start.rank),
@@ -228,22 +229,33 @@ class LiveCrew:
         )
         self._workers[start.rank] = child
         child.send(encode(start))
-        self._bear("worker", child)
+        self._bear(_Birth("worker", child, start))
 
-    def _bear(self, what: Literal["worker", "audience"], child: Child) -> None:
-        breed = self._breed
-        assert breed is not None, "nothing is started before the luggage is open"
+    def _bear(self, birth: _Birth) -> None:
+        if self._broken is not None:
+            self._fail(birth, self._broken)
+        elif self._breed is None:
+            self._unborn.append(birth)
+        else:
+            self._bear_now(birth, self._breed)
+
+    def _bear_now(self, birth: _Birth, breed: Breed) -> None:
         self._adopt(breed)
         try:
             if self._zygote is not None:
-                self._nursed[self._zygote.bear(what, child.descriptors)] = child
+                serial = self._zygote.bear(birth.what, birth.child.descriptors)
+                self._nursed[serial] = birth
             else:
-                self._spawner.bear(what, breed, child)
+                self._spawner.bear(birth.what, breed, birth.child)
         except OSError as error:
-            log.error("crew.birth", what=what, why=str(error))
-            child.reaped(_KILLED)
-        finally:
-            child.hand_over()
+            self._fail(birth, f"This node could not start a process: {error}")
+
+    def _fail(self, birth: _Birth, why: str) -> None:
+        """As if it had lived to say so."""
+        log.error("crew.birth", what=birth.what, why=why)
+        if birth.start is not None:
+            self._hear(birth.start.round, birth.start.rank, [encode(Raised(why))])
+        birth.child.reaped(signal.SIGKILL)
 
     def _hear(self, round_number: int, rank: int, frames: list[bytes]) -> None:
         self._events.append(Said(round_number, rank, [msgspec.Raw(frame) for frame in frames]))

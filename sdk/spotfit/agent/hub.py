@@ -66,7 +66,9 @@ class Hub:
         self._timeout_s = collective_timeout_s
         self._keep_all = keep_all
         self._made = [0] * world_size
-        self._kept: list[dict[int, tuple[msgspec.Raw, str | None]]] = [{} for _ in range(world_size)]
+        self._kept: list[dict[int, tuple[msgspec.Raw, str | None]]] = [
+            {} for _ in range(world_size)
+        ]
         self._asking: dict[int, set[int]] = {}
         self._saving: dict[int, _Saving] = {}
         self._gathers: dict[tuple[str, int], _Gather] = {}
@@ -143,7 +145,9 @@ class Hub:
             del kept[next(iter(kept))]
 
     def _newly_matched(self) -> Iterator[int]:
-        slowest = min(made for rank, made in enumerate(self._made) if rank not in self.excused or rank == 0)
+        slowest = min(
+            made for rank, made in enumerate(self._made) if rank not in self.excused or rank == 0
+        )
         while self._matched < slowest:
             yield self._matched
             self._matched += 1
@@ -152,7 +156,11 @@ class Hub:
         """All ranks have made their n-th report."""
         metrics, chosen = self._kept[0].get(n, (_NOTHING, None))
         ranks = tuple(sorted(self._asking.pop(n, ())))
-        told = tuple(kept.pop(n, (_NOTHING, None))[0] for kept in self._kept) if self._keep_all else (metrics,)
+        told = (
+            tuple(kept.pop(n, (_NOTHING, None))[0] for kept in self._kept)
+            if self._keep_all
+            else (metrics,)
+        )
         self._kept[0].pop(n, None)
         self._latest = metrics
         if not ranks:
@@ -181,7 +189,9 @@ class Hub:
         key = (gather.kind, gather.seq)
         waiting = self._gathers.setdefault(key, _Gather(now))
         waiting.values[rank] = gather.value
-        needed = set(range(self._world_size)) - (self.excused if _may_excuse(gather.kind) else frozenset())
+        needed = set(range(self._world_size)) - (
+            self.excused if _may_excuse(gather.kind) else frozenset()
+        )
         if not waiting.values.keys() >= needed | {0}:
             return []
         del self._gathers[key]
@@ -196,7 +206,11 @@ def _may_excuse(kind: str) -> bool:
 
 class _Saving:
     def __init__(
-        self, name: str, ranks: tuple[int, ...], metrics: dict[str, Any], told: tuple[msgspec.Raw, ...]
+        self,
+        name: str,
+        ranks: tuple[int, ...],
+        metrics: dict[str, Any],
+        told: tuple[msgspec.Raw, ...],
     ) -> None:
         self.name = name
         self.ranks = ranks

@@ -295,7 +295,11 @@ class Leader:
             for place in view.round.places
             if place.agent in view.notices
         }
-        deadlines = [view.notices[place.agent].deadline_ms for place in view.round.places if place.agent in view.notices]
+        deadlines = [
+            view.notices[place.agent].deadline_ms
+            for place in view.round.places
+            if place.agent in view.notices
+        ]
         if nodes:
             self._answer([(None, Preempted(min(deadlines), nodes))])
         if view.spec and view.spec.relax_collectives:
@@ -414,7 +418,9 @@ class Leader:
         body = self._reports.due(now, at_once=ended)
         if body is not None:
             key = keys.reports(self._ledger.me, body[0])
-            done = self._errands.run(f"reports {body[0]}", lambda: self._ledger.store.put(key, body[1]))
+            done = self._errands.run(
+                f"reports {body[0]}", lambda: self._ledger.store.put(key, body[1])
+            )
             if done is not None and done.error is None:
                 self._reports.kept(body[0])
 
@@ -459,8 +465,10 @@ class _ReportSink:
 
     def due(self, now: float, *, at_once: bool) -> tuple[int, bytes] | None:
         """The chunk to be written now, if one is due."""
-        if self._chunk is None and self._lines and (
-            at_once or now >= self._due_at or self._size > _REPORTS_BYTES
+        if (
+            self._chunk is None
+            and self._lines
+            and (at_once or now >= self._due_at or self._size > _REPORTS_BYTES)
         ):
             self._chunk = (self._next, b"\n".join(self._lines) + b"\n")
             self._next += 1
@@ -471,4 +479,3 @@ class _ReportSink:
     def kept(self, n: int) -> None:
         if self._chunk is not None and self._chunk[0] == n:
             self._chunk = None
-

@@ -71,7 +71,9 @@ def _exception(failure: RankFailure, store: Store, key: RunKey | None) -> BaseEx
     try:
         raised = load_pickle(store.get(failure.pickle_key), key, purpose="failure")
     except (NotFoundError, IntegrityError, ShippingError) as lost:
-        return TrainingFailedError(f"{failure.told}\n(the exception itself is lost: {lost.what})", rank=failure.rank)
+        return TrainingFailedError(
+            f"{failure.told}\n(the exception itself is lost: {lost.what})", rank=failure.rank
+        )
     if isinstance(raised, BaseException):
         raised.add_note(f"raised in the worker of rank {failure.rank}:\n{failure.told}")
         return raised

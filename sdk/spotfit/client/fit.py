@@ -146,7 +146,9 @@ def _interrupts_cancel(handle: RunHandle) -> Iterator[threading.Event]:
         if count >= 3:
             os._exit(130)
         threading.Thread(target=handle.cancel, args=("Ctrl-C",), daemon=True).start()
-        log.warning("run.interrupted", what="letting machines go; once or twice more leaves at once")
+        log.warning(
+            "run.interrupted", what="letting machines go; once or twice more leaves at once"
+        )
 
     if threading.current_thread() is not threading.main_thread():
         yield interrupted

@@ -56,7 +56,7 @@ class RunHandle:
 
     def __init__(self, ledger: Ledger, key: RunKey | None) -> None:
         self._ledger = ledger
-        self._key = key
+        self.key = key
         self._clock = clocks.SystemClock()
         self._console = Console(ledger.store)
         self._show = False
@@ -64,7 +64,8 @@ class RunHandle:
         self._ended: FitEnded | None = None
         self._final: View | None = None
         ledger.listen(self._heard)
-        self._caretaker: Caretaker | None = None
+        self.caretaker: Caretaker | None = None
+        """Steps in when nobody else can; None where the run's key is not at hand."""
         self._minder: threading.Thread | None = None
 
     @property
@@ -99,7 +100,7 @@ class RunHandle:
         ended, view = self._ended, self._final
         assert ended is not None and view is not None
         if ended.outcome != "finished":
-            raise error_of(ended, self._ledger.store, self._key)
+            raise error_of(ended, self._ledger.store, self.key)
         return result_of(view, self._ledger.store, self._returned(ended))
 
     # --- waiting -----------------------------------------------------------------------------
@@ -144,7 +145,7 @@ class RunHandle:
         """One look at the run; when to look again, or None when it is over."""
         now = self._clock.now()
         try:
-            wake = self._caretaker.tick(now) if self._caretaker else self._look(now)
+            wake = self.caretaker.tick(now) if self.caretaker else self._look(now)
         except StoreError as trouble:
             log.warning("store.trouble", why=trouble.what)
             return now + 1.0
@@ -165,10 +166,6 @@ class RunHandle:
 
     # --- the journal -------------------------------------------------------------------------
 
-    def start_minding(self, caretaker: Caretaker) -> None:
-        """From now on this handle steps in when nobody else can."""
-        self._caretaker = caretaker
-
     def know(self, view: View) -> None:
         """Begin from a view that was read before anybody listened."""
         self._ended, self._final = view.ended, view if view.ended else None
@@ -184,10 +181,10 @@ class RunHandle:
     def _returned(self, ended: FitEnded) -> Any:
         if ended.result_key is None:
             return None
-        if self._key is None:
+        if self.key is None:
             log.warning("result.unread", why="this machine does not hold the run's key")
             return None
-        return load_pickle(self._ledger.store.get(ended.result_key), self._key, purpose="result")
+        return load_pickle(self._ledger.store.get(ended.result_key), self.key, purpose="result")
 
 
 def attach(url: str | Path) -> RunHandle:
@@ -208,9 +205,9 @@ def attach(url: str | Path) -> RunHandle:
 
 def adopted(handle: RunHandle, ledger: Ledger, key: RunKey | None, spec: RunSpec) -> RunHandle:
     """The handle, with the power to mind the run if its key is here."""
-    handle._key = key  # noqa: SLF001 - same module, same thing
     if key is None:
         return handle
+    handle.key = key
     try:
         provisioner = open_provisioner(spec.provisioner, spec.provisioner_options)
     except SpotfitError as cannot:
@@ -218,7 +215,7 @@ def adopted(handle: RunHandle, ledger: Ledger, key: RunKey | None, spec: RunSpec
         return handle
     launch = Launch(spec.storage_url, ledger.run_id, key.to_text(), provisioner.traits.notices)
     conductor = Conductor(ledger, provisioner, launch, Inline(), dice.new_token)
-    handle.start_minding(Caretaker(ledger, conductor, clocks.SystemClock().now()))
+    handle.caretaker = Caretaker(ledger, conductor, clocks.SystemClock().now())
     return handle
 
 
@@ -234,5 +231,3 @@ def _status(view: View) -> RunStatus:
         failures={blame.value: count for blame, count in view.failures.items()},
         why=view.ended.why if view.ended else view.last_refusal or "",
     )
-
-

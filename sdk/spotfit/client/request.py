@@ -42,14 +42,20 @@ class FitRequest:
         if isinstance(given, str):
             return _parsed(given)
         name = getattr(given, "provisioner", None)
-        if isinstance(name, str) and dataclasses.is_dataclass(given) and not isinstance(given, type):
+        if (
+            isinstance(name, str)
+            and dataclasses.is_dataclass(given)
+            and not isinstance(given, type)
+        ):
             return name, dataclasses.asdict(given)
         raise ConfigError(
             f"provisioner={given!r} is neither a name nor an options object.",
             do="Give a name like 'local', a text like 'local?nodes=2', or its options object.",
         )
 
-    def spec(self, *, run_id: RunId, name: str, storage_url: str, luggage: dict[str, Any]) -> RunSpec:
+    def spec(
+        self, *, run_id: RunId, name: str, storage_url: str, luggage: dict[str, Any]
+    ) -> RunSpec:
         """The part that goes into the journal."""
         provisioner, options = self.chosen_provisioner()
         failure, keep, logging = (
@@ -106,9 +112,13 @@ class FitRequest:
 
 def _parsed(text: str) -> tuple[str, dict[str, Any]]:
     name, _, query = text.partition("?")
-    options = {key: _number_or_text(value) for key, value in parse_qsl(query, keep_blank_values=True)}
+    options = {
+        key: _number_or_text(value) for key, value in parse_qsl(query, keep_blank_values=True)
+    }
     if not name:
-        raise ConfigError(f"provisioner={text!r} names none.", do="Write 'local', or 'local?nodes=2'.")
+        raise ConfigError(
+            f"provisioner={text!r} names none.", do="Write 'local', or 'local?nodes=2'."
+        )
     return name, options
 
 
@@ -126,7 +136,9 @@ def _code_of(fn: Callable[..., Any]) -> str:
 
 
 def _digest(code: types.CodeType) -> str:
-    inner = [_digest(one) if isinstance(one, types.CodeType) else repr(one) for one in code.co_consts]
+    inner = [
+        _digest(one) if isinstance(one, types.CodeType) else repr(one) for one in code.co_consts
+    ]
     told = code.co_code + repr((code.co_names, code.co_varnames, inner)).encode()
     return hashlib.sha256(told).hexdigest()
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 from spotfit.core.units import told_bytes
+from spotfit.ledger.journal import Journal
 from spotfit.model.events import (
     CancelRequested,
     CheckpointCommitted,
     CheckpointDropped,
+    Entry,
     Event,
     FitEnded,
     FitStarted,
@@ -20,13 +24,32 @@ from spotfit.model.events import (
     RoundOpened,
     Submitted,
 )
+from spotfit.store.api import Store
+
+
+def read_story(store: Store) -> list[str]:
+    """The whole journal in words, one line an entry, with the time of day it was written."""
+    lines: list[str] = []
+
+    def note(slot: int, _body: bytes, entry: Entry) -> None:
+        when = time.strftime("%H:%M:%S", time.localtime(entry.at_ms / 1000))
+        lines.append(f"{slot:>5}  {when}  {tell(entry.event)}")
+
+    journal = Journal(store, whole=True)
+    journal.heard = note
+    journal.catch_up()
+    return lines
 
 
 def tell(event: Event) -> str:
     """The event in words."""
     match event:
         case FitStarted(spec=spec):
-            width = f"{spec.workers_min} to {spec.workers_max}" if spec.elastic else str(spec.workers_max)
+            width = (
+                f"{spec.workers_min} to {spec.workers_max}"
+                if spec.elastic
+                else str(spec.workers_max)
+            )
             return f"run {spec.name!r} starts: {width} workers on {spec.provisioner!r}"
         case LeaderElected(leader=leader, why=why):
             return f"{leader} leads: {why}"

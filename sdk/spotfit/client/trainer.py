@@ -60,7 +60,9 @@ class DataParallelTrainer:
     @classmethod
     def restore(cls, *_args: Any, **_kwargs: Any) -> Any:
         """Not offered: a trainer of the same name and storage path continues by itself."""
-        raise DeprecationWarning("restore() is gone: fit() with the same name and storage_path continues.")
+        raise DeprecationWarning(
+            "restore() is gone: fit() with the same name and storage_path continues."
+        )
 
     @classmethod
     def can_restore(cls, *_args: Any, **_kwargs: Any) -> bool:
@@ -84,7 +86,9 @@ class DataParallelTrainer:
         """Name and plain options of the framework the workers belong to."""
         if self.backend_config is None:
             return "none", {}
-        options: tuple[str, dict[str, Any]] = self.backend_config.framework_options(self.scaling_config)
+        options: tuple[str, dict[str, Any]] = self.backend_config.framework_options(
+            self.scaling_config
+        )
         return options
 
     def _fit_here(self) -> Result:
@@ -107,10 +111,14 @@ def _typed(name: str, given: Any, kind: type[Any]) -> Any:
 def _refuse_deprecated(**given: Any) -> None:
     for name, value in given.items():
         if value is not None:
-            raise DeprecationWarning(f"`{name}` is gone: use the same name and storage_path, or the config.")
+            raise DeprecationWarning(
+                f"`{name}` is gone: use the same name and storage_path, or the config."
+            )
 
 
 def _refuse_missing(**given: Any) -> None:
     for name, value in given.items():
         if value:
-            raise ConfigError(f"`{name}` is not supported yet.", do="Read the data in the training function.")
+            raise ConfigError(
+                f"`{name}` is not supported yet.", do="Read the data in the training function."
+            )

@@ -54,7 +54,9 @@ class Caretaker:
         claimed = claim(view, self._ledger.me, self._sighting, caretaker=True)
         assert view.spec is not None
         if claimed is None or now < claimed.at:
-            return self._next_look(view, now, claimed.at if claimed else now + view.spec.tempo.poll_s)
+            return self._next_look(
+                view, now, claimed.at if claimed else now + view.spec.tempo.poll_s
+            )
         elected = LeaderElected(self._ledger.me, view.epoch + 1, None, claimed.why)
         after = self._ledger.append(elected, after=view)
         return self._conduct(after, now) if after.leads(self._ledger.me) else now

@@ -74,7 +74,9 @@ class Conductor:
         for token, group in self._ledger.view.groups.items():
             if group.handle is None or group.released:
                 continue
-            done = self._errands.run(f"observe {token}", partial(self._provisioner.observe, group.handle))
+            done = self._errands.run(
+                f"observe {token}", partial(self._provisioner.observe, group.handle)
+            )
             if done is None:
                 self._observed_at = now - every_s + min(_SOON_S, every_s)
             elif done.error is None:
@@ -103,7 +105,9 @@ class Conductor:
 
     def _submit(self, token: Token, now: float) -> tuple[bool, Wait]:
         plan = self._ledger.view.groups[token].plan
-        done = self._errands.run(f"submit {token}", lambda: self._provisioner.submit(plan, self._launch))
+        done = self._errands.run(
+            f"submit {token}", lambda: self._provisioner.submit(plan, self._launch)
+        )
         if done is None:
             return False, Wait(now + _SOON_S, f"asking for {plan.nodes} machines")
         if done.error is not None and not isinstance(done.error, ProvisionError):
@@ -147,5 +151,3 @@ def _at_once(now: float) -> Wait:
 
 def _told(error: Exception) -> str:
     return str(error) if isinstance(error, SpotfitError) else f"{type(error).__name__}: {error}"
-
-

@@ -1,33 +1,33 @@
 """The one error tree. Every error says what, why and what to do, and survives a pickle.
 
-    SpotfitError
-    ├── ConfigError (ValueError)             what the caller wrote cannot be meant
-    │   └── ConfigErrors                     several of them, told at once
-    ├── MissingExtraError (ImportError)      an optional dependency is not installed
-    ├── ShippingError (TypeError)            the function or its luggage cannot be taken along
-    │   └── EnvironmentMismatchError         here and there differ in Python or packages
-    ├── IntegrityError                       a payload is not what was signed
-    ├── StoreError                           the bucket
-    │   ├── NotFoundError                    no such object
-    │   ├── AlreadyExistsError               somebody created it first
-    │   ├── TransientStoreError              worth another try
-    │   ├── StorePermissionError             the credentials do not allow it
-    │   └── UntrustworthyStoreError          its `create` lies: no journal may live there
-    ├── LedgerError                          the run, as the bucket tells it
-    │   ├── RunNotFoundError                 nothing there
-    │   ├── RunActiveError                   a run of that name is going on
-    │   └── JournalError                     truncated, foreign or newer than we can read
-    ├── ProvisionError                       machines
-    │   ├── QuotaError
-    │   └── ProvisionPermissionError
-    ├── TrainingFailedError                  the run ended badly
-    │   ├── WorkerGroupError                 the user's function failed; carries the exceptions by rank
-    │   ├── ControllerError                  ours or a callback failed
-    │   └── PreemptionError                  more reclaims than the budget allows
-    ├── RunCancelledError                    somebody asked for the end
-    ├── WorkerDiedError                      a worker process ended without a word
-    ├── CollectiveTimeoutError               some ranks never came
-    └── SessionMisuseError (RuntimeError)    a worker function called where there is no worker
+SpotfitError
+├── ConfigError (ValueError)             what the caller wrote cannot be meant
+│   └── ConfigErrors                     several of them, told at once
+├── MissingExtraError (ImportError)      an optional dependency is not installed
+├── ShippingError (TypeError)            the function or its luggage cannot be taken along
+│   └── EnvironmentMismatchError         here and there differ in Python or packages
+├── IntegrityError                       a payload is not what was signed
+├── StoreError                           the bucket
+│   ├── NotFoundError                    no such object
+│   ├── AlreadyExistsError               somebody created it first
+│   ├── TransientStoreError              worth another try
+│   ├── StorePermissionError             the credentials do not allow it
+│   └── UntrustworthyStoreError          its `create` lies: no journal may live there
+├── LedgerError                          the run, as the bucket tells it
+│   ├── RunNotFoundError                 nothing there
+│   ├── RunActiveError                   a run of that name is going on
+│   └── JournalError                     truncated, foreign or newer than we can read
+├── ProvisionError                       machines
+│   ├── QuotaError
+│   └── ProvisionPermissionError
+├── TrainingFailedError                  the run ended badly
+│   ├── WorkerGroupError                 the user's function failed; carries the exceptions by rank
+│   ├── ControllerError                  ours or a callback failed
+│   └── PreemptionError                  more reclaims than the budget allows
+├── RunCancelledError                    somebody asked for the end
+├── WorkerDiedError                      a worker process ended without a word
+├── CollectiveTimeoutError               some ranks never came
+└── SessionMisuseError (RuntimeError)    a worker function called where there is no worker
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class SpotfitError(Exception):
         return (_rebuild, (type(self), self.args, self.__dict__))
 
 
-def _rebuild(kind: type[SpotfitError], args: tuple[Any, ...], state: dict[str, Any]) -> SpotfitError:
+def _rebuild(
+    kind: type[SpotfitError], args: tuple[Any, ...], state: dict[str, Any]
+) -> SpotfitError:
     error = kind.__new__(kind)
     error.args = args
     error.__dict__.update(state)
@@ -168,7 +170,9 @@ class PreemptionError(TrainingFailedError):
     """Machines were reclaimed more often than `FailureConfig.max_preemption_failures` allows."""
 
     def __init__(self, preemption_info: Any, drain_timed_out: bool = False) -> None:
-        super().__init__(f"The run lost machines more often than its budget allows: {preemption_info}")
+        super().__init__(
+            f"The run lost machines more often than its budget allows: {preemption_info}"
+        )
         self.preemption_info = preemption_info
         self.drain_timed_out = drain_timed_out
 
@@ -182,7 +186,12 @@ class WorkerDiedError(SpotfitError):
 
     @classmethod
     def by(cls, how: str, *, rank: int) -> Self:
-        return cls(f"The worker of rank {rank} {how}.", do="Look at the last lines of its log.", rank=rank, how=how)
+        return cls(
+            f"The worker of rank {rank} {how}.",
+            do="Look at the last lines of its log.",
+            rank=rank,
+            how=how,
+        )
 
 
 class CollectiveTimeoutError(SpotfitError):

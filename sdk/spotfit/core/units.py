@@ -35,11 +35,15 @@ def size_bytes(text: str | int) -> int:
     return int(_amount(text, _BYTES, default="B", what="size"))
 
 
-def _amount(text: str, units: dict[str, float] | dict[str, int], *, default: str, what: str) -> float:
+def _amount(
+    text: str, units: dict[str, float] | dict[str, int], *, default: str, what: str
+) -> float:
     match = _AMOUNT.fullmatch(text)
     if match and (match[2] or default) in units:
         return float(match[1]) * units[match[2] or default]
-    raise ConfigError(f"{text!r} is no {what}.", do=f"Write a number and one of: {', '.join(units)}.")
+    raise ConfigError(
+        f"{text!r} is no {what}.", do=f"Write a number and one of: {', '.join(units)}."
+    )
 
 
 def told_seconds(seconds: float) -> str:

@@ -71,15 +71,17 @@ def has_thread(number: int) -> bool:
     return Path(f"/proc/self/task/{number}").exists()
 
 
-def ended(pid: int) -> int | None:
-    """The wait status of a process that is somebody's zombie; None while it lives. Linux only.
+def exists(pid: int) -> bool:
+    """Whether that process is there, alive or not; Linux only, else True."""
+    return sys.platform != "linux" or Path(f"/proc/{pid}").exists()
 
-    Of one that is gone altogether nobody knows more than that: it counts as killed.
-    """
+
+def ended(pid: int) -> int | None:
+    """The wait status of a process that is somebody's zombie; None where there is none. Linux only."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        return int(signal.SIGKILL)
+        return None
     return int(fields[49]) if fields[0] in ("Z", "X") else None
 
 

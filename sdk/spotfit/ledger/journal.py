@@ -26,8 +26,10 @@ Heard = Callable[[int, bytes, Entry], None]
 class Journal:
     """One reader's place in the journal of a run, and the only way to write to it."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, whole: bool = False) -> None:
         self._store = store
+        self._whole = whole
+        """Read every entry, also where a snapshot would spare it."""
         self.heard: Heard | None = None
         self.view = View()
 
@@ -36,7 +38,7 @@ class Journal:
 
         Who has read nothing yet begins at the newest snapshot, if the run is long enough for one.
         """
-        if self.view.next_slot == 0 and self._is_long():
+        if self.view.next_slot == 0 and not self._whole and self._is_long():
             self.view = snapshot.newest(self._store)
         while True:
             try:

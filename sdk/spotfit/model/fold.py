@@ -113,4 +113,6 @@ def _lose(view: View, event: NodeLost) -> View:
 
 
 def _commit(view: View, event: CheckpointCommitted) -> View:
-    return replace(view, checkpoints=(*view.checkpoints, event), latest_committed_slot=view.next_slot)
+    return replace(
+        view, checkpoints=(*view.checkpoints, event), latest_committed_slot=view.next_slot
+    )

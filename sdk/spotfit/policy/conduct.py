@@ -156,7 +156,10 @@ def _order(view: View, watch: Watch, now: float) -> Iterator[Action]:
     if now < asked_at:
         yield Wait(asked_at, f"refused {view.refusals} times: {view.last_refusal}")
     else:
-        yield Order(missing, f"{missing} of {view.spec.workers_max if view.spec else 0} workers have no machine")
+        yield Order(
+            missing,
+            f"{missing} of {view.spec.workers_max if view.spec else 0} workers have no machine",
+        )
 
 
 def _open_a_round(view: View, watch: Watch, now: float) -> Iterator[Action]:
@@ -169,7 +172,9 @@ def _open_a_round(view: View, watch: Watch, now: float) -> Iterator[Action]:
     if isinstance(formed, Wait):
         yield formed
     else:
-        yield Write(RoundOpened(formed, f"{formed.world_size} workers on {len(formed.places)} machines"))
+        yield Write(
+            RoundOpened(formed, f"{formed.world_size} workers on {len(formed.places)} machines")
+        )
 
 
 def _let_go(view: View, watch: Watch, now: float) -> Iterator[Action]:
@@ -195,7 +200,9 @@ def _let_go(view: View, watch: Watch, now: float) -> Iterator[Action]:
 def _rest(view: View, watch: Watch, now: float) -> Iterator[Action]:
     mine = {seat.member.token for agent, seat in watch.seats.items() if agent == watch.me}
     held = [token for token, group in view.groups.items() if group.handle and not group.released]
-    if all(token in mine for token in held) and now >= watch.turned_at + (_LINGER_S if held else 0.0):
+    if all(token in mine for token in held) and now >= watch.turned_at + (
+        _LINGER_S if held else 0.0
+    ):
         yield Rest()
 
 

@@ -46,7 +46,9 @@ def regroup(view: View, watch: Watch, round_: Round, now: float) -> RoundClosed 
         return Wait(due, f"{slots} workers would have a place; the size changes at intervals")
     fresh = watch.committed_at is not None and now - watch.committed_at <= _FRESH_S
     if not (fresh and view.latest_committed_slot > view.round_slot):
-        return Wait(now + spec.resize_every_s, f"{slots} workers would have a place; growing after a commit")
+        return Wait(
+            now + spec.resize_every_s, f"{slots} workers would have a place; growing after a commit"
+        )
     why = f"{slots} workers have a place, {round_.world_size} are at work"
     return RoundClosed(round_.number, Blame.RESIZE, why)
 

@@ -19,7 +19,9 @@ def closing(view: View, watch: Watch, round_: Round) -> RoundClosed:
     failures = tuple(watch.failures[rank] for rank in sorted(watch.failures))
     if lost:
         told = tuple(_lost_rank(rank) for place in lost for rank in place.ranks)
-        return RoundClosed(round_.number, Blame.PREEMPTION, _machines(lost), told + _raised(failures, told))
+        return RoundClosed(
+            round_.number, Blame.PREEMPTION, _machines(lost), told + _raised(failures, told)
+        )
     leaving = [place for place in round_.places if place.agent in view.notices]
     if failures and leaving and all(_on(leaving, failure.rank) for failure in failures):
         why = f"{_machines(leaving)} as announced"
@@ -60,7 +62,9 @@ def _lost_rank(rank: int) -> RankFailure:
     return RankFailure(rank, "lost", f"The machine of rank {rank} is gone.")
 
 
-def _raised(failures: tuple[RankFailure, ...], told: tuple[RankFailure, ...]) -> tuple[RankFailure, ...]:
+def _raised(
+    failures: tuple[RankFailure, ...], told: tuple[RankFailure, ...]
+) -> tuple[RankFailure, ...]:
     ranks = {failure.rank for failure in told}
     return tuple(failure for failure in failures if failure.rank not in ranks)
 

@@ -21,6 +21,7 @@ from spotfit.core.clock import Clock
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import CollectiveTimeoutError, ConfigError
 from spotfit.core.units import told_bytes
+from spotfit.frameworks.devices import own_devices
 from spotfit.host import log
 from spotfit.host.clocks import SystemClock
 from spotfit.ledger.journal import Journal
@@ -79,7 +80,7 @@ class Session:
         fail: Callable[[BaseException], None] | None = None,
     ) -> None:
         self.context = TrainContext(start, store)
-        self.devices = start.devices
+        self.devices = own_devices(start)
         self._start = start
         self._talk = talk
         self._store = store

@@ -11,6 +11,6 @@ from tests.unit.localsim.live.stand_in import Town, importable
 @pytest.fixture
 def town(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Town]:
     importable(monkeypatch)
-    made = Town(tmp_path, nodes=2)
+    made = Town(tmp_path)
     yield made
     made.close()

@@ -83,11 +83,16 @@ class Town:
     def __init__(self, folder: Path, **options: Any) -> None:
         self.folder = folder
         self.root = Root(folder / "root")
-        self.options = LocalOptions(root=str(self.root.path), agent=AGENT, **options)
-        self.provisioner = LocalProvisioner(self.options)
+        self.configure(**options)
         self.launch = Launch(str(folder), RunId("run"), SECRET)
-        os.mkfifo(folder / "up")
+        if not (folder / "up").exists():
+            os.mkfifo(folder / "up")
         self._up = os.open(folder / "up", os.O_RDWR)
+
+    def configure(self, **options: Any) -> None:
+        """Other options from here on."""
+        told = {"nodes": 2, "root": str(self.root.path), "agent": AGENT} | options
+        self.provisioner = LocalProvisioner(LocalOptions(**told))
 
     def submit(self, token: str, workers: int, *, of: int = 4) -> GroupHandle:
         request = GroupRequest(Token(token), workers, of)
@@ -107,14 +112,15 @@ class Town:
         """Whether no agent has said anything that was not read."""
         return not select.select([self._up], [], [], 0)[0]
 
+    def machines(self) -> set[Process]:
+        """Every machine that anybody remembers."""
+        nodes = [node for group in self.root.groups() for node in group.nodes()]
+        return {*self.root.machines(), *filter(None, (node.machine() for node in nodes))}
+
     def close(self) -> None:
         """Nobody stays, whatever the test left behind."""
-        for machine in self.root.machines():
+        for machine in self.machines():
             kill(machine)
-        for group in self.root.groups():
-            for node in group.nodes():
-                if (claimed := node.machine()) is not None:
-                    kill(claimed)
         os.close(self._up)
 
 

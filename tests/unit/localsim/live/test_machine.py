@@ -1,16 +1,13 @@
 """One machine: it serves a node, leaves it as it should be, and waits for another."""
 
-import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from spotfit.model.group import NodeState
 from spotfit_localsim.live import pool, processes
-from spotfit_localsim.live.places import Node
 from tests.unit.localsim.live.stand_in import Town, Up, see_out
 
 
@@ -64,19 +61,14 @@ def test_letting_a_reused_machine_go_is_letting_its_second_group_go(town: Town) 
     see_out(up.machine.pid)
 
 
-def test_a_machine_that_is_kept_for_no_time_leaves_at_once(
-    tmp_path: Path, town: Town, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    town.close()
-    (tmp_path / "other").mkdir()
-    other = Town(tmp_path / "other", idle_s=0)
-    handle = other.submit("a", 2)
-    up = other.next_up()
+def test_a_machine_that_is_kept_for_no_time_leaves_at_once(town: Town) -> None:
+    town.configure(idle_s=0)
+    handle = town.submit("a", 2)
+    up = town.next_up()
     up.end()
     see_out(up.machine.pid)
-    assert other.observe(handle).over
-    other.close()
-    assert not other.root.path.exists()
+    assert town.observe(handle).over
+    assert not town.root.path.exists()
 
 
 def test_two_machines_of_one_node_are_one(town: Town) -> None:
@@ -90,32 +82,21 @@ def test_two_machines_of_one_node_are_one(town: Town) -> None:
     assert town.quiet()
 
 
-def test_an_agent_that_cannot_be_loaded_is_told(tmp_path: Path, town: Town) -> None:
-    with town.root.locked():
-        group = town.root.group(town.launch.run_id, town.submit("a", 2).token)
-    up = town.next_up()
-    told = {"owner": "1-1", "digest": "", "idle_s": 0, "agent": "nowhere:at_all", "environment": {}}
-    lonely = Node(town.root, group.path / "node-9")
-    lonely.path.mkdir()
-    (lonely.path / "assignment").write_text(json.dumps(told))
-    command = [sys.executable, "-m", "spotfit_localsim.live.machine", str(lonely.path)]
-    assert subprocess.run(command, timeout=60, check=False).returncode == 1
-    status = lonely.status()
-    assert status.state == NodeState.FAILED
-    assert "ModuleNotFoundError" in status.reason
-    assert "nowhere" in status.reason
-    processes.kill(up.machine)
+def test_an_agent_that_cannot_be_loaded_is_told(town: Town) -> None:
+    town.configure(agent="nowhere:at_all")
+    handle = town.submit("a", 2)
+    for machine in town.machines():
+        see_out(machine.pid)
+    (node,) = town.observe(handle).nodes
+    assert node.state == NodeState.FAILED
+    assert "No module named 'nowhere'" in node.reason
 
 
 DRIVER = """
 import sys
 from pathlib import Path
-from tests.unit.localsim.live import stand_in
-town = object.__new__(stand_in.Town)
-town.folder, town.root = Path(sys.argv[1]), stand_in.Root(Path(sys.argv[1]) / "root")
-town.options = stand_in.LocalOptions(root=str(town.root.path), agent=stand_in.AGENT, nodes=2)
-town.provisioner = stand_in.LocalProvisioner(town.options)
-town.launch = stand_in.Launch(str(town.folder), stand_in.RunId("run"), "key")
+from tests.unit.localsim.live.stand_in import Town
+town = Town(Path(sys.argv[1]))
 for token in sys.argv[2:]:
     town.submit(token, 2)
 print("submitted", flush=True)

@@ -93,7 +93,14 @@ def test_asking_from_many_processes_at_once_is_asking_once(town: Town) -> None:
         "launch = Launch(sys.argv[3], RunId('run'), 'key')\n"
         "local.submit(local.plan(GroupRequest(Token('a'), 4, 4)), launch)\n"
     )
-    command = [sys.executable, "-c", ask, str(town.root.path), town.options.agent, str(town.folder)]
+    command = [
+        sys.executable,
+        "-c",
+        ask,
+        str(town.root.path),
+        town.provisioner.options.agent,
+        str(town.folder),
+    ]
     asking = [subprocess.Popen(command) for _ in range(4)]
     assert [one.wait() for one in asking] == [0, 0, 0, 0]
     ups = [town.next_up(), town.next_up()]

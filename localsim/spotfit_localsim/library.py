@@ -1,0 +1,316 @@
+"""The storms worth keeping, and a storm from a seed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from spotfit.model.spec import Keep, Limits, Tempo
+from spotfit_localsim.dice import Dice, Stream
+from spotfit_localsim.faults import Faults
+from spotfit_localsim.market import Market
+from spotfit_localsim.scenario import (
+    Act,
+    At,
+    Cancel,
+    Crash,
+    Freeze,
+    Isolate,
+    Laptop,
+    Reclaim,
+    Scenario,
+    Step,
+    Whom,
+    Wire,
+)
+from spotfit_localsim.traces import Trace
+from spotfit_localsim.workload import Crash as Mistake
+from spotfit_localsim.workload import Workload
+
+SHAKY = Faults(unsent=0.01, lost_answers=0.01, slow=0.02, freezes=0.002, freeze_s=(0.2, 30.0))
+"""A bucket and machines of an ordinary bad day."""
+
+LONG = Workload(steps=60, save_every=6)
+
+plain = Scenario("plain")
+
+spot_storm = Scenario(
+    "spot_storm",
+    load=LONG,
+    market=Market(reclaims_per_hour=60.0, with_notice=0.5, boot_s=(3.0, 15.0)),
+    faults=replace(SHAKY, deaths=0.0003),
+)
+
+zone_outage = Scenario(
+    "zone_outage",
+    load=LONG,
+    market=Market(capacity=Trace("outage", ((0.0, 4), (25.0, 0), (120.0, 4)))),
+)
+
+slow_bucket = Scenario(
+    "slow_bucket",
+    faults=Faults(unsent=0.05, lost_answers=0.05, slow=0.3, slow_s=(0.5, 12.0)),
+    acts=(Reclaim(Step(12), "leader"),),
+)
+
+lone_survivor = Scenario(
+    "lone_survivor",
+    workers=6,
+    workers_min=1,
+    slots=1,
+    load=LONG,
+    market=Market(capacity=Trace("one is left", ((0.0, 6), (30.0, 1), (100.0, 6)))),
+)
+
+deposed_leader = Scenario(
+    "deposed_leader",
+    load=LONG,
+    faults=replace(SHAKY, freezes=0.0),
+    acts=(Freeze(Step(10), 60.0, "leader"), Freeze(Step(30), 40.0, "leader")),
+)
+
+everybody_reclaimed = Scenario(
+    "everybody_reclaimed",
+    load=LONG,
+    acts=(Reclaim(Step(20), "everybody"), Reclaim(Step(45), "everybody")),
+)
+
+everybody_reclaimed_unseen = replace(
+    everybody_reclaimed,
+    name="everybody_reclaimed_unseen",
+    laptop=Laptop(dies_at_s=15.0),
+)
+
+flapping_network = Scenario(
+    "flapping_network",
+    load=LONG,
+    wire=Wire(latency_s=(0.001, 0.2), resets_per_hour=200.0, walls_per_hour=120.0),
+    faults=SHAKY,
+)
+
+one_way_silence = Scenario(
+    "one_way_silence",
+    load=LONG,
+    acts=(
+        Isolate(Step(8), 40.0, "leader", outwards=True, inwards=False),
+        Isolate(Step(30), 40.0, "follower", outwards=False, inwards=True),
+    ),
+)
+
+laptop_dies = Scenario(
+    "laptop_dies",
+    load=LONG,
+    laptop=Laptop(dies_at_s=0.7),
+    acts=(Reclaim(Step(10), "follower"), Reclaim(Step(20), "leader")),
+)
+
+elastic_shrink_grow = Scenario(
+    "elastic_shrink_grow",
+    workers=8,
+    workers_min=2,
+    load=Workload(steps=120, save_every=6),
+    tempo=Tempo(form_patience_s=10.0),
+    market=Market(capacity=Trace("waves", ((0.0, 4), (40.0, 2), (70.0, 4), (90.0, 1), (110.0, 4)))),
+)
+
+worker_crashes_within_budget = Scenario(
+    "worker_crashes_within_budget",
+    limits=Limits(worker=3),
+    load=Workload(
+        crashes=(Mistake(10, rank=1), Mistake(13, rank=0, how="dies"), Mistake(30, rank=3))
+    ),
+)
+
+budget_exhausted = Scenario(
+    "budget_exhausted",
+    limits=Limits(worker=1),
+    load=Workload(crashes=(Mistake(10, rank=1, times=5),)),
+    outcome="failed",
+)
+
+preemption_budget_exhausted = Scenario(
+    "preemption_budget_exhausted",
+    limits=Limits(preemption=0),
+    acts=(Reclaim(Step(10), "follower"),),
+    outcome="failed",
+)
+
+cancel_midway = Scenario(
+    "cancel_midway",
+    faults=SHAKY,
+    acts=(Cancel(Step(15)),),
+    outcome="cancelled",
+)
+
+preemption_with_notice = Scenario(
+    "preemption_with_notice",
+    load=LONG,
+    acts=(Reclaim(Step(10), "follower", notice=True), Reclaim(Step(40), "leader", notice=True)),
+)
+
+machines_that_never_speak = Scenario(
+    "machines_that_never_speak",
+    tempo=Tempo(boot_patience_s=60.0),
+    market=Market(dead_boots=0.5),
+    storm_s=200.0,
+)
+
+cloud_that_forgets_to_answer = Scenario(
+    "cloud_that_forgets_to_answer",
+    load=LONG,
+    market=Market(lost_answers=0.3, refusals=0.3, refuses=True, reclaims_per_hour=40.0),
+    faults=replace(SHAKY, deaths=0.0005),
+)
+
+few_are_kept = Scenario(
+    "few_are_kept",
+    load=Workload(steps=80, save_every=3),
+    keep=Keep(last=2, score="step", order="min"),
+    faults=SHAKY,
+    acts=(Crash(Step(25), "leader"), Crash(Step(50), "follower")),
+)
+
+same_names_again = Scenario(
+    "same_names_again",
+    load=replace(LONG, named_by_step=True, save_s=(0.5, 4.0)),
+    acts=(Reclaim(Step(14), "follower"), Reclaim(Step(25), "leader"), Crash(Step(37), "anybody")),
+)
+
+dead_machines_that_tell_nobody = Scenario(
+    "dead_machines_that_tell_nobody",
+    load=LONG,
+    market=Market(told_deaths=0.0, reclaims_per_hour=40.0, with_notice=0.0),
+)
+
+LIBRARY: tuple[Scenario, ...] = (
+    plain,
+    spot_storm,
+    zone_outage,
+    slow_bucket,
+    lone_survivor,
+    deposed_leader,
+    everybody_reclaimed,
+    everybody_reclaimed_unseen,
+    flapping_network,
+    one_way_silence,
+    laptop_dies,
+    elastic_shrink_grow,
+    worker_crashes_within_budget,
+    budget_exhausted,
+    preemption_budget_exhausted,
+    cancel_midway,
+    preemption_with_notice,
+    machines_that_never_speak,
+    cloud_that_forgets_to_answer,
+    few_are_kept,
+    same_names_again,
+    dead_machines_that_tell_nobody,
+)
+
+
+def random_storm(seed: int) -> Scenario:
+    """A world like no other: every dial is turned by the seed, within what a run must survive."""
+    dice = Dice(seed).stream("storm")
+    slots = dice.choice([1, 1, 2, 2, 4])
+    workers = slots * dice.choice([1, 2, 2, 3, 4])
+    elastic = dice.chance(0.4)
+    mistakes = _mistakes(dice, workers) if dice.chance(0.3) and not elastic else ()
+    return Scenario(
+        f"storm {seed}",
+        workers=workers,
+        workers_min=dice.randint(1, workers) if elastic else None,
+        slots=slots,
+        load=_load(dice, mistakes),
+        market=_market(dice),
+        faults=_faults(dice),
+        wire=_wire(dice),
+        limits=Limits(worker=len(mistakes)),
+        keep=Keep(last=dice.choice([None, 1, 2]), score=dice.choice([None, "step"])),
+        tempo=Tempo(form_patience_s=dice.choice([5.0, 60.0]), boot_patience_s=120.0),
+        laptop=Laptop(dies_at_s=dice.uniform(0.5, 200.0) if dice.chance(0.5) else None),
+        acts=tuple(_act(dice) for _ in range(dice.choice([0, 0, 1, 2, 3]))),
+        skew=dice.choice([0.0, 0.0005, 0.02]),
+        storm_s=dice.uniform(60.0, 300.0),
+    )
+
+
+def _load(dice: Stream, mistakes: tuple[Mistake, ...]) -> Workload:
+    return Workload(
+        steps=dice.randint(10, 60),
+        step_s=(0.1, dice.uniform(0.2, 1.5)),
+        start_s=(0.05, dice.uniform(0.1, 3.0)),
+        report_every=dice.choice([0, 1, 3]),
+        save_every=dice.choice([0, 1, 4, 10]),
+        save_s=(0.05, dice.uniform(0.1, 5.0)),
+        everyone_saves=dice.chance(0.6),
+        saves_on_notice=dice.chance(0.7),
+        named_by_step=dice.chance(0.3),
+        barriers=dice.chance(0.3),
+        peers_raise=dice.choice([0.0, 0.5, 1.0]),
+        end_s=(0.005, dice.choice([0.05, 3.0])),
+        crashes=mistakes,
+    )
+
+
+def _mistakes(dice: Stream, workers: int) -> tuple[Mistake, ...]:
+    steps = dice.sample(range(1, 10), dice.randint(1, 3))
+    return tuple(
+        Mistake(step, rank=dice.randrange(workers), how=dice.choice(["raises", "dies"]))
+        for step in steps
+    )
+
+
+def _market(dice: Stream) -> Market:
+    return Market(
+        reclaims_per_hour=dice.choice([0.0, 20.0, 60.0, 150.0]),
+        with_notice=dice.random(),
+        notice_s=dice.choice([5.0, 30.0, 120.0]),
+        boot_s=(1.0, dice.uniform(2.0, 30.0)),
+        dead_boots=dice.choice([0.0, 0.0, 0.1]),
+        refuses=dice.chance(0.5),
+        refusals=dice.choice([0.0, 0.0, 0.3]),
+        told_deaths=dice.random(),
+        lost_answers=dice.choice([0.0, 0.0, 0.1]),
+        capacity=_capacity(dice) if dice.chance(0.3) else None,
+    )
+
+
+def _capacity(dice: Stream) -> Trace:
+    moments = [0.0, *sorted(dice.uniform(10.0, 200.0) for _ in range(dice.randint(1, 5)))]
+    return Trace("drawn", tuple((moment, dice.randint(0, 5)) for moment in moments))
+
+
+def _faults(dice: Stream) -> Faults:
+    if dice.chance(0.2):
+        return Faults()
+    return Faults(
+        unsent=dice.choice([0.0, 0.01, 0.05]),
+        lost_answers=dice.choice([0.0, 0.01, 0.05]),
+        slow=dice.choice([0.0, 0.02, 0.1]),
+        freezes=dice.choice([0.0, 0.001, 0.01]),
+        freeze_s=(0.2, dice.choice([3.0, 40.0])),
+        deaths=dice.choice([0.0, 0.0002, 0.001]),
+    )
+
+
+def _wire(dice: Stream) -> Wire:
+    return Wire(
+        latency_s=(0.0005, dice.choice([0.003, 0.3])),
+        resets_per_hour=dice.choice([0.0, 0.0, 60.0, 300.0]),
+        walls_per_hour=dice.choice([0.0, 0.0, 30.0, 150.0]),
+    )
+
+
+_WAYS = ((True, True), (True, False), (False, True))
+
+
+def _act(dice: Stream) -> Act:
+    when = At(dice.uniform(1.0, 200.0)) if dice.chance(0.3) else Step(dice.randint(1, 40))
+    whom: Whom = dice.choice(["leader", "follower", "anybody", "everybody"])
+    return dice.choice(
+        [
+            Reclaim(when, whom, notice=dice.chance(0.5)),
+            Freeze(when, dice.uniform(1.0, 60.0), whom),
+            Crash(when, whom),
+            Isolate(when, dice.uniform(1.0, 60.0), whom, *dice.choice(_WAYS)),
+        ]
+    )

@@ -1,0 +1,25 @@
+"""SIGTERM: what every scheduler sends before it takes a machine away."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import FrameType
+
+from spotfit.model.world import Notice
+
+
+class SignalNotice:
+    """Turns SIGTERM from an end into a notice. To be made in the main thread."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._came = False
+        signal.signal(signal.SIGTERM, self._hear)
+
+    def poll(self, now: float) -> Notice | None:
+        return Notice("SIGTERM") if self._came else None
+
+    def _hear(self, _number: int, _frame: FrameType | None) -> None:
+        self._came = True
+        self._wake()

@@ -1,0 +1,182 @@
+"""Result: what `fit()` gives back, and what can be read again from the run's folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from spotfit.checkpoint.handle import Checkpoint, arrow_or_own, path_of
+from spotfit.checkpoint.restore import check_present, open_committed
+from spotfit.core.errors import ConfigError, JournalError, RunNotFoundError
+from spotfit.host.extras import need
+from spotfit.ledger.journal import Journal
+from spotfit.model.events import CheckpointCommitted
+from spotfit.model.metrics import metrics_from_json
+from spotfit.model.spec import Keep
+from spotfit.model.view import View
+from spotfit.policy.retention import nested, worst_to_best
+from spotfit.store.api import Store
+from spotfit.store.filesystem import store_on
+from spotfit.store.opening import open_store
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class NoResultError(RunNotFoundError, RuntimeError):
+    """The result, or the part of it that was asked for, is not there."""
+
+
+class _Frame:
+    """One row for each of the best checkpoints, made when it is first looked at."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    def __get__(self, result: Any, owner: type) -> pandas.DataFrame | None:
+        if result is None:
+            return None  # the default of the dataclass's field
+        made: pandas.DataFrame | None = getattr(result, self._name)
+        if made is None and result.best_checkpoints and importlib.util.find_spec("pandas"):
+            rows = [metrics for _, metrics in result.best_checkpoints]
+            made = need("pandas", extra="pandas").DataFrame(rows)
+            setattr(result, self._name, made)
+        return made
+
+    def __set__(self, result: Any, frame: pandas.DataFrame | None) -> None:
+        setattr(result, self._name, frame)
+
+
+@dataclass
+class Result:
+    """How a run ended.
+
+    `metrics` are the last that rank 0 reported, with or without a checkpoint; `checkpoint` is the
+    latest, not the best; `best_checkpoints` go from worst to best by the score, else by time.
+    `path` is the run's folder without a scheme. `metrics_dataframe` has a row for each of the best
+    checkpoints; None without any, and where pandas is not installed.
+    """
+
+    metrics: dict[str, Any] | None
+    checkpoint: Checkpoint | None
+    error: Exception | None
+    path: str | None
+    metrics_dataframe: pandas.DataFrame | None = cast("Any", _Frame())
+    best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] | None = None
+    return_value: Any = None
+    _store: Store | None = None
+
+    @property
+    def filesystem(self) -> Any:
+        """The file system in which `path` means the run: pyarrow's, or else our own store."""
+        return None if self._store is None else arrow_or_own(self._store)
+
+    @property
+    def config(self) -> Any:
+        """No more: the trainer knows what it was given."""
+        raise DeprecationWarning("Result.config is no longer supported: keep the config yourself.")
+
+    @classmethod
+    def from_path(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> Result:
+        """The result of the run whose folder that is: a path, a URL, or a path in the filesystem.
+
+        It has no return value. Raises `NoResultError`, which is a RuntimeError, where there is no
+        run or none that reported a checkpoint, and `IntegrityError` where a checkpoint is gone.
+        """
+        text = os.fspath(path).rstrip("/")
+        if storage_filesystem is None:
+            store = open_store(text)
+        else:
+            store = store_on(storage_filesystem, text)
+        view = _view_at(store)
+        for kept in view.checkpoints:
+            check_present(store, kept.name)
+        return result_of(view, store, listing_all=True)
+
+    def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint | None:
+        """The checkpoint with the highest ("max") or lowest ("min") value of that metric.
+
+        'a/b' leads into nested metrics. Checkpoints without it are passed over.
+        """
+        if mode not in ("max", "min"):
+            raise ConfigError(
+                f"mode must be 'max' or 'min', not {mode!r}.", do="'max' means higher is better."
+            )
+        if not self.best_checkpoints:
+            raise NoResultError(
+                "No checkpoint exists, so none is the best.", do="Report one with its metrics."
+            )
+        found = [(one, nested(metrics, metric)) for one, metrics in self.best_checkpoints]
+        scored = [(one, score) for one, score in found if score is not None]
+        if not scored:
+            known = sorted({key for _, metrics in self.best_checkpoints for key in metrics})
+            raise NoResultError(
+                f"Invalid metric name {metric!r}: no checkpoint was reported with it.",
+                do=f"Known: {', '.join(known)}.",
+            )
+        sign = 1 if mode == "max" else -1
+        return max(scored, key=lambda pair: _or_lowest(sign * pair[1]))[0]
+
+
+def result_of(
+    view: View, store: Store, return_value: Any = None, *, listing_all: bool = False
+) -> Result:
+    """The result of the run that `view` tells of, rooted at `store`.
+
+    `best_checkpoints` holds as many as are to be kept; with `listing_all` the latest besides, if
+    it is not among them.
+    """
+    keep = view.spec.keep if view.spec else Keep()
+    checkpoints = {one.name: open_committed(store, one.name) for one in view.checkpoints}
+    best = worst_to_best(view.checkpoints, keep)
+    if keep.last is not None and not listing_all:
+        best = best[-keep.last :]
+    latest = view.latest_checkpoint
+    return Result(
+        metrics=_last_metrics(view),
+        checkpoint=checkpoints[latest.name] if latest else None,
+        error=None,
+        path=path_of(store),
+        best_checkpoints=[(checkpoints[one.name], _metrics(one)) for one in best],
+        return_value=return_value,
+        _store=store,
+    )
+
+
+def _last_metrics(view: View) -> dict[str, Any] | None:
+    """The last reported; those of the latest checkpoint where a fit reported nothing."""
+    if view.ended is not None and view.ended.metrics is not None:
+        return cast("dict[str, Any]", metrics_from_json(view.ended.metrics))
+    return _metrics(view.latest_checkpoint) if view.latest_checkpoint else None
+
+
+def _metrics(checkpoint: CheckpointCommitted) -> dict[str, Any]:
+    return cast("dict[str, Any]", metrics_from_json(checkpoint.metrics))
+
+
+def _or_lowest(score: float) -> float:
+    return -math.inf if math.isnan(score) else score
+
+
+def _view_at(store: Store) -> View:
+    if not any(True for _ in store.list()):
+        raise NoResultError(
+            f"The folder {path_of(store)} doesn't exist, or is empty.",
+            do="Give the run's own folder: <storage_path>/<name>.",
+        )
+    try:
+        view = Journal(store).catch_up()
+    except JournalError as error:
+        raise NoResultError(
+            f"Failed to restore the result from {path_of(store)}: {error}",
+            do="Give the folder of a run that this version of spotfit has written.",
+        ) from error
+    if not view.checkpoints and (view.ended is None or view.ended.metrics is None):
+        raise NoResultError(
+            f"Failed to restore the result from {path_of(store)}: nothing was reported there.",
+            do="Give the folder of a run that reported metrics or a checkpoint.",
+        )
+    return view

@@ -1,0 +1,59 @@
+"""`from spotfit.torch import TorchTrainer, prepare_model`: everything for training with torch.
+
+Importing this imports no torch; what a training function calls does, on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spotfit.client.trainers import TorchTrainer as TorchTrainer
+    from spotfit.frameworks.torch.config import TorchConfig as TorchConfig
+    from spotfit.torch.loop import accelerate as accelerate
+    from spotfit.torch.loop import backward as backward
+    from spotfit.torch.loop import enable_reproducibility as enable_reproducibility
+    from spotfit.torch.loop import get_device as get_device
+    from spotfit.torch.loop import get_devices as get_devices
+    from spotfit.torch.loop import prepare_data_loader as prepare_data_loader
+    from spotfit.torch.loop import prepare_model as prepare_model
+    from spotfit.torch.loop import prepare_optimizer as prepare_optimizer
+
+_HOMES = {
+    "TorchConfig": "spotfit.frameworks.torch.config",
+    "TorchTrainer": "spotfit.client.trainers",
+    "accelerate": "spotfit.torch.loop",
+    "backward": "spotfit.torch.loop",
+    "enable_reproducibility": "spotfit.torch.loop",
+    "get_device": "spotfit.torch.loop",
+    "get_devices": "spotfit.torch.loop",
+    "prepare_data_loader": "spotfit.torch.loop",
+    "prepare_model": "spotfit.torch.loop",
+    "prepare_optimizer": "spotfit.torch.loop",
+}
+
+__all__ = [
+    "TorchConfig",
+    "TorchTrainer",
+    "accelerate",
+    "backward",
+    "enable_reproducibility",
+    "get_device",
+    "get_devices",
+    "prepare_data_loader",
+    "prepare_model",
+    "prepare_optimizer",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,103 @@
+"""What a training function of torch calls, for the worker it runs in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from spotfit.worker.current import current
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.data import DataLoader
+
+
+def prepare_model(
+    model: torch.nn.Module,
+    move_to_device: bool | torch.device = True,  # noqa: FBT001, FBT002 - as in Ray Train
+    parallel_strategy: str | None = "ddp",
+    parallel_strategy_kwargs: dict[str, Any] | None = None,
+) -> torch.nn.Module:
+    """The model on this worker's device, wrapped so that all workers train it together.
+
+    `parallel_strategy` is "ddp", "fsdp" (GPUs only) or None; one worker alone gets no wrapper.
+    """
+    from spotfit.frameworks.torch import prepare
+
+    session = current("spotfit.torch.prepare_model")
+    device = prepare.devices(session.devices)[0] if move_to_device is True else move_to_device
+    return prepare.prepare_model(
+        model,
+        world_size=session.context.get_world_size(),
+        device=device or None,
+        strategy=parallel_strategy,
+        options=parallel_strategy_kwargs or {},
+    )
+
+
+def prepare_data_loader(
+    data_loader: DataLoader[Any],
+    add_dist_sampler: bool = True,  # noqa: FBT001, FBT002 - as in Ray Train
+    move_to_device: bool = True,  # noqa: FBT001, FBT002
+    auto_transfer: bool = True,  # noqa: FBT001, FBT002
+) -> DataLoader[Any]:
+    """A loader of this worker's share, with batches on its device.
+
+    Its batch size is per worker. A DistributedSampler of your own is kept, and an IterableDataset
+    is not split. Call `loader.sampler.set_epoch(epoch)` to shuffle anew each epoch.
+    """
+    from spotfit.frameworks.torch import loader, prepare
+
+    session = current("spotfit.torch.prepare_data_loader")
+    if add_dist_sampler:
+        size, rank = session.context.get_world_size(), session.context.get_world_rank()
+        data_loader = loader.with_share(data_loader, world_size=size, rank=rank)
+    if not move_to_device:
+        return data_loader
+    device = prepare.devices(session.devices)[0]
+    return loader.MovingLoader(data_loader, device, ahead=auto_transfer)
+
+
+def get_device() -> torch.device:
+    """The device of this worker; the first, if it has several."""
+    return _devices("spotfit.torch.get_device")[0]
+
+
+def get_devices() -> list[torch.device]:
+    """All devices of this worker; its CPU if it has no accelerator."""
+    return _devices("spotfit.torch.get_devices")
+
+
+def enable_reproducibility(seed: int = 0) -> None:
+    """Seed torch, numpy and random, and allow deterministic algorithms only.
+
+    It costs speed; an operation that knows no deterministic way raises.
+    """
+    from spotfit.frameworks.torch import prepare
+
+    prepare.enable_reproducibility(seed)
+
+
+def accelerate(amp: bool = False) -> None:  # noqa: FBT001, FBT002 - as in Ray Train
+    """No more."""
+    raise _no_more("accelerate", "use torch.autocast, or Accelerate")
+
+
+def prepare_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """No more."""
+    raise _no_more("prepare_optimizer", "use the optimizer as it is")
+
+
+def backward(tensor: torch.Tensor) -> None:
+    """No more."""
+    raise _no_more("backward", "call loss.backward()")
+
+
+def _devices(asker: str) -> list[torch.device]:
+    session = current(asker)
+    from spotfit.frameworks.torch import prepare
+
+    return prepare.devices(session.devices)
+
+
+def _no_more(name: str, instead: str) -> DeprecationWarning:
+    return DeprecationWarning(f"spotfit.torch.{name} is no longer supported: {instead}.")
