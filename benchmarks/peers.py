@@ -16,7 +16,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 BENCH = ROOT / ".bench"
 SIDES = ROOT / "benchmarks" / "sides"
-OUR_PACKAGES = (ROOT, ROOT / "sdk", ROOT / "provisioners", ROOT / "localsim")
 
 TORCH = "torch==2.13.0"
 REQUIREMENTS: Mapping[str, tuple[str, ...]] = {
@@ -89,10 +88,10 @@ def environment(setting: Setting) -> dict[str, str]:
 
     One thread a worker on all sides. Nothing leaves the machine.
     """
-    paths = OUR_PACKAGES if setting.side == "ours" else (ROOT,)
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep) if setting.side == "ours" else []
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, given)]),
         "OMP_NUM_THREADS": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         **setting.environment,

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import greenlet
 
+from spotfit.checkpoint import manifest
 from spotfit.control.errands import Done, Inline
 from spotfit_localsim.faults import Hazards
 
@@ -264,6 +266,34 @@ class Process:
             strand.end()
         self._strands = {}
         self._ended(error)
+
+
+class OneByOne:
+    """Stands in for a pool of threads: a world has no threads, or it would not be repeatable."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __enter__(self) -> OneByOne:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def map(self, do: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+        """Everything in order, at once."""
+        return [do(item) for item in items]
+
+
+@contextmanager
+def without_threads() -> Iterator[None]:
+    """Production code that reads with several threads reads one by one meanwhile."""
+    pool = manifest.ThreadPoolExecutor
+    manifest.ThreadPoolExecutor = OneByOne  # type: ignore[misc,assignment]
+    try:
+        yield
+    finally:
+        manifest.ThreadPoolExecutor = pool  # type: ignore[misc]
 
 
 class Sidelong:

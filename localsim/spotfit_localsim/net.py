@@ -17,7 +17,7 @@ from spotfit_localsim.dice import Stream
 from spotfit_localsim.engine import Engine, Process
 from spotfit_localsim.faults import Span
 
-DIAL_PATIENCE_S = 3.0
+DIAL_PATIENCE_S = 5.0
 PORT = 7000
 
 
@@ -172,11 +172,6 @@ class Connection:
             self._forget()
             self.hub.agent_lost(self, AgentLost(self.agent, why))
 
-    def replace(self) -> None:
-        """The hub has a newer line to the same agent; nobody needs to hear of this one."""
-        self._above = False
-        self._forget()
-
     def _arrive(self, join: Join) -> None:
         hub = self._fabric.hubs.get(self.address)
         if hub is None:
@@ -191,7 +186,8 @@ class Connection:
         self.answered = True
 
     def _give_up(self) -> None:
-        if not self.answered:
+        if not self.answered and self._below:
+            self._up.carry(lambda: self.lose_above("it hung up"))
             self.lose_below("no answer", vanished=False)
 
     def _deliver_up(self, message: ToLeader) -> None:
@@ -258,7 +254,9 @@ class SimNet:
     def dismiss(self, agent: AgentId) -> None:
         self._process.touch()
         if agent == self.me:
-            self._at_home = False
+            if self._at_home:
+                self._at_home = False
+                self.take(HubLost(self.hub, "our own hub dismissed us", vanished=True))
         elif agent in self._seats:
             self._seats.pop(agent).drop_above()
 
@@ -277,7 +275,7 @@ class SimNet:
         """An agent knocked at our hub."""
         former = self._seats.get(connection.agent)
         if former is not None:
-            former.replace()
+            former.lose_above("it dialled again")
         self._seats[connection.agent] = connection
         self.take(join)
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from spotfit.agent.zygote import ZygoteKeeper
 from spotfit.core.errors import ConfigError
 from spotfit.host import env
 from spotfit.host.process import call_myself
@@ -30,6 +31,8 @@ from spotfit_localsim.live import pool
 from spotfit_localsim.live.places import Node, Root
 from spotfit_localsim.live.processes import Process, here
 
+GIVEN_UP = 75
+"""How an agent ends whose run goes on without this machine."""
 _LOOK_FOR_OWNER_EVERY_S = 1.0
 _REQUEST_WITHIN_S = 0.5
 _LONGEST_REQUEST = 65_536
@@ -50,14 +53,15 @@ def _serve_all(first: Node, home: Path) -> int:
     inherited = pool.environment() | {"TMPDIR": str(home / "tmp")}
     door: Door | None = None
     node: Node | None = first
-    while node is not None:
-        told = node.assignment()
-        if told is None:
-            return 0  # cancelled before it began
-        door = door or Door(home, owner=told["owner"], digest=told["digest"])
-        if not _serve(node, told, inherited):
-            return 1
-        node = door.next_node(after=node, within_s=told["idle_s"])
+    with contextlib.closing(ZygoteKeeper()) as zygotes:
+        while node is not None:
+            told = node.assignment()
+            if told is None:
+                return 0  # cancelled before it began
+            door = door or Door(home, owner=told["owner"], digest=told["digest"])
+            if not _serve(node, told, inherited, zygotes):
+                return 1
+            node = door.next_node(after=node, within_s=told["idle_s"])
     return 0
 
 
@@ -83,13 +87,15 @@ def _home(root: Root, me: Process) -> Iterator[Path]:
 # --- one node ---------------------------------------------------------------------------------
 
 
-def _serve(node: Node, told: dict[str, Any], inherited: dict[str, str]) -> bool:
-    """Be the agent of this node to its end. False if that was a bad one."""
+def _serve(
+    node: Node, told: dict[str, Any], inherited: dict[str, str], zygotes: ZygoteKeeper
+) -> bool:
+    """Be the agent of this node to its end. False if this machine should do no more."""
     _speak_to(node.output)
     node.assignment_was_read()
     env.replace(inherited | told["environment"])
     try:
-        code = _named(told["agent"])(Assignment.read(env.everything()))
+        code = _named(told["agent"])(Assignment.read(env.everything()), zygotes=zygotes)
     except Exception as error:  # noqa: BLE001  # the border of the agent: a fact about this node
         traceback.print_exc()
         node.ended(f"its agent failed with {type(error).__name__}")
@@ -97,7 +103,9 @@ def _serve(node: Node, told: dict[str, Any], inherited: dict[str, str]) -> bool:
     finally:
         env.replace(inherited)
         signal.signal(signal.SIGTERM, _leave_quietly)
-    if code != 0:
+    if code == GIVEN_UP:
+        node.leave()
+    elif code != 0:
         node.ended(f"its agent ended with code {code}")
     return code == 0
 

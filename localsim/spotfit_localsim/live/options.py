@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from spotfit.core.errors import ConfigError
 
@@ -10,6 +11,8 @@ from spotfit.core.errors import ConfigError
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalOptions:
     """Train on this machine: every node is a process group with a directory and an address."""
+
+    provisioner: ClassVar[str] = "local"
 
     nodes: int = 1
     """Into how many nodes the whole run is cut; replacements come in nodes of the same size."""

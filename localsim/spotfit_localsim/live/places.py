@@ -239,6 +239,10 @@ class Node:
         """The secret in it has no reason to lie there any longer."""
         (self.path / "assignment").unlink(missing_ok=True)
 
+    def announce(self, notice: bytes) -> None:
+        """Let the notice appear, whole."""
+        self._note("notice", notice.decode())
+
     def reclaimed(self, why: str) -> None:
         """Note, before it happens, that the node is taken away."""
         self._note("reclaimed", why)

@@ -21,6 +21,8 @@ from spotfit_localsim.live.places import Group, Node, Root
 
 _MACHINE = "spotfit_localsim.live.machine"
 _NOTICES = ("file", "signal")
+_OBSERVE_S = 0.1
+"""Looking costs less than a millisecond here, and nothing else."""
 
 
 class LocalProvisioner:
@@ -28,14 +30,20 @@ class LocalProvisioner:
 
     name = "local"
 
-    def __init__(self, options: LocalOptions | None = None) -> None:
-        self.options = options or LocalOptions()
+    def __init__(self, options: LocalOptions | None = None, **given: Any) -> None:
+        """With options, or with the fields of `LocalOptions` one by one."""
+        self.options = options or LocalOptions(**given)
         self._root = _root_of(self.options)
+
+    @classmethod
+    def with_options(cls, **options: Any) -> LocalProvisioner:
+        """From the fields of `LocalOptions`."""
+        return cls(LocalOptions(**options))
 
     @property
     def traits(self) -> Traits:
         """It reclaims as a spot market would, if a reclaimer is set on it."""
-        return Traits(spot=True, notice_s=self.options.notice_s, notices=_NOTICES)
+        return Traits(notice_s=self.options.notice_s, observe_s=_OBSERVE_S, notices=_NOTICES)
 
     def plan(self, request: GroupRequest) -> GroupPlan:
         """As many nodes as the workers need, each as big as a node of the whole run."""

@@ -292,7 +292,7 @@ class Agent:
                 case Said(round=number, rank=rank, frames=frames):
                     self._forward(number, rank, frames)
                 case Exited(round=number, rank=rank, how=how, clean=clean):
-                    self._note_exit(number, rank, how, clean)
+                    self._note_exit(number, rank, how, clean=clean)
                 case _:
                     assert_never(event)
             self._crew_events.popleft()
@@ -326,12 +326,11 @@ class Agent:
             self._ledger.store.put(keys.result(number, rank), body)
         return msgspec.Raw(encode(replace(returned, value=b"")))
 
-    def _note_exit(self, number: int, rank: int, how: str, clean: bool) -> None:
+    def _note_exit(self, number: int, rank: int, how: str, *, clean: bool) -> None:
         if number != self._round or rank in self._raised or rank in self._returned:
             return
-        told = f"The worker of rank {rank} {how}" + (
-            " before its function had returned." if clean else "."
-        )
+        early = " before its function had returned" if clean else ""
+        told = f"The worker of rank {rank} {how}{early}."
         self._net.send_up(Ended(number, rank, RankFailure(rank, "died", told)))
 
     # --- the wire ----------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class Child:
         self._unsent = bytearray()
         self._talk: socket.socket | None
         self._talk, self._theirs = socket.socketpair()
-        self._talk.setblocking(False)
+        self._talk.settimeout(0)
         self._streams: dict[int, tuple[str, bytearray]] = {}
         self._ends = (self._stream("out"), self._stream("err"))
         loop.watch(self._talk, READ, self._on_talk)

@@ -75,6 +75,8 @@ class LiveCrew:
         self._nursed: dict[int, _Birth] = {}
         """With the zygote, by serial number."""
         self._workers: dict[int, Child] = {}
+        self._children: set[Child] = set()
+        """Workers, and whom the leader may have beside them."""
         self._events: list[CrewEvent] = []
 
     # --- the port ----------------------------------------------------------------------------
@@ -114,17 +116,33 @@ class LiveCrew:
     ) -> Child:
         """A process for the run's callbacks, made as workers are."""
         printed = partial(self._logs.line, -1, _AUDIENCE_RANK)
-        child = Child(self._loop, heard=heard, printed=printed, ended=ended)
+        child: Child
+
+        def over(how: str, clean: bool) -> None:  # noqa: FBT001 - as `Child.ended` wants it
+            self._children.discard(child)
+            ended(how, clean)
+
+        child = Child(self._loop, heard=heard, printed=printed, ended=over)
+        self._children.add(child)
         self._bear(_Birth("audience", child))
         return child
 
+    @property
+    def left(self) -> int:
+        """How many processes of any kind have not been seen to their end."""
+        return len(self._children)
+
     def close(self) -> None:
-        """Kill what is left; zygotes stay with their keeper."""
-        self.halt()
-        for birth in self._nursed.values():
-            birth.child.kill()
+        """Kill what is left; the ends are told as ever."""
+        for child in list(self._children):
+            child.kill()
+        self._drop_unborn()
+
+    def detach(self) -> None:
+        """Listen no more. Zygotes stay with their keeper."""
         if self._zygote is not None:
             self._loop.forget(self._zygote.control)
+            self._zygote = None
 
     # --- what workers are made from ------------------------------------------------------------
 
@@ -228,6 +246,7 @@ class LiveCrew:
             ended=partial(self._end, start.round, start.rank),
         )
         self._workers[start.rank] = child
+        self._children.add(child)
         child.send(encode(start))
         self._bear(_Birth("worker", child, start))
 
@@ -261,5 +280,5 @@ class LiveCrew:
         self._events.append(Said(round_number, rank, [msgspec.Raw(frame) for frame in frames]))
 
     def _end(self, round_number: int, rank: int, how: str, clean: bool) -> None:  # noqa: FBT001 - as `Child.ended` wants it
-        self._workers.pop(rank, None)
+        self._children.discard(self._workers.pop(rank))
         self._events.append(Exited(round_number, rank, how, clean))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -145,9 +146,8 @@ class Hub:
             del kept[next(iter(kept))]
 
     def _newly_matched(self) -> Iterator[int]:
-        slowest = min(
-            made for rank, made in enumerate(self._made) if rank not in self.excused or rank == 0
-        )
+        excused = self.excused - {0}
+        slowest = min(made for rank, made in enumerate(self._made) if rank not in excused)
         while self._matched < slowest:
             yield self._matched
             self._matched += 1
@@ -156,12 +156,7 @@ class Hub:
         """All ranks have made their n-th report."""
         metrics, chosen = self._kept[0].get(n, (_NOTHING, None))
         ranks = tuple(sorted(self._asking.pop(n, ())))
-        told = (
-            tuple(kept.pop(n, (_NOTHING, None))[0] for kept in self._kept)
-            if self._keep_all
-            else (metrics,)
-        )
-        self._kept[0].pop(n, None)
+        told = tuple(kept.pop(n, (_NOTHING, None))[0] for kept in self._kept)
         self._latest = metrics
         if not ranks:
             self.told.append(Told(n, told, None))
@@ -176,12 +171,14 @@ class Hub:
             return
         saving.done.add(rank)
         saving.size_bytes += size_bytes
-        if saving.done.issuperset(saving.ranks):
-            del self._saving[n]
-            self.ready.append(
-                Ready(saving.name, self.round, n, saving.metrics, saving.ranks, saving.size_bytes)
-            )
-            self.told.append(Told(n, saving.told, saving.name))
+        for done in self._newly_saved():
+            saved = self._saving.pop(done)
+            self.ready.append(saved.ready(self.round, done))
+            self.told.append(Told(done, saved.told, saved.name))
+
+    def _newly_saved(self) -> list[int]:
+        """In the order of the reports: the next round starts from the last one committed."""
+        return list(takewhile(lambda n: self._saving[n].complete, self._saving))
 
     # --- collectives -------------------------------------------------------------------------
 
@@ -189,9 +186,8 @@ class Hub:
         key = (gather.kind, gather.seq)
         waiting = self._gathers.setdefault(key, _Gather(now))
         waiting.values[rank] = gather.value
-        needed = set(range(self._world_size)) - (
-            self.excused if _may_excuse(gather.kind) else frozenset()
-        )
+        excused = self.excused if _may_excuse(gather.kind) else frozenset()
+        needed = set(range(self._world_size)) - excused
         if not waiting.values.keys() >= needed | {0}:
             return []
         del self._gathers[key]
@@ -218,6 +214,13 @@ class _Saving:
         self.told = told
         self.done: set[int] = set()
         self.size_bytes = 0
+
+    @property
+    def complete(self) -> bool:
+        return self.done.issuperset(self.ranks)
+
+    def ready(self, round_number: int, n: int) -> Ready:
+        return Ready(self.name, round_number, n, self.metrics, self.ranks, self.size_bytes)
 
 
 class _Gather:

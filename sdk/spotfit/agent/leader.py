@@ -17,6 +17,8 @@ from spotfit.checkpoint.drop import drop
 from spotfit.checkpoint.manifest import ready_in
 from spotfit.control.conductor import Conductor
 from spotfit.control.errands import Errands
+from spotfit.core.codec import UNREADABLE
+from spotfit.core.errors import TransientStoreError
 from spotfit.core.ids import AgentId, Token
 from spotfit.ledger import keys, snapshot
 from spotfit.ledger.run import Ledger
@@ -171,7 +173,7 @@ class Leader:
         for frame in frames:
             try:
                 self._answer(hub.take(rank, frame, now))
-            except msgspec.DecodeError as error:
+            except UNREADABLE as error:
                 told = f"The worker of rank {rank} sent something unreadable: {error}"
                 self._note_end(agent, number, rank, RankFailure(rank, "died", told), now)
         if hub.ready or len(hub.returned) > returned:
@@ -265,6 +267,8 @@ class Leader:
                 self._update(place.agent, replace(seat, running=number))
 
     def _close(self, closed: RoundClosed, now: float) -> None:
+        if self._hub is not None:
+            self._tell_of(self._hub)
         if self._audience is not None and closed.failures:
             pickles = {one.rank: one.pickle_key for one in closed.failures if one.pickle_key}
             self._audience.failed(pickles, {one.rank: one.told for one in closed.failures})
@@ -332,11 +336,11 @@ class Leader:
         return self._conductor.resting
 
     def _conduct(self, now: float) -> None:
-        self._dirty = False
         again = True
         while again and self._ledger.view.leads(self._ledger.me):
             again, wait = self._conductor.step(self._present(now), now)
             self._wait_until = wait.until
+        self._dirty = False  # not before: where the store fails, all of this is judged once more
 
     def _present(self, now: float) -> Watch:
         hub = self._hub
@@ -389,7 +393,7 @@ class Leader:
         known = {kept.name for kept in view.checkpoints} | view.dropped
         done = self._errands.run("survey", lambda: ready_in(self._ledger.store, known))
         if done is not None and done.error is None:
-            self._adopted = tuple(sorted(done.value, key=lambda one: (one.round, one.report)))
+            self._adopted = tuple(one for one in done.value if _is_news(view, one))
             self._watch = replace(self._watch, surveyed=True)
             self._dirty = True
 
@@ -397,20 +401,14 @@ class Leader:
         if self._to_drop:
             name = self._to_drop[0]
             done = self._errands.run(f"drop {name}", lambda: drop(self._ledger.store, name))
-            if done is not None:
+            if done is not None and not isinstance(done.error, TransientStoreError):
                 self._to_drop.pop(0)
 
     def _tell(self, view: View, now: float) -> None:
         """Pass matched reports on: to the callbacks, and to the metrics file in the bucket."""
-        hub = self._hub
-        if hub is not None:
-            uncommitted = {one.name for one in hub.ready}
-            while hub.told and hub.told[0].checkpoint not in uncommitted:
-                told = hub.told.popleft()
-                self._reports.add(hub.round, told)
-                if self._audience is not None:
-                    self._audience.reported(told.metrics, told.checkpoint)
-            if hub.returned:
+        if self._hub is not None:
+            self._tell_of(self._hub)
+            if self._hub.returned:
                 self._dirty = True
         if self._audience is not None and self._audience.trouble() is not None:
             self._dirty = True
@@ -424,6 +422,14 @@ class Leader:
             if done is not None and done.error is None:
                 self._reports.kept(body[0])
 
+    def _tell_of(self, hub: Hub) -> None:
+        uncommitted = {one.name for one in hub.ready}
+        while hub.told and hub.told[0].checkpoint not in uncommitted:
+            told = hub.told.popleft()
+            self._reports.add(hub.round, told)
+            if self._audience is not None:
+                self._audience.reported(told.metrics, told.checkpoint)
+
     def _observe_every(self, view: View, observe_s: float) -> float:
         """Often while somebody is missing, rarely while all is well."""
         everybody_here = view.round is not None and not self._watch.gone
@@ -436,6 +442,12 @@ class Leader:
         if not self._watch.surveyed or self._to_drop or self._reports.waiting:
             wakes.append(now + 0.1)
         return min(wakes)
+
+
+def _is_news(view: View, found: Ready) -> bool:
+    """Whether it was saved after all that is committed: else it would take the run back."""
+    latest = view.latest_checkpoint
+    return latest is None or (found.round, found.report) > (latest.round, latest.report)
 
 
 class _ReportSink:

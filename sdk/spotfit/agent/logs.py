@@ -1,4 +1,4 @@
-"""The output of this node's workers, kept in the bucket: chunks of lines, in order, none in silence."""
+"""The output of this node's workers, kept in the bucket; no line is lost in silence."""
 
 from __future__ import annotations
 
@@ -59,24 +59,25 @@ class LogShipper:
             if self._held_bytes >= self._limit_bytes:
                 self._dropped += 1
                 return
-            if self._dropped:
-                told = f"[spotfit] {self._dropped} lines were dropped here: the bucket was too slow"
-                self._dropped = 0
-                self._hold(t=self._wall_ms(), round=round_number, rank=rank, stream="err", text=told)
+            self._tell_of_dropped(round_number, rank)
             self._hold(t=self._wall_ms(), round=round_number, rank=rank, stream=stream, text=text)
 
     def close(self, *, patience_s: float = 10.0) -> None:
         """Write what is left and a last line `{"end": true}`; gives up after `patience_s`."""
         with self._change:
-            if self._dropped:
-                told = f"[spotfit] {self._dropped} lines were dropped here: the bucket was too slow"
-                self._hold(t=self._wall_ms(), round=-1, rank=-1, stream="err", text=told)
+            self._tell_of_dropped(-1, -1)
             self._hold(end=True)
             self._ending = True
             self._change.notify()
         self._thread.join(patience_s)
         if self._thread.is_alive():
             log.warning("logs.unwritten", held_bytes=self._held_bytes)
+
+    def _tell_of_dropped(self, round_number: int, rank: int) -> None:
+        if self._dropped:
+            told = f"[spotfit] {self._dropped} lines were dropped here: the bucket was too slow"
+            self._hold(t=self._wall_ms(), round=round_number, rank=rank, stream="err", text=told)
+            self._dropped = 0
 
     def _hold(self, **fields: Any) -> None:
         body = encode(fields) + b"\n"

@@ -43,8 +43,8 @@ class Loop:
         self._count = itertools.count()
         self._posted: collections.deque[Callable[[], None]] = collections.deque()
         self._inner, self._outer = socket.socketpair()
-        self._inner.setblocking(False)
-        self._outer.setblocking(False)
+        self._inner.settimeout(0)
+        self._outer.settimeout(0)
         self.watch(self._inner, READ, self._woken)
 
     # --- what to wait for ----------------------------------------------------------------------
@@ -83,7 +83,7 @@ class Loop:
         """Wait until something is ready, but not longer than that; call all that is due."""
         for key, mask in self._selector.select(self._patience(timeout_s)):
             # An earlier call of this turn may have closed what was ready.
-            if self._selector.get_map().get(key.fileobj) == key:
+            if self._selector.get_map().get(key.fd) == key:
                 key.data(mask)
         while self._posted:
             self._posted.popleft()()

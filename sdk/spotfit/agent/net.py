@@ -135,7 +135,7 @@ class TlsNet:
         except OSError as failed:  # it hung up before we came, or we have no descriptors left
             log.debug("net.accept", why=str(failed))
             return
-        sock.setblocking(False)
+        sock.settimeout(0)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         wire = Wire(self._loop, sock, self._tls.server, server=True)
         wire.listener = Listener(partial(self._hear_stranger, wire), partial(self._shut_out, wire))
@@ -201,7 +201,7 @@ def _listen(host: str, port: int) -> socket.socket:
             f"This machine cannot listen on {host!r}, port {port}: {refused}",
             do="Set SPOTFIT_HOST to one of its own addresses, and SPOTFIT_PORT to a free port.",
         ) from refused
-    sock.setblocking(False)
+    sock.settimeout(0)
     return sock
 
 
@@ -218,7 +218,7 @@ def _begin_connecting(address: str) -> socket.socket:
     )
     family, kind, _, _, place = found[0]
     sock = socket.socket(family, kind)
-    sock.setblocking(False)
+    sock.settimeout(0)
     code = sock.connect_ex(place)
     if code not in (0, errno.EINPROGRESS):
         sock.close()

@@ -1,4 +1,4 @@
-"""What an agent needs from the machine it lives on. Real ones and simulated ones obey the same words."""
+"""What an agent needs from the machine it lives on; real ones and simulated obey the same words."""
 
 from __future__ import annotations
 

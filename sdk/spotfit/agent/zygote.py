@@ -15,12 +15,16 @@ from typing import Literal
 import msgspec
 
 from spotfit.core.codec import decoder, encode
+from spotfit.core.ids import RunId, Token
 from spotfit.host import env, log, process
 from spotfit.model.cradle import Awake, Bear, FromZygote, Unfit
+from spotfit.provision.launch import Launch
 
 _messages: msgspec.json.Decoder[FromZygote] = decoder(FromZygote)  # type: ignore[arg-type]
 _PACKET_BYTES = 64 * 1024
 _KEPT = 2
+_LAUNCH = Launch("", RunId(""), "").environment(Token(""), 0, 0)
+_FOR_AGENTS = {*_LAUNCH, env.NOTICE_FILE.name, env.SCRATCH.name, env.HOST.name, env.PORT.name}
 _DEATHS_BEFORE_WAKING = 2
 
 
@@ -38,9 +42,9 @@ class Breed:
         return cls(framework, python, tuple(sorted(variables.items())))
 
     def environment(self) -> dict[str, str]:
-        """This process's, and the run's variables on top; the run's key is none of its business."""
-        theirs = {**env.everything(), **dict(self.variables)}
-        return {name: text for name, text in theirs.items() if name != "SPOTFIT_RUN_SECRET"}
+        """This process's without what it alone was told, and the run's variables on top."""
+        ours = env.everything()
+        return {name: ours[name] for name in ours if name not in _FOR_AGENTS} | dict(self.variables)
 
 
 class Zygote:
@@ -51,7 +55,7 @@ class Zygote:
         self.awake = False
         self.unfit: str | None = None
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.control.setblocking(False)
+        self.control.settimeout(0)
         self._serial = 0
         with theirs:
             arguments = [str(theirs.fileno()), str(os.getpid()), breed.framework]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import Any
 
@@ -16,6 +17,8 @@ from spotfit.store.api import Store
 from spotfit.store.transfer import FileRecord
 
 _FOLDER = keys.MANIFESTS.rstrip("/")
+_ONE_BY_ONE = 2
+_AT_ONCE = 16
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -74,7 +77,12 @@ def ready_in(store: Store, known: Collection[str]) -> list[Ready]:
 
 def manifests_of(store: Store, name: str) -> list[Manifest]:
     """Everything any rank in any round wrote down for that name."""
-    return list(_manifests_in(store, f"{_FOLDER}/{name}"))
+    return _manifests_in(store, f"{_FOLDER}/{name}")
+
+
+def all_manifests(store: Store) -> list[Manifest]:
+    """Everything any rank wrote down for any checkpoint of the run."""
+    return _manifests_in(store, _FOLDER)
 
 
 def newest_complete(manifests: Sequence[Manifest]) -> tuple[Manifest, ...]:
@@ -96,18 +104,25 @@ def _ready(parts: Sequence[Manifest]) -> Ready:
     return Ready(first.name, first.round, first.report, first.metrics, first.ranks, size_bytes)
 
 
-def _manifests_in(store: Store, folder: str, known: Collection[str] = ()) -> Iterator[Manifest]:
-    for found in store.list(folder):
-        name, _, leaf = found.key.removeprefix(keys.MANIFESTS).rpartition("/")
-        if not name or name in known or not leaf.endswith(".json"):
-            continue
-        part = _read(store, found.key)
-        if part is not None and found.key == keys.manifest(part.name, part.round, part.rank):
-            yield part
+def _manifests_in(store: Store, folder: str, known: Collection[str] = ()) -> list[Manifest]:
+    found = [one.key for one in store.list(folder) if _is_wanted(one.key, known)]
+    if len(found) <= _ONE_BY_ONE:
+        parts = [_read(store, key) for key in found]
+    else:
+        with ThreadPoolExecutor(_AT_ONCE, "spotfit-manifests") as readers:
+            parts = list(readers.map(lambda key: _read(store, key), found))
+    return [part for part in parts if part is not None]
+
+
+def _is_wanted(key: str, known: Collection[str]) -> bool:
+    name, _, leaf = key.removeprefix(keys.MANIFESTS).rpartition("/")
+    return bool(name) and name not in known and leaf.endswith(".json")
 
 
 def _read(store: Store, key: str) -> Manifest | None:
+    """The manifest under that key; None for an object that is none, or one of another key."""
     try:
-        return _manifests.decode(store.get(key))
+        part = _manifests.decode(store.get(key))
     except (NotFoundError, msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError):
         return None
+    return part if key == keys.manifest(part.name, part.round, part.rank) else None

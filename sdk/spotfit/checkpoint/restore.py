@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from spotfit.checkpoint.handle import METADATA, Checkpoint
-from spotfit.checkpoint.manifest import Manifest, manifests_of, newest_complete
+from spotfit.checkpoint.manifest import Manifest, all_manifests, manifests_of, newest_complete
 from spotfit.core.errors import IntegrityError
 from spotfit.store.api import Store
 from spotfit.store.transfer import FileRecord
@@ -17,10 +17,20 @@ def open_committed(store: Store, name: str) -> Checkpoint:
     Where a name was used in several rounds, it is what the last complete one of them wrote.
     Raises `IntegrityError` when no complete set of manifests is left.
     """
-    parts = _parts(store, name)
-    folder = parts[0].folder
-    here = [part for part in parts if part.folder == folder]
-    return Checkpoint.in_store(store, folder, files=_merged(store, folder, here))
+    return _opened(store, _parts(store, name))
+
+
+def open_all(store: Store, names: Collection[str]) -> dict[str, Checkpoint]:
+    """Those checkpoints of the run, by name, from one look at its manifests.
+
+    One whose manifests are gone is there as well; its files are taken as they are found.
+    """
+    manifests = all_manifests(store) if names else []
+    opened = {}
+    for name in names:
+        parts = newest_complete([part for part in manifests if part.name == name])
+        opened[name] = _opened(store, parts) if parts else Checkpoint.in_store(store, name)
+    return opened
 
 
 def check_present(store: Store, name: str) -> None:
@@ -40,6 +50,12 @@ def check_present(store: Store, name: str) -> None:
             do="Restore it from a copy, or start a run of another name.",
             file=record.name,
         )
+
+
+def _opened(store: Store, parts: Sequence[Manifest]) -> Checkpoint:
+    folder = parts[0].folder
+    here = [part for part in parts if part.folder == folder]
+    return Checkpoint.in_store(store, folder, files=_merged(store, folder, here))
 
 
 def _parts(store: Store, name: str) -> tuple[Manifest, ...]:

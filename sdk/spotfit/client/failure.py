@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from spotfit.core.errors import (
     ControllerError,
     IntegrityError,
-    NotFoundError,
     PreemptionError,
     RunCancelledError,
     ShippingError,
     SpotfitError,
+    StoreError,
     TrainingFailedError,
     WorkerDiedError,
     WorkerGroupError,
@@ -70,7 +70,7 @@ def _exception(failure: RankFailure, store: Store, key: RunKey | None) -> BaseEx
         return TrainingFailedError(failure.told, rank=failure.rank)
     try:
         raised = load_pickle(store.get(failure.pickle_key), key, purpose="failure")
-    except (NotFoundError, IntegrityError, ShippingError) as lost:
+    except (StoreError, IntegrityError, ShippingError) as lost:
         return TrainingFailedError(
             f"{failure.told}\n(the exception itself is lost: {lost.what})", rank=failure.rank
         )

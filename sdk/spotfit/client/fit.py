@@ -53,7 +53,7 @@ def submit(request: FitRequest) -> RunHandle:
 
 
 def begin(request: FitRequest) -> RunHandle:
-    """Everything up to the first machines asked for; or the handle of the same run, if it goes on."""
+    """Everything up to the first machines asked for; or the handle of this run, if it goes on."""
     cleared = clear(request)
     ledger = Ledger(
         cleared.store,
@@ -79,7 +79,8 @@ def _same_run(request: FitRequest, view: View, store: Store) -> RunSpec:
     assert view.spec is not None
     if view.spec.fit_id != request.fingerprint():
         raise RunActiveError(
-            f"A run named {view.spec.name!r} is going on in {store.url}, with another function or config.",
+            f"A run named {view.spec.name!r} is going on in {store.url}, "
+            "with another function or config.",
             do=f"Follow it with spotfit.attach({store.url!r}), end it with its cancel(), or choose "
             "another RunConfig(name=...).",
         )
@@ -104,7 +105,7 @@ def _write_down(request: FitRequest, cleared: Cleared, ledger: Ledger, key: RunK
     )
     spec = replace(spec, tempo=_tempo(cleared.store, cleared.provisioner.traits))
     view = ledger.append(FitStarted(spec), after=ledger.view)
-    if view.spec != spec:
+    if view.spec is None or view.spec.luggage.get("sha256") != luggage.sha256:
         raise RunActiveError(
             f"Somebody else started a run in {cleared.store.url} at the same moment.",
             do="Follow theirs with spotfit.attach(url), or choose another RunConfig(name=...).",

@@ -26,7 +26,6 @@ from spotfit.provision.launch import Launch
 from spotfit.provision.registry import open_provisioner
 from spotfit.ship.function import load_pickle
 from spotfit.ship.sign import RunKey
-from spotfit.store.api import Store
 from spotfit.store.opening import open_store
 
 _LAST_WORDS_S = 3.0
@@ -79,8 +78,9 @@ class RunHandle:
 
     def cancel(self, why: str = "cancel() was called") -> None:
         """Ask the run to end; machines are let go. Of a run that has ended, nothing happens."""
-        while (view := self._ledger.catch_up()).active and view.cancelled is None:
-            self._ledger.append(CancelRequested(why), after=view)
+        ledger = self._ledger.another()  # ours may be in the hands of the thread that waits
+        while (view := ledger.catch_up()).active and view.cancelled is None:
+            ledger.append(CancelRequested(why), after=view)
 
     def logs(self) -> Iterator[str]:
         """Every line the workers wrote so far, with its rank."""
@@ -98,7 +98,8 @@ class RunHandle:
     def outcome(self) -> Result:
         """What came of a run that has ended. Raises what `fit()` raises."""
         ended, view = self._ended, self._final
-        assert ended is not None and view is not None
+        assert ended is not None
+        assert view is not None
         if ended.outcome != "finished":
             raise error_of(ended, self._ledger.store, self.key)
         return result_of(view, self._ledger.store, self._returned(ended))

@@ -1,4 +1,4 @@
-"""Local mode (`num_workers=0`): the function runs in this very process, without workers or retries."""
+"""Local mode (`num_workers=0`): the function runs in this process, without workers or retries."""
 
 from __future__ import annotations
 

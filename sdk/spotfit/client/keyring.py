@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spotfit.core.ids import RunId
+from spotfit.core.ids import RunId, parse_name
 from spotfit.host import dice, env
 from spotfit.ship.sign import RunKey
 
@@ -36,4 +36,4 @@ class Keyring:
         return key
 
     def _file(self, run_id: RunId) -> Path:
-        return self._directory / run_id
+        return self._directory / parse_name(run_id, what="The run's id")

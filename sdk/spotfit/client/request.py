@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -31,7 +32,7 @@ class FitRequest:
     framework_options: dict[str, Any]
     backend_config: Any
     provisioner: Any = None
-    tempo: Tempo = Tempo()
+    tempo: Tempo = field(default_factory=Tempo)
 
     def chosen_provisioner(self) -> tuple[str, dict[str, Any]]:
         """Name and options: from the argument, else SPOTFIT_PROVISIONER, else 'local'.
@@ -42,11 +43,8 @@ class FitRequest:
         if isinstance(given, str):
             return _parsed(given)
         name = getattr(given, "provisioner", None)
-        if (
-            isinstance(name, str)
-            and dataclasses.is_dataclass(given)
-            and not isinstance(given, type)
-        ):
+        is_object = dataclasses.is_dataclass(given) and not isinstance(given, type)
+        if isinstance(name, str) and is_object:
             return name, dataclasses.asdict(given)
         raise ConfigError(
             f"provisioner={given!r} is neither a name nor an options object.",
@@ -63,7 +61,9 @@ class FitRequest:
             self.run.checkpoint_config,
             self.run.logging_config,
         )
-        assert failure is not None and keep is not None and logging is not None
+        assert failure is not None
+        assert keep is not None
+        assert logging is not None
         return RunSpec(
             run_id=run_id,
             name=name,
@@ -112,9 +112,8 @@ class FitRequest:
 
 def _parsed(text: str) -> tuple[str, dict[str, Any]]:
     name, _, query = text.partition("?")
-    options = {
-        key: _number_or_text(value) for key, value in parse_qsl(query, keep_blank_values=True)
-    }
+    pairs = parse_qsl(query, keep_blank_values=True)
+    options = {key: _number_or_text(value) for key, value in pairs}
     if not name:
         raise ConfigError(
             f"provisioner={text!r} names none.", do="Write 'local', or 'local?nodes=2'."
@@ -130,16 +129,30 @@ def _number_or_text(text: str) -> Any:
 
 
 def _code_of(fn: Callable[..., Any]) -> str:
-    code = getattr(fn, "__code__", None)
+    """The function by name and code, with what is bound to it: arguments, defaults, a closure."""
+    if isinstance(fn, functools.partial):
+        return f"partial {_code_of(fn.func)} {_plain(fn.args)} {_plain(fn.keywords)}"
     named = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"
-    return f"{named}:{_digest(code)}" if code is not None else named
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return named
+    bound = (getattr(fn, "__defaults__", None), getattr(fn, "__kwdefaults__", None), _cells(fn))
+    return f"{named}:{_digest(code)}:{_plain(bound)}"
+
+
+def _cells(fn: Callable[..., Any]) -> list[Any]:
+    return [_content(cell) for cell in getattr(fn, "__closure__", None) or ()]
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a name that was never bound
+        return None
 
 
 def _digest(code: types.CodeType) -> str:
-    inner = [
-        _digest(one) if isinstance(one, types.CodeType) else repr(one) for one in code.co_consts
-    ]
-    told = code.co_code + repr((code.co_names, code.co_varnames, inner)).encode()
+    told = code.co_code + _plain((code.co_names, code.co_varnames, code.co_consts)).encode()
     return hashlib.sha256(told).hexdigest()
 
 
@@ -149,6 +162,10 @@ def _plain(value: Any) -> str:
         return "{" + ",".join(f"{key}:{_plain(value[key])}" for key in sorted(value, key=str)) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ",".join(_plain(one) for one in value) + "]"
+    if isinstance(value, (set, frozenset)):
+        return "{" + ",".join(sorted(_plain(one) for one in value)) + "}"
+    if isinstance(value, types.CodeType):
+        return _digest(value)
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         return repr(value)
     return type(value).__qualname__

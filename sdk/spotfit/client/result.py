@@ -6,10 +6,10 @@ import importlib.util
 import math
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from spotfit.checkpoint.handle import Checkpoint, arrow_or_own, path_of
-from spotfit.checkpoint.restore import check_present, open_committed
+from spotfit.checkpoint.restore import check_present, open_all
 from spotfit.core.errors import ConfigError, JournalError, RunNotFoundError
 from spotfit.host.extras import need
 from spotfit.ledger.journal import Journal
@@ -22,9 +22,6 @@ from spotfit.store.api import Store
 from spotfit.store.filesystem import store_on
 from spotfit.store.opening import open_store
 
-if TYPE_CHECKING:
-    import pandas
-
 
 class NoResultError(RunNotFoundError, RuntimeError):
     """The result, or the part of it that was asked for, is not there."""
@@ -36,17 +33,17 @@ class _Frame:
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = f"_{name}"
 
-    def __get__(self, result: Any, owner: type) -> pandas.DataFrame | None:
+    def __get__(self, result: Any, owner: type) -> Any:
         if result is None:
             return None  # the default of the dataclass's field
-        made: pandas.DataFrame | None = getattr(result, self._name)
+        made: Any = getattr(result, self._name)
         if made is None and result.best_checkpoints and importlib.util.find_spec("pandas"):
             rows = [metrics for _, metrics in result.best_checkpoints]
             made = need("pandas", extra="pandas").DataFrame(rows)
             setattr(result, self._name, made)
         return made
 
-    def __set__(self, result: Any, frame: pandas.DataFrame | None) -> None:
+    def __set__(self, result: Any, frame: Any) -> None:
         setattr(result, self._name, frame)
 
 
@@ -64,7 +61,7 @@ class Result:
     checkpoint: Checkpoint | None
     error: Exception | None
     path: str | None
-    metrics_dataframe: pandas.DataFrame | None = cast("Any", _Frame())
+    metrics_dataframe: Any = _Frame()
     best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] | None = None
     return_value: Any = None
     _store: Store | None = None
@@ -130,11 +127,11 @@ def result_of(
     it is not among them.
     """
     keep = view.spec.keep if view.spec else Keep()
-    checkpoints = {one.name: open_committed(store, one.name) for one in view.checkpoints}
     best = worst_to_best(view.checkpoints, keep)
     if keep.last is not None and not listing_all:
         best = best[-keep.last :]
     latest = view.latest_checkpoint
+    checkpoints = open_all(store, {one.name for one in (*best, *([latest] if latest else []))})
     return Result(
         metrics=_last_metrics(view),
         checkpoint=checkpoints[latest.name] if latest else None,

@@ -45,12 +45,9 @@ def tell(event: Event) -> str:
     """The event in words."""
     match event:
         case FitStarted(spec=spec):
-            width = (
-                f"{spec.workers_min} to {spec.workers_max}"
-                if spec.elastic
-                else str(spec.workers_max)
-            )
-            return f"run {spec.name!r} starts: {width} workers on {spec.provisioner!r}"
+            least = f"{spec.workers_min} to " if spec.elastic else ""
+            width = f"{least}{spec.workers_max} workers"
+            return f"run {spec.name!r} starts: {width} on {spec.provisioner!r}"
         case LeaderElected(leader=leader, why=why):
             return f"{leader} leads: {why}"
         case Intended(plan=plan, why=why):

@@ -14,7 +14,7 @@ from spotfit.ledger.run import Ledger
 from spotfit.model.events import LeaderElected
 from spotfit.model.view import View
 from spotfit.model.watch import Watch
-from spotfit.policy.election import Sighting, claim
+from spotfit.policy.election import Claim, Sighting, claim
 
 
 class Caretaker:
@@ -54,17 +54,16 @@ class Caretaker:
         claimed = claim(view, self._ledger.me, self._sighting, caretaker=True)
         assert view.spec is not None
         if claimed is None or now < claimed.at:
-            return self._next_look(
-                view, now, claimed.at if claimed else now + view.spec.tempo.poll_s
-            )
+            return self._next_look(view, now, claimed)
         elected = LeaderElected(self._ledger.me, view.epoch + 1, None, claimed.why)
         after = self._ledger.append(elected, after=view)
         return self._conduct(after, now) if after.leads(self._ledger.me) else now
 
     @staticmethod
-    def _next_look(view: View, now: float, at: float) -> float:
+    def _next_look(view: View, now: float, claimed: Claim | None) -> float:
         assert view.spec is not None
-        return min(at, now + view.spec.tempo.poll_s)
+        look = now + view.spec.tempo.poll_s
+        return min(claimed.at, look) if claimed else look
 
     def _look_at_the_lease(self, view: View, now: float) -> None:
         leader = view.leader.leader if view.leader else None

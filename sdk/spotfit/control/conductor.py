@@ -11,8 +11,7 @@ from spotfit.core.errors import ProvisionError, SpotfitError
 from spotfit.core.ids import Token
 from spotfit.ledger.run import Ledger
 from spotfit.model.events import Event, Intended, Refused, Released, Submitted
-from spotfit.model.group import GroupRequest, GroupStatus
-from spotfit.model.view import View
+from spotfit.model.group import GroupHandle, GroupRequest, GroupStatus
 from spotfit.model.watch import Watch
 from spotfit.policy.actions import Order, Release, Rest, Submit, Wait, Write
 from spotfit.policy.conduct import conduct
@@ -40,10 +39,13 @@ class Conductor:
         self._errands = errands
         self._new_token = new_token
         self._observed_at: float | None = None
+        self._unseen: tuple[Token, ...] = ()
+        """Groups the backend is being asked about."""
         self.statuses: dict[Token, GroupStatus] = {}
         self.refused_at: float | None = None
         self.resting = False
         self._tries: dict[Token, int] = {}
+        self._again_at: dict[Token, float] = {}
 
     def step(self, watch: Watch, now: float) -> tuple[bool, Wait]:
         """Judge once and act. True if the world has changed and must be judged again at once."""
@@ -68,19 +70,24 @@ class Conductor:
 
     def observe(self, now: float, *, every_s: float) -> None:
         """Ask the backend about every group that may still cost or bring something."""
-        if self._observed_at is not None and now - self._observed_at < every_s:
-            return
-        self._observed_at = now
-        for token, group in self._ledger.view.groups.items():
-            if group.handle is None or group.released:
-                continue
-            done = self._errands.run(
-                f"observe {token}", partial(self._provisioner.observe, group.handle)
-            )
-            if done is None:
-                self._observed_at = now - every_s + min(_SOON_S, every_s)
-            elif done.error is None:
-                self.statuses = {**self.statuses, token: done.value}
+        held = {
+            token: group.handle
+            for token, group in self._ledger.view.groups.items()
+            if group.handle is not None and not group.released
+        }
+        if not self._unseen:
+            if self._observed_at is not None and now - self._observed_at < every_s:
+                return
+            self._observed_at = now
+            self._unseen = tuple(held)
+        self._unseen = tuple(t for t in self._unseen if t in held and not self._see(t, held[t]))
+
+    def _see(self, token: Token, handle: GroupHandle) -> bool:
+        """Whether the backend has answered."""
+        done = self._errands.run(f"observe {token}", partial(self._provisioner.observe, handle))
+        if done is not None and done.error is None:
+            self.statuses = {**self.statuses, token: done.value}
+        return done is not None
 
     def observe_soon(self) -> None:
         """Something happened that the backend may know more about."""
@@ -104,6 +111,9 @@ class Conductor:
         self._write(Intended(request, self._provisioner.plan(request), order.why))
 
     def _submit(self, token: Token, now: float) -> tuple[bool, Wait]:
+        again_at = self._again_at.get(token, now)
+        if now < again_at:
+            return False, Wait(again_at, "the backend failed; it is asked again")
         plan = self._ledger.view.groups[token].plan
         done = self._errands.run(
             f"submit {token}", lambda: self._provisioner.submit(plan, self._launch)
@@ -117,10 +127,11 @@ class Conductor:
         return True, _at_once(now)
 
     def _ask_again(self, token: Token, error: Exception, now: float) -> tuple[bool, Wait]:
-        """Nobody knows whether the cloud heard us: the same token finds out, a new one would pay twice."""
+        """Whether the cloud heard us is unknown: asking with a new token could pay twice."""
         tries = self._tries[token] = self._tries.get(token, 0) + 1
         if tries < _TRIES:
-            return False, Wait(now + min(30.0, 0.1 * 2.0**tries), f"asking again: {_told(error)}")
+            again_at = self._again_at[token] = now + min(30.0, 0.1 * 2.0**tries)
+            return False, Wait(again_at, f"asking again: {_told(error)}")
         why = f"asked {tries} times, last: {_told(error)}"
         self._write(Refused(token, why, final=True))
         return True, _at_once(now)

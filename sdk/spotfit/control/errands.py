@@ -20,9 +20,9 @@ class Errands(Protocol):
     """Runs jobs by name, each once at a time."""
 
     def run(self, name: str, job: Callable[[], Any]) -> Done | None:
-        """The answer if the job of that name is done (which forgets it), else None: it is under way.
+        """The answer if the job of that name is done (which forgets it), else None.
 
-        Starts the job if none of that name is.
+        Starts the job if none of that name is under way.
         """
         ...
 

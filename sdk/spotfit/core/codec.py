@@ -12,6 +12,9 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 Fact = TypeVar("Fact")
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
+"""What a decoder raises for bytes that are not of its kind: cut, foreign, or not even text."""
+
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
@@ -25,5 +28,5 @@ def encode(fact: Any) -> bytes:
 
 
 def decoder(kind: type[Fact]) -> msgspec.json.Decoder[Fact]:
-    """A reusable reader for `kind`; it raises `msgspec.ValidationError` on anything else."""
+    """A reusable reader for `kind`; it raises one of `UNREADABLE` on anything else."""
     return msgspec.json.Decoder(kind)

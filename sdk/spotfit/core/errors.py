@@ -37,7 +37,7 @@ from typing import Any, Self
 
 
 class SpotfitError(Exception):
-    """Root of all our errors: `what` happened and why, `do` says the remedy, `facts` the numbers."""
+    """Root of all our errors: `what` happened and why, `do` is the remedy, `facts` the numbers."""
 
     def __init__(self, what: str, *, do: str = "", **facts: Any) -> None:
         super().__init__(what)
@@ -170,9 +170,7 @@ class PreemptionError(TrainingFailedError):
     """Machines were reclaimed more often than `FailureConfig.max_preemption_failures` allows."""
 
     def __init__(self, preemption_info: Any, drain_timed_out: bool = False) -> None:
-        super().__init__(
-            f"The run lost machines more often than its budget allows: {preemption_info}"
-        )
+        super().__init__(f"The run lost more machines than its budget allows: {preemption_info}")
         self.preemption_info = preemption_info
         self.drain_timed_out = drain_timed_out
 

@@ -23,8 +23,8 @@ def parse_name(text: str, *, what: str) -> str:
     """`text`, if it may be one folder of a bucket path; otherwise a `ConfigError` that says why."""
     if not _NAME.fullmatch(text) or ".." in text or text != text.strip():
         raise ConfigError(
-            f"{what} {text!r} cannot be one folder in a bucket: it needs 1 to 128 letters, digits or ._=+@- "
-            "that begin with a letter or digit, without '..', '/' or blanks at its ends.",
+            f"{what} {text!r} cannot be one folder in a bucket: it needs 1 to 128 letters, digits "
+            "or ._=+@- that begin with a letter or digit, without '..', '/' or blanks at its ends.",
             do="Choose a plain name; put folders into storage_path.",
         )
     return text

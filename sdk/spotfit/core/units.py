@@ -41,9 +41,8 @@ def _amount(
     match = _AMOUNT.fullmatch(text)
     if match and (match[2] or default) in units:
         return float(match[1]) * units[match[2] or default]
-    raise ConfigError(
-        f"{text!r} is no {what}.", do=f"Write a number and one of: {', '.join(units)}."
-    )
+    known = ", ".join(units)
+    raise ConfigError(f"{text!r} is no {what}.", do=f"Write a number and one of: {known}.")
 
 
 def told_seconds(seconds: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 
 
 class SystemClock:
@@ -20,3 +21,8 @@ class SystemClock:
 def wall_ms() -> int:
     """Milliseconds since 1970: for people to read; nothing may be judged by it."""
     return time.time_ns() // 1_000_000
+
+
+def wall_stamp() -> str:
+    """Date and time of day in UTC down to the microsecond, fit for the name of a folder."""
+    return datetime.now(UTC).strftime("%Y-%m-%d_%H-%M-%S.%f")

@@ -62,6 +62,11 @@ def python_version() -> str:
     return platform.python_version()
 
 
+def pid() -> int:
+    """This process."""
+    return os.getpid()
+
+
 def name() -> str:
     """What this machine calls itself."""
     return socket.gethostname()

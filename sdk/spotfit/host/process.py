@@ -77,7 +77,7 @@ def exists(pid: int) -> bool:
 
 
 def ended(pid: int) -> int | None:
-    """The wait status of a process that is somebody's zombie; None where there is none. Linux only."""
+    """The wait status of a process that is somebody's zombie, else None. Linux only."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
-
-from spotfit.core.codec import decoder, encode
+from spotfit.core.codec import UNREADABLE, decoder, encode
 from spotfit.core.errors import (
     AlreadyExistsError,
     JournalError,
@@ -48,7 +46,7 @@ class Journal:
             self._take(body)
 
     def told(self, slot: int, body: bytes) -> View:
-        """Somebody passed on a copy of an entry: fold it if it is the next one, else read the bucket."""
+        """Somebody passed on a copy: fold it if it is the next entry, else read the bucket."""
         if slot == self.view.next_slot:
             self._take(body)
         elif slot > self.view.next_slot:
@@ -79,7 +77,7 @@ class Journal:
         entry = _read(slot, body)
         if self.view.run_id not in (None, entry.run_id):
             raise JournalError(
-                f"Entry {slot} of the journal belongs to run {entry.run_id}, not {self.view.run_id}.",
+                f"Entry {slot} of the journal is of run {entry.run_id}, not {self.view.run_id}.",
                 do="Two runs were mixed in one folder; give this one a name or folder of its own.",
             )
         self.view = fold(self.view, entry)
@@ -93,9 +91,9 @@ _entries = decoder(Entry)
 def _read(slot: int, body: bytes) -> Entry:
     try:
         return _entries.decode(body)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+    except UNREADABLE as error:
         raise JournalError(
             f"Entry {slot} of the journal cannot be read: {error}.",
-            do="It was cut, written by something else, or by a newer spotfit. Use that version, or another "
-            "name for a new run; the checkpoints in the folder are not touched.",
+            do="It was cut, written by something else, or by a newer spotfit. Use that version, or "
+            "another name for a new run; the checkpoints in the folder are not touched.",
         ) from error

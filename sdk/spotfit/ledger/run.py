@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import msgspec
-
-from spotfit.core.codec import decoder, encode
+from spotfit.core.codec import UNREADABLE, decoder, encode
 from spotfit.core.errors import NotFoundError
 from spotfit.core.ids import AgentId, RunId
 from spotfit.ledger import keys
@@ -36,6 +34,10 @@ class Ledger:
         self._wall_ms = wall_ms
         self._journal = Journal(store)
         self._beats = 0
+
+    def another(self) -> Ledger:
+        """The same run, to be read and written apart from this one: by another thread."""
+        return Ledger(self.store, self.run_id, self.me, wall_ms=self._wall_ms)
 
     def listen(self, heard: Heard) -> None:
         """From now on tell `heard` of every entry that is folded."""
@@ -80,5 +82,5 @@ class Ledger:
         for found in self.store.list(keys.OFFERS):
             try:
                 yield _members.decode(self.store.get(found.key))
-            except (NotFoundError, msgspec.ValidationError, msgspec.DecodeError):
+            except (NotFoundError, *UNREADABLE):
                 continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from spotfit.core.codec import decoder, encode
+from spotfit.core.codec import UNREADABLE, decoder, encode
 from spotfit.core.errors import AlreadyExistsError, NotFoundError, TransientStoreError
 from spotfit.ledger import keys
 from spotfit.model.view import View
@@ -46,6 +46,6 @@ def newest(store: Store) -> View:
     for found in sorted(store.list(keys.SNAPSHOTS), reverse=True):
         try:
             return _snapshots.decode(store.get(found.key)).view
-        except (NotFoundError, msgspec.ValidationError, msgspec.DecodeError):
+        except (NotFoundError, *UNREADABLE):
             continue
     return View()

@@ -106,15 +106,16 @@ def _why_lost(
         return None
     if agent is not None and view.leader and view.leader.lost == agent:
         return "it led, and its connections broke"
-    if (
-        agent is not None
-        and now - max(watch.led_since, watch.gone.get(agent, 0.0)) > tempo.rejoin_s
-    ):
+    if agent is not None and now - _last_heard(watch, agent) > tempo.rejoin_s:
         return f"its agent was not heard again for {tempo.rejoin_s:.0f} s"
     running_since = watch.granted.get(token)
     if agent is None and running_since is not None and now - running_since > tempo.boot_patience_s:
         return f"its agent did not join within {tempo.boot_patience_s:.0f} s"
     return None
+
+
+def _last_heard(watch: Watch, agent: AgentId) -> float:
+    return max(watch.led_since, watch.gone.get(agent, 0.0))
 
 
 def _stands(view: View, token: Token, node: int) -> bool:

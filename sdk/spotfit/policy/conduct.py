@@ -1,13 +1,14 @@
 """The whole of judgement: (view, watch, now) -> the one next thing to do, or how long to wait.
 
-The order below is the order of urgency. One decision at a time: what comes next is judged from
-the view that this one led to.
+The order below is the order of urgency, and what may wait for a cloud comes after what need not.
+One decision at a time: what comes next is judged from the view that this one led to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from spotfit.core.errors import ConfigError
 from spotfit.model.events import (
     Blame,
     CheckpointCommitted,
@@ -89,7 +90,12 @@ def _commit(view: View, watch: Watch, now: float) -> Iterator[Action]:
 
 def _drop(view: View, watch: Watch, now: float) -> Iterator[Action]:
     assert view.spec is not None
-    for name, why in retention.expendable(view.checkpoints, view.spec.keep):
+    try:
+        expendable = retention.expendable(view.checkpoints, view.spec.keep)
+    except ConfigError as wrong:
+        yield Write(FitEnded("failed", wrong.what, Blame.PLATFORM, metrics=watch.metrics))
+        return
+    for name, why in expendable:
         yield Write(CheckpointDropped(name, why))
 
 
@@ -149,6 +155,7 @@ def _judge_failures(view: View, watch: Watch, now: float) -> Iterator[Action]:
 
 def _order(view: View, watch: Watch, now: float) -> Iterator[Action]:
     """Ask for what is missing, but not while those of the last round may still come back."""
+    assert view.spec is not None
     missing = capacity.missing_workers(view, watch)
     if missing <= 0:
         return
@@ -156,10 +163,7 @@ def _order(view: View, watch: Watch, now: float) -> Iterator[Action]:
     if now < asked_at:
         yield Wait(asked_at, f"refused {view.refusals} times: {view.last_refusal}")
     else:
-        yield Order(
-            missing,
-            f"{missing} of {view.spec.workers_max if view.spec else 0} workers have no machine",
-        )
+        yield Order(missing, f"{missing} of {view.spec.workers_max} workers have no machine")
 
 
 def _open_a_round(view: View, watch: Watch, now: float) -> Iterator[Action]:
@@ -172,9 +176,8 @@ def _open_a_round(view: View, watch: Watch, now: float) -> Iterator[Action]:
     if isinstance(formed, Wait):
         yield formed
     else:
-        yield Write(
-            RoundOpened(formed, f"{formed.world_size} workers on {len(formed.places)} machines")
-        )
+        why = f"{formed.world_size} workers on {len(formed.places)} machines"
+        yield Write(RoundOpened(formed, why))
 
 
 def _let_go(view: View, watch: Watch, now: float) -> Iterator[Action]:
@@ -200,9 +203,8 @@ def _let_go(view: View, watch: Watch, now: float) -> Iterator[Action]:
 def _rest(view: View, watch: Watch, now: float) -> Iterator[Action]:
     mine = {seat.member.token for agent, seat in watch.seats.items() if agent == watch.me}
     held = [token for token, group in view.groups.items() if group.handle and not group.released]
-    if all(token in mine for token in held) and now >= watch.turned_at + (
-        _LINGER_S if held else 0.0
-    ):
+    linger_s = _LINGER_S if held else 0.0
+    if all(token in mine for token in held) and now >= watch.turned_at + linger_s:
         yield Rest()
 
 
@@ -219,7 +221,6 @@ def _with_metrics(ended: FitEnded, watch: Watch) -> FitEnded:
 _WHILE_IT_RUNS: tuple[Judge, ...] = (
     _cancel,
     _end_on_trouble,
-    _finish_intents,
     _note_notices,
     _commit,
     _close_the_round,
@@ -228,6 +229,7 @@ _WHILE_IT_RUNS: tuple[Judge, ...] = (
     _order,
     _open_a_round,
     _drop,
+    _finish_intents,
     _release_the_lost,
 )
 

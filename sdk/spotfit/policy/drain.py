@@ -17,7 +17,7 @@ _FRESH_S = 2.0
 
 
 def leave_in_time(view: View, watch: Watch, round_: Round, now: float) -> RoundClosed | Wait | None:
-    """Change horses once the replacement stands ready and the group has saved; else at the deadline.
+    """Change over once the replacement stands ready and the group has saved; else at the deadline.
 
     Until then the group trains on: a notice alone costs nothing. None without a notice.
     """
@@ -46,9 +46,8 @@ def regroup(view: View, watch: Watch, round_: Round, now: float) -> RoundClosed 
         return Wait(due, f"{slots} workers would have a place; the size changes at intervals")
     fresh = watch.committed_at is not None and now - watch.committed_at <= _FRESH_S
     if not (fresh and view.latest_committed_slot > view.round_slot):
-        return Wait(
-            now + spec.resize_every_s, f"{slots} workers would have a place; growing after a commit"
-        )
+        why = f"{slots} workers would have a place; growing after a commit"
+        return Wait(now + spec.resize_every_s, why)
     why = f"{slots} workers have a place, {round_.world_size} are at work"
     return RoundClosed(round_.number, Blame.RESIZE, why)
 

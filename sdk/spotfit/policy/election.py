@@ -53,9 +53,9 @@ def claim(view: View, me: AgentId, sighting: Sighting, *, caretaker: bool = Fals
 def _claim_leftovers(view: View, sighting: Sighting) -> Claim | None:
     """After the end a caretaker lets go what a dead leader left behind."""
     left = any(not group.released and group.handle is not None for group in view.groups.values())
-    return (
-        Claim(sighting.lease_changed_at + 1.0, "machines are left to be let go") if left else None
-    )
+    if not left:
+        return None
+    return Claim(sighting.lease_changed_at + 1.0, "machines are left to be let go")
 
 
 def _turn_s(view: View, me: AgentId) -> float:

@@ -17,17 +17,14 @@ def next_round(view: View, watch: Watch, now: float) -> Round | Wait:
     seats = usable_seats(view, watch)
     stopping = [seat.member.agent for seat in seats if seat.running is not None]
     if stopping:
-        return Wait(
-            now + 1.0, f"workers of the last round are still ending on {len(stopping)} nodes"
-        )
+        return Wait(now + 1.0, f"workers of the last round still end on {len(stopping)} nodes")
     slots = sum(seat.member.slots for seat in seats)
     if slots < view.spec.workers_min:
         return Wait(now + 5.0, f"{slots} of at least {view.spec.workers_min} workers have a place")
     patience_ends = watch.turned_at + view.spec.tempo.form_patience_s
     if slots < view.spec.workers_max and _more_may_come(view, watch, now) and now < patience_ends:
-        return Wait(
-            patience_ends, f"{slots} of {view.spec.workers_max} workers have a place; more may come"
-        )
+        why = f"{slots} of {view.spec.workers_max} workers have a place; more may come"
+        return Wait(patience_ends, why)
     return _form(view, seats)
 
 

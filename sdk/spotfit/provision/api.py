@@ -38,7 +38,10 @@ class Refusal:
 
 
 class Provisioner(Protocol):
-    """Four verbs. `plan` is pure; the other three may be repeated at will, from any process."""
+    """Four verbs. `plan` is pure; the other three may be repeated at will, from any process.
+
+    Its class, which the entry point names, makes one from plain options: `with_options(**options)`.
+    """
 
     @property
     def name(self) -> str:

@@ -13,14 +13,14 @@ GROUP = "spotfit.provisioners"
 
 
 def open_provisioner(name: str, options: Mapping[str, Any] | None = None) -> Provisioner:
-    """The backend of that name with those options (the keywords of its class).
+    """The backend of that name with those options: the keywords of its `with_options`.
 
     Raises `ConfigError` for an unknown name, naming the nearest, and for options it does not take;
     `MissingExtraError` where a package is missing.
     """
     kind = plugins.load(GROUP, name)
     try:
-        return cast("Provisioner", kind(**(options or {})))
+        return cast("Provisioner", kind.with_options(**(options or {})))
     except TypeError as wrong:
         given = ", ".join(options or {}) or "none"
         raise ConfigError(

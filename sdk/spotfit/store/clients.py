@@ -11,6 +11,7 @@ from spotfit.store.url import RootUrl
 
 if TYPE_CHECKING:
     from obstore.store import (
+        AzureConfig,
         AzureStore,
         ClientConfig,
         GCSStore,
@@ -82,7 +83,7 @@ def _gcs(root: RootUrl, limits: ClientConfig, retries: RetryConfig) -> GCSStore:
 
 
 def _azure(root: RootUrl, limits: ClientConfig, retries: RetryConfig) -> AzureStore:
-    from obstore.store import AzureConfig, AzureStore
+    from obstore.store import AzureStore
 
     config: AzureConfig = {}
     if root.account:

@@ -31,6 +31,7 @@ from spotfit.store.parts import appearing
 from spotfit.store.url import checked_key
 
 _COPIED_AT_ONCE = 8 * 2**20
+_GIVEN_TO_ALL = ("fsspec.spec", "fsspec.asyn")
 
 
 def store_on(filesystem: Any, path: str) -> Store:
@@ -233,13 +234,9 @@ class ArrowStore:
 
 def _creates_in_one_step(filesystem: Any) -> bool:
     """Whether its class has a `pipe_file` of its own for it; fsspec's checks, then writes."""
-    for kind in type(filesystem).__mro__:
-        if kind.__module__ in ("fsspec.spec", "fsspec.asyn"):
-            return False
-        own = vars(kind).get("_pipe_file") or vars(kind).get("pipe_file")
-        if own is not None:
-            return "mode" in inspect.signature(own).parameters
-    return False
+    kind = type(filesystem)
+    own = getattr(kind, "_pipe_file", None) or kind.pipe_file
+    return own.__module__ not in _GIVEN_TO_ALL and "mode" in inspect.signature(own).parameters
 
 
 def _cannot_create(url: str, kind: str) -> UntrustworthyStoreError:

@@ -196,7 +196,9 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _TOLD_BY_SERVER = re.compile(r"<Code>(.*?)</Code>.*?<Message>(.*?)</Message>", re.DOTALL)
 _MAY_BE_SIGNED = re.compile(r"\?\S+")
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist", re.IGNORECASE)
-_NO_CREDENTIALS = re.compile(r"169\.254\.\d+\.\d+|metadata\.google|credential", re.IGNORECASE)
+_NO_CREDENTIALS = re.compile(
+    r"//169\.254\.|metadata\.google|(missing|no|find|load|provide) credential", re.IGNORECASE
+)
 _BEYOND_THE_END = re.compile(r"Range Not Satisfiable|InvalidRange", re.IGNORECASE)
 _WRONG_REGION = re.compile(r"redirect without LOCATION|AuthorizationHeaderMalformed")
 _NO_ANSWER = re.compile(r"HTTP error|error sending request|timed? ?out|connection", re.IGNORECASE)
@@ -226,16 +228,16 @@ def _ours(error: Exception, what: str, *, creating: bool) -> StoreError | Config
 
 
 def _refused(text: str, status: int, what: str, told: str) -> StoreError | ConfigError:
-    if status in _FORBIDDEN:
-        return StorePermissionError(
-            f"These credentials may not do that with {what}: {told}",
-            do="Use others, or have these allowed to read, write, list and delete there.",
-        )
     if _NO_CREDENTIALS.search(text):
         return _NoCredentialsError(
             f"There are no credentials for {what}: {told}",
             do="Put them into the environment, for instance AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY; those of ~/.aws are used where boto3 is installed.",
+        )
+    if status in _FORBIDDEN:
+        return StorePermissionError(
+            f"These credentials may not do that with {what}: {told}",
+            do="Use others, or have these allowed to read, write, list and delete there.",
         )
     if status in _PASSING or status >= 500 or (not status and _NO_ANSWER.search(text)):
         return TransientStoreError(f"The storage failed at {what}: {told}", do="Try again.")

@@ -171,11 +171,10 @@ def _folders_of(names: Iterable[str]) -> frozenset[str]:
 
 def _places(directory: Path, names: Iterable[str]) -> Mapping[str, Path]:
     """Where each file goes; `IntegrityError` before anything is written if one may not go there."""
-    folders = _folders_of(names)
-    for name in names:
-        if name in folders:
-            raise IntegrityError(f"{name!r} is a file and a folder in the storage.")
-    return {name: _place(directory, name) for name in names}
+    places = {name: _place(directory, name) for name in names}
+    for name in _folders_of(names) & places.keys():
+        raise IntegrityError(f"{name!r} is a file and a folder in the storage.")
+    return places
 
 
 def _place(directory: Path, name: str) -> Path:

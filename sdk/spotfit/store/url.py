@@ -26,7 +26,7 @@ _OPTIONS: Mapping[str, frozenset[str]] = {
     "file": frozenset(),
     "memory": frozenset(),
 }
-SCHEMES = tuple(_OPTIONS)
+_PLACES = tuple(f"{scheme}://" for scheme in _OPTIONS)
 
 
 def checked_key(key: str) -> str:
@@ -114,7 +114,7 @@ def _known_scheme(word: str, *, has_slashes: bool) -> str:
     if scheme not in _OPTIONS:
         raise ConfigError(
             f"{word}: is no kind of storage.",
-            do=f"{did_you_mean(scheme, SCHEMES)} A plain path means a local directory; "
+            do=f"{did_you_mean(f'{scheme}://', _PLACES)} A plain path means a local directory; "
             "write './' before one that holds a colon.",
         )
     if not has_slashes:
@@ -126,7 +126,7 @@ def _local(text: str) -> RootUrl:
     if not text.strip() or "\x00" in text:
         raise ConfigError(
             "An empty text, or one with a NUL in it, is no place to store a run.",
-            do=f"Give a directory or one of: {', '.join(f'{scheme}://' for scheme in SCHEMES)}.",
+            do=f"Give a directory or one of: {', '.join(_PLACES)}.",
         )
     try:
         path = Path(text).expanduser()

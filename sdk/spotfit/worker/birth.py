@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import sys
+import weakref
 
 from spotfit.host import dice, process
 
@@ -19,6 +20,13 @@ def separate(parent: int) -> None:
     process.die_with_parent(parent)
     process.call_myself("spotfit-worker")
     reseed()
+
+
+def leave_inheritance() -> None:
+    """What the zygote's imports wanted to tidy up at exit is the zygote's; ours goes with us."""
+    # Only the registry knows them all; torch has hundreds, and they take longer than a restart.
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # noqa: SLF001
+        finalizer.atexit = False
 
 
 def take_streams(out: int, err: int) -> None:

@@ -26,7 +26,7 @@ from spotfit.ship.prepare import prepare
 from spotfit.ship.sign import RunKey
 from spotfit.store.api import Store
 from spotfit.store.opening import open_store
-from spotfit.worker import crash
+from spotfit.worker import crash, current
 from spotfit.worker.luggage import open_luggage
 from spotfit.worker.session import Session
 from spotfit.worker.talk import Talk
@@ -53,6 +53,7 @@ def _live(start: Start, talk: Talk, framework: Framework) -> FromWorker:
         store = open_store(start.storage_url)
         shipped = unpack(start, store)
         session = Session(start, talk, store)
+        current.enter(session)
         _form(start, framework, session)
         talk.send(Running())
         value = shipped.call()
@@ -124,7 +125,7 @@ def end(code: int, leave: Callable[[], None]) -> NoReturn:
     try:
         if code == 0:
             leave()  # after a failure the others may wait in a collective: they are killed instead
-        atexit._run_exitfuncs()
+        atexit._run_exitfuncs()  # noqa: SLF001 - as multiprocessing does in its children
         sys.stdout.flush()
         sys.stderr.flush()
     finally:

@@ -15,7 +15,7 @@ import msgspec
 
 from spotfit.checkpoint.handle import Checkpoint, path_of
 from spotfit.checkpoint.manifest import Manifest
-from spotfit.checkpoint.restore import open_committed
+from spotfit.checkpoint.restore import open_all, open_committed
 from spotfit.checkpoint.save import record, save
 from spotfit.core.clock import Clock
 from spotfit.core.codec import decoder, encode
@@ -32,7 +32,7 @@ from spotfit.model.reporting import (
     CheckpointUploadMode,
     ReportedCheckpointStatus,
 )
-from spotfit.model.spec import RunSpec
+from spotfit.model.spec import Keep, RunSpec
 from spotfit.model.wire import (
     Committed,
     Files,
@@ -142,14 +142,15 @@ class Session:
             what="its checkpoints to be committed",
             timeout_s=timeout_s,
         )
-        view = self._journal.catch_up()
+        kept = worst_to_best(self._journal.catch_up().checkpoints, self._keep)
+        checkpoints = open_all(self._store, {one.name for one in kept})
         return [
             ReportedCheckpoint(
-                Checkpoint.in_store(self._store, one.name),
+                checkpoints[one.name],
                 metrics_from_json(one.metrics),
                 ReportedCheckpointStatus.COMMITTED,
             )
-            for one in worst_to_best(view.checkpoints, self._spec.keep)
+            for one in kept
         ]
 
     # --- collectives -------------------------------------------------------------------------
@@ -315,8 +316,8 @@ class Session:
         return Journal(self._store)
 
     @cached_property
-    def _spec(self) -> RunSpec:
-        return _specs.decode(self._start.spec)
+    def _keep(self) -> Keep:
+        return _specs.decode(self._start.spec).keep
 
 
 def _timed_out(what: str) -> CollectiveTimeoutError:

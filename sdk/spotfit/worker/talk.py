@@ -25,7 +25,7 @@ class Talk:
 
     def __init__(self, wire: socket.socket) -> None:
         self._wire = wire
-        wire.setblocking(True)
+        wire.settimeout(None)
         self._writing = threading.Lock()
         self._reading = threading.Lock()
         self._reader = FrameReader()

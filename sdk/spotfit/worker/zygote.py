@@ -20,8 +20,6 @@ import threading
 from collections.abc import Iterable
 from typing import NamedTuple, NoReturn
 
-import msgspec
-
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import SpotfitError
 from spotfit.frameworks.registry import open_framework
@@ -56,8 +54,8 @@ class Zygote:
         self._control = control
         self._framework = framework
         self._awake_end, self._wake_end = socket.socketpair()
-        self._wake_end.setblocking(False)
-        self._awake_end.setblocking(False)
+        self._wake_end.settimeout(0)
+        self._awake_end.settimeout(0)
         self._later: collections.deque[str] = collections.deque()
         self._importer: threading.Thread | None = None
         self._imported = False
@@ -197,15 +195,23 @@ class Zygote:
         """In the child, for the rest of its life."""
         try:
             signal.set_wakeup_fd(-1)
-            for wire in (self._control, self._awake_end, self._wake_end):
-                wire.close()
+            self._forget_others()
             birth.separate(zygote)
             talk, out, err = asked.descriptors
             birth.take_streams(out, err)
+            birth.leave_inheritance()
             gc.enable()
             {"worker": worker.main, "audience": audience.main}[asked.ask.what](talk)
         finally:
             os._exit(70)  # only reached when what should end the process did not
+
+    def _forget_others(self) -> None:
+        """In the child: what is the zygote's, and what is of children not yet borne."""
+        for wire in (self._control, self._awake_end, self._wake_end):
+            wire.close()
+        for asked in self._asked:
+            for descriptor in asked.descriptors:
+                os.close(descriptor)
 
     # --- the agent ---------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable
 from types import FrameType
 
@@ -10,12 +11,13 @@ from spotfit.model.world import Notice
 
 
 class SignalNotice:
-    """Turns SIGTERM from an end into a notice. To be made in the main thread."""
+    """Turns SIGTERM from an end into a notice. Made outside the main thread it hears nothing."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._came = False
-        signal.signal(signal.SIGTERM, self._hear)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._hear)
 
     def poll(self, now: float) -> Notice | None:
         return Notice("SIGTERM") if self._came else None

@@ -11,6 +11,7 @@ import msgspec
 
 from spotfit.core.errors import ConfigError
 from spotfit.frameworks.api import Gather
+from spotfit.frameworks.devices import own_devices
 from spotfit.host import env, log, machine
 from spotfit.host.extras import need
 from spotfit.model.wire import Start
@@ -74,10 +75,10 @@ class Torch:
         options = _options(start)
         torch.set_num_threads(_threads())
         _name_interface(start.host)
-        if torch.cuda.is_available() and start.devices:
+        if _device(start) != "cpu":
             torch.cuda.set_device(_device(start))
         dist.init_process_group(
-            options.backend or ("nccl" if _uses_gpu(start) else "gloo"),
+            options.backend or ("gloo" if _device(start) == "cpu" else "nccl"),
             store=dist.PrefixStore(f"round-{start.round}", _meet(start, gather, options)),
             rank=start.rank,
             world_size=start.world_size,
@@ -154,10 +155,6 @@ def _threads() -> int:
     return int(told) if told.isdecimal() and int(told) > 0 else machine.cpu_count()
 
 
-def _uses_gpu(start: Start) -> bool:
-    return any(device.startswith("cuda") for device in start.devices)
-
-
 def _device(start: Start) -> str:
-    """This rank's share of the node's accelerators; several workers may have to share one."""
-    return start.devices[start.local_rank % len(start.devices)] if start.devices else "cpu"
+    mine = own_devices(start)
+    return mine[0] if mine else "cpu"

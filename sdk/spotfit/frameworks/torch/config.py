@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from spotfit.frameworks.config import BackendConfig
+from spotfit.model.config import ScalingConfig
 
 
 @dataclass
@@ -23,3 +25,8 @@ class TorchConfig(BackendConfig):
     def framework(self) -> str:
         """The name under which the workers find torch."""
         return "torch"
+
+    def framework_options(self, scaling: ScalingConfig) -> tuple[str, dict[str, Any]]:
+        """As the workers read it, with the backend chosen."""
+        backend = self.backend or ("nccl" if scaling.use_gpu else "gloo")
+        return self.framework, {**self.to_dict(), "backend": backend}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ def with_share(loader: Loader, *, world_size: int, rank: int) -> Loader:
         loader.dataset,
         batch_size=loader.batch_size,
         sampler=DistributedSampler(
-            loader.dataset,  # type: ignore[arg-type]  # a map-style dataset that knows its length
+            loader.dataset,
             num_replicas=world_size,
             rank=rank,
             shuffle=shuffle,
@@ -69,7 +70,7 @@ def moved(batch: Any, device: torch.device, *, non_blocking: bool = False) -> An
 
 def _moved_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
     """One batch ahead, on a stream of its own."""
-    side = torch.cuda.Stream(device)
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     done = object()
 
     def fetch() -> Any:
@@ -82,7 +83,7 @@ def _moved_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
         here = torch.cuda.current_stream(device)
         here.wait_stream(side)
         # Its memory belongs to the side stream, which must not use it again before we are done.
-        batch = _each_tensor(waiting, lambda tensor, here=here: _used_on(tensor, here))
+        batch = _each_tensor(waiting, partial(_used_on, stream=here))
         waiting = fetch()
         yield batch
 

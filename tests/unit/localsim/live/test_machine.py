@@ -71,6 +71,15 @@ def test_a_machine_that_is_kept_for_no_time_leaves_at_once(town: Town) -> None:
     assert not town.root.path.exists()
 
 
+def test_a_machine_that_the_run_gave_up_is_gone(town: Town) -> None:
+    handle = town.submit("a", 2)
+    up = town.next_up()
+    up.end(code=75)
+    see_out(up.machine.pid)
+    assert town.observe(handle).nodes[0].state == NodeState.GONE
+    assert not town.root.path.exists()
+
+
 def test_two_machines_of_one_node_are_one(town: Town) -> None:
     """What a submitter started and did not live to note, and what its successor started."""
     town.submit("a", 2)

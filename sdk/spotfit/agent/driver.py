@@ -1,0 +1,231 @@
+"""Real time around the step machine: opens what an agent needs, then waits and ticks to the end."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from pathlib import Path
+
+from spotfit.agent.agent import Agent
+from spotfit.agent.audience import LiveAudience
+from spotfit.agent.crew import LiveCrew, variables_for
+from spotfit.agent.logs import LogShipper
+from spotfit.agent.loop import Loop
+from spotfit.agent.net import TlsNet
+from spotfit.agent.notices.registry import open_source
+from spotfit.agent.ports import Audience, NoticeSource
+from spotfit.agent.zygote import Breed, ZygoteKeeper
+from spotfit.control.errands import Errands, Threaded
+from spotfit.core.clock import Clock
+from spotfit.core.errors import SpotfitError
+from spotfit.core.ids import AgentId
+from spotfit.host import clocks, dice, env, log, machine
+from spotfit.ledger.run import Ledger
+from spotfit.model.audience import Hello
+from spotfit.model.spec import RunSpec
+from spotfit.model.world import Member
+from spotfit.provision.api import Provisioner
+from spotfit.provision.launch import Assignment
+from spotfit.provision.registry import open_provisioner
+from spotfit.ship.sign import RunKey
+from spotfit.store.api import Store
+from spotfit.store.opening import open_store
+
+DONE = 0
+"""The run is over, and this machine with it."""
+REFUSED = 64
+"""What it was told to do cannot be done here."""
+CRASHED = 70
+"""A fault of ours; the log has the traceback."""
+GIVEN_UP = 75
+"""The run goes on without this machine. A scheduler may start it again."""
+
+_NOTICE_POLL_S = 0.1
+_LAST_LOOK_S = 1.0
+_LOCAL_PAUSE_S, _REMOTE_PAUSE_S = 0.1, 0.5
+
+
+@cache
+def zygotes_of_this_process() -> ZygoteKeeper:
+    """Warm for whichever run is served next."""
+    return ZygoteKeeper()
+
+
+def serve(
+    assignment: Assignment,
+    *,
+    zygotes: ZygoteKeeper | None = None,
+    clock: Clock | None = None,
+) -> int:
+    """Be the agent of this machine until its run is over; gives the exit code.
+
+    May be called again in the same process. Only the main thread hears signals.
+    """
+    kept = zygotes or zygotes_of_this_process()
+    try:
+        if hint := env.value(env.FRAMEWORK):  # before all else: no import takes as long
+            kept.warm(Breed.of(hint, sys.executable, variables_for(assignment.slots, {})))
+        with ExitStack() as opened:
+            return _drive(assignment, kept, clock or clocks.SystemClock(), opened)
+    except SpotfitError as error:
+        log.error("agent.refused", why=str(error))
+        return REFUSED
+    except Exception:  # noqa: BLE001 - the agent's border: its scheduler learns of it as a code
+        log.error("agent.crashed", traceback=traceback.format_exc())
+        return CRASHED
+
+
+def _drive(
+    assignment: Assignment, zygotes: ZygoteKeeper, clock: Clock, opened: ExitStack
+) -> int:
+    """Build the agent from the ground up, and let it step until it has nothing left to do."""
+    launch, me = assignment.launch, dice.new_agent_id()
+    loop = opened.enter_context(contextlib.closing(Loop(clock)))
+    store = open_store(launch.run_url)
+    scratch = opened.enter_context(_scratch(me))
+    errands = opened.enter_context(contextlib.closing(Threaded(loop.wake)))
+    logs = opened.enter_context(contextlib.closing(_logs(store, me, clock)))
+    net = opened.enter_context(contextlib.closing(_net(loop, assignment)))
+    crew = LiveCrew(
+        loop,
+        zygotes,
+        store=store,
+        secret=launch.secret,
+        logs=logs,
+        scratch=scratch,
+        slots=assignment.slots,
+    )
+    opened.callback(_end_workers, crew, loop)
+    workplace = Workplace(crew, errands, secret=launch.secret, scratch=scratch)
+    opened.callback(workplace.close)
+    opened.enter_context(_signals_put_back())
+    notices = [open_source(name, loop.wake) for name in launch.notices]
+    agent = Agent(
+        member=_member(assignment, me, net.hub),
+        ledger=Ledger(store, launch.run_id, me, wall_ms=clocks.wall_ms),
+        net=net,
+        crew=crew,
+        notices=notices,
+        launch=launch,
+        workplace=workplace,
+        scratch=scratch,
+    )
+    log.info("agent.up", agent=me, hub=net.hub, slots=assignment.slots, scratch=scratch)
+    _tick_to_the_end(agent, loop, notices)
+    log.info("agent.done", agent=me, given_up=agent.given_up)
+    return GIVEN_UP if agent.given_up else DONE
+
+
+def _tick_to_the_end(agent: Agent, loop: Loop, notices: Sequence[NoticeSource]) -> None:
+    while (wake := agent.tick(loop.clock.now())) is not None:
+        wait_s = max(0.0, wake - loop.clock.now())
+        loop.turn(min(wait_s, _NOTICE_POLL_S) if notices else wait_s)
+
+
+class Workplace:
+    """What the agent asks of its machine beyond the wire and the workers."""
+
+    def __init__(self, crew: LiveCrew, errands: Errands, *, secret: str, scratch: str) -> None:
+        self._crew = crew
+        self._errands = errands
+        self._secret = secret
+        self._key = RunKey.from_text(secret)
+        self._scratch = scratch
+        self._audience: LiveAudience | None = None
+
+    def provisioner(self, spec: RunSpec) -> Provisioner:
+        return open_provisioner(spec.provisioner, spec.provisioner_options)
+
+    def audience(self, spec: RunSpec) -> Audience | None:
+        self.close()
+        if spec.callbacks:
+            hello = Hello(spec.storage_url, spec.luggage, self._secret, self._scratch)
+            self._audience = LiveAudience(hello, self._crew.audience)
+        return self._audience
+
+    def errands(self) -> Errands:
+        return self._errands
+
+    def sign(self, payload: bytes, purpose: str) -> bytes:
+        return self._key.sign(payload, purpose=purpose)
+
+    def new_token(self) -> str:
+        return dice.new_token()
+
+    def name_for(self, report: int) -> str:
+        return f"checkpoint_{clocks.wall_stamp()}"
+
+    def close(self) -> None:
+        """End the callbacks' process, if there is one."""
+        if self._audience is not None:
+            self._audience.close()
+            self._audience = None
+
+
+def _member(assignment: Assignment, me: AgentId, hub: str) -> Member:
+    return Member(
+        agent=me,
+        host=hub.rpartition(":")[0].strip("[]"),
+        hub=hub,
+        slots=assignment.slots,
+        token=assignment.token,
+        node=assignment.node,
+        devices=machine.devices(),
+        python=machine.python_version(),
+        pid=machine.pid(),
+    )
+
+
+def _net(loop: Loop, assignment: Assignment) -> TlsNet:
+    return TlsNet(
+        loop,
+        secret=assignment.launch.secret,
+        run_id=assignment.launch.run_id,
+        host=machine.own_address(),
+        port=env.value(env.PORT),
+    )
+
+
+def _logs(store: Store, me: AgentId, clock: Clock) -> LogShipper:
+    local = store.url.startswith(("/", "file:"))
+    pause_s = _LOCAL_PAUSE_S if local else _REMOTE_PAUSE_S
+    return LogShipper(store, me, wall_ms=clocks.wall_ms, clock=clock, pause_s=pause_s)
+
+
+@contextmanager
+def _scratch(me: AgentId) -> Iterator[str]:
+    """A directory of this agent's own, which goes with it."""
+    parent = env.value(env.SCRATCH) or tempfile.gettempdir()
+    folder = Path(parent) / f"spotfit-{me}"
+    folder.mkdir(mode=0o700, parents=True)
+    try:
+        yield str(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _signals_put_back() -> Iterator[None]:
+    """Who called us answers SIGTERM again as before."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is not before:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _end_workers(crew: LiveCrew, loop: Loop) -> None:
+    """Whatever is left; what it has printed last is kept."""
+    crew.close()
+    deadline = loop.clock.now() + _LAST_LOOK_S
+    while crew.left and loop.clock.now() < deadline:
+        loop.turn(0.05)
+    crew.detach()

@@ -1,0 +1,82 @@
+"""A checkpoint is complete when all who promised files have told what they brought."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from spotfit.checkpoint.manifest import all_manifests, complete, newest_complete, ready_in
+from spotfit.core.codec import encode
+from spotfit.ledger import keys
+from spotfit.model.watch import Ready
+from spotfit.store.memory import MemoryStore
+from tests.unit.checkpoint.kept import part, saved
+
+BOTH = (0, 1)
+
+
+def test_all_parts_of_one_report_are_complete() -> None:
+    assert complete([part(rank=0, ranks=BOTH), part(rank=1, ranks=BOTH)])
+    assert complete([part(rank=2, ranks=(2,))])
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [],
+        [part(rank=0, ranks=BOTH)],
+        [part(rank=0, ranks=BOTH), part(rank=1, ranks=BOTH, report=1)],
+        [part(rank=0, ranks=BOTH), part(rank=1, ranks=BOTH, round_number=2)],
+        [part(rank=0, ranks=BOTH), part("other", rank=1, ranks=BOTH)],
+        [part(rank=0, ranks=BOTH), part(rank=1, ranks=(1,))],
+    ],
+)
+def test_parts_of_different_reports_are_not(parts: list[object]) -> None:
+    assert not complete(parts)  # type: ignore[arg-type]
+
+
+def test_a_successor_finds_what_its_predecessor_did_not_commit(tmp_path: Path) -> None:
+    store = MemoryStore()
+    for rank in BOTH:
+        saved(store, tmp_path / str(rank), part("b", report=4, rank=rank, ranks=BOTH), x="12")
+    saved(store, tmp_path / "half", part("half", report=5, rank=0, ranks=BOTH), x="1")
+    saved(store, tmp_path / "old", part("old"), x="1")
+    saved(store, tmp_path / "a", part("a", report=1), x="1")
+    assert ready_in(store, known={"old"}) == [
+        Ready("a", 1, 1, {"loss": 0.5}, (0,), 1),
+        Ready("b", 1, 4, {"loss": 0.5}, BOTH, 4),
+    ]
+
+
+def test_garbage_beside_manifests_is_passed_over(tmp_path: Path) -> None:
+    store = MemoryStore()
+    saved(store, tmp_path, part("good"), x="1")
+    store.put(f"{keys.MANIFESTS}good/notes.txt", b"hello")
+    store.put(f"{keys.MANIFESTS}cut/1-0.json", b'{"name":"cu')
+    store.put(f"{keys.MANIFESTS}binary/1-0.json", b"\xff\xfe")
+    store.put(f"{keys.MANIFESTS}stray.json", b"{}")
+    store.put(f"{keys.MANIFESTS}moved/1-0.json", encode(part("elsewhere")))
+    assert [one.name for one in ready_in(store, known=())] == ["good"]
+
+
+def test_of_a_name_used_in_two_rounds_the_newest_complete_counts() -> None:
+    first = [part(rank=rank, ranks=BOTH) for rank in BOTH]
+    second = [part(round_number=2)]
+    third = [part(round_number=3, rank=1, ranks=BOTH)]
+    assert newest_complete([*third, *first, *second]) == tuple(second)
+    assert newest_complete(third) == ()
+
+
+def test_many_manifests_are_read_as_surely_as_few(tmp_path: Path) -> None:
+    store = MemoryStore()
+    for rank in range(20):
+        manifest = part(rank=rank, ranks=tuple(range(20)))
+        store.put(keys.manifest("ck", 1, rank), encode(manifest))
+    assert complete(all_manifests(store))
+
+
+def test_where_files_lie_is_the_name_unless_said() -> None:
+    assert part("ck").folder == "ck"
+    assert replace(part("ck"), at="models/best").folder == "models/best"

@@ -1,0 +1,119 @@
+"""A committed checkpoint comes back as it was reported, or says which file does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spotfit.checkpoint.restore import check_present, open_all, open_committed
+from spotfit.checkpoint.save import record
+from spotfit.core.errors import IntegrityError
+from spotfit.ledger import keys
+from spotfit.store.api import Store
+from spotfit.store.memory import MemoryStore
+from spotfit.store.opening import open_store
+from tests.unit.checkpoint.kept import part, saved
+
+
+@pytest.fixture(params=["memory", "local"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return MemoryStore() if request.param == "memory" else open_store(tmp_path / "store")
+
+
+def contents(store: Store, name: str) -> dict[str, str]:
+    with open_committed(store, name).as_directory() as directory:
+        return {path.name: path.read_text() for path in Path(directory).iterdir()}
+
+
+def test_all_ranks_files_come_back(store: Store, tmp_path: Path) -> None:
+    saved(store, tmp_path / "0", part(rank=0, ranks=(0, 1)), a="of 0")
+    saved(store, tmp_path / "1", part(rank=1, ranks=(0, 1)), b="of 1")
+    check_present(store, "ck")
+    assert contents(store, "ck") == {"a": "of 0", "b": "of 1"}
+
+
+def test_a_missing_file_is_named(store: Store, tmp_path: Path) -> None:
+    saved(store, tmp_path / "0", part(), model="weights", other="x")
+    store.delete("ck/model")
+    with pytest.raises(IntegrityError, match="model"):
+        check_present(store, "ck")
+    with pytest.raises(IntegrityError, match="model"):
+        contents(store, "ck")
+
+
+def test_a_flipped_file_is_named(store: Store, tmp_path: Path) -> None:
+    saved(store, tmp_path / "0", part(), model="weights")
+    store.put("ck/model", b"weightS")
+    with pytest.raises(IntegrityError, match="model"):
+        contents(store, "ck")
+
+
+def test_a_file_of_another_size_is_seen_without_reading(store: Store, tmp_path: Path) -> None:
+    saved(store, tmp_path / "0", part(), model="weights")
+    store.put("ck/model", b"w")
+    with pytest.raises(IntegrityError, match="'model'.* has another size"):
+        check_present(store, "ck")
+
+
+def test_a_checkpoint_without_manifests_is_gone(store: Store) -> None:
+    store.put("ck/model", b"weights")
+    for ask in (open_committed, check_present):
+        with pytest.raises(IntegrityError, match="ck .*gone or in pieces"):
+            ask(store, "ck")
+
+
+def test_notes_may_change_after_the_report(store: Store, tmp_path: Path) -> None:
+    saved(store, tmp_path / "0", part(), model="w", **{".metadata.json": '{"a": 1}'})
+    open_committed(store, "ck").update_metadata({"b": 2})
+    check_present(store, "ck")
+    assert contents(store, "ck") == {"model": "w", ".metadata.json": '{"a":1,"b":2}'}
+
+
+def test_of_equal_names_from_two_ranks_whichever_came_last_is_taken(
+    store: Store, tmp_path: Path
+) -> None:
+    for rank, text in enumerate(("first", "second")):
+        saved(store, tmp_path / text, part(rank=rank, ranks=(0, 1)), model=text)
+    assert contents(store, "ck") == {"model": "second"}
+    store.put("ck/model", b"first")
+    assert contents(store, "ck") == {"model": "first"}
+
+
+def test_files_nobody_hashed_are_checked_by_size(tmp_path: Path) -> None:
+    store = MemoryStore()
+    store.put("ck/sub/model", b"weights")
+    record(store, part())
+    checkpoint = open_committed(store, "ck")
+    with checkpoint.as_directory() as directory:
+        assert Path(directory, "sub/model").read_text() == "weights"
+    store.put("ck/sub/model", b"w")
+    with (
+        pytest.raises(IntegrityError, match="sub/model.* is not what was reported"),
+        checkpoint.as_directory(),
+    ):
+        pytest.fail("it was given out")
+
+
+def test_debris_of_an_earlier_round_does_not_come_along(tmp_path: Path) -> None:
+    store = MemoryStore()
+    saved(store, tmp_path / "old", part(rank=1, ranks=(0, 1)), shard_1="of a wider group")
+    saved(store, tmp_path / "new", part(round_number=2), shard_0="x")
+    assert contents(store, "ck") == {"shard_0": "x"}
+
+
+def test_one_look_opens_all_and_misses_none(tmp_path: Path) -> None:
+    store = MemoryStore()
+    saved(store, tmp_path / "a", part("a"), x="a")
+    store.put("b/x", b"b")
+    opened = open_all(store, {"a", "b"})
+    assert {name: one.path for name, one in opened.items()} == {
+        "a": "private/a",
+        "b": "private/b",
+    }
+    with opened["b"].as_directory() as directory:
+        assert Path(directory, "x").read_text() == "b"
+    store.put("a/x", b"!")
+    with pytest.raises(IntegrityError, match="a/x"):
+        opened["a"].to_directory(tmp_path / "to")
+    assert keys.manifest("a", 1, 0) in [found.key for found in store.list()]

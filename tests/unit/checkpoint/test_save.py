@@ -1,0 +1,73 @@
+"""One rank's part: files first, manifest last, equal names merge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spotfit.checkpoint.manifest import manifests_of
+from spotfit.checkpoint.save import record, save
+from spotfit.ledger import keys
+from spotfit.store.memory import MemoryStore
+from tests.unit.checkpoint.kept import directory, part, saved
+
+
+def test_files_lie_under_the_name_and_the_manifest_tells_them(tmp_path: Path) -> None:
+    store = MemoryStore()
+    manifest = saved(store, tmp_path, part("epoch-1"), model="weights")
+    assert store.get("epoch-1/model") == b"weights"
+    assert manifests_of(store, "epoch-1") == [manifest]
+    assert [(file.name, file.size_bytes) for file in manifest.files] == [("model", 7)]
+
+
+class DiesAtTheManifest(MemoryStore):
+    def put(self, key: str, body: bytes | memoryview) -> None:
+        if key.startswith(keys.MANIFESTS):
+            raise ConnectionError("gone")
+        super().put(key, body)
+
+
+def test_the_manifest_comes_last(tmp_path: Path) -> None:
+    store = DiesAtTheManifest()
+    with pytest.raises(ConnectionError):
+        saved(store, tmp_path, part("ck"), model="weights")
+    assert [found.key for found in store.list()] == ["ck/model"]
+
+
+def test_ranks_merge_into_one_folder(tmp_path: Path) -> None:
+    store = MemoryStore()
+    for rank, name in enumerate(("a", "b")):
+        saved(store, tmp_path / name, part(rank=rank, ranks=(0, 1)), **{name: name})
+    assert [found.key for found in store.list("ck")] == ["ck/a", "ck/b"]
+    assert len(manifests_of(store, "ck")) == 2
+
+
+def test_a_name_used_twice_merges(tmp_path: Path) -> None:
+    store = MemoryStore()
+    first = saved(store, tmp_path / "1", part(), a="old", b="old")
+    there = directory(tmp_path / "2", b="newer")
+    second = save(store, there, part(report=1), earlier=first.files)
+    assert [(file.name, file.size_bytes) for file in second.files] == [("a", 3), ("b", 5)]
+    assert second.report == 1
+
+
+def test_a_directory_that_is_gone_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is not there"):
+        save(MemoryStore(), tmp_path / "gone", part())
+
+
+def test_files_that_are_there_already_are_written_down(tmp_path: Path) -> None:
+    store = MemoryStore()
+    store.put("ck/model", b"weights")
+    store.put("ck-2/other", b"x")
+    manifest = record(store, part("ck"))
+    assert [(file.name, file.size_bytes, file.sha256) for file in manifest.files] == [
+        ("model", 7, "")
+    ]
+    assert manifests_of(store, "ck") == [manifest]
+
+
+def test_nothing_there_is_no_checkpoint() -> None:
+    with pytest.raises(ValueError, match="There is nothing in ck"):
+        record(MemoryStore(), part("ck"))

@@ -1,0 +1,94 @@
+"""One download for all readers of a node; the last one tidies up; the dead hold nothing."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotfit.checkpoint.shared import shared_directory
+
+
+class Filler:
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self, directory: Path) -> None:
+        self.times += 1
+        (directory / "x").write_text("filled")
+
+
+def left_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_it_is_filled_before_and_gone_after(tmp_path: Path) -> None:
+    with shared_directory(tmp_path / "d", Filler()) as directory:
+        assert (directory / "x").read_text() == "filled"
+    assert left_in(tmp_path) == []
+
+
+def test_a_nested_reader_does_not_take_it_away(tmp_path: Path) -> None:
+    fill = Filler()
+    with shared_directory(tmp_path / "d", fill) as outer:
+        with shared_directory(tmp_path / "d", fill):
+            pass
+        assert (outer / "x").exists()
+    assert fill.times == 1
+    assert left_in(tmp_path) == []
+
+
+def test_of_many_threads_one_fills(tmp_path: Path) -> None:
+    fill, together = Filler(), threading.Barrier(8)
+
+    def read() -> None:
+        together.wait()
+        with shared_directory(tmp_path / "d", fill) as directory:
+            together.wait()
+            assert (directory / "x").read_text() == "filled"
+
+    threads = [threading.Thread(target=read) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert fill.times == 1
+    assert left_in(tmp_path) == []
+
+
+def test_a_failed_fill_leaves_nothing_to_be_believed(tmp_path: Path) -> None:
+    def fail(directory: Path) -> None:
+        (directory / "half").write_text("half")
+        raise ConnectionError("gone")
+
+    with pytest.raises(ConnectionError), shared_directory(tmp_path / "d", fail):
+        pytest.fail("it was given out")
+    fill = Filler()
+    with shared_directory(tmp_path / "d", fill):
+        assert fill.times == 1
+
+
+def _hold(place: Path, ready: Any) -> None:
+    with shared_directory(place, Filler()):
+        ready.set()
+        signal.pause()
+
+
+def test_a_killed_reader_holds_nothing(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    ready = spawn.Event()
+    reader = spawn.Process(target=_hold, args=(tmp_path / "d", ready))
+    reader.start()
+    assert ready.wait(60)
+    fill = Filler()
+    with shared_directory(tmp_path / "d", fill):
+        assert reader.pid is not None
+        os.kill(reader.pid, signal.SIGKILL)
+        reader.join()
+    assert fill.times == 0
+    assert left_in(tmp_path) == []

@@ -1,0 +1,60 @@
+from pathlib import Path
+
+import pytest
+
+from spotfit.store.clients import build
+from spotfit.store.opening import open_store
+from spotfit.store.url import RootUrl
+from tests.unit.store.conftest import ScriptedBucket
+
+
+def config_of(text: str) -> dict[str, object]:
+    return dict(build(RootUrl.parse(text), insists=False).config)
+
+
+def test_an_address_says_endpoint_region_and_account() -> None:
+    s3 = config_of("s3://bucket/x?endpoint_url=http://127.0.0.1:9&region=eu-west-1")
+    assert (s3["endpoint_url_s3"], s3["region"]) == ("http://127.0.0.1:9", "eu-west-1")
+    assert config_of("gs://bucket?endpoint_url=http://127.0.0.1:9")["base_url"] == (
+        "http://127.0.0.1:9"
+    )
+    assert config_of("az://files?account_name=acc")["account_name"] == "acc"
+
+
+def test_retries_are_either_outside_or_inside() -> None:
+    root = RootUrl.parse("s3://bucket")
+    once, insisting = build(root, insists=False), build(root, insists=True)
+    assert once.retry_config is not None
+    assert insisting.retry_config is not None
+    assert once.retry_config["max_retries"] == 0
+    assert insisting.retry_config["max_retries"] > 0
+
+
+def test_the_environment_may_name_the_server(
+    bucket: ScriptedBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = RootUrl.parse(bucket.url).endpoint
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, endpoint)
+            open_store(f"s3://bucket/{name}").put("a", b"x")
+    assert sorted(bucket.objects) == [
+        "/bucket/AWS_ENDPOINT_URL/a",
+        "/bucket/AWS_ENDPOINT_URL_S3/a",
+    ]
+
+
+def test_credentials_of_the_home_are_used(
+    bucket: ScriptedBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("boto3")
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "credentials").write_text(
+        "[work]\naws_access_key_id = from-profile\naws_secret_access_key = x\n"
+    )
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    open_store(bucket.url).put("a", b"x")
+    assert "Credential=from-profile/" in bucket.signed_by.pop()

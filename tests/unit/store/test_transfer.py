@@ -1,0 +1,246 @@
+import hashlib
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from spotfit.core.errors import (
+    ConfigError,
+    IntegrityError,
+    StoreError,
+    TransientStoreError,
+)
+from spotfit.store.memory import MemoryStore
+from spotfit.store.transfer import BIG_BYTES, FileRecord, download_tree, upload_tree
+
+BIG = bytes(BIG_BYTES + 1)
+
+
+class Watched(MemoryStore):
+    """Notes which keys were sent and fetched, and fails where it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[str] = []
+        self.fetched: list[str] = []
+        self.fails_at: str | None = None
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def put(self, key: str, body: bytes | memoryview) -> None:
+        if key == self.fails_at:
+            raise TransientStoreError(key)
+        self.sent.append(key)
+        super().put(key, body)
+
+    def put_file(self, key: str, path: Path) -> None:
+        super().put_file(key, path)
+        self.meanwhile()
+
+    def get_file(self, key: str, path: Path) -> None:
+        self.fetched.append(key)
+        super().get_file(key, path)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    root = tmp_path / "tree"
+    for name, body in {"b/big": BIG, "b/c/empty": b"", "a": b"aaa"}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(body)
+    return root
+
+
+def record(name: str, body: bytes) -> FileRecord:
+    return FileRecord(name, len(body), hashlib.sha256(body).hexdigest())
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+# ── up ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_file_is_sent_and_told(tree: Path) -> None:
+    store = Watched()
+    assert upload_tree(store, "p", tree) == (
+        record("a", b"aaa"),
+        record("b/big", BIG),
+        record("b/c/empty", b""),
+    )
+    assert [found.key for found in store.list()] == ["p/a", "p/b/big", "p/b/c/empty"]
+
+
+def test_an_attempt_that_failed_is_resumed(tree: Path) -> None:
+    store = Watched()
+    store.fails_at = "p/b/c/empty"
+    with pytest.raises(TransientStoreError) as told:
+        upload_tree(store, "p", tree, workers=1)
+    assert record("a", b"aaa") in told.value.facts["uploaded"]
+    store.sent.clear()
+    store.fails_at = None
+    records = upload_tree(store, "p", tree, known=told.value.facts["uploaded"])
+    assert "p/a" not in store.sent
+    assert "p/b/c/empty" in store.sent
+    assert records == upload_tree(Watched(), "p", tree)
+
+
+def test_a_file_that_changed_since_is_sent_again(tree: Path) -> None:
+    store = Watched()
+    known = upload_tree(store, "p", tree)
+    (tree / "a").write_bytes(b"bbb")
+    store.sent.clear()
+    assert record("a", b"bbb") in upload_tree(store, "p", tree, known=known)
+    assert store.sent == ["p/a"]
+
+
+def test_a_file_that_changes_meanwhile_is_told(tree: Path) -> None:
+    store = Watched()
+    store.meanwhile = lambda: os.utime(tree / "b" / "big", (1, 1))
+    with pytest.raises(IntegrityError, match="big changed"):
+        upload_tree(store, "p", tree)
+
+
+def test_a_file_that_vanishes_meanwhile_is_told(tree: Path) -> None:
+    store = Watched()
+    store.meanwhile = (tree / "b" / "big").unlink
+    with pytest.raises(IntegrityError, match="big vanished"):
+        upload_tree(store, "p", tree)
+
+
+def test_links_within_the_directory_are_followed(tree: Path) -> None:
+    (tree / "link").symlink_to("b/c/empty")
+    (tree / "folder").symlink_to(tree / "b" / "c")
+    names = [record.name for record in upload_tree(Watched(), "p", tree)]
+    assert names == ["a", "b/big", "b/c/empty", "folder/empty", "link"]
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("/etc/passwd", "leads out"),
+        ("..", "leads out"),
+        (".", "circles"),
+        ("nothing", "neither a file nor a folder"),
+        ("link", "neither a file nor a folder"),
+    ],
+)
+def test_other_links_are_refused_before_anything_is_sent(tree: Path, target: str, why: str) -> None:
+    (tree / "link").symlink_to(target)
+    store = Watched()
+    with pytest.raises(ConfigError, match=why):
+        upload_tree(store, "p", tree)
+    assert store.sent == []
+
+
+def test_what_is_no_file_is_refused(tree: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tree / "socket"))
+        with pytest.raises(ConfigError, match="neither"):
+            upload_tree(Watched(), "p", tree)
+
+
+def test_a_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no directory"):
+        upload_tree(Watched(), "p", tmp_path / "nothing")
+
+
+# ── down ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_went_up_comes_down(tree: Path, tmp_path: Path) -> None:
+    store = Watched()
+    records = upload_tree(store, "p", tree)
+    download_tree(store, "p", tmp_path / "checked", records)
+    download_tree(store, "p", tmp_path / "all")
+    assert contents(tmp_path / "checked") == contents(tmp_path / "all") == contents(tree)
+
+
+def test_only_what_is_missing_or_wrong_is_fetched(tree: Path, tmp_path: Path) -> None:
+    store = Watched()
+    records = upload_tree(store, "p", tree)
+    (tmp_path / "down").mkdir()
+    (tmp_path / "down" / "a").write_bytes(b"aaX")
+    (tmp_path / "down" / "other").write_bytes(b"mine")
+    download_tree(store, "p", tmp_path / "down", records)
+    store.fetched.clear()
+    (tmp_path / "down" / "b" / "big").write_bytes(b"half")
+    download_tree(store, "p", tmp_path / "down", records)
+    assert store.fetched == ["p/b/big"]
+    assert contents(tmp_path / "down") == contents(tree) | {"other": b"mine"}
+
+
+def test_a_file_that_is_not_what_was_sent_is_named_and_not_written(
+    tree: Path, tmp_path: Path
+) -> None:
+    store = Watched()
+    records = upload_tree(store, "p", tree)
+    store.put("p/a", b"aaX")
+    with pytest.raises(IntegrityError, match=r"p/a .*is not what was uploaded"):
+        download_tree(store, "p", tmp_path / "down", records)
+    assert "a" not in contents(tmp_path / "down")
+
+
+def test_a_file_that_is_missing_is_named(tree: Path, tmp_path: Path) -> None:
+    store = Watched()
+    records = upload_tree(store, "p", tree)
+    store.delete("p/a")
+    with pytest.raises(IntegrityError, match="p/a is missing"):
+        download_tree(store, "p", tmp_path / "down", records)
+
+
+@pytest.mark.parametrize(
+    "name", ["../up", "/etc/x", "a/../../up", "a//b", ".", "..", "", "a\x00b", "line\nbreak"]
+)
+def test_a_name_that_climbs_out_stops_all(tree: Path, tmp_path: Path, name: str) -> None:
+    store = Watched()
+    records = [*upload_tree(store, "p", tree), FileRecord(name, 1, "0")]
+    with pytest.raises(IntegrityError, match="no file may be called"):
+        download_tree(store, "p", tmp_path / "down", records)
+    assert store.fetched == []
+
+
+def test_a_link_in_the_way_is_not_followed_out(tree: Path, tmp_path: Path) -> None:
+    store = Watched()
+    records = upload_tree(store, "p", tree)
+    (tmp_path / "down").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "down" / "b").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(IntegrityError, match="outside"):
+        download_tree(store, "p", tmp_path / "down", records)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_name_that_is_file_and_folder_stops_all(tmp_path: Path) -> None:
+    store = Watched()
+    store.put("p/a", b"x")
+    store.put("p/a/b", b"y")
+    with pytest.raises(IntegrityError, match="a file and a folder"):
+        download_tree(store, "p", tmp_path / "down")
+    assert store.fetched == []
+
+
+def test_an_empty_object_that_stands_for_a_folder_is_none_of_the_files(tmp_path: Path) -> None:
+    store = Watched()
+    store.put("p/a", b"")
+    store.put("p/a/b", b"y")
+    download_tree(store, "p", tmp_path / "down")
+    assert contents(tmp_path / "down") == {"a/b": b"y"}
+
+
+def test_the_first_failure_ends_the_rest(tmp_path: Path) -> None:
+    root = tmp_path / "many"
+    root.mkdir()
+    for n in range(200):
+        (root / f"{n:03}").write_bytes(b"x")
+    store = Watched()
+    store.fails_at = "p/000"
+    with pytest.raises(StoreError):
+        upload_tree(store, "p", root, workers=1)
+    assert len(store.sent) < 200

@@ -1,0 +1,123 @@
+import pickle
+from pathlib import Path
+
+import pytest
+
+from spotfit.core.errors import ConfigError
+from spotfit.store.url import PART_NAME, RootUrl, checked_key
+
+
+@pytest.mark.parametrize(
+    ("text", "root"),
+    [
+        ("s3://bucket", RootUrl("s3", "bucket")),
+        ("s3://bucket/", RootUrl("s3", "bucket")),
+        ("S3://bucket/a/b/", RootUrl("s3", "bucket", "a/b")),
+        ("gs://bucket/my run", RootUrl("gs", "bucket", "my run")),
+        ("gcs://bucket/a%20b", RootUrl("gs", "bucket", "a b")),
+        ("az://container/x?account_name=acc", RootUrl("az", "container", "x", account="acc")),
+        ("memory://here", RootUrl("memory", "here")),
+        ("/srv/runs", RootUrl("file", prefix="srv/runs")),
+        ("/var/../srv/./runs/", RootUrl("file", prefix="srv/runs")),
+        ("file:///srv/my%20runs", RootUrl("file", prefix="srv/my runs")),
+        ("file://localhost/srv", RootUrl("file", prefix="srv")),
+        (Path("/srv/a:b"), RootUrl("file", prefix="srv/a:b")),
+    ],
+)
+def test_an_address_means_a_root(text: str | Path, root: RootUrl) -> None:
+    assert RootUrl.parse(text) == root
+
+
+def test_home_and_the_working_directory_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert RootUrl.parse("~/runs").path == str(Path.home() / "runs")
+    assert RootUrl.parse("runs/./x").path == str(tmp_path / "runs" / "x")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "endpoint_url=http://127.0.0.1:5000",
+        "endpoint_override=127.0.0.1:5000&scheme=http",
+        "scheme=https&endpoint_override=http://127.0.0.1:5000",
+    ],
+)
+def test_an_endpoint_may_be_said_as_pyarrow_does(query: str) -> None:
+    root = RootUrl.parse(f"s3://bucket/x?{query}&region=eu-west-1")
+    assert (root.endpoint, root.region) == ("http://127.0.0.1:5000", "eu-west-1")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s3://bucket",
+        "s3://bucket/50%25 of?endpoint_override=[::1]:9000&scheme=http&region=x",
+        "gs://bucket/a%3Fb%23c/ü",
+        "az://container/x?account_name=acc&endpoint_url=http://127.0.0.1:10000/acc",
+        "/srv/it's 50% of #1?",
+        "memory://here/x",
+    ],
+)
+def test_what_is_shown_parses_back(text: str) -> None:
+    root = RootUrl.parse(text)
+    assert RootUrl.parse(str(root)) == root
+    assert pickle.loads(pickle.dumps(root)) == root
+
+
+def test_the_path_is_the_address_without_scheme_and_options() -> None:
+    assert RootUrl.parse("s3://bucket/a/b?region=x").below("run").path == "bucket/a/b/run"
+    assert RootUrl.parse("s3://bucket").path == "bucket"
+    assert RootUrl.parse("file:///srv/x").below("run").path == "/srv/x/run"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("s4://bucket", ("s4:", "mean 's3://'", "memory://")),
+        ("https://bucket.example", ("https:", "Known")),
+        ("s3:bucket", ("slashes",)),
+        ("s3://", ("no bucket",)),
+        ("s3:///x", ("no bucket",)),
+        ("s3://bucket/a//b", ("a//b",)),
+        ("s3://bucket/../x", ("..",)),
+        ("s3://bucket/x#y", ("%23",)),
+        ("s3://bucket?regoin=x", ("'regoin'", "'region'")),
+        ("s3://bucket?endpoint_url=ftp://x", ("endpoint",)),
+        ("file://host/x", ("file:///absolute/path",)),
+        ("file:///x?a=b", ("'a'",)),
+        ("", ("empty",)),
+        ("a\x00b", ("NUL",)),
+    ],
+)
+def test_what_cannot_be_meant_is_told(text: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as told:
+        RootUrl.parse(text)
+    for word in words:
+        assert word in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s3://key:hush@bucket/x",
+        "s3://bucket?endpoint_url=http://key:hush@127.0.0.1:9",
+        "s3://bucket?secret_key=hush",
+        "az://container?sig=hush",
+    ],
+)
+def test_a_secret_in_an_address_is_refused_and_not_repeated(text: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        RootUrl.parse(text)
+    assert "hush" not in str(told.value)
+
+
+def test_a_key_is_given_back_as_it_is() -> None:
+    assert checked_key("a/..b/.c/d e") == "a/..b/.c/d e"
+
+
+@pytest.mark.parametrize("key", ["", "/a", "a/", "a//b", "..", "a/../b", "a\n", f"a/{PART_NAME}1"])
+def test_a_key_that_names_no_object_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be the key"):
+        checked_key(key)
