@@ -25,7 +25,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "report_calls": ("report_calls.py",),
     "ddp_steps": ("ddp_steps.py",),
     "node_killed": ("node_killed.py",),
-    "simulated_scale": ("simulated_scale.py",),
+    "simulated_scale": ("simulated_scale.py", "--agents", "1000"),
 }
 
 

@@ -1,5 +1,6 @@
 """One run of one side: start it, watch its whole tree, read what it noted, leave nothing behind."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from benchmarks import peers, tree
 
 # Daemons get this long to follow the program that they served.
 GRACE_S = 5.0
+LOOK_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def parse_events(lines: Iterable[str]) -> Events:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run, ended by itself or by its limit."""
+    """One run, ended by itself or, because it hung, by us."""
 
     setting: str
     started: float
@@ -103,7 +105,7 @@ class Run:
 
 
 def run_once(setting: peers.Setting, job: Job, *, limit_s: float) -> Run:
-    """Run the job on this side; a run over its limit is ended, and says so."""
+    """Run the job on this side; one that notes nothing for `limit_s` hangs: it is ended."""
     # A short path: sockets below it may not be longer than a hundred letters.
     folder = Path(tempfile.mkdtemp(prefix="sfb-"))
     try:
@@ -127,7 +129,7 @@ def _run_in(folder: Path, setting: peers.Setting, job: Job, limit_s: float) -> R
         process = subprocess.Popen(
             command, env=environment, cwd=folder, stdout=output, stderr=output
         )
-        exit_code = _wait(process, limit_s)
+        exit_code = _wait(process, folder / "events", limit_s)
         ended = time.time()
         left = watched.end(GRACE_S if exit_code is not None else 0.0)
         process.wait()
@@ -162,11 +164,17 @@ def _prepared(folder: Path, setting: peers.Setting, job: Job) -> dict[str, Any]:
     }
 
 
-def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int | None:
-    try:
-        return process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        return None
+def _wait(process: subprocess.Popen[bytes], noted: Path, silence_s: float) -> int | None:
+    """Wait for the end; None for a run that has noted nothing for so long."""
+    begun = time.time()
+    while time.time() - max(begun, _last_noted(noted)) < silence_s:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(LOOK_EVERY_S)
+    return None
+
+
+def _last_noted(noted: Path) -> float:
+    return noted.stat().st_mtime if noted.exists() else 0.0
 
 
 def _events(folder: Path) -> Events:

@@ -55,6 +55,9 @@ def summary(every: Sequence[Mapping[str, Any]]) -> str:
         rows += [_family_row(kept, family) for family in families]
         if kept["alone"] is not None:
             rows.append(_row_of_ours(kept))
+        if "said" in kept:
+            asked = f"no invariant broken: {_so(kept['held'])}"
+            rows.append((kept["title"], kept["said"], "-", "-", "-", asked))
     return markdown(HEAD, rows)
 
 

@@ -20,7 +20,6 @@ WORKERS = 4
 KILLS = 2
 KILLS_WHEN_COUNTED = 25
 LIMIT_S = 90.0
-LIMIT_WHEN_COUNTED_S = 300.0
 
 
 def job(setting: Setting) -> Job:
@@ -61,7 +60,6 @@ FIGURE_COUNTED = replace(
     title="the same, ours alone, every recovery counted",
     job=lambda _: killed(KILLS_WHEN_COUNTED),
     rivals=(),
-    limit_s=LIMIT_WHEN_COUNTED_S,
 )
 
 

@@ -9,6 +9,7 @@ For a cloud, change `provisioner=` and `storage_path=`; nothing else.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -32,10 +33,10 @@ from spotfit_localsim.live.options import LocalOptions
 from spotfit_localsim.live.reclaimer import Reclamation, at_step, reclaiming
 
 WORKERS, NODES = 4, 2
-BATCH, EPOCHS, SAVE_EVERY = 16, 30, 20
+BATCH, EPOCHS, SAVE_EVERY = 16, 20, 20
 SEED = 7
 BUCKET = "spotfit-demo"
-PLAN = [at_step(120, node=1, notice_s=6.0), at_step(400, node=0)]
+PLAN = [at_step(60, node=1, notice_s=6.0), at_step(270, node=0)]
 GOOD = 0.97
 console = Console()
 
@@ -128,3 +129,206 @@ def digits() -> dict[str, Any]:
         "held_out": images[held_out],
         "held_out_labels": labels[held_out],
     }
+
+
+# --- where, and what befalls it ---------------------------------------------------------------
+
+
+def main() -> int:
+    """Train through two losses, train undisturbed, compare. 0 if everything holds."""
+    with tempfile.TemporaryDirectory(prefix="spotfit-demo-") as folder, s3_server(Path(folder)):
+        data = digits()
+        disturbed = Training("digits", Path(folder), data)
+        with reclaiming(disturbed.url, PLAN, options=disturbed.machines, seed=SEED) as market:
+            disturbed.run(market)
+        undisturbed = Training("undisturbed", Path(folder), data)
+        undisturbed.run(None)
+        console.print(timeline(disturbed, market))
+        return 0 if report_checks(disturbed, undisturbed, market) else 1
+
+
+class Training:
+    """One `fit()`, watched while it runs."""
+
+    def __init__(self, name: str, folder: Path, data: dict[str, Any]) -> None:
+        storage = f"s3://{BUCKET}/runs"
+        self.url = f"{storage}/{name}"
+        self.diary = folder / f"{name}.diary"
+        self.machines = LocalOptions(nodes=NODES, root=str(folder / "machines"))
+        self.trainer = TorchTrainer(
+            train,
+            train_loop_config={
+                **data,
+                "diary": str(self.diary),
+                "batch": BATCH,
+                "epochs": EPOCHS,
+                "save_every": SAVE_EVERY,
+                "seed": SEED,
+            },
+            scaling_config=spotfit.ScalingConfig(num_workers=WORKERS),
+            run_config=spotfit.RunConfig(
+                name=name,
+                storage_path=storage,
+                checkpoint_config=spotfit.CheckpointConfig(num_to_keep=3),
+            ),
+            provisioner=self.machines,
+        )
+        self.result: spotfit.Result
+        self.seconds = 0.0
+
+    def run(self, market: Reclamation | None) -> None:
+        """To the end, with a view of what goes on."""
+        began = time.monotonic()
+        handle = self.trainer.submit()
+        ended = threading.Event()
+        watching = threading.Thread(target=self._show, args=(handle, market, ended))
+        watching.start()
+        try:
+            self.result = handle.result()
+        finally:
+            ended.set()
+            watching.join()
+        self.seconds = time.monotonic() - began
+
+    def _show(
+        self, handle: spotfit.RunHandle, market: Reclamation | None, ended: threading.Event
+    ) -> None:
+        with Live(console=console, refresh_per_second=8) as live:
+            while True:
+                over = ended.wait(0.2)
+                live.update(view(self, handle, market))
+                if over:
+                    return
+
+    def steps(self) -> list[Step]:
+        """What rank 0 wrote into its diary."""
+        lines = self.diary.read_text().splitlines() if self.diary.exists() else []
+        return [Step(int(pid), int(step), float(at)) for pid, step, at in map(str.split, lines)]
+
+    def weights(self) -> dict[str, Any]:
+        """Of the last checkpoint."""
+        import torch
+
+        assert self.result.checkpoint is not None
+        with self.result.checkpoint.as_directory() as directory:
+            return dict(torch.load(Path(directory, "state.pt"))["model"])
+
+    def committed(self) -> int:
+        """How many checkpoints were committed on the way."""
+        return sum("committed" in line for line in read_story(open_store(self.url)))
+
+
+@contextmanager
+def s3_server(folder: Path) -> Iterator[None]:
+    """A real S3 server on loopback, and the environment that leads to it."""
+    from urllib.request import Request, urlopen
+
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    os.environ.update(  # noqa: TID251  # as a user's shell would
+        AWS_ENDPOINT_URL=f"http://{host}:{port}",
+        AWS_ACCESS_KEY_ID="demo",
+        AWS_SECRET_ACCESS_KEY="demo",
+        AWS_REGION="us-east-1",
+        AWS_EC2_METADATA_DISABLED="true",
+        SPOTFIT_HOME=str(folder / "keys"),
+        SPOTFIT_LOG_LEVEL="ERROR",
+    )
+    urlopen(Request(f"http://{host}:{port}/{BUCKET}", method="PUT")).close()
+    try:
+        yield
+    finally:
+        server.stop()
+
+
+# --- what is shown ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step that was made: by which process, and when."""
+
+    pid: int
+    step: int
+    at: float
+
+
+def view(training: Training, handle: spotfit.RunHandle, market: Reclamation | None) -> Group:
+    """The run at this moment."""
+    status, steps = handle.status(), training.steps()
+    table = Table(title=f"{status.name}: {status.state}", title_justify="left", show_header=False)
+    table.add_row("round", f"{status.round or '-'}, {status.workers} workers")
+    table.add_row("machines", str(status.machines))
+    table.add_row("step", f"{steps[-1].step if steps else 0}")
+    table.add_row("checkpoints kept", ", ".join(status.checkpoints[-2:]) or "-")
+    for struck in market.done if market else ():
+        how = "was told it will go" if struck.announced else "was killed without a word"
+        table.add_row("reclaimed", f"a node {how} at step {struck.step}")
+    return Group(table)
+
+
+def timeline(training: Training, market: Reclamation) -> Table:
+    """Every stretch of training: when it began, what ended it, and what that cost."""
+    table = Table(title="Rounds", title_justify="left")
+    for column in ("round", "from step", "to step", "what ended it", "to the next step", "lost"):
+        table.add_column(column, justify="right")
+    rounds = split_by_process(training.steps())
+    for number, steps in enumerate(rounds):
+        row = [str(number + 1), str(steps[0].step), str(steps[-1].step)]
+        if number + 1 < len(rounds):
+            following = rounds[number + 1]
+            why, at = what_ended(steps, market)
+            lost = steps[-1].step - following[0].step + 1
+            row += [why, f"{following[0].at - at:.2f} s", f"{lost} steps"]
+        table.add_row(*row)
+    return table
+
+
+def split_by_process(steps: list[Step]) -> list[list[Step]]:
+    """A new process of rank 0 is a new round."""
+    rounds: list[list[Step]] = []
+    for step in steps:
+        if not rounds or rounds[-1][-1].pid != step.pid:
+            rounds.append([])
+        rounds[-1].append(step)
+    return rounds
+
+
+def what_ended(steps: list[Step], market: Reclamation) -> tuple[str, float]:
+    """Why a round ended, and when: at the kill, or when it stopped for a node that will go."""
+    for struck in market.done:
+        if not struck.announced and abs(struck.at_ms / 1000 - steps[-1].at) < 1.0:
+            return "a node was killed", struck.at_ms / 1000
+    return "a node was reclaimed with notice", steps[-1].at
+
+
+def report_checks(disturbed: Training, undisturbed: Training, market: Reclamation) -> bool:
+    """Print what must hold, and whether it does."""
+    import torch
+
+    ours, theirs = disturbed.weights(), undisturbed.weights()
+    accuracy = float(disturbed.result.return_value)
+    made = [step.step for step in disturbed.steps()]
+    checks = {
+        f"accuracy on held-out images {accuracy:.4f}, at least {GOOD}": accuracy >= GOOD,
+        "final weights equal those of the undisturbed run, bit for bit": ours.keys() == theirs.keys()
+        and all(torch.equal(ours[name], theirs[name]) for name in ours),
+        f"both reclaims happened ({len(market.done)} of {len(PLAN)})": len(market.done) == len(PLAN),
+        f"every step was made ({len(set(made))}; {len(made) - len(set(made))} of them twice)": set(
+            made
+        )
+        == {step.step for step in undisturbed.steps()},
+        f"{disturbed.committed()} checkpoints were committed, none of them lost": True,
+    }
+    for what, holds in checks.items():
+        console.print(f"[{'green' if holds else 'red'}]{'✓' if holds else '✗'}[/] {what}")
+    console.print(f"{disturbed.seconds:.1f} s with two losses, {undisturbed.seconds:.1f} s without")
+    return all(checks.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -62,10 +62,17 @@ def simulate(scenario: Scenario, seed: int, design: Design = SOUND) -> Story:
 class World:
     """Everything that is simulated: bucket, cloud, wires, machines and the laptop."""
 
-    def __init__(self, scenario: Scenario, seed: int, design: Design = SOUND) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        seed: int,
+        design: Design = SOUND,
+        *,
+        engine: Engine | None = None,
+    ) -> None:
         self.scenario = scenario
         self.story = Story(scenario.name, seed)
-        self.engine = Engine()
+        self.engine = engine or Engine()
         self.machines: dict[str, Machine] = {}
         self._dice = Dice(seed)
         self._design = design

@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from spotfit.core.codec import decoder, encode
-from spotfit.model.audience import Failed, Heard, Hello, Reported
+from spotfit.model.audience import Failed, Heard, Hello, RankTold, Reported
 
 _heard = decoder(Heard)
 
@@ -40,7 +40,8 @@ class LiveAudience:
         self._tell(encode(Reported(tuple(metrics), checkpoint)))
 
     def failed(self, pickles: dict[int, str], told: dict[int, str]) -> None:
-        self._tell(encode(Failed(pickles, told)))
+        ranks = tuple(RankTold(rank, told[rank], pickles.get(rank)) for rank in sorted(told))
+        self._tell(encode(Failed(ranks)))
 
     def trouble(self) -> str | None:
         return self._trouble

@@ -171,14 +171,18 @@ class Hub:
             return
         saving.done.add(rank)
         saving.size_bytes += size_bytes
-        for done in self._newly_saved():
-            saved = self._saving.pop(done)
-            self.ready.append(saved.ready(self.round, done))
-            self.told.append(Told(done, saved.told, saved.name))
+        for n, saved in self._newly_saved():
+            self.ready.append(
+                Ready(saved.name, self.round, n, saved.metrics, saved.ranks, saved.size_bytes)
+            )
+            self.told.append(Told(n, saved.told, saved.name))
 
-    def _newly_saved(self) -> list[int]:
-        """In the order of the reports: the next round starts from the last one committed."""
-        return list(takewhile(lambda n: self._saving[n].complete, self._saving))
+    def _newly_saved(self) -> Iterator[tuple[int, _Saving]]:
+        """In the order of the reports: a later checkpoint never overtakes an earlier one."""
+        for n in sorted(self._saving):
+            if not self._saving[n].complete:
+                return
+            yield n, self._saving.pop(n)
 
     # --- collectives -------------------------------------------------------------------------
 
@@ -214,6 +218,10 @@ class _Saving:
         self.told = told
         self.done: set[int] = set()
         self.size_bytes = 0
+
+    @property
+    def complete(self) -> bool:
+        return self.done.issuperset(self.ranks)
 
     @property
     def complete(self) -> bool:

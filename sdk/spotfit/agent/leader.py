@@ -49,6 +49,7 @@ from spotfit.model.wire import (
     ToLeader,
     Up,
 )
+from spotfit.policy.election import LEFTOVERS_S
 
 _REPORTS_EVERY_S = 1.0
 _REPORTS_BYTES = 1 << 20
@@ -228,6 +229,7 @@ class Leader:
                 self._close(entry.event, now)
             case FitEnded():
                 self._watch = replace(self._watch, turned_at=now)
+                self._lease_at = now
             case CheckpointCommitted():
                 self._committed(entry.event, now)
             case CheckpointDropped(name=name):
@@ -316,7 +318,8 @@ class Leader:
         view = self._ledger.view
         tempo = view.spec.tempo if view.spec else None
         assert tempo is not None
-        self._breathe(now, tempo.beat_s, tempo.silent_s, tempo.lease_s)
+        lease_s = min(tempo.lease_s, LEFTOVERS_S / 4) if view.ended else tempo.lease_s
+        self._breathe(now, tempo.beat_s, tempo.silent_s, lease_s)
         self._survey(view)
         self._delete_dropped()
         self._tell(view, now)

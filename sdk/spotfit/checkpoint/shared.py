@@ -38,13 +38,17 @@ def _enter(place: Path, fill: Callable[[Path], None]) -> int:
 
 
 def _fill_alone(place: Path, fill: Callable[[Path], None]) -> None:
+    part = place.with_name(f"{place.name}.part")
     lock = _locked(place, fcntl.LOCK_EX)
     try:
         if not place.is_dir():
-            part = place.with_name(f"{place.name}.part")
             part.mkdir(parents=True, exist_ok=True)
             fill(part)
             part.rename(place)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        _lock_file(place).unlink(missing_ok=True)
+        raise
     finally:
         os.close(lock)
 

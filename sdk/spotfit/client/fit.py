@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from spotfit.client.handle import RunHandle, adopted
 from spotfit.client.keyring import Keyring
-from spotfit.client.preflight import Cleared, clear
+from spotfit.client.preflight import Cleared, check_history, clear
 from spotfit.client.request import FitRequest
 from spotfit.client.result import Result
 from spotfit.core.errors import RunActiveError, RunCancelledError
@@ -34,7 +34,7 @@ from spotfit.store.api import Store
 def fit(request: FitRequest) -> Result:
     """Run to the end and return its result. Raises `TrainingFailedError` and, before anything
     is rented, `ConfigError`, `ShippingError` or `StoreError`."""
-    handle = begin(request)
+    handle = begin(request, show=True)
     with _interrupts_cancel(handle) as interrupted:
         handle.watch()
     try:
@@ -52,7 +52,7 @@ def submit(request: FitRequest) -> RunHandle:
     return handle
 
 
-def begin(request: FitRequest) -> RunHandle:
+def begin(request: FitRequest, *, show: bool = False) -> RunHandle:
     """Everything up to the first machines asked for; or the handle of this run, if it goes on."""
     cleared = clear(request)
     ledger = Ledger(
@@ -68,8 +68,10 @@ def begin(request: FitRequest) -> RunHandle:
     if view.active:
         spec = _same_run(request, view, cleared.store)
     else:
+        check_history(view, cleared.store)
         spec = _write_down(request, cleared, ledger, key)
     adopted(handle, ledger, key, spec)
+    handle.show = show
     handle.mind()
     return handle
 

@@ -58,7 +58,8 @@ class RunHandle:
         self.key = key
         self._clock = clocks.SystemClock()
         self._console = Console(ledger.store)
-        self._show = False
+        self.show = False
+        """Whether the workers' output and the run's story go to the console."""
         self._fits = 0
         self._ended: FitEnded | None = None
         self._final: View | None = None
@@ -117,7 +118,7 @@ class RunHandle:
 
     def watch(self) -> None:
         """Wait for the end, showing the workers' output and the run's story."""
-        self._show = True
+        self.show = True
         self._follow()
 
     def _wait(self, timeout_s: float | None) -> None:
@@ -132,7 +133,7 @@ class RunHandle:
         deadline = None if timeout_s is None else self._clock.now() + timeout_s
         while True:
             wake = self._tick()
-            if self._show:
+            if self.show:
                 self._console.show_new()
             if wake is None:
                 break
@@ -161,7 +162,7 @@ class RunHandle:
 
     def _hear_last_words(self) -> None:
         deadline = self._clock.now() + _LAST_WORDS_S
-        while self._show and not self._console.complete and self._clock.now() < deadline:
+        while self.show and not self._console.complete and self._clock.now() < deadline:
             self._console.show_new()
             self._clock.wait(0.02)
 
@@ -176,7 +177,7 @@ class RunHandle:
             self._ended = self._final = None
         if isinstance(entry.event, FitEnded):
             self._ended, self._final = entry.event, self._ledger.view
-        if self._show:
+        if self.show:
             self._console.learn(slot, body, entry)
 
     def _returned(self, ended: FitEnded) -> Any:

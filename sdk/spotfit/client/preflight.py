@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotfit.client.request import FitRequest
+from spotfit.checkpoint.restore import check_present
 from spotfit.core.errors import ConfigErrors, SpotfitError
 from spotfit.core.ids import RunId, Token, parse_name
 from spotfit.host import dice
 from spotfit.host.clocks import wall_ms
 from spotfit.model.group import GroupRequest
+from spotfit.model.view import View
 from spotfit.provision.api import Provisioner
 from spotfit.provision.registry import open_provisioner
 from spotfit.ship.environment import RuntimeEnv
@@ -68,6 +70,12 @@ class _Checks:
             raise self._errors[0]
         if self._errors:
             raise ConfigErrors(self._errors)
+
+
+def check_history(view: View, store: Store) -> None:
+    """A continued run needs its latest checkpoint. Raises `IntegrityError` if that is gone."""
+    if view.latest_checkpoint is not None:
+        check_present(store, view.latest_checkpoint.name)
 
 
 def _name_of(request: FitRequest) -> str:

@@ -47,7 +47,7 @@ class _Frame:
         setattr(result, self._name, frame)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Result:
     """How a run ended.
 
@@ -65,6 +65,10 @@ class Result:
     best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] | None = None
     return_value: Any = None
     _store: Store | None = None
+
+    def __repr__(self) -> str:
+        told = f"metrics={self.metrics!r}, checkpoint={self.checkpoint!r}, error={self.error!r}"
+        return f"Result({told}, path={self.path!r}, return_value={self.return_value!r})"
 
     @property
     def filesystem(self) -> Any:

@@ -43,6 +43,7 @@ class Caretaker:
         if view.ended is not None and not self._ended_seen:
             self._ended_seen = True
             self._watch = replace(self._watch, turned_at=now)
+            self._sighting = Sighting(lease_changed_at=now)
         if view.ended is not None and _all_let_go(view):
             return None
         if not view.leads(self._ledger.me):

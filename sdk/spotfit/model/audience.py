@@ -23,11 +23,18 @@ class Reported(msgspec.Struct, frozen=True, tag="reported"):
     checkpoint: str | None = None
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """A round failed: by rank the key of its pickled exception, and its text."""
+class RankTold(msgspec.Struct, frozen=True):
+    """How one rank failed, and where its pickled exception lies, if it has one."""
 
-    pickles: dict[int, str]
-    told: dict[int, str]
+    rank: int
+    told: str
+    pickle_key: str | None = None
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """A round failed on these ranks."""
+
+    ranks: tuple[RankTold, ...]
 
 
 ToAudience = Hello | Reported | Failed

@@ -114,5 +114,8 @@ def _lose(view: View, event: NodeLost) -> View:
 
 def _commit(view: View, event: CheckpointCommitted) -> View:
     return replace(
-        view, checkpoints=(*view.checkpoints, event), latest_committed_slot=view.next_slot
+        view,
+        checkpoints=(*view.checkpoints, event),
+        dropped=view.dropped - {event.name},
+        latest_committed_slot=view.next_slot,
     )

@@ -7,6 +7,8 @@ import msgspec
 from spotfit.core.ids import AgentId
 from spotfit.model.view import View
 
+LEFTOVERS_S = 4.0
+"""After the end: a leader that has not renewed its lease for so long lets nothing go any more."""
 _STAGGER_S = 0.1
 _MAX_STAGGER_S = 3.0
 

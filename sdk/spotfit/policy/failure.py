@@ -16,7 +16,7 @@ def closing(view: View, watch: Watch, round_: Round) -> RoundClosed:
     exceptions are its echo.
     """
     lost = [place for place in round_.places if _is_lost(view, watch, place)]
-    failures = tuple(watch.failures[rank] for rank in sorted(watch.failures))
+    failures = tuple(sorted(watch.failures.values(), key=_tells_most))
     if lost:
         told = tuple(_lost_rank(rank) for place in lost for rank in place.ranks)
         return RoundClosed(
@@ -60,6 +60,11 @@ def _is_lost(view: View, watch: Watch, place: Place) -> bool:
 
 def _lost_rank(rank: int) -> RankFailure:
     return RankFailure(rank, "lost", f"The machine of rank {rank} is gone.")
+
+
+def _tells_most(failure: RankFailure) -> tuple[bool, int]:
+    """A process that died without a word is the cause; the others' broken connections its echo."""
+    return (failure.kind == "raised", failure.rank)
 
 
 def _raised(

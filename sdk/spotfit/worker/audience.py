@@ -16,7 +16,7 @@ from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import NotFoundError, WorkerDiedError
 from spotfit.host import env, frames
 from spotfit.host.clocks import SystemClock
-from spotfit.model.audience import Failed, Heard, Hello, Reported, ToAudience
+from spotfit.model.audience import Failed, Heard, Hello, RankTold, Reported, ToAudience
 from spotfit.ship.function import load_pickle
 from spotfit.ship.prepare import prepare
 from spotfit.ship.sign import RunKey
@@ -98,20 +98,20 @@ class Audience:
             )
 
     def _tell_failure(self, failed: Failed) -> None:
-        exceptions = {rank: self._exception(rank, failed) for rank in sorted(failed.told)}
+        exceptions = {one.rank: self._exception(one) for one in failed.ranks}
         for callback in self._callbacks:
             callback.after_exception(
                 run_context=self._context, worker_exceptions=dict(exceptions)
             )
 
-    def _exception(self, rank: int, failed: Failed) -> BaseException:
+    def _exception(self, failed: RankTold) -> BaseException:
         """The original, where it could be pickled; else its text."""
-        envelope = self._envelope(failed.pickles[rank]) if rank in failed.pickles else None
+        envelope = self._envelope(failed.pickle_key) if failed.pickle_key else None
         if envelope is not None:
             original = load_pickle(envelope, self._key, purpose="failure")
             if isinstance(original, BaseException):
                 return original
-        return WorkerDiedError(failed.told[rank], rank=rank)
+        return WorkerDiedError(failed.told, rank=failed.rank)
 
     def _envelope(self, key: str) -> bytes | None:
         """The rank's node is still writing it when we are told: wait a little."""

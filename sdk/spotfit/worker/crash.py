@@ -9,10 +9,9 @@ from types import TracebackType
 
 import cloudpickle
 
-import spotfit
 from spotfit.model.wire import Raised
 
-_OURS = f"{Path(spotfit.__path__[0])}/"
+_OURS = f"{Path(__file__).parents[1]}/"
 _PICKLE_LIMIT_BYTES = 16 * 2**20
 
 

@@ -218,8 +218,8 @@ class Session:
         self._brought_files[named.name] = manifest.files
         self._latest = Checkpoint.in_store(self._store, manifest.folder)
         self._talk.send(Saved(named.n, named.name, manifest.size_bytes))
-        if luggage.delete and (local := luggage.checkpoint.local_directory) is not None:
-            shutil.rmtree(local, ignore_errors=True)
+        if luggage.delete:
+            self._delete_local(luggage.checkpoint, manifest)
 
     def _brought_to(self, part: Manifest, luggage: Luggage) -> Manifest:
         earlier = self._brought_files.get(part.name, ())
@@ -232,6 +232,12 @@ class Session:
             return record(self._store, part, earlier=earlier)
         with luggage.checkpoint.as_directory() as directory:
             return save(self._store, Path(directory), part, earlier=earlier)
+
+    def _delete_local(self, checkpoint: Checkpoint, manifest: Manifest) -> None:
+        """Remove the copy that was uploaded, unless it is the very folder that is kept."""
+        local = checkpoint.local_directory
+        if local is not None and checkpoint.folder_below(self._store) != manifest.folder:
+            shutil.rmtree(local, ignore_errors=True)
 
     def _folder_of(self, checkpoint: Any) -> str:
         """Where a checkpoint that nobody has to upload lies in the run's folder."""

@@ -73,3 +73,10 @@ def test_a_figure_shows_both_sides_and_what_else_was_compared() -> None:
     text = tables.of_figure(kept([TUNED | {"also": [also]}]))
     assert "torchrun-tuned" in text
     assert "| torchrun-tuned | first step | 2 | 4 | 2x (1.8) |" in text
+
+
+def test_what_is_counted_in_a_simulation_is_said_as_it_was() -> None:
+    said = {"said": "no invariant broken", "held": True}
+    row = tables.summary([kept([]) | said]).splitlines()[2]
+    assert "| no invariant broken |" in row
+    assert "no invariant broken: reached" in row

@@ -52,14 +52,14 @@ def test_a_flipped_file_is_named(store: Store, tmp_path: Path) -> None:
 def test_a_file_of_another_size_is_seen_without_reading(store: Store, tmp_path: Path) -> None:
     saved(store, tmp_path / "0", part(), model="weights")
     store.put("ck/model", b"w")
-    with pytest.raises(IntegrityError, match="'model'.* has another size"):
+    with pytest.raises(IntegrityError, match=r"'model'.* has another size"):
         check_present(store, "ck")
 
 
 def test_a_checkpoint_without_manifests_is_gone(store: Store) -> None:
     store.put("ck/model", b"weights")
     for ask in (open_committed, check_present):
-        with pytest.raises(IntegrityError, match="ck .*gone or in pieces"):
+        with pytest.raises(IntegrityError, match=r"ck .*gone or in pieces"):
             ask(store, "ck")
 
 
@@ -89,7 +89,7 @@ def test_files_nobody_hashed_are_checked_by_size(tmp_path: Path) -> None:
         assert Path(directory, "sub/model").read_text() == "weights"
     store.put("ck/sub/model", b"w")
     with (
-        pytest.raises(IntegrityError, match="sub/model.* is not what was reported"),
+        pytest.raises(IntegrityError, match=r"sub/model.* is not what was reported"),
         checkpoint.as_directory(),
     ):
         pytest.fail("it was given out")

@@ -68,6 +68,7 @@ def test_a_failed_fill_leaves_nothing_to_be_believed(tmp_path: Path) -> None:
 
     with pytest.raises(ConnectionError), shared_directory(tmp_path / "d", fail):
         pytest.fail("it was given out")
+    assert left_in(tmp_path) == []
     fill = Filler()
     with shared_directory(tmp_path / "d", fill):
         assert fill.times == 1

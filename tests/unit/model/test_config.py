@@ -78,7 +78,7 @@ def test_positions_are_those_of_ray_train() -> None:
     ],
 )
 def test_what_is_deprecated_raises(make: Any) -> None:
-    with pytest.raises(DeprecationWarning, match="no longer supported|no placement groups"):
+    with pytest.raises(DeprecationWarning, match=r"no longer supported|no placement groups"):
         make()
 
 
@@ -89,7 +89,7 @@ def test_what_is_deprecated_raises(make: Any) -> None:
         ({"num_workers": [1, 2]}, "must be an int or a tuple of two ints"),
         ({"num_workers": (1, 2, 3)}, "must be an int or a tuple of two ints"),
         ({"num_workers": -1}, "cannot be negative"),
-        ({"num_workers": (4, 2)}, "must be <= max_workers|must be <="),
+        ({"num_workers": (4, 2)}, "must be <= max_workers"),
         ({"elastic_resize_monitor_interval_s": -1}, "must be non-negative"),
         ({"resources_per_worker": {"GPU": 1}}, "`use_gpu` is False but `GPU` was found"),
         ({"resources_per_worker": {"TPU": 1}}, "`use_tpu` is False but `TPU` was found"),
@@ -180,7 +180,7 @@ def test_a_config_of_another_kind_is_refused(name: str) -> None:
 def test_a_callback_must_be_one() -> None:
     mine = UserCallback()
     assert RunConfig(callbacks=[mine]).callbacks == [mine]
-    with pytest.raises(ValueError, match="no instance of spotfit.UserCallback"):
+    with pytest.raises(ValueError, match=r"no instance of spotfit.UserCallback"):
         RunConfig(callbacks=[print])  # type: ignore[list-item]
 
 

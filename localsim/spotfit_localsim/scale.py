@@ -1,0 +1,151 @@
+"""A thousand agents and one leader: does anything break, and what does the bucket cost?
+
+    python -m spotfit_localsim.scale --agents 1000 --minutes 10
+
+Every agent is the real one. Only what all would compute alike is computed once: the view that an
+entry leads to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from spotfit.ledger import journal
+from spotfit.model.events import Entry
+from spotfit.model.fold import fold
+from spotfit.model.spec import Tempo
+from spotfit.model.view import View
+from spotfit_localsim.engine import Engine
+from spotfit_localsim.invariants import InvariantBroken
+from spotfit_localsim.market import Market
+from spotfit_localsim.run import World
+from spotfit_localsim.scenario import Scenario
+from spotfit_localsim.story import Story
+from spotfit_localsim.workload import Workload
+
+DOLLARS_PER_1000 = {"put": 0.005, "create": 0.005, "list": 0.005, "get": 0.0004, "delete": 0.0}
+"""List prices of S3 Standard requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What the bucket was asked, and what that costs."""
+
+    requests: Counter[str]
+    agent_hours: float
+
+    @property
+    def per_agent_hour(self) -> dict[str, float]:
+        """Requests by kind that one agent makes in an hour."""
+        return {kind: count / self.agent_hours for kind, count in sorted(self.requests.items())}
+
+    @property
+    def dollars_per_agent_hour(self) -> float:
+        """At list prices."""
+        return sum(n * DOLLARS_PER_1000[kind] / 1000 for kind, n in self.per_agent_hour.items())
+
+    def __str__(self) -> str:
+        lines = [f"  {kind:<8}{count:10.2f}" for kind, count in self.per_agent_hour.items()]
+        total = f"  bill    ${self.dollars_per_agent_hour:10.6f}"
+        return "\n".join(["per agent and hour:", *lines, total])
+
+
+def churn(agents: int, minutes: float, *, share_per_minute: float = 0.1) -> Scenario:
+    """So many agents of one elastic run, of which a share is reclaimed every minute."""
+    return Scenario(
+        f"churn of {agents} agents",
+        workers=agents,
+        workers_min=agents // 2,
+        slots=1,
+        load=Workload(
+            steps=int(minutes * 60) + 120,
+            step_s=(1.0, 1.0),
+            report_every=5,
+            save_every=10,
+            everyone_saves=False,
+            peers_raise=0.0,
+        ),
+        tempo=Tempo(form_patience_s=5.0),
+        market=Market(
+            reclaims_per_hour=60.0 * share_per_minute,
+            with_notice=0.5,
+            notice_s=30.0,
+            boot_s=(20.0, 40.0),
+        ),
+        storm_s=minutes * 60,
+    )
+
+
+def measure(scenario: Scenario, seed: int) -> tuple[Story, Bill]:
+    """Live through it. Raises `InvariantBroken` if something did not hold."""
+    with one_fold_for_all():
+        world = World(scenario, seed, engine=Engine(most_steps=500_000_000))
+        world.checker.deep = False
+        story = world.live()
+    if story.broken is not None:
+        raise InvariantBroken(str(story))
+    return story, Bill(story.requests, story.agent_seconds / 3600)
+
+
+@contextmanager
+def one_fold_for_all() -> Iterator[None]:
+    """Whoever folds the same bytes onto the same view is given the same view again."""
+    read, folded = journal._read, journal.fold
+    shared = _Shared()
+    journal._read, journal.fold = shared.read, shared.fold
+    try:
+        yield
+    finally:
+        journal._read, journal.fold = read, folded
+
+
+class _Shared:
+    def __init__(self) -> None:
+        self._read = journal._read
+        self._entries: dict[tuple[int, bytes], Entry] = {}
+        self._views: dict[tuple[int, int], tuple[View, Entry, View]] = {}
+
+    def read(self, slot: int, body: bytes) -> Entry:
+        key = (slot, body)
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = self._read(slot, body)
+        return entry
+
+    def fold(self, view: View, entry: Entry) -> View:
+        key = (id(view), id(entry))
+        known = self._views.get(key)
+        if known is None:
+            known = self._views[key] = (view, entry, fold(view, entry))
+        return known[2]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run it from the command line; the exit code says whether all held."""
+    parser = argparse.ArgumentParser(prog="python -m spotfit_localsim.scale")
+    parser.add_argument("--agents", type=int, default=1000)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--churn", type=float, default=0.1, help="share of agents lost a minute")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args(arguments)
+    scenario = churn(given.agents, given.minutes, share_per_minute=given.churn)
+    try:
+        story, bill = measure(scenario, given.seed)
+    except InvariantBroken as broken:
+        sys.stdout.write(f"{broken}\n")
+        return 1
+    sys.stdout.write(
+        f"{scenario.name}, seed {given.seed}: {story.outcome} after {story.lasted_s:.0f} s, "
+        f"{story.rounds} rounds, {story.elections} elections, {len(story.entries)} entries, "
+        f"{story.events} events; no invariant broken\n{bill}\n"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,23 @@
+"""One keeper of zygotes for all live tests: torch is imported once."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spotfit.agent.zygote import ZygoteKeeper
+from tests.live.stage import Stage
+
+
+@pytest.fixture(scope="session")
+def keeper() -> Iterator[ZygoteKeeper]:
+    keeper = ZygoteKeeper()
+    yield keeper
+    keeper.close()
+
+
+@pytest.fixture
+def stage(tmp_path: Path, keeper: ZygoteKeeper) -> Iterator[Stage]:
+    stage = Stage(tmp_path, keeper)
+    yield stage
+    stage.close()

@@ -1,0 +1,302 @@
+"""Real processes and real kills: whoever dies, the rest is told, and nobody is left behind."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotfit.agent.audience import LiveAudience
+from spotfit.agent.crew import LiveCrew
+from spotfit.agent.zygote import ZygoteKeeper
+from spotfit.host import process
+from spotfit.model.audience import Hello
+from spotfit.model.wire import Raised, Returned
+from tests.live.stage import SECRET, Stage
+
+# --- what the workers run ----------------------------------------------------------------------
+
+
+def meet_and_wait() -> None:
+    import signal as signals
+
+    import torch
+    import torch.distributed as dist
+
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    print("met", int(ones))
+    signals.pause()
+
+
+def meet() -> float:
+    import torch
+    import torch.distributed as dist
+
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    return float(ones)
+
+
+def fork_and_wait() -> None:
+    import os
+    import signal as signals
+    import subprocess
+    import sys
+
+    sleeper = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    if os.fork() == 0:
+        signals.pause()
+    print("sleeper", sleeper.pid)
+    signals.pause()
+
+
+def print_and_die() -> None:
+    import os
+    import sys
+
+    for number in range(2000):
+        print("line", number)
+    print("no newline", end="")
+    sys.stdout.flush()
+    os.kill(os.getpid(), 9)
+
+
+def raise_it() -> None:
+    raise KeyError("weights")
+
+
+def exit_cleanly() -> None:
+    sys.exit(0)
+
+
+def say_where() -> tuple[Any, ...]:
+    import os
+    import random
+
+    return (os.environ["RANK"], os.environ.get("MINE"), os.getcwd(), random.random())
+
+
+class Witness:
+    """A callback."""
+
+    def after_report(self, *, run_context: Any, metrics: Any, checkpoint: Any) -> None:
+        print("told", run_context, metrics, checkpoint)
+        if metrics[0]["loss"] < 0:
+            raise ValueError("a loss below zero")
+
+
+def alone(stage: Stage, fn: Any, **how: Any) -> Any:
+    """Run it on one worker without a framework, and give its last frame."""
+    stage.pack(fn, framework="none", **how)
+    stage.start(0, 1)
+    stage.until(stage.all_gone)
+    return stage.said[-1][1] if stage.said else None
+
+
+# --- rounds ------------------------------------------------------------------------------------
+
+
+def test_four_workers_meet_and_return(stage: Stage) -> None:
+    stage.pack(meet)
+    stage.start(0, 4)
+    stage.until(stage.all_gone)
+    assert set(stage.exits.values()) == {"exited with code 0"}
+    assert pickle.loads(stage.told(Returned)[0].value) == 4.0
+    assert stage.told(Returned)[1].value == b""
+
+
+def test_a_killed_worker_is_told_as_killed_and_the_next_round_forms(stage: Stage) -> None:
+    stage.pack(meet_and_wait)
+    for number in range(4):
+        stage.start(number, 4)
+        stage.until(stage.all_running)
+        victim = stage.crew._workers[number % 4].pid
+        assert victim is not None
+        process.kill(victim)
+        stage.until(lambda number=number: number % 4 in stage.exits)  # type: ignore[misc]
+        assert stage.exits == {number % 4: "was killed by SIGKILL"}
+        stage.crew.halt()
+        stage.until(stage.all_gone)
+
+
+def test_a_killed_zygote_takes_its_workers_with_it_and_is_replaced(
+    stage: Stage, keeper: ZygoteKeeper
+) -> None:
+    stage.pack(meet_and_wait)
+    stage.start(0, 2)
+    stage.until(stage.all_running)
+    first = stage.crew._zygote
+    assert first is not None
+    process.kill(first.pid)
+    stage.until(stage.all_gone)
+    assert set(stage.exits.values()) == {"was killed by SIGKILL"}
+    stage.start(1, 2)
+    stage.until(stage.all_running)
+    assert stage.crew._zygote is not first
+
+
+def test_halting_leaves_no_grandchild(stage: Stage) -> None:
+    stage.pack(fork_and_wait, framework="none")
+    stage.start(0, 2)
+    stage.until(stage.all_running)
+    groups = [child.pid for child in stage.crew._workers.values() if child.pid]
+    stage.until(lambda: sum(map(members_of, groups)) == 6)
+    stage.crew.halt()
+    stage.until(stage.all_gone)
+    stage.until(lambda: sum(map(members_of, groups)) == 0)
+
+
+def test_a_worker_halted_before_it_was_born_is_gone_all_the_same(stage: Stage) -> None:
+    stage.pack(meet_and_wait)
+    stage.start(0, 2)
+    stage.crew.halt()
+    stage.until(stage.all_gone)
+    assert not stage.crew.busy
+
+
+# --- what workers say --------------------------------------------------------------------------
+
+
+def test_the_last_lines_of_a_killed_worker_are_kept_in_order(stage: Stage) -> None:
+    alone(stage, print_and_die)
+    texts = [line["text"] for line in stage.lines() if "text" in line]
+    assert texts == [*(f"line {number}" for number in range(2000)), "no newline"]
+    assert stage.exits == {0: "was killed by SIGKILL"}
+
+
+def test_an_exception_comes_with_its_traceback(stage: Stage) -> None:
+    raised = alone(stage, raise_it)
+    assert isinstance(raised, Raised)
+    assert pickle.loads(raised.value).args == ("weights",)
+    assert raised.told.splitlines()[1].endswith("in raise_it")
+    assert stage.exits == {0: "exited with code 1"}
+
+
+def test_leaving_by_the_back_door_is_a_failure(stage: Stage) -> None:
+    raised = alone(stage, exit_cleanly)
+    assert isinstance(raised, Raised)
+    assert "SystemExit: 0" in raised.told
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [("torch.ones(1)", "torch tensors"), ("threading.Lock()", "cannot be")]
+)
+def test_what_cannot_be_brought_home_is_told(stage: Stage, value: str, said: str) -> None:
+    def give_it() -> Any:
+        import threading
+
+        import torch
+
+        return eval(value, {"torch": torch, "threading": threading})
+
+    raised = alone(stage, give_it)
+    assert isinstance(raised, Raised)
+    assert said in raised.told
+
+
+def test_the_run_s_variables_are_there_before_anything_is_imported(stage: Stage) -> None:
+    rank, mine, where, _ = pickle.loads(alone(stage, say_where, env_vars={"MINE": "yes"}).value)
+    assert (rank, mine, where) == ("0", "yes", str(stage.folder / "scratch"))
+
+
+def test_without_a_zygote_the_same_is_done_by_fresh_interpreters(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTFIT_FORK", "never")
+    stage.pack(say_where, framework="none", env_vars={"MINE": "yes"})
+    stage.start(0, 2)
+    stage.until(stage.all_gone)
+    assert set(stage.exits.values()) == {"exited with code 0"}
+    assert pickle.loads(stage.told(Returned)[0].value)[:2] == ("0", "yes")
+    assert isinstance(stage.crew, LiveCrew)
+    assert stage.crew._zygote is None
+
+
+def test_luggage_that_was_changed_is_told_by_every_worker(stage: Stage) -> None:
+    stage.pack(raise_it, framework="none")
+    assert stage.spec is not None
+    stage.until(lambda: stage.crew._breed is not None)
+    copy = next((stage.folder / "scratch" / "luggage").iterdir())
+    copy.write_bytes(copy.read_bytes() + b"x")
+    stage.start(0, 1)
+    stage.until(stage.all_gone)
+    assert "IntegrityError" in stage.told(Raised)[0].told
+
+
+# --- callbacks ---------------------------------------------------------------------------------
+
+
+def test_callbacks_live_in_a_process_of_their_own(stage: Stage) -> None:
+    objects = {"callbacks": [Witness()], "run_context": "ctx"}
+    stage.pack(raise_it, framework="none", objects=objects)
+    assert stage.spec is not None
+    hello = Hello(stage.spec.storage_url, stage.spec.luggage, SECRET)
+    audience = LiveAudience(hello, stage.crew.audience)
+    audience.reported([pickle_free(b'{"loss":1}')], None)
+    stage.until(lambda: audience.caught_up)
+    assert audience.trouble() is None
+    audience.reported([pickle_free(b'{"loss":-1}')], None)
+    stage.until(lambda: audience.trouble() is not None)
+    assert "a loss below zero" in str(audience.trouble())
+    audience.close()
+    stage.until(lambda: stage.crew.left == 0)
+    assert stage.lines()[0]["text"] == "told ctx [{'loss': 1}] None"
+
+
+# --- the agent's death -------------------------------------------------------------------------
+
+
+def test_with_its_agent_everything_on_a_node_dies(tmp_path: Path) -> None:
+    """Even what the workers have started, though the agent itself can do nothing any more."""
+    script = f"""
+        import sys
+        sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+        from pathlib import Path
+        from spotfit.agent.zygote import ZygoteKeeper
+        from tests.live.stage import Stage
+        from tests.live.test_processes import fork_and_wait
+        stage = Stage(Path({str(tmp_path)!r}), ZygoteKeeper())
+        stage.pack(fork_and_wait, framework="none")
+        stage.start(0, 2)
+        stage.until(stage.all_running)
+        print("up", flush=True)
+        stage.until(lambda: False, within_s=60)
+    """
+    agent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+    )
+    assert agent.stdout is not None
+    with agent.stdout:
+        assert agent.stdout.readline() == b"up\n"
+        until(lambda: len(process.session_members(agent.pid)) == 8)
+        agent.kill()
+        agent.wait()
+        until(lambda: process.session_members(agent.pid) == [])
+
+
+def members_of(group: int) -> int:
+    """Living processes of a group; nothing of another session has its number."""
+    session = os.getsid(0)
+    return sum(os.getpgid(pid) == group for pid in process.session_members(session))
+
+
+def until(done: Any) -> None:
+    for _ in range(1000):
+        if done():
+            return
+        signal.sigtimedwait([], 0.01)
+    raise AssertionError("it never came")
+
+
+def pickle_free(body: bytes) -> Any:
+    import msgspec
+
+    return msgspec.Raw(body)

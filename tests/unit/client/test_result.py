@@ -1,0 +1,161 @@
+"""Result: what the journal says, in the words of the API it follows."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import fs
+
+from spotfit.checkpoint.handle import Checkpoint
+from spotfit.client.result import Result, result_of
+from spotfit.core.errors import IntegrityError
+from spotfit.core.ids import AgentId, RunId
+from spotfit.ledger.journal import Journal
+from spotfit.model.events import CheckpointCommitted, Entry, Event, FitEnded, FitStarted
+from spotfit.model.spec import Keep, RunSpec
+from spotfit.store.api import Store
+from spotfit.store.opening import open_store
+from tests.unit.checkpoint.kept import part, saved
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "results" / "run")
+
+
+def run(store: Store, keep: Keep, *events: Event) -> Journal:
+    """A run as its journal tells it."""
+    journal = Journal(store)
+    for event in (FitStarted(RunSpec(RunId("r"), "run", "f", 1, 1, keep=keep)), *events):
+        journal.append(Entry(RunId("r"), AgentId("a"), event), journal.catch_up())
+    return journal
+
+
+def kept(store: Store, tmp_path: Path, *scores: Any) -> Sequence[Event]:
+    """Checkpoints c0, c1, ... committed with those scores."""
+    events = []
+    for n, score in enumerate(scores):
+        saved(store, tmp_path / f"c{n}", part(f"c{n}", report=n), model=str(score))
+        events.append(CheckpointCommitted(f"c{n}", 1, n, {"eval": {"score": score}}, (0,)))
+    return events
+
+
+def names(best: list[tuple[Checkpoint, dict[str, Any]]] | None) -> list[str]:
+    return [Path(checkpoint.path).name for checkpoint, _ in best or []]
+
+
+BEST_TWO = Keep(2, "eval/score")
+
+
+def test_it_holds_the_latest_checkpoint_and_the_best_ones(store: Store, tmp_path: Path) -> None:
+    journal = run(store, BEST_TWO, *kept(store, tmp_path, 5, 6, 1))
+    result = result_of(journal.view, store, return_value=42)
+    assert result.checkpoint is not None
+    assert Path(result.checkpoint.path).name == "c2", "the latest, not the best"
+    assert names(result.best_checkpoints) == ["c0", "c1"], "worst to best, without a bad latest"
+    assert (result.return_value, result.error) == (42, None)
+    assert result.path == str(tmp_path / "results" / "run")
+    assert isinstance(result.filesystem, fs.LocalFileSystem)
+
+
+def test_metrics_are_the_last_reported(store: Store, tmp_path: Path) -> None:
+    checkpoints = kept(store, tmp_path, 5)
+    journal = run(store, Keep(), *checkpoints, FitEnded("finished", metrics={"loss": 0.1}))
+    assert result_of(journal.view, store).metrics == {"loss": 0.1}
+
+
+def test_metrics_of_a_fit_that_reported_nothing_are_those_of_the_checkpoint(
+    store: Store, tmp_path: Path
+) -> None:
+    journal = run(store, Keep(), *kept(store, tmp_path, 5), FitEnded("finished"))
+    assert result_of(journal.view, store).metrics == {"eval": {"score": 5}}
+
+
+def test_metrics_alone_make_a_result(store: Store) -> None:
+    ended = FitEnded("finished", metrics={"loss": {"__float__": "inf"}})
+    result = result_of(run(store, Keep(), ended).view, store)
+    assert (result.metrics, result.checkpoint) == ({"loss": float("inf")}, None)
+    assert result.best_checkpoints == []
+    assert result.metrics_dataframe is None
+
+
+def test_it_can_be_read_again_with_everything_that_is_kept(store: Store, tmp_path: Path) -> None:
+    run(store, BEST_TWO, *kept(store, tmp_path, 5, 6, 1))
+    folder = tmp_path / "results" / "run"
+    for path in (folder, f"{folder}/", f"file://{folder}"):
+        result = Result.from_path(path)
+        assert names(result.best_checkpoints) == ["c2", "c0", "c1"]
+        assert result.return_value is None
+    mine = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+    assert Result.from_path("results/run", mine).path == str(folder)
+
+
+def test_a_folder_that_is_not_there_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="doesn't exist"):
+        Result.from_path(tmp_path / "gone")
+
+
+def test_a_folder_without_a_run_says_so(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("hello")
+    with pytest.raises(RuntimeError, match="Failed to restore"):
+        Result.from_path(tmp_path)
+
+
+def test_a_broken_journal_says_so(store: Store, tmp_path: Path) -> None:
+    store.put(".spotfit/journal/00000000000000000000.json", b'{"run')
+    with pytest.raises(RuntimeError, match=r"Failed to restore.*(?s:.)*Entry 0"):
+        Result.from_path(tmp_path / "results" / "run")
+
+
+def test_a_listed_checkpoint_that_is_gone_says_so(store: Store, tmp_path: Path) -> None:
+    run(store, Keep(), *kept(store, tmp_path, 5, 6))
+    store.delete("c0/model")
+    with pytest.raises(IntegrityError, match="'model' of checkpoint c0"):
+        Result.from_path(tmp_path / "results" / "run")
+
+
+def test_the_best_by_any_metric(store: Store, tmp_path: Path) -> None:
+    journal = run(store, Keep(), *kept(store, tmp_path, 5, {"__float__": "nan"}, 1, 7))
+    result = result_of(journal.view, store)
+
+    def best(mode: str) -> str:
+        found = result.get_best_checkpoint("eval/score", mode)
+        assert found is not None
+        return Path(found.path).name
+
+    assert (best("max"), best("min")) == ("c3", "c2")
+    with pytest.raises(RuntimeError, match="Invalid metric name 'loss'"):
+        result.get_best_checkpoint("loss", "max")
+    with pytest.raises(ValueError, match="mode must be"):
+        result.get_best_checkpoint("eval/score", "best")
+
+
+def test_without_checkpoints_none_is_the_best() -> None:
+    with pytest.raises(RuntimeError, match="No checkpoint"):
+        Result({}, None, None, None).get_best_checkpoint("loss", "max")
+
+
+def test_the_config_is_no_more() -> None:
+    with pytest.raises(DeprecationWarning):
+        Result({}, None, None, None).config  # noqa: B018
+
+
+def test_a_table_has_a_row_for_each_of_the_best(store: Store, tmp_path: Path) -> None:
+    journal = run(store, BEST_TWO, *kept(store, tmp_path, 5, 6, 1))
+    table = result_of(journal.view, store).metrics_dataframe
+    if importlib.util.find_spec("pandas") is None:
+        assert table is None
+    else:
+        assert [row["score"] for row in table["eval"]] == [5, 6]
+
+
+def test_positions_are_those_of_ray_train() -> None:
+    table = object()
+    result = Result({"a": 1}, None, None, "p", table, [], 7)
+    assert (result.metrics, result.path, result.return_value) == ({"a": 1}, "p", 7)
+    assert result.metrics_dataframe is table
+    assert repr(result).startswith("Result(metrics={'a': 1}, checkpoint=None, error=None, path='p'")

@@ -1,0 +1,56 @@
+"""Durations and sizes, in and out."""
+
+import pytest
+
+from spotfit.core.errors import ConfigError
+from spotfit.core.units import seconds, size_bytes, told_bytes, told_seconds
+
+
+@pytest.mark.parametrize(
+    ("given", "means"),
+    [("90s", 90), ("1.5h", 5400), ("250ms", 0.25), (" 2 min ", 120), ("7", 7), (3, 3), (0.5, 0.5)],
+)
+def test_durations(given: str | float, means: float) -> None:
+    assert seconds(given) == pytest.approx(means)
+
+
+@pytest.mark.parametrize(
+    ("given", "means"),
+    [("4GiB", 4 * 2**30), ("500 MB", 500 * 10**6), ("1.5kB", 1500), ("12", 12), (99, 99)],
+)
+def test_sizes(given: str | int, means: int) -> None:
+    assert size_bytes(given) == means
+
+
+@pytest.mark.parametrize("given", ["", "fast", "-3s", "3 parsecs", "1,5h", "s"])
+def test_what_is_no_duration_is_told_the_units(given: str) -> None:
+    with pytest.raises(ConfigError, match="is no duration") as refused:
+        seconds(given)
+    assert "ms, s, m, min, h, d" in refused.value.do
+
+
+def test_units_of_size_are_told_apart_by_case() -> None:
+    with pytest.raises(ConfigError, match="is no size"):
+        size_bytes("4gib")
+
+
+@pytest.mark.parametrize(
+    ("amount", "words"),
+    [(0.1274, "0.13 s"), (95.2, "95 s"), (600, "10.0 min"), (9000, "2.5 h"), (7199, "120.0 min")],
+)
+def test_durations_for_people(amount: float, words: str) -> None:
+    assert told_seconds(amount) == words
+
+
+@pytest.mark.parametrize(
+    ("amount", "words"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (3.2 * 2**20, "3.2 MiB"),
+        (2**40, "1.0 TiB"),
+        (2**50, "1024.0 TiB"),
+    ],
+)
+def test_sizes_for_people(amount: float, words: str) -> None:
+    assert told_bytes(amount) == words

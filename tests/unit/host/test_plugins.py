@@ -1,0 +1,44 @@
+"""Plugins are found by name, and whoever cannot be loaded says why."""
+
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from spotfit.core.errors import ConfigError, MissingExtraError
+from spotfit.host import plugins
+
+GROUP = "spotfit.fruits"
+
+
+def point(name: str, value: str) -> EntryPoint:
+    return EntryPoint(name, value, GROUP)
+
+
+def test_a_plugin_is_what_its_entry_point_names() -> None:
+    assert plugins.load(GROUP, "path", found=[point("path", "pathlib:Path")]).__name__ == "Path"
+
+
+def test_an_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"no fruit 'aple'. Did you mean 'apple'"):
+        plugins.load(GROUP, "aple", found=[point("apple", "pathlib:Path"), point("pear", "os:x")])
+
+
+def test_two_packages_with_one_name_are_refused() -> None:
+    both = [point("apple", "pathlib:Path"), point("apple", "pathlib:PurePath")]
+    with pytest.raises(ConfigError, match="pathlib:PurePath"):
+        plugins.load(GROUP, "apple", found=both)
+
+
+def test_a_missing_package_names_the_extra() -> None:
+    with pytest.raises(MissingExtraError, match="no_such_package") as caught:
+        plugins.load(GROUP, "apple", found=[point("apple", "no_such_package:Apple")])
+    assert "spotfit[apple]" in caught.value.do
+
+
+def test_a_broken_plugin_is_told_as_such() -> None:
+    with pytest.raises(ConfigError, match="cannot be loaded: AttributeError"):
+        plugins.load(GROUP, "apple", found=[point("apple", "pathlib:Apple")])
+
+
+def test_names_load_nothing() -> None:
+    assert isinstance(plugins.names(GROUP), tuple)

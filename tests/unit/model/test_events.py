@@ -1,0 +1,87 @@
+"""What was ever written must load for ever: the golden journal is one of every kind of entry.
+
+Never edit those files. A new event adds a file, a new field one more beside the old.
+"""
+
+from __future__ import annotations
+
+import typing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from spotfit.core.codec import UNREADABLE, decoder, encode
+from spotfit.core.ids import AgentId, Token
+from spotfit.model.events import Blame, Entry, Event, FitEnded
+from spotfit.model.fold import fold
+from spotfit.model.view import View
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "ledger" / "v1"
+FILES = sorted(GOLDEN.glob("*.json"))
+
+
+def entries() -> list[Entry]:
+    return [decoder(Entry).decode(file.read_bytes()) for file in FILES]
+
+
+def tags() -> set[str]:
+    return {kind.__struct_config__.tag for kind in typing.get_args(Event)}
+
+
+def test_there_is_one_of_every_kind() -> None:
+    assert {msgspec.json.decode(file.read_bytes())["event"]["type"] for file in FILES} == tags()
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_nothing_that_was_written_is_lost_on_the_way(file: Path) -> None:
+    written = msgspec.json.decode(file.read_bytes())
+    again = msgspec.json.decode(encode(decoder(Entry).decode(file.read_bytes())))
+    assert_within(written, again)
+
+
+def test_the_old_journal_still_means_what_it_meant() -> None:
+    view = View()
+    for entry in entries():
+        view = fold(view, entry)
+    assert view.next_slot == len(FILES)
+    assert view.spec is not None
+    assert (view.spec.name, view.spec.limits.worker, view.spec.keep.score) == (
+        "digits",
+        1,
+        "eval/loss",
+    )
+    assert view.leads(AgentId("a-1"))
+    assert [one.name for one in view.checkpoints] == ["epoch-2"]
+    assert view.dropped == {"epoch-1"}
+    assert view.failures == {Blame.PREEMPTION: 1}
+    assert view.groups[Token("t-1")].released
+    assert view.groups[Token("t-2")].refused == "no capacity in this zone"
+    assert view.lost_agents == {AgentId("a-2")}
+    assert view.cancelled == "cancel() was called"
+    assert isinstance(view.ended, FitEnded)
+    assert view.ended.result_key == ".spotfit/results/1-0.pkl"
+
+
+def test_a_field_that_came_later_does_not_stop_an_older_reader() -> None:
+    written = msgspec.json.decode(FILES[0].read_bytes())
+    written["event"]["spec"]["colour"] = "blue"
+    written["weather"] = "fine"
+    assert decoder(Entry).decode(encode(written)) == entries()[0]
+
+
+def test_an_event_nobody_here_knows_is_not_taken_for_another() -> None:
+    written = msgspec.json.decode(FILES[0].read_bytes())
+    written["event"]["type"] = "moon_landed"
+    with pytest.raises(UNREADABLE, match="moon_landed"):
+        decoder(Entry).decode(encode(written))
+
+
+def assert_within(part: Any, whole: Any) -> None:
+    """Every field of `part` is in `whole` with the same value; `whole` may know more."""
+    if isinstance(part, dict):
+        for key, value in part.items():
+            assert_within(value, whole[key])
+    else:
+        assert part == whole

@@ -1,0 +1,190 @@
+"""fold: what each event means, and that no sequence a leader may write breaks it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spotfit.core.codec import decoder, encode
+from spotfit.core.ids import Token
+from spotfit.model.events import (
+    Blame,
+    CancelRequested,
+    CheckpointDropped,
+    Event,
+    FitEnded,
+    FitStarted,
+    Intended,
+    LeaderElected,
+    NodeLost,
+    Noticed,
+    Refused,
+    Released,
+    RoundClosed,
+    RoundOpened,
+    Submitted,
+)
+from spotfit.model.group import GroupHandle, GroupPlan
+from spotfit.model.view import View
+from spotfit.testing.builders import (
+    TOKEN,
+    a_commit,
+    a_notice,
+    a_request,
+    a_round,
+    a_spec,
+    a_view,
+    an_agent,
+    told,
+)
+
+PLAN = GroupPlan(TOKEN, "local", 2, 1)
+HANDLE = GroupHandle(TOKEN, "local", "g")
+ASKED = (FitStarted(a_spec()), Intended(a_request(), PLAN))
+GRANTED = (*ASKED, Submitted(TOKEN, HANDLE))
+
+
+def test_a_request_for_machines_is_pending_until_its_outcome() -> None:
+    assert told(*ASKED).groups[TOKEN].pending
+    assert told(*GRANTED).groups[TOKEN].handle == HANDLE
+    assert told(*ASKED, Refused(TOKEN, "full")).groups[TOKEN].refused == "full"
+
+
+def test_refusals_are_counted_until_a_group_is_granted() -> None:
+    again = Intended(a_request(Token("t-2")), GroupPlan(Token("t-2"), "local", 2, 1))
+    refused = told(*ASKED, Refused(TOKEN, "full"), again)
+    assert (refused.refusals, refused.last_refusal, refused.final_refusal) == (1, "full", None)
+    granted = told(Submitted(Token("t-2"), HANDLE), view=refused)
+    assert (granted.refusals, granted.last_refusal) == (0, None)
+
+
+def test_a_final_refusal_is_remembered() -> None:
+    assert told(*ASKED, Refused(TOKEN, "no quota", final=True)).final_refusal == "no quota"
+
+
+def test_a_lost_machine_takes_its_agent_along_if_one_is_known() -> None:
+    view = told(*GRANTED, NodeLost(TOKEN, 1, None, "gone"))
+    assert (view.groups[TOKEN].lost, view.lost_agents) == (frozenset({1}), frozenset())
+    view = told(NodeLost(TOKEN, 0, an_agent(0), "gone"), view=view)
+    assert (view.groups[TOKEN].standing, view.lost_agents) == ((), frozenset({an_agent(0)}))
+
+
+def test_a_round_is_open_until_it_is_closed_and_the_blame_counted() -> None:
+    opened = told(FitStarted(a_spec()), RoundOpened(a_round(1)))
+    assert (opened.round, opened.round_slot) == (a_round(1), 1)
+    closed = told(RoundClosed(1, Blame.WORKER, "raised"), view=opened)
+    assert (closed.round, closed.last_round) == (None, a_round(1))
+    assert closed.failures == {Blame.WORKER: 1}
+    twice = told(RoundOpened(a_round(2)), RoundClosed(2, Blame.WORKER, "raised"), view=closed)
+    assert twice.failures == {Blame.WORKER: 2}
+
+
+def test_an_entry_is_the_checkpoint_and_another_its_end() -> None:
+    view = told(FitStarted(a_spec()), a_commit("c1"), a_commit("c2"))
+    assert [one.name for one in view.checkpoints] == ["c1", "c2"]
+    assert view.latest_committed_slot == 2
+    view = told(CheckpointDropped("c1", "old"), view=view)
+    assert [one.name for one in view.checkpoints] == ["c2"]
+    assert view.dropped == {"c1"}
+    assert view.latest_committed_slot == 2, "dropping saves nothing"
+
+
+def test_a_notice_remembers_where_it_stands() -> None:
+    view = told(FitStarted(a_spec()), a_commit("c1"), Noticed(an_agent(0), a_notice()))
+    assert view.notices == {an_agent(0): a_notice()}
+    assert view.noticed_slots[an_agent(0)] > view.latest_committed_slot
+
+
+def test_the_end_closes_what_is_open() -> None:
+    view = told(FitStarted(a_spec()), RoundOpened(a_round(1)), FitEnded("finished"))
+    assert (view.round, view.active) == (None, False)
+    assert view.last_round == a_round(1)
+
+
+def test_the_next_fit_keeps_checkpoints_and_numbers_and_starts_its_counts_afresh() -> None:
+    before = a_view(
+        round=a_round(3),
+        checkpoints=(a_commit(),),
+        dropped=frozenset({"c0"}),
+        failures={Blame.WORKER: 1},
+        notices={an_agent(1): a_notice()},
+        lost_agents=frozenset({an_agent(1)}),
+        cancelled="enough",
+        final_refusal="no quota",
+        ended=FitEnded("cancelled"),
+    )
+    view = told(FitStarted(a_spec(fit_id="f-2")), view=before)
+    assert (view.active, view.fits) == (True, 2)
+    assert (view.checkpoints, view.dropped) == ((a_commit(),), frozenset({"c0"}))
+    assert view.last_round == a_round(3)
+    assert (view.failures, view.notices, view.lost_agents) == ({}, {}, frozenset())
+    assert (view.cancelled, view.final_refusal, view.round) == (None, None, None)
+
+
+def test_after_a_new_start_whoever_lives_may_take_over_at_once() -> None:
+    view = told(FitStarted(a_spec()), view=a_view(ended=FitEnded("finished")))
+    assert view.leader is not None
+    assert view.leader.hub is None
+    assert view.epoch == 1, "epochs go on"
+
+
+def test_groups_let_go_are_forgotten_by_the_next_fit_and_others_are_not() -> None:
+    ended = told(*GRANTED, FitEnded("finished"))
+    assert TOKEN in told(FitStarted(a_spec()), view=ended).groups
+    let_go = told(Released(TOKEN), view=ended)
+    assert TOKEN not in told(FitStarted(a_spec()), view=let_go).groups
+
+
+# --- any sequence -------------------------------------------------------------------------------
+
+
+def possible(view: View, n: int) -> Iterator[Event]:
+    """What may be written after `view`, by a leader or by anybody."""
+    yield LeaderElected(an_agent(n % 3), view.epoch + 1, None if n % 2 else f"10.0.0.{n}:1")
+    if not view.active:
+        yield FitStarted(a_spec())
+    else:
+        yield CancelRequested("enough")
+        yield FitEnded("failed", "why", Blame.WORKER)
+        yield Noticed(an_agent(n % 4), a_notice())
+        token = Token(f"t-{view.next_slot}")
+        yield Intended(a_request(token), GroupPlan(token, "local", 1 + n % 3, 1))
+        yield a_commit(f"c{n % 5}")
+        if view.round is None:
+            yield RoundOpened(a_round((view.last_round.number if view.last_round else 0) + 1))
+        else:
+            yield RoundClosed(view.round.number, list(Blame)[n % len(Blame)], "why")
+    for token, group in view.groups.items():
+        if group.pending:
+            yield Submitted(token, GroupHandle(token, "local", "g"))
+            yield Refused(token, "full", final=bool(n % 2))
+        elif group.handle is not None and not group.released:
+            yield Released(token)
+        for node in group.standing:
+            yield NodeLost(token, node, an_agent(node) if n % 2 else None, "gone")
+    for kept in view.checkpoints:
+        yield CheckpointDropped(kept.name, "old")
+
+
+@given(st.lists(st.integers(0, 10**6), max_size=60))
+def test_no_sequence_a_leader_may_write_breaks_it(choices: list[int]) -> None:
+    view = told(FitStarted(a_spec()))
+    for slot, n in enumerate(choices, 1):
+        candidates = list(possible(view, n))
+        event = candidates[n % len(candidates)]
+        after = told(event, view=view)
+        assert after == told(event, view=view), "equal views, equal entries: equal views"
+        assert after.next_slot == slot + 1
+        if isinstance(event, CheckpointDropped):
+            assert event.name not in {one.name for one in after.checkpoints}
+        assert after.round is None or after.active
+        view = after
+    assert decoder(View).decode(encode(view)) == view, "a snapshot loses nothing"
+
+
+@pytest.mark.parametrize("blame", list(Blame))
+def test_every_blame_is_counted_apart(blame: Blame) -> None:
+    assert told(RoundClosed(1, blame, "why"), view=a_view()).failures == {blame: 1}

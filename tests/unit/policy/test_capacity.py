@@ -1,0 +1,226 @@
+"""Capacity: what is missing, what is expected, and which machines are lost for good."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from spotfit.core.ids import Token
+from spotfit.model.events import LeaderElected
+from spotfit.model.group import NodeState, NodeStatus
+from spotfit.model.spec import Tempo
+from spotfit.model.view import View
+from spotfit.model.watch import Watch
+from spotfit.policy.capacity import (
+    expected_slots,
+    lost_machines,
+    may_ask_at,
+    missing_workers,
+    usable_seats,
+)
+from spotfit.testing.builders import (
+    TOKEN,
+    a_group,
+    a_member,
+    a_notice,
+    a_round,
+    a_seat,
+    a_spec,
+    a_status,
+    a_view,
+    a_watch,
+    an_agent,
+    seats,
+)
+
+TEMPO = Tempo(rejoin_s=5.0, boot_patience_s=900.0, stop_patience_s=10.0)
+NOW = 1000.0
+
+
+def usable(view: View, watch: Watch) -> list[str]:
+    return [seat.member.agent for seat in usable_seats(view, watch)]
+
+
+def losses(view: View, watch: Watch, now: float = NOW) -> dict[int, str]:
+    return {lost.node: lost.why for lost in lost_machines(view, watch, now)}
+
+
+# --- who may be given work -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("view", "seat"),
+    [
+        (a_view(lost_agents=frozenset({an_agent(1)})), a_seat(1)),
+        (a_view(notices={an_agent(1): a_notice()}), a_seat(1)),
+        (a_view(), a_seat(1, notice=a_notice())),
+        (a_view(groups={TOKEN: a_group(lost=frozenset({1}))}), a_seat(1)),
+        (a_view(), a_seat(1, member=a_member(1, token=Token("t-unknown")))),
+    ],
+    ids=["lost", "noticed", "notice not yet written", "machine given up", "of no group"],
+)
+def test_who_may_not_be_given_work(view: View, seat: Any) -> None:
+    watch = a_watch(seats=seats(a_seat(0), seat))
+    assert usable(view, watch) == [an_agent(0)]
+
+
+def test_of_a_group_let_go_nobody_works() -> None:
+    assert usable(a_view(groups={TOKEN: a_group(released=True)}), a_watch()) == []
+
+
+# --- what is missing -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("groups", "seated", "missing"),
+    [
+        ({}, [], 4),
+        ({TOKEN: a_group(nodes=4)}, [], 0),
+        ({TOKEN: a_group(nodes=4)}, [0, 1], 0),
+        ({TOKEN: a_group(nodes=4, lost=frozenset({3}))}, [0, 1, 2], 1),
+        ({TOKEN: a_group(nodes=4, handle=None)}, [], 0),
+        ({TOKEN: a_group(nodes=4, handle=None, refused="full")}, [], 4),
+        ({TOKEN: a_group(nodes=2, slots=2)}, [], 0),
+        ({TOKEN: a_group(nodes=3)}, [], 1),
+    ],
+    ids=["nothing", "all granted", "half joined", "one lost", "asked", "refused", "wide", "few"],
+)
+def test_what_is_missing(groups: Any, seated: list[int], missing: int) -> None:
+    view = a_view(spec=a_spec(workers_max=4), groups=groups)
+    watch = a_watch(seats=seats(*(a_seat(n) for n in seated)))
+    assert missing_workers(view, watch) == missing
+
+
+def test_whoever_leaves_is_replaced_before_it_is_gone() -> None:
+    view = a_view(notices={an_agent(1): a_notice()})
+    assert missing_workers(view, a_watch()) == 1
+
+
+def test_a_caretaker_counts_what_the_journal_knows() -> None:
+    caretaker = a_watch(seats={}, caretaker=True)
+    assert missing_workers(a_view(), caretaker) == 0
+    leaving = a_view(round=a_round(), notices={an_agent(1): a_notice()})
+    assert missing_workers(leaving, caretaker) == 1
+
+
+@given(
+    st.integers(1, 6),
+    st.lists(
+        st.tuples(st.integers(1, 3), st.integers(1, 3), st.sets(st.integers(0, 2))), max_size=4
+    ),
+    st.data(),
+)
+def test_nothing_is_ordered_while_enough_is_here_or_expected(
+    wanted: int, shapes: list[tuple[int, int, set[int]]], data: st.DataObject
+) -> None:
+    groups = {
+        Token(f"t-{n}"): a_group(
+            token=Token(f"t-{n}"), nodes=nodes, slots=slots, lost=frozenset(lost)
+        )
+        for n, (nodes, slots, lost) in enumerate(shapes)
+    }
+    machines = [(token, node) for token, group in groups.items() for node in group.standing]
+    joined = [one for one in machines if data.draw(st.booleans())]
+    watch = a_watch(
+        seats=seats(
+            *(
+                a_seat(member=a_member(n, token=token, node=node, slots=groups[token].plan.slots))
+                for n, (token, node) in enumerate(joined)
+            )
+        )
+    )
+    view = a_view(spec=a_spec(workers_max=wanted), groups=groups)
+    standing = sum(groups[token].plan.slots for token, _ in machines)
+    assert missing_workers(view, watch) == wanted - standing
+    assert expected_slots(view, watch) == standing - sum(
+        seat.member.slots for seat in watch.seats.values()
+    )
+
+
+# --- how often the market is asked ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("refusals", "wait_s"), [(1, 1.0), (2, 2.0), (5, 16.0), (7, 60.0), (5000, 60.0)]
+)
+def test_the_market_is_asked_ever_more_rarely(refusals: int, wait_s: float) -> None:
+    asked = may_ask_at(a_view(refusals=refusals), a_watch(refused_at=100.0))
+    assert asked == 100.0 + wait_s
+
+
+def test_who_was_not_refused_may_ask_at_once() -> None:
+    assert may_ask_at(a_view(refusals=3), a_watch(refused_at=None)) == float("-inf")
+    assert may_ask_at(a_view(refusals=0), a_watch(refused_at=NOW)) == float("-inf")
+
+
+# --- which machines are lost ---------------------------------------------------------------------
+
+IN_ROUND = a_view(spec=a_spec(tempo=TEMPO), round=a_round())
+FORMING = a_view(spec=a_spec(tempo=TEMPO))
+ONE_SEAT = seats(a_seat(0))
+
+
+def test_as_long_as_all_are_here_nobody_is_lost() -> None:
+    assert losses(IN_ROUND, a_watch()) == {}
+
+
+def test_the_backend_knows_best() -> None:
+    status = a_status(NodeState.RUNNING, NodeState.GONE)
+    watch = a_watch(seats=ONE_SEAT, statuses={TOKEN: status})
+    assert losses(IN_ROUND, watch) == {1: "the backend says it is gone"}
+    told = replace(status, nodes=(status.nodes[0], NodeStatus(NodeState.FAILED, "disk full")))
+    assert losses(IN_ROUND, a_watch(seats=ONE_SEAT, statuses={TOKEN: told})) == {1: "disk full"}
+
+
+def test_a_connected_agent_lives_whatever_the_backend_says() -> None:
+    status = a_status(NodeState.RUNNING, NodeState.GONE)
+    assert losses(IN_ROUND, a_watch(statuses={TOKEN: status})) == {}
+
+
+def test_an_agent_may_come_back_for_a_while() -> None:
+    watch = a_watch(seats=ONE_SEAT, gone={an_agent(1): NOW})
+    assert losses(IN_ROUND, watch, NOW + 5.0) == {}
+    assert losses(IN_ROUND, watch, NOW + 5.1) == {1: "its agent was not heard again for 5 s"}
+
+
+def test_a_new_leader_waits_for_all_to_dial_in() -> None:
+    watch = a_watch(seats=ONE_SEAT, led_since=NOW)
+    assert losses(IN_ROUND, watch, NOW + 5.0) == {}
+    assert 1 in losses(IN_ROUND, watch, NOW + 5.1)
+
+
+def test_a_leader_that_vanished_is_lost_at_once() -> None:
+    view = replace(IN_ROUND, leader=LeaderElected(an_agent(0), 2, "h:1", "", lost=an_agent(1)))
+    watch = a_watch(seats=ONE_SEAT, led_since=NOW)
+    assert losses(view, watch, NOW) == {1: "it led, and its connections broke"}
+
+
+def test_a_machine_that_never_joins_is_given_up_late_and_counted_from_its_start() -> None:
+    never = a_watch(seats=ONE_SEAT)
+    assert losses(FORMING, never, NOW * 10) == {}, "nobody said that it runs"
+    granted = a_watch(seats=ONE_SEAT, granted={TOKEN: NOW})
+    assert losses(FORMING, granted, NOW + 900) == {}
+    assert losses(FORMING, granted, NOW + 901) == {1: "its agent did not join within 900 s"}
+
+
+def test_workers_that_will_not_end_cost_their_machine() -> None:
+    watch = a_watch(seats=seats(a_seat(0), a_seat(1, running=1)), turned_at=NOW)
+    assert losses(FORMING, watch, NOW + 10.0) == {}
+    assert losses(FORMING, watch, NOW + 10.1) == {1: "its workers would not end"}
+    assert losses(IN_ROUND, watch, NOW + 99) == {}, "in a round they are meant to run"
+
+
+def test_a_caretaker_believes_only_the_backend() -> None:
+    caretaker = a_watch(seats={}, caretaker=True, statuses={TOKEN: a_status()})
+    assert losses(IN_ROUND, caretaker, NOW * 10) == {}
+    gone = replace(caretaker, statuses={TOKEN: a_status(NodeState.GONE, NodeState.GONE)})
+    assert losses(IN_ROUND, gone).keys() == {0, 1}
+
+
+def test_a_backend_that_tells_of_fewer_machines_than_asked_says_nothing_of_the_rest() -> None:
+    watch = a_watch(seats=ONE_SEAT, statuses={TOKEN: a_status(NodeState.RUNNING)})
+    assert losses(FORMING, watch) == {}

@@ -1,0 +1,177 @@
+"""Drain: what is done with the time a notice leaves, and when the size changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spotfit.core.ids import Token
+from spotfit.model.events import Blame, RoundClosed
+from spotfit.model.spec import Limits
+from spotfit.model.view import View
+from spotfit.model.watch import Watch
+from spotfit.policy.actions import Wait
+from spotfit.policy.drain import UNKNOWN_NOTICE_S, leave_in_time, regroup
+from spotfit.testing.builders import (
+    TOKEN,
+    a_group,
+    a_member,
+    a_notice,
+    a_round,
+    a_seat,
+    a_spec,
+    a_view,
+    a_watch,
+    an_agent,
+    seats,
+)
+
+SPARE = Token("t-2")
+NOTICED = 100.0
+LEAVING = a_seat(1, notice=a_notice(seconds_left=60.0), noticed=NOTICED)
+REPLACEMENT = a_seat(2, member=a_member(2, token=SPARE, node=0))
+
+
+def noticed(*, saved: bool = False, **given: Any) -> View:
+    """a1 has announced its end in slot 7; the replacement's group is granted."""
+    usual: dict[str, Any] = {
+        "round": a_round(),
+        "notices": {an_agent(1): a_notice(seconds_left=60.0)},
+        "noticed_slots": {an_agent(1): 7},
+        "latest_committed_slot": 8 if saved else 6,
+        "groups": {TOKEN: a_group(), SPARE: a_group(token=SPARE, nodes=1)},
+    }
+    return a_view(**{**usual, **given})
+
+
+def seen(*some: Any) -> Watch:
+    return a_watch(seats=seats(a_seat(0), *some))
+
+
+def leaving(view: View, watch: Watch, now: float) -> RoundClosed | Wait | None:
+    assert view.round is not None
+    return leave_in_time(view, watch, view.round, now)
+
+
+def test_without_a_notice_there_is_nothing_to_do() -> None:
+    assert leaving(a_view(round=a_round()), a_watch(), NOTICED) is None
+
+
+def test_a_notice_for_a_machine_without_a_place_changes_nothing() -> None:
+    assert leaving(noticed(round=a_round(members=[a_member(0)])), seen(LEAVING), NOTICED) is None
+
+
+@pytest.mark.parametrize(
+    ("saved", "replaced", "now", "outcome"),
+    [
+        (False, False, 110.0, "1 machines leave in 50 s"),
+        (True, False, 110.0, "1 machines leave in 50 s"),
+        (False, True, 110.0, "1 machines leave in 50 s"),
+        (True, True, 110.0, "saved after the notice, and replaced"),
+        (False, False, 160.0, "the time the notice gave is over"),
+    ],
+    ids=["neither", "saved", "replaced", "both", "too late"],
+)
+def test_it_trains_on_until_saved_and_replaced_or_out_of_time(
+    saved: bool, replaced: bool, now: float, outcome: str
+) -> None:
+    watch = seen(LEAVING, REPLACEMENT) if replaced else seen(LEAVING)
+    verdict = leaving(noticed(saved=saved), watch, now)
+    assert verdict is not None
+    assert verdict.why == outcome
+    if isinstance(verdict, RoundClosed):
+        assert (verdict.number, verdict.blame) == (1, Blame.PREEMPTION)
+    else:
+        assert verdict.until == 160.0
+
+
+def test_a_notice_without_a_time_is_given_one() -> None:
+    view = noticed(notices={an_agent(1): a_notice(seconds_left=None)})
+    verdict = leaving(view, seen(LEAVING), NOTICED)
+    assert isinstance(verdict, Wait)
+    assert verdict.until == NOTICED + UNKNOWN_NOTICE_S
+
+
+def test_the_grace_the_user_gave_comes_on_top() -> None:
+    view = noticed(spec=a_spec(limits=Limits(preemption_grace_s=30.0)))
+    verdict = leaving(view, seen(LEAVING), NOTICED)
+    assert isinstance(verdict, Wait)
+    assert verdict.until == 190.0
+
+
+def test_the_first_to_go_sets_the_time() -> None:
+    soon = a_seat(0, notice=a_notice(seconds_left=5.0), noticed=NOTICED)
+    view = noticed(
+        notices={
+            an_agent(0): a_notice(seconds_left=5.0),
+            an_agent(1): a_notice(seconds_left=60.0),
+        },
+        noticed_slots={an_agent(0): 7, an_agent(1): 7},
+    )
+    verdict = leaving(view, a_watch(seats=seats(soon, LEAVING)), NOTICED)
+    assert isinstance(verdict, Wait)
+    assert verdict.until == 105.0
+
+
+def test_a_successor_counts_from_when_it_took_over() -> None:
+    watch = a_watch(seats=seats(a_seat(0)), led_since=500.0)
+    verdict = leaving(noticed(), watch, 500.0)
+    assert isinstance(verdict, Wait)
+    assert verdict.until == 560.0
+
+
+def test_an_elastic_group_may_go_on_smaller_once_nobody_more_is_expected() -> None:
+    elastic = a_spec(workers_min=1, workers_max=2)
+    alone = noticed(saved=True, spec=elastic, groups={TOKEN: a_group()})
+    assert isinstance(leaving(alone, seen(LEAVING), 110.0), RoundClosed)
+    coming = noticed(saved=True, spec=elastic)
+    assert isinstance(leaving(coming, seen(LEAVING), 110.0), Wait)
+
+
+# --- growing -------------------------------------------------------------------------------------
+
+ELASTIC = a_spec(workers_min=1, workers_max=3, resize_every_s=30.0)
+SMALL = a_round(members=[a_member(0)])
+
+
+def growing(view: View, watch: Watch, now: float) -> RoundClosed | Wait | None:
+    assert view.round is not None
+    return regroup(view, watch, view.round, now)
+
+
+def small(**given: Any) -> View:
+    return a_view(**{"spec": ELASTIC, "round": SMALL, "latest_committed_slot": 9, **given})
+
+
+@pytest.mark.parametrize(
+    ("view", "watch"),
+    [
+        (small(spec=a_spec(workers_max=3)), a_watch()),
+        (small(), a_watch(seats=seats(a_seat(0)))),
+        (small(round=a_round(members=[a_member(0, slots=3)])), a_watch()),
+    ],
+    ids=["of fixed size", "nobody waits", "full"],
+)
+def test_who_does_not_grow(view: View, watch: Watch) -> None:
+    assert growing(view, watch, 1000.0) is None
+
+
+def test_it_grows_just_after_a_commit_and_not_too_often() -> None:
+    early = growing(small(), a_watch(turned_at=990.0, committed_at=1000.0), 1000.0)
+    assert isinstance(early, Wait)
+    assert early.until == 1020.0
+    due = growing(small(), a_watch(turned_at=970.0, committed_at=999.0), 1000.0)
+    assert due == RoundClosed(1, Blame.RESIZE, "2 workers have a place, 1 are at work")
+
+
+@pytest.mark.parametrize("committed_at", [None, 990.0])
+def test_it_does_not_throw_away_steps_to_grow(committed_at: float | None) -> None:
+    verdict = growing(small(), a_watch(committed_at=committed_at), 1000.0)
+    assert isinstance(verdict, Wait)
+    assert "growing after a commit" in verdict.why
+
+
+def test_a_commit_of_the_round_before_is_no_occasion() -> None:
+    view = small(next_slot=20, latest_committed_slot=9)
+    assert isinstance(growing(view, a_watch(committed_at=999.5), 1000.0), Wait)

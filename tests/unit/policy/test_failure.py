@@ -1,0 +1,120 @@
+"""Failure: where the blame belongs, and whether there may be another try."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from spotfit.model.events import Blame, LeaderElected, RankFailure, RoundClosed
+from spotfit.model.spec import Limits
+from spotfit.policy.failure import closing, verdict
+from spotfit.testing.builders import (
+    a_notice,
+    a_round,
+    a_seat,
+    a_spec,
+    a_view,
+    a_watch,
+    an_agent,
+    seats,
+)
+
+VIEW = a_view(round=a_round())
+RAISED = RankFailure(0, "raised", "Traceback\nValueError: no")
+DIED = RankFailure(1, "died", "The worker of rank 1 was killed by SIGABRT.")
+
+
+def test_the_users_own_error_is_the_users() -> None:
+    closed = closing(VIEW, a_watch(failures={0: RAISED}), a_round())
+    assert closed == RoundClosed(1, Blame.WORKER, "rank 0 raised: ValueError: no", (RAISED,))
+
+
+def test_a_process_that_died_without_a_word_is_the_cause_and_its_peers_the_echo() -> None:
+    closed = closing(VIEW, a_watch(failures={0: RAISED, 1: DIED}), a_round())
+    assert closed.failures == (DIED, RAISED)
+    assert closed.why.startswith("rank 1 died: The worker of rank 1 was killed")
+
+
+def test_a_silent_death_is_told_by_its_kind() -> None:
+    watch = a_watch(failures={0: RankFailure(0, "died", "  ")})
+    assert closing(VIEW, watch, a_round()).why == "rank 0 died: died"
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["its agent is gone", "the journal gave it up", "it led before"],
+)
+def test_a_lost_machine_outweighs_the_errors_of_its_peers(how: str) -> None:
+    view, watch = VIEW, a_watch(seats=seats(a_seat(0)), failures={0: RAISED})
+    if how == "its agent is gone":
+        watch = replace(watch, gone={an_agent(1): 3.0})
+    elif how == "the journal gave it up":
+        view = replace(view, lost_agents=frozenset({an_agent(1)}))
+    else:
+        view = replace(view, leader=LeaderElected(an_agent(0), 2, "h:1", "", lost=an_agent(1)))
+    closed = closing(view, watch, a_round())
+    assert (closed.blame, closed.why) == (Blame.PREEMPTION, "lost 1 machine (t-1/1)")
+    assert [(one.rank, one.kind) for one in closed.failures] == [(1, "lost"), (0, "raised")]
+
+
+def test_a_rank_that_is_lost_is_not_told_twice() -> None:
+    watch = a_watch(gone={an_agent(1): 3.0}, failures={1: DIED})
+    closed = closing(VIEW, watch, a_round())
+    assert [(one.rank, one.kind) for one in closed.failures] == [(1, "lost")]
+
+
+def test_errors_on_machines_that_announced_their_end_are_part_of_it() -> None:
+    view = replace(VIEW, notices={an_agent(1): a_notice()})
+    closed = closing(view, a_watch(failures={1: DIED}), a_round())
+    assert closed.blame is Blame.PREEMPTION
+    assert closed.why == "lost 1 machine (t-1/1) as announced"
+
+
+def test_a_notice_excuses_nobody_else() -> None:
+    view = replace(VIEW, notices={an_agent(1): a_notice()})
+    closed = closing(view, a_watch(failures={0: RAISED, 1: DIED}), a_round())
+    assert closed.blame is Blame.WORKER
+
+
+def test_where_nothing_failed_it_was_the_change_of_leaders() -> None:
+    assert closing(VIEW, a_watch(), a_round()).blame is Blame.SUCCESSION
+
+
+@pytest.mark.parametrize(
+    ("limits", "blame", "count", "ends"),
+    [
+        (Limits(worker=0), Blame.WORKER, 1, True),
+        (Limits(worker=1), Blame.WORKER, 1, False),
+        (Limits(worker=1), Blame.WORKER, 2, True),
+        (Limits(worker=-1), Blame.WORKER, 999, False),
+        (Limits(preemption=2), Blame.PREEMPTION, 2, False),
+        (Limits(preemption=2), Blame.PREEMPTION, 3, True),
+        (Limits(platform=0), Blame.PLATFORM, 1, True),
+        (Limits(), Blame.PREEMPTION, 999, False),
+        (Limits(worker=0), Blame.RESIZE, 999, False),
+        (Limits(worker=0), Blame.SUCCESSION, 999, False),
+    ],
+)
+def test_each_kind_has_its_own_budget(limits: Limits, blame: Blame, count: int, ends: bool) -> None:
+    view = a_view(
+        spec=a_spec(limits=limits),
+        failures={**dict.fromkeys(Blame, 0), blame: count},
+        last_closed=RoundClosed(count, blame, "rank 0 raised: no", (RAISED,)),
+    )
+    ended = verdict(view)
+    assert (ended is not None) == ends
+    if ended is not None:
+        assert (ended.outcome, ended.blame, ended.failures) == ("failed", blame, (RAISED,))
+        assert ended.why.startswith(f"failure {count} of kind '{blame.value}'")
+
+
+def test_before_anything_failed_there_is_nothing_to_judge() -> None:
+    assert verdict(a_view()) is None
+
+
+def test_a_budget_broken_by_another_kind_does_not_end_it() -> None:
+    view = a_view(
+        failures={Blame.WORKER: 0, Blame.PREEMPTION: 50},
+        last_closed=RoundClosed(50, Blame.PREEMPTION, "lost"),
+    )
+    assert verdict(view) is None

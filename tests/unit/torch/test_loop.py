@@ -1,0 +1,81 @@
+"""What a training function calls knows the worker it is called in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import spotfit.torch
+from spotfit.frameworks.torch.loader import MovingLoader
+from spotfit.torch import loop
+from spotfit.worker import current
+from spotfit.worker.local import LocalSession, Ranks
+
+NUMBERS = TensorDataset(torch.arange(10))
+
+
+@pytest.fixture
+def one_of_two() -> Iterator[None]:
+    current.enter(LocalSession("run", Ranks(world_rank=1, world_size=2)))
+    yield
+    current.leave()
+
+
+@pytest.mark.usefixtures("one_of_two")
+def test_a_loader_reads_the_share_of_its_rank() -> None:
+    prepared = loop.prepare_data_loader(DataLoader(NUMBERS, batch_size=5))
+    assert isinstance(prepared, MovingLoader)
+    assert [batch.tolist() for (batch,) in prepared] == [[1, 3, 5, 7, 9]]
+
+
+@pytest.mark.usefixtures("one_of_two")
+def test_a_loader_is_shared_and_moved_only_as_asked() -> None:
+    plain: DataLoader[Any] = DataLoader(NUMBERS)
+    assert loop.prepare_data_loader(plain, add_dist_sampler=False, move_to_device=False) is plain
+    shared = loop.prepare_data_loader(plain, move_to_device=False)
+    assert isinstance(shared.sampler, DistributedSampler)
+    assert not isinstance(shared, MovingLoader)
+
+
+@pytest.mark.usefixtures("one_of_two")
+def test_a_model_may_stay_or_go_to_a_device_of_its_own() -> None:
+    def prepared(**options: Any) -> str:
+        model = torch.nn.Linear(1, 1, device="meta" if options else "cpu")
+        made = loop.prepare_model(model, parallel_strategy=None, **options)
+        return next(made.parameters()).device.type
+
+    assert prepared() == "cpu"
+    assert prepared(move_to_device=False) == "meta"
+    assert prepared(move_to_device=torch.device("meta")) == "meta"
+
+
+@pytest.mark.usefixtures("one_of_two")
+def test_without_accelerators_the_device_is_the_cpu() -> None:
+    assert loop.get_device() == torch.device("cpu")
+    assert loop.get_devices() == [torch.device("cpu")]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("get_device", ()),
+        ("get_devices", ()),
+        ("prepare_model", (torch.nn.Linear(1, 1),)),
+        ("prepare_data_loader", (DataLoader(NUMBERS),)),
+    ],
+)
+def test_outside_of_a_training_function_nobody_answers(name: str, arguments: Any) -> None:
+    with pytest.raises(RuntimeError, match=f"`spotfit.torch.{name}` cannot be used outside"):
+        getattr(spotfit.torch, name)(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("accelerate", ()), ("backward", (1,)), ("prepare_optimizer", (1,))]
+)
+def test_what_is_no_more_raises(name: str, arguments: Any) -> None:
+    with pytest.raises(DeprecationWarning, match=f"spotfit.torch.{name} is no longer"):
+        getattr(spotfit.torch, name)(*arguments)

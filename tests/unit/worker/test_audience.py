@@ -1,0 +1,74 @@
+"""The callbacks' own process: everybody is told, originals come back, a mistake is kept."""
+
+from typing import Any
+
+import cloudpickle
+import msgspec
+import pytest
+
+from spotfit.core.errors import WorkerDiedError
+from spotfit.model.audience import Failed, RankTold, Reported
+from spotfit.ship.sign import RunKey
+from spotfit.store.memory import MemoryStore
+from spotfit.store.url import RootUrl
+from spotfit.worker import audience
+from spotfit.worker.audience import Audience
+
+KEY = RunKey(b"k" * 32)
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.heard: list[dict[str, Any]] = []
+
+    def after_report(self, **told: Any) -> None:
+        self.heard.append(told)
+
+    def after_exception(self, **told: Any) -> None:
+        self.heard.append(told)
+
+
+class Clumsy:
+    def after_report(self, **_: Any) -> None:
+        raise ZeroDivisionError("in the callback")
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest) -> MemoryStore:
+    return MemoryStore(RootUrl.parse(f"memory://audience-{request.node.name}"))
+
+
+def test_every_callback_hears_of_a_report(store: MemoryStore) -> None:
+    both = [Listener(), Listener()]
+    house = Audience(both, "context", store, KEY)
+    metrics = tuple(msgspec.Raw(b'{"rank":%d}' % rank) for rank in range(2))
+    assert house.hear(Reported(metrics)) is None
+    told = {"run_context": "context", "metrics": [{"rank": 0}, {"rank": 1}], "checkpoint": None}
+    assert [listener.heard for listener in both] == [[told], [told]]
+
+
+def test_the_original_exception_comes_back_where_there_is_one(store: MemoryStore) -> None:
+    store.put("f/1", KEY.sign(cloudpickle.dumps(KeyError("weights")), purpose="failure"))
+    listener = Listener()
+    house = Audience([listener], None, store, KEY)
+    house.hear(Failed((RankTold(0, "it was killed"), RankTold(1, "KeyError", "f/1"))))
+    exceptions = listener.heard[0]["worker_exceptions"]
+    assert isinstance(exceptions[0], WorkerDiedError)
+    assert exceptions[1].args == ("weights",)
+
+
+def test_one_whose_pickle_never_comes_is_told_in_words(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audience, "_PICKLE_TRIES", 1)
+    monkeypatch.setattr(audience, "_PICKLE_PAUSE_S", 0.0)
+    listener = Listener()
+    Audience([listener], None, store, KEY).hear(Failed((RankTold(0, "KeyError", "f/0"),)))
+    assert "KeyError" in str(listener.heard[0]["worker_exceptions"][0])
+
+
+def test_a_callback_that_raises_is_told_with_its_traceback(store: MemoryStore) -> None:
+    trouble = Audience([Clumsy()], None, store, KEY).hear(Reported(()))
+    assert trouble is not None
+    assert "ZeroDivisionError: in the callback" in trouble
+    assert "after_report" in trouble

@@ -1,0 +1,366 @@
+"""A worker's side of its round: what it says, what it waits for, and what it does not wait for."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from spotfit.checkpoint.handle import Checkpoint
+from spotfit.checkpoint.manifest import manifests_of
+from spotfit.core.codec import encode
+from spotfit.core.errors import CollectiveTimeoutError
+from spotfit.core.ids import AgentId, RunId
+from spotfit.ledger.journal import Journal
+from spotfit.model.events import CheckpointCommitted, CheckpointDropped, Entry, Event
+from spotfit.model.reporting import CheckpointConsistencyMode, CheckpointUploadMode
+from spotfit.model.spec import Keep, RunSpec
+from spotfit.model.wire import Committed, Files, Gather, Gathered, Preempted, Report, Saved
+from spotfit.store.memory import MemoryStore
+from spotfit.store.opening import open_store
+from spotfit.worker.reported import Luggage
+from spotfit.worker.session import Session
+from tests.unit.checkpoint.kept import directory, part, saved
+from tests.unit.worker.agent_end import AgentEnd, start
+
+SYNC, ASYNC, NO_UPLOAD = (
+    CheckpointUploadMode.SYNC,
+    CheckpointUploadMode.ASYNC,
+    CheckpointUploadMode.NO_UPLOAD,
+)
+COMMITTED = CheckpointConsistencyMode.COMMITTED
+
+
+@pytest.fixture
+def agent() -> Iterator[AgentEnd]:
+    with contextlib.closing(AgentEnd()) as agent:
+        yield agent
+
+
+@pytest.fixture
+def another() -> Iterator[AgentEnd]:
+    with contextlib.closing(AgentEnd()) as agent:
+        yield agent
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def session(agent: AgentEnd, store: MemoryStore) -> Session:
+    return Session(start(), agent.talk, store)
+
+
+def luggage(where: Path, mode: CheckpointUploadMode = SYNC, **more: Any) -> Luggage:
+    checkpoint = Checkpoint.from_directory(directory(where, model="w"))
+    return Luggage(checkpoint, mode, more.pop("delete", False), **more)
+
+
+# --- reports without files -------------------------------------------------------------------
+
+
+def test_a_report_without_files_waits_for_nobody(session: Session, agent: AgentEnd) -> None:
+    session.report_metrics({"loss": 0.5})
+    session.report_metrics({"loss": 0.25}, "best")
+    assert agent.heard() == [
+        Report(0, msgspec.Raw(b'{"loss":0.5}')),
+        Report(1, msgspec.Raw(b'{"loss":0.25}'), "best"),
+    ]
+    assert session.reports == 2
+
+
+def test_a_refused_report_was_none(session: Session, agent: AgentEnd) -> None:
+    with pytest.raises(ValueError, match="cannot be reported"):
+        session.report_metrics({"loss": object()})
+    session.report_metrics({"loss": 1})
+    assert [frame.n for frame in agent.heard_of(Report)] == [0]
+
+
+# --- reports with files ----------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_named_uploaded_written_down_and_told(
+    session: Session, agent: AgentEnd, store: MemoryStore, tmp_path: Path
+) -> None:
+    agent.name(0, "ck-a", (0, 1), loss=0.125)
+    session.report_files({"loss": 9}, luggage(tmp_path / "ck", dir_name="ck-a"))
+    assert agent.heard() == [
+        Files(0, msgspec.Raw(b'{"loss":9}'), "ck-a"),
+        Saved(0, "ck-a", 1),
+    ]
+    (manifest,) = manifests_of(store, "ck-a")
+    assert (manifest.round, manifest.report, manifest.rank, manifest.ranks) == (1, 0, 0, (0, 1))
+    assert manifest.metrics == {"loss": 0.125}, "rank 0's, whoever has files"
+    assert store.get("ck-a/model") == b"w"
+    assert (tmp_path / "ck" / "model").exists(), "a SYNC upload leaves the local copy"
+
+
+def test_it_does_not_wait_for_the_commit(session: Session, agent: AgentEnd, tmp_path: Path) -> None:
+    agent.name(0, "a")
+    agent.name(1, "b")
+    session.report_files({}, luggage(tmp_path / "a"))
+    session.report_files({}, luggage(tmp_path / "b"))
+    assert [frame.name for frame in agent.heard_of(Saved)] == ["a", "b"]
+
+
+def test_the_local_copy_goes_when_asked(session: Session, agent: AgentEnd, tmp_path: Path) -> None:
+    agent.name(0, "a")
+    session.report_files({}, luggage(tmp_path / "a", delete=True))
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_name_used_twice_merges(
+    session: Session, agent: AgentEnd, store: MemoryStore, tmp_path: Path
+) -> None:
+    agent.name(0, "same")
+    agent.name(1, "same")
+    session.report_files({}, luggage(tmp_path / "a"))
+    directory(tmp_path / "b", more="x")
+    other = Checkpoint.from_directory(tmp_path / "b")
+    session.report_files({}, Luggage(other, SYNC, delete=False))
+    (manifest,) = manifests_of(store, "same")
+    assert [file.name for file in manifest.files] == ["model", "more"]
+
+
+def test_an_upload_in_the_background_keeps_the_order_and_is_awaited_at_the_end(
+    agent: AgentEnd, tmp_path: Path
+) -> None:
+    store = Gated()
+    session = Session(start(), agent.talk, store)
+    for n, name in enumerate(("a", "b")):
+        agent.name(n, name)
+        session.report_files({}, luggage(tmp_path / name, ASYNC, delete=True))
+    session.report_metrics({"loss": 1})
+    assert agent.heard_of(Saved) == [], "report returned before the upload was done"
+    store.gate.set()
+    session.close()
+    assert [frame.name for frame in agent.heard_of(Saved)] == ["a", "b"]
+    assert not (tmp_path / "a").exists()
+
+
+class Gated(MemoryStore):
+    """Lets nothing in before its gate is opened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+
+    def put(self, key: str, body: bytes | memoryview) -> None:
+        assert self.gate.wait(60)
+        super().put(key, body)
+
+
+def test_a_failing_background_upload_ends_the_worker_at_once(
+    agent: AgentEnd, store: MemoryStore, tmp_path: Path
+) -> None:
+    told: list[BaseException] = []
+    failed = threading.Event()
+
+    def fail(error: BaseException) -> None:
+        told.append(error)
+        failed.set()
+
+    session = Session(start(), agent.talk, store, fail=fail)
+    agent.name(0, "a")
+    gone = Checkpoint.from_directory(tmp_path / "gone")
+    session.report_files({}, Luggage(gone, ASYNC, delete=True))
+    assert failed.wait(60), "nobody had to call close"
+    assert "is not there" in str(told[0])
+
+
+def test_a_failing_upload_in_the_foreground_raises_where_it_was_reported(
+    session: Session, agent: AgentEnd, tmp_path: Path
+) -> None:
+    agent.name(0, "a")
+    gone = Checkpoint.from_directory(tmp_path / "gone")
+    with pytest.raises(ValueError, match="is not there"):
+        session.report_files({}, Luggage(gone, SYNC, delete=False))
+    assert agent.heard_of(Saved) == []
+
+
+def test_what_lies_in_the_run_s_folder_is_not_uploaded(
+    session: Session, agent: AgentEnd, store: MemoryStore
+) -> None:
+    store.put("mine/model", b"w")
+    agent.name(0, "mine")
+    session.report_files({}, Luggage(Checkpoint.in_store(store, "mine"), NO_UPLOAD, delete=False))
+    assert agent.heard_of(Files)[0].dir_name == "mine", "its folder is its name"
+    (manifest,) = manifests_of(store, "mine")
+    assert (manifest.folder, manifest.files[0].name) == ("mine", "model")
+
+
+@pytest.mark.parametrize("folder", ["", ".spotfit/journal"])
+def test_what_lies_elsewhere_cannot_stay_there(
+    session: Session, store: MemoryStore, tmp_path: Path, folder: str
+) -> None:
+    elsewhere = Checkpoint.from_directory(tmp_path)
+    checkpoint = Checkpoint.in_store(store, folder) if folder else elsewhere
+    with pytest.raises(ValueError, match="outside the experiment directory"):
+        session.report_files({}, Luggage(checkpoint, NO_UPLOAD, delete=False))
+
+
+def test_what_is_kept_where_it_lies_is_not_deleted(agent: AgentEnd, tmp_path: Path) -> None:
+    session = Session(start(), agent.talk, open_store(tmp_path / "run"))
+    agent.name(0, "mine")
+    session.report_files({}, luggage(tmp_path / "run" / "mine", NO_UPLOAD, delete=True))
+    assert (tmp_path / "run" / "mine" / "model").exists()
+
+
+def test_an_upload_function_uploads_in_our_place(
+    session: Session, agent: AgentEnd, store: MemoryStore, tmp_path: Path
+) -> None:
+    def mine(checkpoint: Checkpoint, name: str) -> Checkpoint:
+        store.put(f"models/{name}/model", b"uploaded by me")
+        return Checkpoint.in_store(store, f"models/{name}")
+
+    agent.name(0, "a")
+    session.report_files({}, luggage(tmp_path / "a", upload_fn=mine))
+    (manifest,) = manifests_of(store, "a")
+    assert manifest.folder == "models/a"
+    checkpoint = session.checkpoint()
+    assert checkpoint is not None
+    assert checkpoint.path == "private/models/a"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (None, "must return a Checkpoint, not a NoneType"),
+        (Checkpoint("/elsewhere"), "outside the experiment directory"),
+    ],
+)
+def test_what_an_upload_function_gives_is_checked(
+    session: Session, agent: AgentEnd, tmp_path: Path, given: Any, said: str
+) -> None:
+    agent.name(0, "a")
+    with pytest.raises(ValueError, match=said):
+        session.report_files({}, luggage(tmp_path / "a", upload_fn=lambda *_: given))
+
+
+def test_nobody_deletes_the_run_s_own_folder(agent: AgentEnd, tmp_path: Path) -> None:
+    store = open_store(tmp_path / "results" / "run")
+    session = Session(start(), agent.talk, store)
+    with pytest.raises(ValueError, match="contains the experiment directory"):
+        session.report_files({}, luggage(tmp_path / "results", delete=True))
+    assert agent.heard() == []
+
+
+# --- what to go on from ----------------------------------------------------------------------
+
+
+def test_a_first_attempt_has_nothing_to_go_on_from(session: Session) -> None:
+    assert session.checkpoint() is None
+
+
+def test_a_worker_goes_on_from_what_it_reported_else_from_the_restored(
+    agent: AgentEnd, store: MemoryStore, tmp_path: Path
+) -> None:
+    saved(store, tmp_path / "old", part("old"), model="old")
+    session = Session(start(checkpoint="old", round=2), agent.talk, store)
+    restored = session.checkpoint()
+    assert restored is not None
+    assert restored.path == "private/old"
+    session.report_metrics({})
+    assert session.checkpoint() == restored, "a report without files changes nothing"
+    agent.name(1, "new")
+    session.report_files({}, luggage(tmp_path / "new"))
+    latest = session.checkpoint()
+    assert latest is not None
+    assert latest.path == "private/new"
+
+
+def write(store: MemoryStore, *events: Event) -> None:
+    journal = Journal(store)
+    for event in events:
+        journal.append(Entry(RunId("r"), AgentId("a"), event), journal.catch_up())
+
+
+def test_all_that_was_reported_is_told_worst_first_and_without_what_was_dropped(
+    agent: AgentEnd, store: MemoryStore
+) -> None:
+    spec = RunSpec(RunId("r"), "run", "f", 1, 1, keep=Keep(2, "score"))
+    session = Session(start(spec=msgspec.Raw(encode(spec))), agent.talk, store)
+    committed = [
+        CheckpointCommitted(name, 1, n, {"score": score}, (0,))
+        for n, (name, score) in enumerate((("a", 3), ("b", 1), ("c", 2)))
+    ]
+    write(store, *committed, CheckpointDropped("b", "the worst"))
+    told = session.reported(COMMITTED, timeout_s=None)
+    assert [(one.checkpoint.path, one.metrics["score"]) for one in told] == [
+        ("private/c", 2),
+        ("private/a", 3),
+    ]
+    assert {one.status.value for one in told} == {"COMMITTED"}
+
+
+def test_it_waits_until_what_this_worker_brought_is_in(
+    agent: AgentEnd, store: MemoryStore, tmp_path: Path
+) -> None:
+    spec = RunSpec(RunId("r"), "run", "f", 1, 1)
+    session = Session(start(spec=msgspec.Raw(encode(spec))), agent.talk, store)
+    agent.name(0, "a")
+    session.report_files({}, luggage(tmp_path / "a"))
+    assert session.reported(COMMITTED, timeout_s=0) == [], "the time is over: what there is"
+    write(store, CheckpointCommitted("a", 1, 0, {}, (0,)))
+    agent.say(Committed("other", {}), Committed("a", {}))
+    told = session.reported(COMMITTED, timeout_s=None)
+    assert [one.checkpoint.path for one in told] == ["private/a"]
+
+
+# --- collectives -----------------------------------------------------------------------------
+
+
+def test_a_collective_gives_rank_0_s_value(session: Session, agent: AgentEnd) -> None:
+    agent.say(Gathered("mine", 1, b"second"), Gathered("mine", 0, b"first"))
+    assert session.gather("mine", b"x") == b"first"
+    assert session.gather("mine", b"y") == b"second"
+    assert agent.heard() == [Gather("mine", 0, b"x"), Gather("mine", 1, b"y")]
+
+
+def test_ranks_that_never_came_are_named(session: Session, agent: AgentEnd) -> None:
+    agent.say(Gathered("barrier", 0, missing=(1, 3)))
+    with pytest.raises(CollectiveTimeoutError, match=r"timed out.* have not joined: \[1, 3\]"):
+        session.barrier()
+
+
+def test_a_collective_of_ours_has_a_time_limit_of_its_own(session: Session) -> None:
+    with pytest.raises(CollectiveTimeoutError, match="mine timed out after 0 s on rank 0"):
+        session.gather("mine", timeout_s=0)
+
+
+def test_rank_0_broadcasts_and_the_others_receive(
+    session: Session, agent: AgentEnd, another: AgentEnd, store: MemoryStore
+) -> None:
+    agent.say(Gathered("broadcast_from_rank_zero", 0, missing=(1,)))
+    with pytest.raises(CollectiveTimeoutError):
+        session.broadcast({"seed": (1, 2)})
+    (sent,) = agent.heard_of(Gather)
+    listener = Session(start(rank=1), another.talk, store)
+    another.say(Gathered("broadcast_from_rank_zero", 0, sent.value))
+    assert listener.broadcast("ignored") == {"seed": (1, 2)}
+    assert another.heard_of(Gather)[0].value == b"", "only rank 0 sends"
+
+
+def test_nobody_knows_of_a_preemption_at_first(session: Session, agent: AgentEnd) -> None:
+    agent.say(Gathered("preemption_info", 0, b"null"))
+    assert session.preemption_info() is None
+    assert agent.heard() == [Gather("preemption_info", 0, b"null")]
+
+
+def test_what_rank_0_knows_of_a_preemption_is_what_all_are_told(
+    session: Session, agent: AgentEnd
+) -> None:
+    notice = Preempted(5_000, {"node-b": (2, 3), "node-a": (1,)})
+    agent.say(notice, Gathered("preemption_info", 0, encode(notice)))
+    told = session.preemption_info()
+    assert agent.heard_of(Gather)[0].value == encode(notice), "what this rank knew"
+    assert told is not None
+    assert (told.deadline_ms, told.preempted_ranks) == (5_000, [1, 2, 3])
+    assert told.preempted_node_to_ranks == {"node-b": [2, 3], "node-a": [1]}
