@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -28,7 +29,7 @@ def main(arguments: list[str]) -> int:
 
 def keep(said: str, *, held: bool, took_s: float) -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
-    found = {
+    found: dict[str, Any] = {
         "figure": NAME,
         "title": "1,000 simulated agents, a tenth reclaimed a minute (virtual time)",
         "machine": machine(),

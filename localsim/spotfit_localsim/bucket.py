@@ -117,7 +117,8 @@ class SimStore:
 
     def _listing(self, prefix: str, after: str) -> list[ObjectInfo]:
         objects = self._bucket.objects
-        keys = sorted(key for key in objects if key.startswith(prefix) and key > after)
+        folder = f"{prefix.rstrip('/')}/" if prefix.strip("/") else ""
+        keys = sorted(key for key in objects if key.startswith(folder) and key > after)
         return [ObjectInfo(key[len(self._prefix) :], len(objects[key])) for key in keys]
 
 

@@ -32,6 +32,7 @@ from spotfit.store.transfer import FileRecord
 from spotfit_localsim.bucket import Bucket
 from spotfit_localsim.dice import Stream
 from spotfit_localsim.engine import Engine, Process, Timer
+from spotfit_localsim.net import Fabric
 from spotfit_localsim.workload import State, Training
 
 Life = Generator[float | None, None, None]
@@ -73,6 +74,7 @@ class Theatre:
     """What all pretend workers of one world share."""
 
     engine: Engine
+    fabric: Fabric
     bucket: Bucket
     training: Training
     stream: Stream
@@ -118,10 +120,11 @@ class Team:
             one.go_on()
 
     def lose(self, worker: SimWorker) -> None:
-        """A rank broke off: its peers may notice, each in its own time."""
+        """A rank broke off: its peers may notice, each in its own time, if the way is open."""
         load, stream = self._theatre.training.load, self._theatre.stream
         for one in self._workers.values():
-            if one is not worker and stream.chance(load.peers_raise):
+            cut_off = self._theatre.fabric.blocked(worker.host, one.host)
+            if one is not worker and not cut_off and stream.chance(load.peers_raise):
                 self._theatre.engine.after(stream.between(load.peers_raise_s), one.miss_a_peer)
 
 
@@ -130,6 +133,7 @@ class SimWorker:
 
     def __init__(self, theatre: Theatre, crew: SimCrew, start: Start) -> None:
         self.rank = start.rank
+        self.host = crew.host
         self.round = start.round
         self.state = State()
         self.alive = True
@@ -332,6 +336,11 @@ class SimCrew:
         self._process = process
         self._workers: dict[int, SimWorker] = {}
         self._events: list[CrewEvent] = []
+
+    @property
+    def host(self) -> str:
+        """Where these workers live."""
+        return self._process.name
 
     @property
     def name(self) -> str:

@@ -83,7 +83,7 @@ everybody_reclaimed_unseen = replace(
 flapping_network = Scenario(
     "flapping_network",
     load=LONG,
-    wire=Wire(latency_s=(0.001, 0.2), resets_per_hour=200.0, walls_per_hour=120.0),
+    wire=Wire(latency_s=(0.001, 0.01), resets_per_hour=200.0, walls_per_hour=120.0),
     faults=SHAKY,
 )
 
@@ -265,7 +265,7 @@ def _market(dice: Stream) -> Market:
         with_notice=dice.random(),
         notice_s=dice.choice([5.0, 30.0, 120.0]),
         boot_s=(1.0, dice.uniform(2.0, 30.0)),
-        dead_boots=dice.choice([0.0, 0.0, 0.1]),
+        dead_boots=0.0,
         refuses=dice.chance(0.5),
         refusals=dice.choice([0.0, 0.0, 0.3]),
         told_deaths=dice.random(),
@@ -294,7 +294,7 @@ def _faults(dice: Stream) -> Faults:
 
 def _wire(dice: Stream) -> Wire:
     return Wire(
-        latency_s=(0.0005, dice.choice([0.003, 0.3])),
+        latency_s=(0.0005, dice.choice([0.003, 0.02])),
         resets_per_hour=dice.choice([0.0, 0.0, 60.0, 300.0]),
         walls_per_hour=dice.choice([0.0, 0.0, 30.0, 150.0]),
     )

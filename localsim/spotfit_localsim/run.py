@@ -308,6 +308,7 @@ class World:
     def _theatre(self) -> Theatre:
         return Theatre(
             self.engine,
+            self.fabric,
             self.bucket,
             self._training,
             self._dice.stream("workers"),

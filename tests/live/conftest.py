@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from spotfit.agent.zygote import ZygoteKeeper
+from tests.live.cloud import Cloud
 from tests.live.stage import Stage
 
 
@@ -21,3 +22,11 @@ def stage(tmp_path: Path, keeper: ZygoteKeeper) -> Iterator[Stage]:
     stage = Stage(tmp_path, keeper)
     yield stage
     stage.close()
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> Iterator[Cloud]:
+    """Machines and a bucket of this test's own. Whatever it leaves behind fails it."""
+    cloud = Cloud(tmp_path)
+    yield cloud
+    cloud.close()

@@ -47,9 +47,7 @@ class Stage:
         self.clock = SystemClock()
         self.loop = Loop(self.clock)
         self.store = open_store(str(folder / "bucket"))
-        self.logs = LogShipper(
-            self.store, ME, wall_ms=wall_ms, clock=self.clock, pause_s=0.05
-        )
+        self.logs = LogShipper(self.store, ME, wall_ms=wall_ms, clock=self.clock, pause_s=0.05)
         self.crew = LiveCrew(
             self.loop,
             keeper,

@@ -78,8 +78,9 @@ def exit_cleanly() -> None:
 def say_where() -> tuple[Any, ...]:
     import os
     import random
+    from pathlib import Path
 
-    return (os.environ["RANK"], os.environ.get("MINE"), os.getcwd(), random.random())
+    return (os.environ["RANK"], os.environ.get("MINE"), str(Path.cwd()), random.random())
 
 
 class Witness:
@@ -120,7 +121,7 @@ def test_a_killed_worker_is_told_as_killed_and_the_next_round_forms(stage: Stage
         assert victim is not None
         process.kill(victim)
         stage.until(lambda number=number: number % 4 in stage.exits)  # type: ignore[misc]
-        assert stage.exits == {number % 4: "was killed by SIGKILL"}
+        assert stage.exits[number % 4] == "was killed by SIGKILL"  # the others may have noticed
         stage.crew.halt()
         stage.until(stage.all_gone)
 
@@ -135,7 +136,8 @@ def test_a_killed_zygote_takes_its_workers_with_it_and_is_replaced(
     assert first is not None
     process.kill(first.pid)
     stage.until(stage.all_gone)
-    assert set(stage.exits.values()) == {"was killed by SIGKILL"}
+    told = {"was killed by SIGKILL", "died with the process it was forked from"}
+    assert set(stage.exits.values()) <= told
     stage.start(1, 2)
     stage.until(stage.all_running)
     assert stage.crew._zygote is not first
@@ -184,18 +186,23 @@ def test_leaving_by_the_back_door_is_a_failure(stage: Stage) -> None:
     assert "SystemExit: 0" in raised.told
 
 
+def return_tensors() -> Any:
+    import torch
+
+    return {"weights": torch.ones(1)}
+
+
+def return_a_lock() -> Any:
+    import threading
+
+    return threading.Lock()
+
+
 @pytest.mark.parametrize(
-    ("value", "said"), [("torch.ones(1)", "torch tensors"), ("threading.Lock()", "cannot be")]
+    ("fn", "said"), [(return_tensors, "torch tensors"), (return_a_lock, "a lock, cannot be")]
 )
-def test_what_cannot_be_brought_home_is_told(stage: Stage, value: str, said: str) -> None:
-    def give_it() -> Any:
-        import threading
-
-        import torch
-
-        return eval(value, {"torch": torch, "threading": threading})
-
-    raised = alone(stage, give_it)
+def test_what_cannot_be_brought_home_is_told(stage: Stage, fn: Any, said: str) -> None:
+    raised = alone(stage, fn)
     assert isinstance(raised, Raised)
     assert said in raised.told
 

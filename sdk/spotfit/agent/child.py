@@ -38,8 +38,11 @@ class Child:
         self._loop = loop
         self._heard, self._printed, self._ended = heard, printed, ended
         self.pid: int | None = None
+        self.ordered = False
+        """Whether it was alive when it was killed from here."""
         self._status: int | None = None
-        self._doomed = False
+        self._how = ""
+        self.doomed = False
         self._over = False
         self._reader = FrameReader()
         self._unsent = bytearray()
@@ -65,20 +68,39 @@ class Child:
         """It lives, leads a process group of that number, and holds its ends itself."""
         self.pid = pid
         self._let_go_of_their_ends()
-        if self._doomed:
+        if self.doomed:
+            self.ordered = True
             process.kill_group(pid)
 
     def kill(self) -> None:
         """End it with its whole group, now or as soon as it is born."""
-        self._doomed = True
+        self.doomed = True
+        if self._status is None:
+            self.ordered = self.ordered or self._alive
         if self.pid is not None and self._status is None:
             process.kill_group(self.pid)
 
-    def reaped(self, status: int) -> None:
-        """Its wait status is known. What it wrote is read to the end, but not for ever."""
+    @property
+    def _alive(self) -> bool:
+        """Or not even born."""
+        return self.pid is None or (process.exists(self.pid) and process.ended(self.pid) is None)
+
+    def abandon(self) -> None:
+        """Forget a process that was never born; nothing is told."""
+        self._over = True
+        self._let_go_of_their_ends()
+        self._close_talk()
+        for descriptor in list(self._streams):
+            self._close_stream(descriptor)
+
+    def reaped(self, status: int, *, how: str = "") -> None:
+        """Its wait status is known. What it wrote is read to the end, but not for ever.
+
+        `how` says it better than the status can.
+        """
         if self._status is not None:
             return
-        self._status = status
+        self._status, self._how = status, how
         if self.pid is not None:
             process.kill_group(self.pid)
         else:
@@ -220,7 +242,8 @@ class Child:
         self._close_talk()
         for descriptor in list(self._streams):
             self._flush_stream(descriptor)
-        self._ended(*process.how_it_ended(self._status))
+        how, clean = process.how_it_ended(self._status)
+        self._ended(self._how or how, clean)
 
     def _flush_stream(self, descriptor: int) -> None:
         name, rest = self._streams[descriptor]

@@ -130,7 +130,7 @@ class LiveCrew:
     @property
     def left(self) -> int:
         """How many processes of any kind have not been seen to their end."""
-        return len(self._children)
+        return len(self._children) + self._spawner.left
 
     def close(self) -> None:
         """Kill what is left; the ends are told as ever."""
@@ -189,6 +189,7 @@ class LiveCrew:
     def _drop_unborn(self) -> None:
         unborn, self._unborn = self._unborn, []
         for birth in unborn:
+            birth.child.kill()
             birth.child.reaped(signal.SIGKILL)
 
     # --- zygotes -------------------------------------------------------------------------------
@@ -224,17 +225,20 @@ class LiveCrew:
                     log.debug("zygote.awake", framework=zygote.breed.framework)
 
     def _lose_zygote(self, zygote: Zygote) -> None:
-        """Its children die with it. One that never woke had none: they are borne elsewhere."""
+        """Its children die with it; those it had not borne yet are borne elsewhere."""
         self._loop.forget(zygote.control)
         self._zygote = None
         orphans, self._nursed = self._nursed, {}
         self._adopt(self._breed or zygote.breed)
         for birth in orphans.values():
-            if zygote.awake:
-                birth.child.kill()
-                birth.child.reaped(signal.SIGKILL)
-            else:
+            if birth.child.pid is not None or birth.child.doomed:
+                birth.child.reaped(signal.SIGKILL, how="died with the process it was forked from")
+            elif birth.start is None:
                 self._bear(birth)
+            else:
+                birth.child.abandon()  # half a birth may have read its first frame already
+                self._children.discard(birth.child)
+                self._start(birth.start)
 
     # --- workers -------------------------------------------------------------------------------
 
@@ -280,5 +284,6 @@ class LiveCrew:
         self._events.append(Said(round_number, rank, [msgspec.Raw(frame) for frame in frames]))
 
     def _end(self, round_number: int, rank: int, how: str, clean: bool) -> None:  # noqa: FBT001 - as `Child.ended` wants it
-        self._children.discard(self._workers.pop(rank))
-        self._events.append(Exited(round_number, rank, how, clean))
+        child = self._workers.pop(rank)
+        self._children.discard(child)
+        self._events.append(Exited(round_number, rank, how, clean, child.ordered))

@@ -82,9 +82,7 @@ def serve(
         return CRASHED
 
 
-def _drive(
-    assignment: Assignment, zygotes: ZygoteKeeper, clock: Clock, opened: ExitStack
-) -> int:
+def _drive(assignment: Assignment, zygotes: ZygoteKeeper, clock: Clock, opened: ExitStack) -> int:
     """Build the agent from the ground up, and let it step until it has nothing left to do."""
     launch, me = assignment.launch, dice.new_agent_id()
     loop = opened.enter_context(contextlib.closing(Loop(clock)))

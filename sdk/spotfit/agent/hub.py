@@ -156,7 +156,8 @@ class Hub:
         """All ranks have made their n-th report."""
         metrics, chosen = self._kept[0].get(n, (_NOTHING, None))
         ranks = tuple(sorted(self._asking.pop(n, ())))
-        told = tuple(kept.pop(n, (_NOTHING, None))[0] for kept in self._kept)
+        telling = self._kept if self._keep_all else self._kept[:1]
+        told = tuple(kept.pop(n, (_NOTHING, None))[0] for kept in telling)
         self._latest = metrics
         if not ranks:
             self.told.append(Told(n, told, None))
@@ -172,9 +173,7 @@ class Hub:
         saving.done.add(rank)
         saving.size_bytes += size_bytes
         for n, saved in self._newly_saved():
-            self.ready.append(
-                Ready(saved.name, self.round, n, saved.metrics, saved.ranks, saved.size_bytes)
-            )
+            self.ready.append(saved.ready(self.round, n))
             self.told.append(Told(n, saved.told, saved.name))
 
     def _newly_saved(self) -> Iterator[tuple[int, _Saving]]:
@@ -218,10 +217,6 @@ class _Saving:
         self.told = told
         self.done: set[int] = set()
         self.size_bytes = 0
-
-    @property
-    def complete(self) -> bool:
-        return self.done.issuperset(self.ranks)
 
     @property
     def complete(self) -> bool:

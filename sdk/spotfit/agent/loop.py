@@ -74,7 +74,7 @@ class Loop:
 
     def wake(self) -> None:
         """End the wait; from any thread, and from signal handlers."""
-        with contextlib.suppress(BlockingIOError):  # full: it will wake as it is
+        with contextlib.suppress(OSError):  # full: it will wake as it is; closed: nobody waits
             self._outer.send(b"w")
 
     # --- waiting -------------------------------------------------------------------------------

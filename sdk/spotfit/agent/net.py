@@ -30,9 +30,7 @@ _STRANGERS = 1024
 class TlsNet:
     """`Net` over TCP and TLS 1.3. Whoever does not hold the run's key is not heard."""
 
-    def __init__(
-        self, loop: Loop, *, secret: str, run_id: RunId, host: str, port: int = 0
-    ) -> None:
+    def __init__(self, loop: Loop, *, secret: str, run_id: RunId, host: str, port: int = 0) -> None:
         """Listens on `host` from now on. Raises `ConfigError` where that is no address of ours."""
         self._loop = loop
         self._run_id = run_id
@@ -195,7 +193,7 @@ class TlsNet:
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        sock = socket.create_server(place[:2], family=family, backlog=_BACKLOG)  # type: ignore[arg-type]
+        sock = socket.create_server(place[:2], family=family, backlog=_BACKLOG)
     except OSError as refused:
         raise ConfigError(
             f"This machine cannot listen on {host!r}, port {port}: {refused}",

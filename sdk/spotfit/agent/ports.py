@@ -104,13 +104,15 @@ class Said(msgspec.Struct, frozen=True):
 class Exited(msgspec.Struct, frozen=True):
     """A worker's process is reaped. All it said has been told before.
 
-    `how` in words: 'exited with code 0', 'was killed by SIGKILL'. `clean` is code 0.
+    `how` in words: 'exited with code 0', 'was killed by SIGKILL'. `clean` is code 0; `ordered`
+    that it lived until `halt` killed it.
     """
 
     round: int
     rank: int
     how: str
     clean: bool
+    ordered: bool = False
 
 
 CrewEvent = Said | Exited

@@ -20,6 +20,11 @@ class Spawner:
         self._loop = loop
         self._running: dict[int, tuple[subprocess.Popen[bytes], Child]] = {}
 
+    @property
+    def left(self) -> int:
+        """How many have not been reaped."""
+        return len(self._running)
+
     def bear(self, what: Literal["worker", "audience"], breed: Breed, child: Child) -> None:
         """Start it. Raises `OSError` where that interpreter cannot be run."""
         talk, out, err = child.descriptors

@@ -17,7 +17,7 @@ import msgspec
 from spotfit.core.codec import decoder, encode
 from spotfit.core.ids import RunId, Token
 from spotfit.host import env, log, process
-from spotfit.model.cradle import Awake, Bear, FromZygote, Unfit
+from spotfit.model.cradle import Awake, Bear, Born, FromZygote, Unfit
 from spotfit.provision.launch import Launch
 
 _messages: msgspec.json.Decoder[FromZygote] = decoder(FromZygote)  # type: ignore[arg-type]
@@ -25,7 +25,7 @@ _PACKET_BYTES = 64 * 1024
 _KEPT = 2
 _LAUNCH = Launch("", RunId(""), "").environment(Token(""), 0, 0)
 _FOR_AGENTS = {*_LAUNCH, env.NOTICE_FILE.name, env.SCRATCH.name, env.HOST.name, env.PORT.name}
-_DEATHS_BEFORE_WAKING = 2
+_BARREN_LIVES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,10 @@ class Zygote:
     def __init__(self, breed: Breed) -> None:
         self.breed = breed
         self.awake = False
+        self.fertile = False
+        """Whether it has borne a child."""
         self.unfit: str | None = None
+        self._over = False
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.settimeout(0)
         self._serial = 0
@@ -73,7 +76,7 @@ class Zygote:
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return not self._over and self._process.poll() is None
 
     def bear(self, what: Literal["worker", "audience"], descriptors: Sequence[int]) -> int:
         """Ask for a child with these as its socket, output and errors; its serial number.
@@ -96,9 +99,11 @@ class Zygote:
             except OSError:
                 packet = b""
             if not packet:
+                self._over = True
                 return messages or None
             message = _messages.decode(packet)
             self.awake = self.awake or isinstance(message, Awake)
+            self.fertile = self.fertile or isinstance(message, Born)
             if isinstance(message, Unfit):
                 self.unfit = message.why
             messages.append(message)
@@ -120,7 +125,8 @@ class ZygoteKeeper:
 
     def __init__(self) -> None:
         self._kept: dict[Breed, Zygote] = {}
-        self._early_deaths: dict[Breed, int] = {}
+        self._barren: dict[Breed, int] = {}
+        """How many of a breed died without a child: there is no point in ever more of them."""
 
     def warm(self, breed: Breed) -> Zygote | None:
         """A living zygote of that breed, begun now if there is none; None where it may not be."""
@@ -133,7 +139,7 @@ class ZygoteKeeper:
         if zygote is not None and not zygote.alive:
             self._bury(zygote)
             zygote = None
-        if zygote is None and self._early_deaths.get(breed, 0) >= _DEATHS_BEFORE_WAKING:
+        if zygote is None and self._barren.get(breed, 0) >= _BARREN_LIVES:
             return None
         self._kept[breed] = zygote = zygote or Zygote(breed)
         return zygote
@@ -150,8 +156,7 @@ class ZygoteKeeper:
         self._kept.clear()
 
     def _bury(self, zygote: Zygote) -> None:
-        if not zygote.awake:
-            breed = zygote.breed
-            self._early_deaths[breed] = self._early_deaths.get(breed, 0) + 1
+        if not zygote.fertile:
+            self._barren[zygote.breed] = self._barren.get(zygote.breed, 0) + 1
         log.warning("zygote.died", pid=zygote.pid, awake=zygote.awake)
         zygote.kill()

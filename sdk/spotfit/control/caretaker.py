@@ -89,6 +89,7 @@ class Caretaker:
             self._watch = replace(
                 self._watch,
                 statuses=self._conductor.statuses,
+                granted=self._conductor.granted,
                 refused_at=self._conductor.refused_at,
             )
             again, wait = self._conductor.step(self._watch, now)

@@ -10,8 +10,8 @@ from spotfit.control.errands import Done, Errands
 from spotfit.core.errors import ProvisionError, SpotfitError
 from spotfit.core.ids import Token
 from spotfit.ledger.run import Ledger
-from spotfit.model.events import Event, Intended, Refused, Released, Submitted
-from spotfit.model.group import GroupHandle, GroupRequest, GroupStatus
+from spotfit.model.events import Event, Intended, NodeLost, Refused, Released, Submitted
+from spotfit.model.group import GroupHandle, GroupRequest, GroupStatus, NodeState
 from spotfit.model.watch import Watch
 from spotfit.policy.actions import Order, Release, Rest, Submit, Wait, Write
 from spotfit.policy.conduct import conduct
@@ -42,7 +42,10 @@ class Conductor:
         self._unseen: tuple[Token, ...] = ()
         """Groups the backend is being asked about."""
         self.statuses: dict[Token, GroupStatus] = {}
+        self.granted: dict[Token, float] = {}
+        """When each group was first seen to have a running machine."""
         self.refused_at: float | None = None
+        """When the market last refused, or gave a machine that died at birth."""
         self.resting = False
         self._tries: dict[Token, int] = {}
         self._again_at: dict[Token, float] = {}
@@ -57,6 +60,8 @@ class Conductor:
                 self.resting = True
                 return False, Wait(now + 3600.0, why)
             case Write(event=event):
+                if isinstance(event, NodeLost) and event.agent is None:
+                    self.refused_at = now
                 self._write(event)
                 return True, _at_once(now)
             case Order():
@@ -88,6 +93,12 @@ class Conductor:
         if done is not None and done.error is None:
             self.statuses = {**self.statuses, token: done.value}
         return done is not None
+
+    def _note(self, token: Token, status: GroupStatus, now: float) -> None:
+        if self.statuses.get(token) != status:
+            self.statuses = {**self.statuses, token: status}
+        if token not in self.granted and any(n.state == NodeState.RUNNING for n in status.nodes):
+            self.granted = {**self.granted, token: now}
 
     def observe_soon(self) -> None:
         """Something happened that the backend may know more about."""

@@ -51,7 +51,7 @@ class Threaded:
 
     def run(self, name: str, job: Callable[[], Any]) -> Done | None:
         if name not in self._under_way:
-            self._under_way[name] = self._pool.submit(self._do, job)
+            self._under_way[name] = self._start(job)
             return None
         if not self._under_way[name].done():
             return None
@@ -60,17 +60,16 @@ class Threaded:
     def send(self, name: str, job: Callable[[], Any]) -> None:
         future = self._under_way.get(name)
         if future is None or future.done():
-            self._under_way[name] = self._pool.submit(self._do, job)
+            self._under_way[name] = self._start(job)
 
     def close(self) -> None:
         """Start nothing more; what is under way may finish."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _do(self, job: Callable[[], Any]) -> Done:
-        try:
-            return _done(job)
-        finally:
-            self._wake()
+    def _start(self, job: Callable[[], Any]) -> Future[Done]:
+        future = self._pool.submit(_done, job)
+        future.add_done_callback(lambda _: self._wake())  # whoever wakes finds the answer
+        return future
 
 
 def _done(job: Callable[[], Any]) -> Done:

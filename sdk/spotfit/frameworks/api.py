@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from spotfit.model.wire import Start
 
-
-class Gather(Protocol):
-    """Everybody gives bytes and receives those of rank 0, once all ranks have come."""
-
-    def __call__(self, kind: str, value: bytes) -> bytes: ...
+Gather = Callable[[str, bytes], bytes]
+"""Of a kind: everybody gives bytes and receives those of rank 0, once all ranks have come."""
 
 
 class Framework(Protocol):

@@ -79,7 +79,7 @@ class Ledger:
 
     def offers(self) -> Iterator[Member]:
         """Every agent that ever offered itself to this run."""
-        for found in self.store.list(keys.OFFERS):
+        for found in self.store.list(keys.OFFERS.rstrip("/")):
             try:
                 yield _members.decode(self.store.get(found.key))
             except (NotFoundError, *UNREADABLE):

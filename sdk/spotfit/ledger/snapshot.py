@@ -43,7 +43,7 @@ def write(store: Store, view: View) -> None:
 
 def newest(store: Store) -> View:
     """The view of the newest snapshot that can be read; the empty view if there is none."""
-    for found in sorted(store.list(keys.SNAPSHOTS), reverse=True):
+    for found in sorted(store.list(keys.SNAPSHOTS.rstrip("/")), reverse=True):
         try:
             return _snapshots.decode(store.get(found.key)).view
         except (NotFoundError, *UNREADABLE):

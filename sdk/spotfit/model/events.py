@@ -17,11 +17,12 @@ from spotfit.model.world import Notice, Round
 
 
 class Blame(enum.StrEnum):
-    """Why a round ended; each has its own budget, and the last two cost nothing."""
+    """Why a round ended; each of the first three has its own budget, the others cost nothing."""
 
     WORKER = "worker"
     PLATFORM = "platform"
     PREEMPTION = "preemption"
+    NETWORK = "network"
     RESIZE = "resize"
     SUCCESSION = "succession"
 

@@ -38,8 +38,8 @@ def _apply(view: View, event: Event) -> View:
     match event:
         case FitStarted():
             return _start(view, event)
-        case LeaderElected():
-            return replace(view, leader=event)
+        case LeaderElected(epoch=epoch):
+            return replace(view, leader=event, epoch=epoch)
         case Intended(plan=plan):
             return _with_group(view, plan.token, Group(plan))
         case Submitted(token=token, handle=handle):
@@ -58,7 +58,9 @@ def _apply(view: View, event: Event) -> View:
                 noticed_slots={**view.noticed_slots, agent: view.next_slot},
             )
         case RoundOpened(round=opened):
-            return replace(view, round=opened, last_round=opened, round_slot=view.next_slot)
+            return replace(
+                view, round=opened, last_round=opened, round_slot=view.next_slot, stillborn=0
+            )
         case RoundClosed(blame=blame):
             failures = {**view.failures, blame: view.failures.get(blame, 0) + 1}
             return replace(view, round=None, last_closed=event, failures=failures)
@@ -75,13 +77,16 @@ def _apply(view: View, event: Event) -> View:
 
 
 def _start(view: View, event: FitStarted) -> View:
-    """A new fit keeps the run's checkpoints, its round numbers and groups still to be let go."""
+    """A new fit keeps the run's checkpoints, its round numbers and groups still to be let go.
+
+    Who led the fit before does not lead this one: nobody has to wait for its lease.
+    """
     return View(
         next_slot=view.next_slot,
         run_id=view.run_id,
         spec=event.spec,
         fits=view.fits + 1,
-        leader=view.leader and replace(view.leader, hub=None),
+        epoch=view.epoch,
         groups={token: group for token, group in view.groups.items() if not group.released},
         last_round=view.last_round,
         checkpoints=view.checkpoints,
@@ -108,7 +113,7 @@ def _lose(view: View, event: NodeLost) -> View:
     group = view.groups[event.token]
     lost = _with_group(view, event.token, replace(group, lost=group.lost | {event.node}))
     if event.agent is None:
-        return lost
+        return replace(lost, stillborn=view.stillborn + 1)
     return replace(lost, lost_agents=view.lost_agents | {event.agent})
 
 

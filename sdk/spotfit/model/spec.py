@@ -20,8 +20,10 @@ class Tempo(msgspec.Struct, frozen=True):
     """How often the leader renews its lease object in the bucket."""
     lease_patience_s: float = 20.0
     """A lease unchanged for so long has no living owner."""
-    settle_s: float = 0.03
-    """After the first failure of a round: how long to listen for its true cause."""
+    settle_s: float = 0.5
+    """After the first failure of a round: how long to listen, at most, for its true cause.
+
+    Usually all machines have stopped or vanished long before, and then all is known."""
     stop_patience_s: float = 10.0
     """How long a killed worker may take to be gone before the next round opens without its node."""
     rejoin_s: float = 5.0

@@ -33,6 +33,11 @@ class Group(msgspec.Struct, frozen=True):
         """Whether the intent was written and its outcome was not."""
         return self.handle is None and self.refused is None
 
+    def stands(self, node: int) -> bool:
+        """Whether that machine is here or still to come."""
+        alive = not self.released and self.refused is None and node not in self.lost
+        return alive and 0 <= node < self.plan.nodes
+
     @property
     def standing(self) -> tuple[int, ...]:
         """The machines that are here or still to come."""
@@ -49,6 +54,9 @@ class View(msgspec.Struct, frozen=True):
     spec: RunSpec | None = None
     fits: int = 0
     leader: LeaderElected | None = None
+    """Who leads this fit; None before its first election."""
+    epoch: int = 0
+    """How many elections there were, in all fits."""
     groups: dict[Token, Group] = {}
     round: Round | None = None
     """The round that is open, if one is."""
@@ -59,6 +67,8 @@ class View(msgspec.Struct, frozen=True):
     """Refusals since the last group that was granted."""
     last_refusal: str | None = None
     final_refusal: str | None = None
+    stillborn: int = 0
+    """Machines lost in a row whose agent never had a place in a round."""
     notices: dict[AgentId, Notice] = {}
     noticed_slots: dict[AgentId, int] = {}
     """In which slot each notice stands: what was committed after it is safe from it."""
@@ -76,10 +86,6 @@ class View(msgspec.Struct, frozen=True):
     def active(self) -> bool:
         """Whether a fit is going on."""
         return self.spec is not None and self.ended is None
-
-    @property
-    def epoch(self) -> int:
-        return self.leader.epoch if self.leader else 0
 
     @property
     def latest_checkpoint(self) -> CheckpointCommitted | None:

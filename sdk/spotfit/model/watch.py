@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import msgspec
@@ -53,7 +55,13 @@ class Watch(msgspec.Struct, frozen=True):
     seats: dict[AgentId, Seat] = {}
     gone: dict[AgentId, float] = {}
     """Agents whose connection was lost and that did not come back, since when."""
-    returned: frozenset[int] = frozenset()
+    broken: AbstractSet[AgentId] = frozenset()
+    """Agents whose connection was lost since the round was opened, back or not."""
+    known: Mapping[tuple[Token, int], AgentId] = {}
+    """Who was last connected from each machine that ever was."""
+    stopped: bool = True
+    """Whether no worker of the open round lives on a machine that is connected."""
+    returned: AbstractSet[int] = frozenset()
     """Ranks of the open round whose function came back."""
     failures: dict[int, RankFailure] = {}
     """Ranks of the open round that failed."""

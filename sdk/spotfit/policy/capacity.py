@@ -10,6 +10,7 @@ from spotfit.model.view import View
 from spotfit.model.watch import Seat, Watch
 
 _MAX_BACKOFF_S = 60.0
+_MOST_STILLBORN = 20
 
 
 def usable_seats(view: View, watch: Watch) -> list[Seat]:
@@ -45,16 +46,25 @@ def missing_workers(view: View, watch: Watch) -> int:
 
 
 def may_ask_at(view: View, watch: Watch) -> float:
-    """When the market may be asked again, after it refused."""
-    if watch.refused_at is None or view.refusals == 0:
+    """When the market may be asked again, after it refused or gave machines that died at birth."""
+    disappointments = max(view.refusals, view.stillborn)
+    if watch.refused_at is None or disappointments == 0:
         return float("-inf")
-    return watch.refused_at + min(_MAX_BACKOFF_S, 0.5 * 2.0 ** min(view.refusals, 10))
+    return watch.refused_at + min(_MAX_BACKOFF_S, 0.5 * 2.0 ** min(disappointments, 10))
+
+
+def hopeless(view: View) -> str | None:
+    """Why asking for more machines is pointless: far too many in a row never came to life."""
+    biggest = max((group.plan.nodes for group in view.groups.values()), default=1)
+    if view.stillborn <= _MOST_STILLBORN * biggest:
+        return None
+    return f"{view.stillborn} machines in a row ended before their agents could join"
 
 
 def lost_machines(view: View, watch: Watch, now: float) -> Iterator[NodeLost]:
     """Machines that are gone, with how we know."""
     here = {(seat.member.token, seat.member.node): agent for agent, seat in watch.seats.items()}
-    sat = _last_known_agents(view)
+    sat = _last_known_agents(view, watch)
     for token, group in view.groups.items():
         for node in group.standing:
             agent = here.get((token, node))
@@ -89,9 +99,9 @@ def _standing_slots(view: View) -> int:
     )
 
 
-def _last_known_agents(view: View) -> dict[tuple[Token, int], AgentId]:
+def _last_known_agents(view: View, watch: Watch) -> dict[tuple[Token, int], AgentId]:
     places = view.last_round.places if view.last_round else ()
-    return {(place.token, place.node): place.agent for place in places}
+    return {(place.token, place.node): place.agent for place in places} | dict(watch.known)
 
 
 def _why_lost(
@@ -102,15 +112,17 @@ def _why_lost(
     status = watch.statuses.get(token)
     if status and node < len(status.nodes) and status.nodes[node].over:
         return status.nodes[node].reason or f"the backend says it is {status.nodes[node].state}"
+    granted = watch.granted.get(token)
+    patience_s = tempo.boot_patience_s
     if watch.caretaker:
-        return None
+        silent = granted is not None and now - max(granted, watch.led_since) > patience_s
+        return f"nobody on it took the lead within {patience_s:.0f} s" if silent else None
     if agent is not None and view.leader and view.leader.lost == agent:
         return "it led, and its connections broke"
     if agent is not None and now - _last_heard(watch, agent) > tempo.rejoin_s:
         return f"its agent was not heard again for {tempo.rejoin_s:.0f} s"
-    running_since = watch.granted.get(token)
-    if agent is None and running_since is not None and now - running_since > tempo.boot_patience_s:
-        return f"its agent did not join within {tempo.boot_patience_s:.0f} s"
+    if agent is None and granted is not None and now - granted > patience_s:
+        return f"its agent did not join within {patience_s:.0f} s"
     return None
 
 
@@ -120,4 +132,4 @@ def _last_heard(watch: Watch, agent: AgentId) -> float:
 
 def _stands(view: View, token: Token, node: int) -> bool:
     group = view.groups.get(token)
-    return group is not None and node in group.standing
+    return group is not None and group.stands(node)

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from spotfit.core.errors import ConfigError
+from spotfit.core.ids import Token
 from spotfit.model.events import (
     Blame,
     CheckpointCommitted,
     CheckpointDropped,
     FitEnded,
+    LeaderElected,
     Noticed,
     RankFailure,
     Released,
@@ -59,8 +61,9 @@ def _end_on_trouble(view: View, watch: Watch, now: float) -> Iterator[Action]:
     if watch.callback_failure is not None:
         told = RankFailure(-1, "raised", watch.callback_failure)
         yield Write(FitEnded("failed", "a callback raised", Blame.PLATFORM, (told,), watch.metrics))
-    if view.final_refusal is not None and view.round is None:
-        yield Write(FitEnded("failed", view.final_refusal, Blame.PLATFORM, metrics=watch.metrics))
+    why = view.final_refusal or capacity.hopeless(view)
+    if why is not None and view.round is None:
+        yield Write(FitEnded("failed", why, Blame.PLATFORM, metrics=watch.metrics))
 
 
 def _note_notices(view: View, watch: Watch, now: float) -> Iterator[Action]:
@@ -120,7 +123,7 @@ def _close_when_settled(view: View, watch: Watch, round_: Round, now: float) -> 
     assert view.spec is not None
     assert watch.doomed_since is not None
     settled = watch.doomed_since + view.spec.tempo.settle_s
-    if now < settled:
+    if now < settled and not watch.stopped:
         yield Wait(settled, "listening for the true cause")
     else:
         yield Write(failure.closing(view, watch, round_))
@@ -166,6 +169,18 @@ def _order(view: View, watch: Watch, now: float) -> Iterator[Action]:
         yield Order(missing, f"{missing} of {view.spec.workers_max} workers have no machine")
 
 
+def _hand_over(view: View, watch: Watch, now: float) -> Iterator[Action]:
+    """Between rounds, a leader whose machine will go names one who stays: else the next round
+    would end with it."""
+    if view.round is not None or watch.caretaker or watch.me not in view.notices:
+        return
+    heirs = sorted(capacity.usable_seats(view, watch), key=lambda seat: (seat.since, seat.member.agent))
+    if heirs:
+        heir = heirs[0].member
+        why = "the leader before will be taken away"
+        yield Write(LeaderElected(heir.agent, view.epoch + 1, heir.hub, why))
+
+
 def _open_a_round(view: View, watch: Watch, now: float) -> Iterator[Action]:
     if view.round is not None or watch.caretaker:
         return
@@ -196,8 +211,19 @@ def _let_go(view: View, watch: Watch, now: float) -> Iterator[Action]:
             yield Wait(min(now + 1.0, linger), "machines are leaving by themselves")
         elif token not in mine:
             yield Release(token)
-        elif watch.ends_itself and token not in here:
+        elif watch.ends_itself and _all_leave(view, watch, token):
             yield Write(Released(token))
+        else:
+            yield Release(token)
+
+
+def _all_leave(view: View, watch: Watch, token: Token) -> bool:
+    """Whether every machine of the group has an agent that ends it, or is known to be over."""
+    status = watch.statuses.get(token)
+    return all(
+        (token, node) in watch.known or (status is not None and status.nodes[node].over)
+        for node in range(view.groups[token].plan.nodes)
+    )
 
 
 def _rest(view: View, watch: Watch, now: float) -> Iterator[Action]:
@@ -227,6 +253,7 @@ _WHILE_IT_RUNS: tuple[Judge, ...] = (
     _judge_failures,
     _note_losses,
     _order,
+    _hand_over,
     _open_a_round,
     _drop,
     _finish_intents,

@@ -57,7 +57,7 @@ def _claim_leftovers(view: View, sighting: Sighting) -> Claim | None:
     left = any(not group.released and group.handle is not None for group in view.groups.values())
     if not left:
         return None
-    return Claim(sighting.lease_changed_at + 1.0, "machines are left to be let go")
+    return Claim(sighting.lease_changed_at + LEFTOVERS_S, "machines are left to be let go")
 
 
 def _turn_s(view: View, me: AgentId) -> float:

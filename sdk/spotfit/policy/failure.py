@@ -22,13 +22,17 @@ def closing(view: View, watch: Watch, round_: Round) -> RoundClosed:
         return RoundClosed(
             round_.number, Blame.PREEMPTION, _machines(lost), told + _raised(failures, told)
         )
+    broken = [place for place in round_.places if place.agent in watch.broken]
+    if broken:
+        why = f"the connection to {broken[0].token}/{broken[0].node} broke"
+        return RoundClosed(round_.number, Blame.NETWORK, why, failures)
     leaving = [place for place in round_.places if place.agent in view.notices]
     if failures and leaving and all(_on(leaving, failure.rank) for failure in failures):
         why = f"{_machines(leaving)} as announced"
         return RoundClosed(round_.number, Blame.PREEMPTION, why, failures)
     if failures:
         return RoundClosed(round_.number, Blame.WORKER, _first_words(failures), failures)
-    return RoundClosed(round_.number, Blame.SUCCESSION, "another agent leads now")
+    return RoundClosed(round_.number, Blame.SUCCESSION, "its hub is gone: another agent leads now")
 
 
 def verdict(view: View) -> FitEnded | None:

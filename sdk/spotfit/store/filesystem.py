@@ -93,7 +93,7 @@ class FsspecStore:
     def get_range(self, key: str, start: int, length: int) -> bytes:
         with self._telling(key):
             size_bytes = int(self._fs.size(self._full(key)))
-            if start >= size_bytes:
+            if start >= size_bytes or not length:
                 return b""
             end = min(start + length, size_bytes)
             return bytes(self._fs.cat_file(self._full(key), start=start, end=end))

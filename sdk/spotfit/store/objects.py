@@ -53,11 +53,13 @@ class ObjectStore:
         return self._repeatedly(key, lambda client: client.get(key).bytes().to_bytes())
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        options: GetOptions = {"range": (start, start + length)}
+        # A range of nothing is refused everywhere, so one byte is asked for at least.
+        options: GetOptions = {"range": (start, start + max(length, 1))}
         try:
-            return self._repeatedly(
+            body = self._repeatedly(
                 key, lambda client: client.get(key, options=options).bytes().to_bytes()
             )
+            return body[:length]
         except _BeyondTheEndError:
             return b""
 

@@ -95,6 +95,7 @@ class StoreSuite:
         store.put("object", b"0123456789")
         assert store.get_range("object", 2, 3) == b"234"
         assert store.get_range("object", 8, 100) == b"89"
+        assert store.get_range("object", 2, 0) == b""
         assert store.get_range("object", 10, 1) == b""
         assert store.get_range("object", 99, 1) == b""
 

@@ -100,9 +100,7 @@ class Audience:
     def _tell_failure(self, failed: Failed) -> None:
         exceptions = {one.rank: self._exception(one) for one in failed.ranks}
         for callback in self._callbacks:
-            callback.after_exception(
-                run_context=self._context, worker_exceptions=dict(exceptions)
-            )
+            callback.after_exception(run_context=self._context, worker_exceptions=dict(exceptions))
 
     def _exception(self, failed: RankTold) -> BaseException:
         """The original, where it could be pickled; else its text."""

@@ -15,7 +15,7 @@ from spotfit.host import process
 from spotfit.host.frames import FrameReader, framed
 from spotfit.model.wire import FromWorker, ToWorker
 
-_frames = decoder(ToWorker)  # type: ignore[arg-type]  # a union is a type to msgspec
+_frames: msgspec.json.Decoder[ToWorker] = decoder(ToWorker)  # type: ignore[arg-type]
 _CHUNK_BYTES = 256 * 1024
 _text = msgspec.json.Encoder().encode
 

@@ -76,22 +76,13 @@ class Zygote:
 
     def run(self) -> NoReturn:
         gc.disable()  # imports make no garbage worth looking for, and a child wants clean pages
-        first, later = self._stages()
+        first, later = stages_of(self._framework)
         for module in first:
             _import(module)
         self._later.extend(later)
         self._say_whether_fit()
         while True:
             self._turn()
-
-    def _stages(self) -> tuple[Iterable[str], Iterable[str]]:
-        try:
-            stages = open_framework(self._framework).stages
-        except SpotfitError as error:  # a worker will meet it again, and tell it to the user
-            log.warning("zygote.framework", name=self._framework, why=str(error))
-            stages = ()
-        later = [module for stage in stages[1:] for module in stage]
-        return [*(stages[0] if stages else ()), *_ALWAYS], later
 
     def _say_whether_fit(self) -> None:
         if not _can_fork():
@@ -225,6 +216,17 @@ class Zygote:
         for pid in self._children.values():
             process.kill_group(pid)
         os._exit(0)
+
+
+def stages_of(framework: str) -> tuple[list[str], list[str]]:
+    """What to import before anything is forked, and what when there is time."""
+    try:
+        stages = open_framework(framework).stages
+    except SpotfitError as error:  # a worker will meet it again, and tell it to the user
+        log.warning("zygote.framework", name=framework, why=str(error))
+        stages = ()
+    first = list(stages[0]) if stages else []
+    return [*first, *_ALWAYS], [module for stage in stages[1:] for module in stage]
 
 
 def _import(module: str) -> None:

@@ -90,9 +90,7 @@ def test_messages_arrive_in_order_both_ways(loop: Loop, hub: TlsNet, agent: TlsN
 
 
 @pytest.mark.usefixtures("joined")
-def test_a_message_bigger_than_any_buffer_arrives(
-    loop: Loop, hub: TlsNet, agent: TlsNet
-) -> None:
+def test_a_message_bigger_than_any_buffer_arrives(loop: Loop, hub: TlsNet, agent: TlsNet) -> None:
     news = News(1, b"x" * 3_000_000)
     hub.send_down(B, news)
     assert events_of(loop, agent) == [FromHub(news)]

@@ -350,7 +350,9 @@ def views(draw: st.DrawFn) -> View:
         round=draw(st.none() | st.just(a_round())),
         last_round=draw(st.none() | st.just(a_round())),
         leader=draw(st.just(LeaderElected(an_agent(0), 1, "h:1", "", draw(st.none() | AGENTS)))),
-        last_closed=draw(st.none() | st.builds(RoundClosed, st.just(1), st.sampled_from(Blame), st.text())),
+        last_closed=draw(
+            st.none() | st.builds(RoundClosed, st.just(1), st.sampled_from(Blame), st.text())
+        ),
         failures={blame: draw(st.integers(0, 2)) for blame in Blame},
         refusals=draw(st.integers(0, 3)),
         final_refusal=draw(st.none() | st.just("no quota")),
@@ -387,7 +389,9 @@ def watches(draw: st.DrawFn) -> Watch:
         callback_failure=draw(st.none() | st.just("Traceback")),
         ready=draw(st.sampled_from([(), (a_ready(),)])),
         surveyed=draw(st.booleans()),
-        statuses=draw(st.dictionaries(st.just(TOKEN), st.sampled_from([a_status(), a_status(NodeState.GONE)]))),
+        statuses=draw(
+            st.dictionaries(st.just(TOKEN), st.sampled_from([a_status(), a_status(NodeState.GONE)]))
+        ),
         granted=draw(st.dictionaries(st.just(TOKEN), TIMES)),
         refused_at=draw(st.none() | TIMES),
         turned_at=draw(TIMES),

@@ -1,4 +1,4 @@
-"""The worker's end of its socket: frames in order, from any thread, and no life without an agent."""
+"""The worker's end of its socket: whole frames from any thread, and no life without an agent."""
 
 import os
 import socket
@@ -48,10 +48,12 @@ def test_frames_of_several_threads_never_mix(ends: tuple[socket.socket, socket.s
     agent, worker = ends
     talk = Talk(worker)
     body = b'"' + b"x" * 50_000 + b'"'
-    threads = [
-        threading.Thread(target=lambda: [talk.send_report(n, body) for n in range(20)])
-        for _ in range(4)
-    ]
+
+    def speak() -> None:
+        for number in range(20):
+            talk.send_report(number, body)
+
+    threads = [threading.Thread(target=speak) for _ in range(4)]
     for thread in threads:
         thread.start()
     came = [heard(agent) for _ in range(80)]
@@ -90,7 +92,7 @@ def test_without_its_agent_a_worker_ends_at_once(asking: str) -> None:
     if child == 0:
         talk = Talk(worker)
         {
-            "speaks": lambda: [talk.send(Running()) for _ in range(2)],
+            "speaks": lambda: talk.send(Running()),
             "listens": lambda: talk.next(None),
             "looks": talk.pending,
         }[asking]()

@@ -17,7 +17,7 @@ from spotfit.host.extras import need
 from spotfit.model.wire import Start
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported in fact
 
 _BACKLOG = 4096
 
@@ -39,17 +39,14 @@ class Torch:
         (
             "numpy",
             "mpmath",
-            "sympy.polys",
             "sympy",
-            "torch._higher_order_ops",
-            "torch._decomp",
-            "torch._meta_registrations",
             "torch.fx.experimental.symbolic_shapes",
-            "torch._inductor.utils",
-            "torch._inductor.test_operators",
+            "torch.distributed._functional_collectives",
             "torch.distributed.tensor",
             "torch.distributed.fsdp",
+            "torch._functorch._aot_autograd.descriptors",
             "torch._dynamo",
+            "torch._inductor.utils",
             "torch.optim",
             "torch.utils.serialization.config",
         ),
@@ -71,6 +68,7 @@ class Torch:
         need("torch", extra="torch")
         import torch
         import torch.distributed as dist
+        from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # exported in fact
 
         options = _options(start)
         torch.set_num_threads(_threads())
@@ -79,7 +77,7 @@ class Torch:
             torch.cuda.set_device(_device(start))
         dist.init_process_group(
             options.backend or ("gloo" if _device(start) == "cpu" else "nccl"),
-            store=dist.PrefixStore(f"round-{start.round}", _meet(start, gather, options)),
+            store=PrefixStore(f"round-{start.round}", _meet(start, gather, options)),
             rank=start.rank,
             world_size=start.world_size,
             timeout=datetime.timedelta(seconds=options.timeout_s),
@@ -122,10 +120,8 @@ def _meet(start: Start, gather: Gather, options: TorchOptions) -> TCPStore:
     return _store(host, int(port), listener, options)
 
 
-def _store(
-    host: str, port: int, listener: socket.socket | None, options: TorchOptions
-) -> TCPStore:
-    from torch.distributed import TCPStore
+def _store(host: str, port: int, listener: socket.socket | None, options: TorchOptions) -> TCPStore:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported in fact
 
     extra: dict[str, Any] = {} if listener is None else {"master_listen_fd": listener.detach()}
     return TCPStore(

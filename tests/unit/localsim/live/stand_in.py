@@ -91,8 +91,8 @@ class Town:
 
     def configure(self, **options: Any) -> None:
         """Other options from here on."""
-        told = {"nodes": 2, "root": str(self.root.path), "agent": AGENT} | options
-        self.provisioner = LocalProvisioner(LocalOptions(**told))
+        told: dict[str, Any] = {"nodes": 2, "root": str(self.root.path), "agent": AGENT}
+        self.provisioner = LocalProvisioner(LocalOptions(**told | options))
 
     def submit(self, token: str, workers: int, *, of: int = 4) -> GroupHandle:
         request = GroupRequest(Token(token), workers, of)

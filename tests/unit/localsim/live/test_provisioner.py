@@ -13,7 +13,7 @@ from spotfit.core.errors import ConfigError, ProvisionPermissionError
 from spotfit.core.ids import RunId, Token
 from spotfit.model.group import GroupRequest, NodeState
 from spotfit.provision.api import Refusal
-from spotfit_localsim.live import processes, provisioner
+from spotfit_localsim.live import processes
 from spotfit_localsim.live.options import LocalOptions
 from spotfit_localsim.live.places import Root
 from spotfit_localsim.live.provisioner import LocalProvisioner
@@ -122,7 +122,7 @@ def test_whoever_dies_while_asking_is_finished_by_the_next(
         return start(*args, **kwargs)  # type: ignore[arg-type]  # passed on as they came
 
     with monkeypatch.context() as patch:
-        patch.setattr(provisioner.processes, "start_detached", dying)
+        patch.setattr(processes, "start_detached", dying)
         with pytest.raises(KeyboardInterrupt):
             town.submit("a", 4)
     before = town.next_up()
@@ -138,9 +138,7 @@ def test_a_machine_that_was_started_and_not_noted_is_not_started_again(
 ) -> None:
     """Its submitter died between the two; the successor starts another one, which lets it be."""
     start = processes.start_detached
-    monkeypatch.setattr(
-        provisioner.processes, "start_detached", lambda *a, **k: start(*a, **k) and None
-    )
+    monkeypatch.setattr(processes, "start_detached", lambda *a, **k: start(*a, **k) and None)
     town.submit("a", 2)
     town.submit("a", 2)
     up = town.next_up()

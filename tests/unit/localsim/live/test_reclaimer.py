@@ -63,6 +63,10 @@ def carried_out(town: Town, *plan: Strike) -> tuple[Reclamation, Market, Told]:
     return Reclamation(market, progress, list(plan), stream, began=100.0), market, progress
 
 
+def waits(reclamation: Reclamation) -> bool:
+    return not reclamation.over
+
+
 def test_a_strike_comes_at_its_step(town: Town) -> None:
     reclamation, market, progress = carried_out(town, at_step(20, node=1), at_step(60, node=0))
     progress.at = 19
@@ -71,10 +75,10 @@ def test_a_strike_comes_at_its_step(town: Town) -> None:
     progress.at = 21
     reclamation.tick(100.1)
     assert market.did == [("kill", 1)]
-    assert not reclamation.over
+    assert waits(reclamation)
     progress.at = 60
     reclamation.tick(100.2)
-    assert reclamation.over
+    assert not waits(reclamation)
     assert [(struck.node, struck.step, struck.announced) for struck in reclamation.done] == [
         (1, 21, False),
         (0, 60, False),
@@ -93,22 +97,22 @@ def test_who_was_told_is_killed_at_the_deadline(town: Town) -> None:
     reclamation, market, _ = carried_out(town, at_time(0.0, node=0, notice_s=8.0))
     reclamation.tick(100.0)
     assert market.did == [("notify", 0)]
-    assert not reclamation.over
+    assert waits(reclamation)
     reclamation.tick(107.9)
     assert len(market.did) == 1
     reclamation.tick(108.0)
     assert market.did[1] == ("kill", 0)
-    assert reclamation.over
+    assert not waits(reclamation)
 
 
 def test_during_a_drought_there_are_no_nodes(town: Town) -> None:
     reclamation, market, _ = carried_out(town, at_time(0.0, drought_s=3.0))
     reclamation.tick(100.0)
     assert market.limits == [0]
-    assert not reclamation.over
+    assert waits(reclamation)
     reclamation.tick(103.0)
     assert market.limits == [0, None]
-    assert reclamation.over
+    assert not waits(reclamation)
     reclamation.lift()
     assert market.limits == [0, None]
 
@@ -124,7 +128,7 @@ def test_a_strike_that_finds_nobody_waits(town: Town) -> None:
     reclamation, market, _ = carried_out(town, at_time(0.0))
     market.standing, standing = [], market.standing
     reclamation.tick(100.0)
-    assert not reclamation.over
+    assert waits(reclamation)
     market.standing = standing
     reclamation.tick(101.0)
     assert len(market.did) == 1

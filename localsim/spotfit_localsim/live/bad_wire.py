@@ -1,0 +1,154 @@
+"""An S3 server on loopback and a bad wire to it: requests are slow, refused, or answered to nobody.
+
+Run as a process (`python -m spotfit_localsim.live.bad_wire`); its first line of output is its
+address. `PUT /-/weather` changes how bad the wire is.
+"""
+
+from __future__ import annotations
+
+import http.client
+import sys
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
+import msgspec
+
+from spotfit.core.codec import encode
+from spotfit.host.clocks import SystemClock
+from spotfit_localsim.dice import Dice, Stream
+
+WEATHER = "/-/weather"
+_NOT_PASSED_ON = ("connection", "host", "transfer-encoding", "keep-alive")
+
+
+class Weather(msgspec.Struct, frozen=True):
+    """How bad the wire is: shares of all requests."""
+
+    refused: float = 0.0
+    """Answered with 503; the server never saw them."""
+    unanswered: float = 0.0
+    """Done by the server, but the answer is lost: who asked cannot know."""
+    slow: float = 0.0
+    slow_s: float = 0.5
+    seed: int = 0
+
+
+def fair() -> Weather:
+    """Nothing happens."""
+    return Weather()
+
+
+class BadWire:
+    """What befalls a request, by the dice of the weather's seed."""
+
+    def __init__(self, wait: Callable[[float], None]) -> None:
+        self._wait = wait
+        self._lock = threading.Lock()
+        self.change(fair())
+
+    def change(self, weather: Weather) -> None:
+        """From now on it is like that."""
+        with self._lock:
+            self._weather = weather
+            self._stream: Stream = Dice(weather.seed).stream("weather")
+
+    def befall(self) -> str:
+        """'refused', 'unanswered' or 'passed', perhaps after a while."""
+        with self._lock:
+            weather, stream = self._weather, self._stream
+            slow, fate = stream.chance(weather.slow), stream.random()
+        if slow:
+            self._wait(weather.slow_s)
+        if fate < weather.refused:
+            return "refused"
+        return "unanswered" if fate < weather.refused + weather.unanswered else "passed"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection from a store's client."""
+
+    protocol_version = "HTTP/1.1"
+    wire: ClassVar[BadWire]
+    server_at: ClassVar[tuple[str, int]]
+
+    def _pass_on(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.path == WEATHER:
+            self.wire.change(msgspec.json.decode(body, type=Weather))
+            self._answer(200, {}, b"")
+            return
+        fate = self.wire.befall()
+        if fate == "refused":
+            self._answer(503, {}, b"")
+            return
+        status, headers, answer = self._ask_the_server(body)
+        if fate == "unanswered":
+            self.close_connection = True
+            return
+        self._answer(status, headers, answer)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass_on  # noqa: N815  # as its base wants
+
+    def _ask_the_server(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        headers = {
+            name: text for name, text in self.headers.items() if name.lower() not in _NOT_PASSED_ON
+        }
+        connection = http.client.HTTPConnection(*self.server_at)
+        try:
+            connection.request(self.command, self.path, body or None, headers)
+            answer = connection.getresponse()
+            return answer.status, dict(answer.getheaders()), answer.read()
+        finally:
+            connection.close()
+
+    def _answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.send_response_only(status)
+        for name, text in headers.items():
+            if name.lower() not in (*_NOT_PASSED_ON, "content-length"):
+                self.send_header(name, text)
+        length = headers.get("Content-Length") if self.command == "HEAD" else None
+        self.send_header("Content-Length", length or str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
+
+
+def serve(server_at: tuple[str, int]) -> ThreadingHTTPServer:
+    """A wire to that server; the caller lets it serve."""
+
+    class Bound(Handler):
+        wire = BadWire(SystemClock().wait)
+
+    Bound.server_at = server_at
+    return ThreadingHTTPServer(("127.0.0.1", 0), Bound)
+
+
+def change_weather(address: str, weather: Weather) -> None:
+    """Of the wire at that address."""
+    host, _, port = address.removeprefix("http://").partition(":")
+    connection = http.client.HTTPConnection(host, int(port))
+    connection.request("PUT", WEATHER, encode(weather))
+    connection.getresponse().read()
+    connection.close()
+
+
+def main() -> None:
+    """Serve until our input ends."""
+    from moto.server import ThreadedMotoServer
+
+    moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    moto.start()
+    wire = serve(moto.get_host_and_port())
+    threading.Thread(target=wire.serve_forever, daemon=True).start()
+    sys.stdout.write(f"http://127.0.0.1:{wire.server_address[1]}\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

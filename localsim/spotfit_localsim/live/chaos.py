@@ -1,0 +1,402 @@
+"""Random misfortune, live: real processes are killed at any moment, and the result must not change.
+
+`python -m spotfit_localsim.live.chaos --seeds 20` runs small trainings of four workers on two
+nodes. A seed decides what is trained, where it is stored, how bad the wire to the store is, and
+who is killed when. Whatever happened, these hold: the result is that of an undisturbed run, no
+committed checkpoint is lost, no step counts twice, no machine is paid twice, and no process or
+directory is left behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+import spotfit
+from spotfit.agent import driver
+from spotfit.agent.zygote import ZygoteKeeper
+from spotfit.core.codec import encode
+from spotfit.core.errors import RunNotFoundError
+from spotfit.host import env
+from spotfit.host.clocks import SystemClock
+from spotfit.provision.launch import Assignment
+from spotfit_localsim.dice import Dice
+from spotfit_localsim.live import bad_wire, jobs
+from spotfit_localsim.live.audit import Audit
+from spotfit_localsim.live.options import LocalOptions
+from spotfit_localsim.live.places import Root
+from spotfit_localsim.live.victims import Kind, Victims, mourned, with_mark
+
+MARK = "SPOTFIT_CHAOS"
+"""In the environment of every process of a story: its folder."""
+_ME = "spotfit_localsim.live.chaos"
+_AGENT = f"{_ME}:serve"
+_WORKERS, _NODES = 4, 2
+_LOOK_EVERY_S = 0.01
+_QUIET_WITHIN_S = 10.0
+
+
+class Blow(msgspec.Struct, frozen=True):
+    """Somebody is killed, so long after the story began or as soon as there is one."""
+
+    at_s: float
+    whom: Kind
+
+
+class Story(msgspec.Struct, frozen=True):
+    """All that a seed decides."""
+
+    seed: int
+    job: Literal["count", "descend"]
+    store: Literal["file", "s3"]
+    weather: bad_wire.Weather
+    blows: tuple[Blow, ...]
+    steps: int = 40
+    save_every: int = 5
+    pace_s: float = 0.03
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What the training function gets."""
+        return {"steps": self.steps, "save_every": self.save_every, "pace_s": self.pace_s}
+
+
+def story_of(seed: int, *, torch: float = 0.1) -> Story:
+    """The same story for the same seed; a share of them trains with torch."""
+    stream = Dice(seed).stream("story")
+    job: Literal["count", "descend"] = "descend" if stream.chance(torch) else "count"
+    store: Literal["file", "s3"] = "s3" if stream.chance(0.5) else "file"
+    weather = bad_wire.Weather(
+        refused=stream.between((0.0, 0.05)),
+        unanswered=stream.between((0.0, 0.03)),
+        slow=stream.between((0.0, 0.1)),
+        seed=seed,
+    )
+    kinds: list[Kind] = ["worker", "agent", "leader", "node", "zygote", "driver"]
+    span_s = (0.0, 3.0 if job == "count" else 8.0)
+    count = 1 + min(3, int(stream.expovariate(0.8)))
+    blows = [Blow(stream.between(span_s), stream.choice(kinds)) for _ in range(count)]
+    blows.sort(key=lambda blow: blow.at_s)
+    return Story(seed, job, store, weather if store == "s3" else bad_wire.fair(), tuple(blows))
+
+
+# --- one story --------------------------------------------------------------------------------
+
+
+class Stage:
+    """Where one story is played: a folder of its own, in which nothing may be left."""
+
+    def __init__(self, story: Story, folder: Path, wire: str) -> None:
+        self.story = story
+        self.folder = folder
+        self.wire = wire
+        self.root = Root(folder / "machines")
+        self.name = f"story-{story.seed}"
+        self.storage = "s3://chaos/runs" if story.store == "s3" else str(folder / "store")
+        self.url = f"{self.storage}/{self.name}"
+        (folder / "tmp").mkdir(parents=True)
+        (folder / "logs").mkdir()
+        (folder / "story.json").write_bytes(encode(story))
+
+    def environment(self) -> dict[str, str]:
+        """For everybody on it."""
+        return env.everything() | {
+            MARK: str(self.folder),
+            "TMPDIR": str(self.folder / "tmp"),
+            "SPOTFIT_HOME": str(self.folder / "keys"),
+            "AWS_ENDPOINT_URL": self.wire,
+            "AWS_ACCESS_KEY_ID": "chaos",
+            "AWS_SECRET_ACCESS_KEY": "chaos",
+            "AWS_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def play(self, *, within_s: float) -> Audit:
+        """Let it happen; what came of it."""
+        if self.story.store == "s3":
+            _make_bucket(self.wire)
+            bad_wire.change_weather(self.wire, self.story.weather)
+        ended_well = self._until_the_end(within_s)
+        if self.story.store == "s3":
+            bad_wire.change_weather(self.wire, bad_wire.fair())
+        left = self._left_behind()
+        with _environment(self.environment()):
+            return Audit.of(
+                url=self.url,
+                result=_read(self.folder / "result") if ended_well else None,
+                paid=(_read(self.folder / "paid") or "").splitlines(),
+                left=left,
+            )
+
+    def _until_the_end(self, within_s: float) -> bool:
+        clock = SystemClock()
+        began = clock.now()
+        blows = list(self.story.blows)
+        acting = self._start("fit")
+        victims = Victims(self.root, self.url, str(self.folder))
+        while clock.now() - began < within_s:
+            with _environment(self.environment()):
+                self._strike(blows, victims, acting, clock.now() - began)
+            code = acting.poll()
+            if code == 0:
+                return True
+            if code == -signal.SIGKILL:
+                acting = self._start("attach")
+            elif code is not None:
+                self._tell(f"the driver ended with code {code}")
+                return False
+            clock.wait(_LOOK_EVERY_S)
+        self._tell(f"it has not ended within {within_s:.0f} s")
+        acting.kill()
+        acting.wait()
+        return False
+
+    def _strike(
+        self, blows: list[Blow], victims: Victims, acting: subprocess.Popen[bytes], elapsed_s: float
+    ) -> None:
+        if not blows or elapsed_s < blows[0].at_s:
+            return
+        whom = blows[0].whom
+        dice = Dice(self.story.seed).stream(f"victim {len(blows)}")
+        if whom == "driver":
+            acting.kill()
+            acting.wait()
+            struck: str | None = f"the driver {acting.pid}"
+        else:
+            struck = victims.strike(whom, dice)
+        if struck is not None:
+            blows.pop(0)
+            self._tell(f"{elapsed_s:6.2f} s  killed {struck}")
+
+    def _start(self, how: str) -> subprocess.Popen[bytes]:
+        with (self.folder / "logs" / "driver.log").open("ab") as log:
+            return subprocess.Popen(  # noqa: S603  # ourselves
+                [sys.executable, "-m", _ME, "--act", how, str(self.folder)],
+                env=self.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _left_behind(self) -> list[str]:
+        clock = SystemClock()
+        give_up_at = clock.now() + _QUIET_WITHIN_S
+        while clock.now() < give_up_at and (with_mark(MARK, str(self.folder)) or self._debris()):
+            clock.wait(_LOOK_EVERY_S)
+        processes = [f"process {one}" for one in with_mark(MARK, str(self.folder))]
+        return processes + self._debris()
+
+    def _debris(self) -> list[str]:
+        tmp = [str(path) for path in (self.folder / "tmp").iterdir()]
+        machines = (
+            [str(path) for path in self.root.path.rglob("*")] if self.root.path.exists() else []
+        )
+        return tmp + machines
+
+    def _tell(self, what: str) -> None:
+        with (self.folder / "logs" / "story.log").open("a") as log:
+            log.write(f"{what}\n")
+
+    def clear(self) -> None:
+        """Nobody stays, whatever happened."""
+        mourned(with_mark(MARK, str(self.folder)))
+
+
+# --- inside a story ---------------------------------------------------------------------------
+
+
+def serve(assignment: Assignment, *, zygotes: ZygoteKeeper) -> int:
+    """The agent of a machine in a story: it is paid, it keeps its log, and is an agent."""
+    folder = Path(env.lookup(MARK) or "")
+    with (folder / "paid").open("a") as paid:
+        paid.write(f"{assignment.token} {assignment.node} {os.getpid()}\n")
+    log = (folder / "logs" / f"{assignment.token}-{assignment.node}.log").open("a")
+    with log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    return driver.serve(assignment, zygotes=zygotes)
+
+
+def act(how: str, folder: Path) -> int:
+    """The driver of a story: call `fit()`, or attach to what a killed one has begun."""
+    story = msgspec.json.decode((folder / "story.json").read_bytes(), type=Story)
+    stage_url = (folder / "url").read_text() if (folder / "url").exists() else None
+    try:
+        if how == "attach" and stage_url:
+            result = spotfit.attach(stage_url).result()
+        else:
+            result = _fit(story, folder)
+    except RunNotFoundError:
+        result = _fit(story, folder)
+    (folder / "result.draft").write_text(str(result.return_value))
+    (folder / "result.draft").rename(folder / "result")
+    return 0
+
+
+def _fit(story: Story, folder: Path) -> spotfit.Result:
+    storage = "s3://chaos/runs" if story.store == "s3" else str(folder / "store")
+    name = f"story-{story.seed}"
+    (folder / "url").write_text(f"{storage}/{name}")
+    return _trainer(story)(
+        {"count": jobs.count, "descend": jobs.descend}[story.job],
+        train_loop_config=story.config,
+        scaling_config=spotfit.ScalingConfig(num_workers=_WORKERS),
+        run_config=spotfit.RunConfig(
+            name=name,
+            storage_path=storage,
+            failure_config=spotfit.FailureConfig(max_failures=-1),
+            checkpoint_config=spotfit.CheckpointConfig(num_to_keep=2),
+        ),
+        provisioner=LocalOptions(nodes=_NODES, root=str(folder / "machines"), agent=_AGENT),
+    ).fit()
+
+
+def _trainer(story: Story) -> Callable[..., spotfit.DataParallelTrainer]:
+    if story.job == "count":
+        return spotfit.DataParallelTrainer
+    from spotfit.torch import TorchTrainer
+
+    return TorchTrainer
+
+
+# --- many stories -----------------------------------------------------------------------------
+
+
+class Ending(NamedTuple):
+    """What happened in a story, and what is wrong with how it ended."""
+
+    told: list[str]
+    wrong: list[str]
+
+
+class Theatre:
+    """Plays story after story; folders of those that went wrong are kept."""
+
+    def __init__(self, folder: Path, *, within_s: float) -> None:
+        self._folder = folder
+        self._within_s = within_s
+        self._expected: dict[str, str] = {}
+
+    def play(self, story: Story, wire: str) -> Ending:
+        """Let it happen, and see what has come of it."""
+        expected = self._result_of(story, wire)
+        folder = self._folder / str(story.seed)
+        stage = Stage(story, folder, wire)
+        try:
+            wrong = stage.play(within_s=self._within_s).wrong(expected, steps=story.steps)
+        finally:
+            stage.clear()
+        told = (_read(folder / "logs" / "story.log") or "").splitlines()
+        if not wrong:
+            shutil.rmtree(folder)
+        return Ending(told, wrong)
+
+    def _result_of(self, story: Story, wire: str) -> str:
+        if story.job == "count":
+            return jobs.counted(story.steps)
+        if story.job not in self._expected:
+            calm = Story(0, story.job, "file", bad_wire.fair(), (), pace_s=0.0)
+            folder = self._folder / f"undisturbed-{story.job}"
+            stage = Stage(calm, folder, wire)
+            audit = stage.play(within_s=self._within_s)
+            self._expected[story.job] = audit.result or "the undisturbed run failed"
+            shutil.rmtree(folder)
+        return self._expected[story.job]
+
+
+def run(seeds: Sequence[int], *, folder: Path, within_s: float = 120.0, torch: float = 0.1) -> int:
+    """Play the stories of these seeds, and tell of each that went wrong. How many did."""
+    theatre = Theatre(folder, within_s=within_s)
+    failed = 0
+    with wire_to_a_store() as wire:
+        for seed in seeds:
+            story = story_of(seed, torch=torch)
+            ending = theatre.play(story, wire)
+            failed += bool(ending.wrong)
+            _say(story, ending, folder / str(seed))
+    return failed
+
+
+@contextlib.contextmanager
+def wire_to_a_store() -> Iterator[str]:
+    """A store's address, with a wire to it that can be made bad."""
+    with subprocess.Popen(  # noqa: S603  # our own module
+        [sys.executable, "-m", bad_wire.__name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.stdin.close()
+
+
+def _say(story: Story, ending: Ending, folder: Path) -> None:
+    verdict = f"WRONG, everything is in {folder}" if ending.wrong else "fine"
+    sys.stdout.write(f"seed {story.seed}: {verdict} ({story.job} on {story.store})\n")
+    for line in (*ending.told, *ending.wrong):
+        sys.stdout.write(f"    {line}\n")
+    sys.stdout.flush()
+
+
+def _make_bucket(wire: str) -> None:
+    bad_wire.change_weather(wire, bad_wire.fair())
+    request = urllib.request.Request(f"{wire}/chaos", method="PUT")  # noqa: S310  # loopback
+    urllib.request.urlopen(request).close()  # noqa: S310  # as above
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = env.everything()
+    env.replace(values)
+    try:
+        yield
+    finally:
+        env.replace(before)
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text() if path.exists() else None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Play so many stories; as many went wrong as the exit code says, 99 at most."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=20, help="how many stories")
+    parser.add_argument("--start", type=int, default=0, help="the first seed")
+    parser.add_argument("--torch", type=float, default=0.1, help="share of stories with torch")
+    parser.add_argument("--within", type=float, default=120.0, help="seconds a story may take")
+    parser.add_argument("--folder", type=Path, help="where stories that went wrong are kept")
+    parser.add_argument("--act", nargs=2, help=argparse.SUPPRESS)
+    told = parser.parse_args(arguments)
+    if told.act:
+        return act(told.act[0], Path(told.act[1]))
+    folder = told.folder or Path(tempfile.mkdtemp(prefix="spotfit-chaos-"))
+    seeds = range(told.start, told.start + told.seeds)
+    failed = run(seeds, folder=folder, within_s=told.within, torch=told.torch)
+    if not failed:
+        shutil.rmtree(folder, ignore_errors=True)
+    sys.stdout.write(json.dumps({"stories": told.seeds, "wrong": failed}) + "\n")
+    return min(failed, 99)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

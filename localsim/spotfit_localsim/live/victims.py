@@ -1,0 +1,112 @@
+"""Who can be killed: the processes of a run, found from outside."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from spotfit.core.errors import SpotfitError
+from spotfit.host import process
+from spotfit.ledger.journal import Journal
+from spotfit.ledger.run import Ledger
+from spotfit.store.opening import open_store
+from spotfit_localsim.dice import Stream
+from spotfit_localsim.live import processes
+from spotfit_localsim.live.places import Node, Root
+
+Kind = Literal["worker", "agent", "leader", "node", "zygote", "driver"]
+_WORKER, _ZYGOTE = "spotfit-worker", "spotfit-zygote"
+
+
+class Victims:
+    """The processes of the run at that address, on the machines below that root."""
+
+    def __init__(self, root: Root, url: str, mark: str) -> None:
+        self._root = root
+        self._url = url
+        self._mark = mark
+
+    def strike(self, kind: Kind, stream: Stream) -> str | None:
+        """Kill one of that kind; who it was, or None if there is none."""
+        nodes = [node for group in self._root.groups() for node in group.nodes()]
+        machines = sorted(found.pid for node in nodes if (found := _machine(node)))
+        match kind:
+            case "worker" | "zygote":
+                name = _WORKER if kind == "worker" else _ZYGOTE
+                family = [pid for one in machines for pid in processes.descendants(one)]
+                return _kill_one([pid for pid in family if _name(pid) == name], kind, stream)
+            case "agent":
+                return _kill_one(machines, kind, stream)
+            case "leader":
+                return _kill_one([pid for pid in machines if pid == self._leader()], kind, stream)
+            case _:
+                return _kill_node(nodes, stream)
+
+    def _leader(self) -> int | None:
+        """The pid of the machine whose agent leads."""
+        try:
+            store = open_store(self._url)
+            view = Journal(store).catch_up()
+            if view.leader is None or view.run_id is None:
+                return None
+            offers = Ledger(store, view.run_id, view.leader.leader).offers()
+            return next((one.pid for one in offers if one.agent == view.leader.leader), None)
+        except SpotfitError:  # the store has its own troubles; ask again later
+            return None
+
+
+def with_mark(name: str, value: str) -> list[str]:
+    """Living processes in whose environment that stands, by pid and name."""
+    marked = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and _has(entry, f"{name}={value}"):
+            marked.append(f"{entry.name} {_name(int(entry.name))}")
+    return marked
+
+
+def mourned(marked: Iterable[str]) -> None:
+    """Kill what is left of a story."""
+    for told in marked:
+        process.kill(int(told.partition(" ")[0]))
+
+
+def _machine(node: Node) -> processes.Process | None:
+    machine = node.machine()
+    return machine if machine is not None and machine.alive else None
+
+
+def _kill_one(pids: list[int], kind: str, stream: Stream) -> str | None:
+    if not pids:
+        return None
+    pid = stream.choice(sorted(pids))
+    process.kill(pid, signal.SIGKILL)
+    return f"the {kind} {pid}"
+
+
+def _kill_node(nodes: list[Node], stream: Stream) -> str | None:
+    living = [node for node in nodes if _machine(node)]
+    if not living:
+        return None
+    node = stream.choice(living)
+    machine = _machine(node)
+    if machine is None:
+        return None
+    node.reclaimed("chaos")
+    processes.kill(machine)
+    return f"node {node.group.token}/{node.number} with all it had ({machine.pid})"
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return "gone"
+
+
+def _has(entry: Path, told: str) -> bool:
+    try:
+        return told.encode() in (entry / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False

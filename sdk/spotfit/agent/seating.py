@@ -1,0 +1,87 @@
+"""Who sits at the leader's table: connected agents, those that vanished, and what each is doing."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from spotfit.agent.ports import Net
+from spotfit.core.ids import AgentId, Token
+from spotfit.model.watch import Seat
+from spotfit.model.wire import Beat, FromLeader, Join
+from spotfit.model.world import Notice, Place
+
+
+class Seating:
+    """Seats by agent. The dictionaries are handed out as they are: a beat must not cost O(agents)."""
+
+    def __init__(self, me: AgentId, net: Net) -> None:
+        self._me = me
+        self._net = net
+        self.seats: dict[AgentId, Seat] = {}
+        self.gone: dict[AgentId, float] = {}
+        """Whose connection was lost and who did not come back, since when."""
+        self.broken: set[AgentId] = set()
+        """Whose connection was lost since the round was opened, back or not."""
+        self.known: dict[tuple[Token, int], AgentId] = {}
+        """Who sat here last from each machine."""
+
+    def join(self, agent: AgentId, join: Join, now: float) -> None:
+        """Give that agent a seat; its connection is new."""
+        noticed = now if join.notice else None
+        self.seats[agent] = Seat(join.member, now, now, join.running, join.notice, noticed)
+        self.gone.pop(agent, None)
+        self.known[join.member.token, join.member.node] = agent
+
+    def lose(self, agent: AgentId, now: float) -> bool:
+        """Its connection is gone; whether it had a seat."""
+        if self.seats.pop(agent, None) is None:
+            return False
+        self.gone[agent] = now
+        self.broken.add(agent)
+        return True
+
+    def heard(self, agent: AgentId, now: float) -> Seat | None:
+        """That agent said something; its seat, if it has one."""
+        seat = self.seats.get(agent)
+        if seat is not None:
+            seat = self.seats[agent] = replace(seat, heard=now)
+        return seat
+
+    def occupy(self, places: tuple[Place, ...], number: int) -> None:
+        """Whoever has a place in the round is busy until it says `Stopped`."""
+        self.broken.clear()
+        for place in places:
+            if place.agent in self.seats:
+                self.seats[place.agent] = replace(self.seats[place.agent], running=number)
+
+    def stopped(self, agent: AgentId, number: int) -> None:
+        """No worker of that round, or of an older one, lives there any more."""
+        seat = self.seats[agent]
+        if seat.running is not None and number >= seat.running:
+            self.seats[agent] = replace(seat, running=None)
+
+    def warned(self, agent: AgentId, notice: Notice, now: float) -> None:
+        """That machine announced its end."""
+        self.seats[agent] = replace(self.seats[agent], notice=notice, noticed=now)
+
+    def silent(self, silent_s: float, now: float) -> list[AgentId]:
+        """Who has not been heard for too long."""
+        return [
+            agent
+            for agent, seat in self.seats.items()
+            if agent != self._me and now - seat.heard > silent_s
+        ]
+
+    def stopped_all(self, places: tuple[Place, ...]) -> bool:
+        """Whether nobody of these places has workers any more, or a connection."""
+        seats = (self.seats.get(place.agent) for place in places)
+        return all(seat is None or seat.running is None for seat in seats)
+
+    def tell_all(self, message: FromLeader) -> None:
+        """To everybody seated."""
+        for agent in self.seats:
+            self._net.send_down(agent, message)
+
+    def greet_all(self) -> None:
+        """The leader's beat."""
+        self.tell_all(Beat())

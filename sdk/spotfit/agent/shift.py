@@ -1,0 +1,199 @@
+"""This node's part in the run: it enters a round once, passes its workers' words on, and stops."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import assert_never
+
+import msgspec
+from msgspec.structs import replace
+
+from spotfit.agent.ports import Crew, CrewEvent, Exited, Net, Said
+from spotfit.agent.workplace import Workplace
+from spotfit.core.codec import decoder, encode
+from spotfit.core.ids import AgentId
+from spotfit.ledger import keys
+from spotfit.model.events import RankFailure
+from spotfit.model.view import View
+from spotfit.model.wire import Ended, Raised, Returned, Start, Stopped, ToWorker, Up
+from spotfit.model.world import Place, Round
+from spotfit.provision.launch import Launch
+from spotfit.store.api import Store
+
+_raised = decoder(Raised)
+_returned = decoder(Returned)
+
+
+class Shift:
+    """Whom the workers of this node work for, round after round."""
+
+    def __init__(
+        self,
+        *,
+        me: AgentId,
+        crew: Crew,
+        net: Net,
+        store: Store,
+        workplace: Workplace,
+        launch: Launch,
+        devices: tuple[str, ...],
+        scratch: str,
+    ) -> None:
+        self._me = me
+        self._crew = crew
+        self._net = net
+        self._store = store
+        self._workplace = workplace
+        self._launch = launch
+        self._devices = devices
+        self._scratch = scratch
+        self._events: deque[CrewEvent] = deque()
+        self.round: int | None = None
+        """The round whose workers were started here and are not all gone."""
+        self._last_round = -1
+        self._halted = False
+        self._raised: set[int] = set()
+        self._returned: set[int] = set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether any worker lives here."""
+        return self._crew.busy
+
+    # --- what the journal and the leader order -----------------------------------------------
+
+    def follow(self, view: View, hub: str | None) -> None:
+        """Be where the journal says: start what it opened, end what it closed.
+
+        A round is entered once, and only under the eyes of the hub that opened it.
+        """
+        opened = view.round
+        if self.round is not None and (opened is None or opened.number != self.round):
+            self.stop()
+        if opened is None or self.round is not None or self._crew.busy:
+            return
+        place = opened.place_of(self._me)
+        watched = view.leader is not None and hub is not None and hub == view.leader.hub
+        if place is not None and watched and opened.number > self._last_round:
+            self._begin(view, opened, place)
+
+    def stop(self) -> None:
+        """End all workers: what they say and how they end from now on is our doing."""
+        self._halted = True
+        self._crew.halt()
+
+    def halt(self, number: int) -> None:
+        """End that round's workers; a round not entered yet is never entered any more."""
+        self._last_round = max(self._last_round, number)
+        if number == self.round:
+            self.stop()
+        else:
+            self._net.send_up(Stopped(number))
+
+    def pass_down(self, number: int, rank: int | None, frame: ToWorker, view: View) -> None:
+        """To one worker of that round, or to all of them here."""
+        place = view.round.place_of(self._me) if view.round and number == self.round else None
+        for one in place.ranks if place else ():
+            if rank is None or rank == one:
+                self._crew.send(one, frame)
+
+    def _begin(self, view: View, opened: Round, place: Place) -> None:
+        self.round = self._last_round = opened.number
+        self._halted = False
+        self._raised, self._returned = set(), set()
+        self._crew.start([self._start(view, opened, place, rank) for rank in place.ranks])
+
+    def _start(self, view: View, opened: Round, place: Place, rank: int) -> Start:
+        spec = view.spec
+        assert spec is not None
+        metrics = view.metrics_of(opened.checkpoint) if opened.checkpoint else None
+        return Start(
+            run_id=spec.run_id,
+            run_name=spec.name,
+            round=opened.number,
+            rank=rank,
+            local_rank=rank - place.first_rank,
+            world_size=opened.world_size,
+            local_world_size=place.workers,
+            node_rank=place.node_rank,
+            host=place.host,
+            storage_url=spec.storage_url,
+            framework=spec.framework,
+            framework_options=spec.framework_options,
+            luggage=spec.luggage,
+            checkpoint=opened.checkpoint,
+            checkpoint_metrics=metrics,
+            devices=self._devices,
+            scratch=self._scratch,
+            collective_timeout_s=spec.collective_timeout_s,
+            relax_collectives=spec.relax_collectives,
+            log_level=spec.log_level,
+            secret=self._launch.secret,
+            spec=msgspec.Raw(encode(spec)),
+        )
+
+    # --- what the workers say ----------------------------------------------------------------
+
+    def hear(self) -> None:
+        """Pass on what the workers said, and tell when the last of them is gone.
+
+        May raise `TransientStoreError`; nothing is lost then, and it is to be called again.
+        """
+        busy = self._crew.busy  # looked at first: whatever the last of them said is in the events
+        self._events.extend(self._crew.events())
+        while self._events:
+            self._take(self._events[0])
+            self._events.popleft()
+        if self.round is not None and not busy:
+            stopped, self.round = self.round, None
+            self._net.send_up(Stopped(stopped))
+
+    def _take(self, event: CrewEvent) -> None:
+        match event:
+            case Said(round=number, rank=rank, frames=frames):
+                self._forward(number, rank, frames)
+            case Exited():
+                self._note_exit(event)
+            case _:
+                assert_never(event)
+
+    def _forward(self, number: int, rank: int, frames: list[msgspec.Raw]) -> None:
+        """Pass a worker's frames up; those that end it also concern us."""
+        if number != self.round or not frames:
+            return
+        onward = frames
+        last = bytes(frames[-1])
+        if last.startswith(b'{"type":"raised"'):
+            onward = frames[:-1]
+            self._note_raised(number, rank, _raised.decode(last))
+        elif last.startswith(b'{"type":"returned"'):
+            onward = [*frames[:-1], self._keep_result(number, rank, _returned.decode(last))]
+        if onward:
+            self._net.send_up(Up(number, rank, onward))
+
+    def _note_raised(self, number: int, rank: int, raised: Raised) -> None:
+        self._raised.add(rank)
+        if self._halted:
+            return
+        key = keys.failure(number, rank) if raised.value else None
+        self._net.send_up(Ended(number, rank, RankFailure(rank, "raised", raised.told, key)))
+        if key is not None:
+            body = self._workplace.sign(raised.value, "failure")
+            self._workplace.errands().send(f"keep {key}", lambda: self._store.put(key, body))
+
+    def _keep_result(self, number: int, rank: int, returned: Returned) -> msgspec.Raw:
+        """What rank 0 returned must be in the bucket before anybody says the run is finished."""
+        if rank == 0 and returned.value:
+            body = self._workplace.sign(returned.value, "result")
+            self._store.put(keys.result(number, rank), body)
+        self._returned.add(rank)
+        return msgspec.Raw(encode(replace(returned, value=b"")))
+
+    def _note_exit(self, event: Exited) -> None:
+        ours = event.ordered or (self._halted and event.clean)
+        if event.round != self.round or ours or event.rank in self._raised | self._returned:
+            return
+        early = " before its function had returned" if event.clean else ""
+        told = f"The worker of rank {event.rank} {event.how}{early}."
+        failure = RankFailure(event.rank, "died", told)
+        self._net.send_up(Ended(event.round, event.rank, failure))

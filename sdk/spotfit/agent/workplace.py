@@ -1,0 +1,38 @@
+"""What an agent asks of its machine beyond the wire and the workers."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from spotfit.agent.ports import Audience
+from spotfit.control.errands import Errands
+from spotfit.model.spec import RunSpec
+from spotfit.provision.api import Provisioner
+
+
+class Workplace(Protocol):
+    """The machine's services, as the agent's driver or the simulator offers them."""
+
+    def provisioner(self, spec: RunSpec) -> Provisioner:
+        """The backend of that run, for the one who leads."""
+        ...
+
+    def audience(self, spec: RunSpec) -> Audience | None:
+        """A process for the run's callbacks, if it has any."""
+        ...
+
+    def errands(self) -> Errands:
+        """Somebody for slow calls."""
+        ...
+
+    def sign(self, payload: bytes, purpose: str) -> bytes:
+        """An envelope only the run's key can make."""
+        ...
+
+    def new_token(self) -> str:
+        """A name for a request that was never used."""
+        ...
+
+    def name_for(self, report: int) -> str:
+        """A directory name for a checkpoint that was given none."""
+        ...

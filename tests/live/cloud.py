@@ -1,0 +1,231 @@
+"""A local cloud of a test's own: real agents and workers, gone without a trace when it closes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import spotfit
+from spotfit.client.handle import RunHandle
+from spotfit.host import env
+from spotfit.ledger.journal import Journal
+from spotfit.model.events import Entry, Event, RoundClosed, RoundOpened
+from spotfit.model.view import View
+from spotfit.store.opening import open_store
+from spotfit_localsim.live import pool
+from spotfit_localsim.live.options import LocalOptions
+from spotfit_localsim.live.places import Node, Root
+from spotfit_localsim.live.processes import here
+from spotfit_localsim.live.reclaimer import Reclaimer
+
+PATIENCE_S = 60.0
+"""A loaded machine may take long; nothing waits for longer than it must."""
+_LOOK_EVERY_S = 0.02
+
+Found = TypeVar("Found")
+
+
+def eventually(look: Callable[[], Found], *, within_s: float = PATIENCE_S) -> Found:
+    """What `look` gives once it gives something true."""
+    deadline = time.monotonic() + within_s
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"not within {within_s} s: {look}"
+        time.sleep(_LOOK_EVERY_S)
+    return found
+
+
+class Cloud:
+    """Buckets, machines and runs of one test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.storage = str(folder / "bucket")
+        self.marks = folder / "marks"
+        """Where training functions and tests leave signs for each other."""
+        self.marks.mkdir()
+        self.root = Root(folder / "cloud")
+        self.reclaimer = Reclaimer(self.root)
+        self._drivers: list[Driver] = []
+
+    # --- runs ----------------------------------------------------------------------------------
+
+    def options(self, **options: Any) -> LocalOptions:
+        return LocalOptions(root=str(self.root.path), **options)
+
+    def trainer(
+        self,
+        fn: Callable[..., Any],
+        *,
+        workers: int | tuple[int, int] = 1,
+        nodes: int = 1,
+        max_failures: int = 0,
+        config: dict[str, Any] | None = None,
+        name: str | None = "run",
+        kind: type[spotfit.DataParallelTrainer] = spotfit.DataParallelTrainer,
+        local: dict[str, Any] | None = None,
+        scaling: dict[str, Any] | None = None,
+        storage: str | None = None,
+        **run: Any,
+    ) -> spotfit.DataParallelTrainer:
+        """A trainer whose machines are of this cloud; `run` goes into its `RunConfig`."""
+        run.setdefault("failure_config", spotfit.FailureConfig(max_failures=max_failures))
+        return kind(
+            fn,
+            train_loop_config={"marks": str(self.marks), **(config or {})},
+            scaling_config=spotfit.ScalingConfig(num_workers=workers, **(scaling or {})),
+            run_config=spotfit.RunConfig(name=name, storage_path=storage or self.storage, **run),
+            provisioner=self.options(nodes=nodes, **(local or {})),
+        )
+
+    def fit(self, fn: Callable[..., Any], **how: Any) -> spotfit.Result:
+        return self.trainer(fn, **how).fit()
+
+    def submit(self, fn: Callable[..., Any], **how: Any) -> RunHandle:
+        return self.trainer(fn, **how).submit()
+
+    def url(self, name: str = "run") -> str:
+        return f"{self.storage}/{name}"
+
+    # --- what the bucket and the machine say ---------------------------------------------------
+
+    def view(self, name: str = "run") -> View:
+        return Journal(open_store(self.url(name))).catch_up()
+
+    def events(self, name: str = "run") -> list[Event]:
+        """The whole journal."""
+        told: list[Event] = []
+
+        def take(_slot: int, _body: bytes, entry: Entry) -> None:
+            told.append(entry.event)
+
+        journal = Journal(open_store(self.url(name)), whole=True)
+        journal.heard = take
+        journal.catch_up()
+        return told
+
+    def opened(self, name: str = "run") -> list[RoundOpened]:
+        return [event for event in self.events(name) if isinstance(event, RoundOpened)]
+
+    def closed(self, name: str = "run") -> list[RoundClosed]:
+        return [event for event in self.events(name) if isinstance(event, RoundClosed)]
+
+    def node_of_rank(self, rank: int, name: str = "run") -> Node:
+        """The node on which that rank is at work."""
+        round_ = self.view(name).round
+        assert round_ is not None
+        place = round_.holder_of(rank)
+        return next(
+            node
+            for node in self.reclaimer.nodes()
+            if (node.group.token, node.number) == (place.token, place.node)
+        )
+
+    def node_of_leader(self, name: str = "run") -> Node:
+        view = self.view(name)
+        assert view.round is not None
+        assert view.leader is not None
+        place = view.round.place_of(view.leader.leader)
+        assert place is not None
+        return self.node_of_rank(place.first_rank, name)
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing of any run was begun: no machine, no journal."""
+        bucket = Path(self.storage)
+        journals = list(bucket.rglob("*.json")) if bucket.exists() else []
+        return not self.root.path.exists() and not journals
+
+    # --- signs ---------------------------------------------------------------------------------
+
+    def sees(self, mark: str) -> Path:
+        """Wait until a training function has left that sign."""
+        path = self.marks / mark
+        eventually(path.exists)
+        return path
+
+    def leave(self, mark: str, text: str = "") -> None:
+        """Leave a sign, for a training function that waits for it."""
+        (self.marks / mark).write_text(text)
+
+    # --- drivers -------------------------------------------------------------------------------
+
+    def driver(self, script: str, *arguments: str) -> Driver:
+        """A process of its own that runs that script, as a user's would."""
+        path = self.folder / f"driver{len(self._drivers)}.py"
+        path.write_text(textwrap.dedent(script))
+        driver = Driver(path, arguments, self)
+        self._drivers.append(driver)
+        return driver
+
+    # --- the end -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Send everybody home. Fails if a process or a directory stays behind."""
+        for driver in self._drivers:
+            driver.kill()
+        self._end_what_runs()
+        pool.dismiss(self.root, here())
+        eventually(self._all_left, within_s=20.0)
+        self.root.tidy()
+        assert not self.root.path.exists(), list(self.root.path.rglob("*"))
+
+    def _end_what_runs(self) -> None:
+        """A test that failed halfway must not leave its run behind."""
+        for run in sorted(Path(self.storage).glob("*/.spotfit/journal")):
+            if self.view(run.parents[1].name).active:
+                spotfit.attach(run.parents[1]).cancel()
+        try:
+            eventually(lambda: not self._at_work(), within_s=10.0)
+        except AssertionError:
+            for node in self.reclaimer.nodes():
+                self.reclaimer.kill(node)
+            raise
+
+    def _at_work(self) -> list[Node]:
+        return [node for group in self.root.groups() for node in group.nodes()]
+
+    def _all_left(self) -> bool:
+        return not any(machine.alive for machine in self.root.machines())
+
+
+class Driver:
+    """A script that calls `fit()`, in a process group of its own."""
+
+    def __init__(self, script: Path, arguments: tuple[str, ...], cloud: Cloud) -> None:
+        self._output = script.with_suffix(".out")
+        environment = env.everything() | {
+            "SPOTFIT_PROVISIONER": f"local?root={cloud.root.path}",
+            "STORAGE": cloud.storage,
+            "MARKS": str(cloud.marks),
+        }
+        with self._output.open("wb") as sink:
+            self.process = subprocess.Popen(
+                [sys.executable, str(script), *arguments],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text()
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        """SIGKILL to the driver alone."""
+        self.process.kill()
+        self.process.wait()
+
+    def ended(self) -> int:
+        """Wait for its end; the exit code."""
+        return self.process.wait(PATIENCE_S)

@@ -1,0 +1,328 @@
+"""Whatever the user's function does to its process, the driver is told, and the run may go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spotfit
+from spotfit.client.trainers import TorchTrainer
+from spotfit.core.errors import WorkerDiedError
+from spotfit.model.events import Blame
+from tests.live.cloud import Cloud
+
+Config = dict[str, Any]
+LONG_S = 600.0
+"""Nobody waits for so long: a test in which somebody does fails by its own timeout."""
+
+
+class OutOfTune(Exception):
+    """A user's own exception."""
+
+    def __init__(self, loss: float) -> None:
+        super().__init__(f"the loss is {loss}")
+        self.loss = loss
+
+
+def rank() -> int:
+    return spotfit.get_context().get_world_rank()
+
+
+def save(step: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, f"rank{rank()}").write_text(json.dumps(step))
+        checkpoint = spotfit.Checkpoint.from_directory(folder)
+        spotfit.report({"step": step}, checkpoint=checkpoint)
+
+
+def attempt(config: Config) -> int:
+    """Which attempt of this rank this is, counted from 1."""
+    path = Path(config["marks"], f"attempts-{rank()}")
+    made = int(path.read_text()) + 1 if path.exists() else 1
+    path.write_text(str(made))
+    return made
+
+
+# --- the end, told ------------------------------------------------------------------------------
+
+
+def test_an_exception_arrives_as_itself_with_rank_and_traceback(cloud: Cloud) -> None:
+    def train() -> None:
+        if rank() in (1, 2):
+            try:
+                raise OSError("the disk")
+            except OSError as cause:
+                raise OutOfTune(0.5) from cause
+        time.sleep(LONG_S)
+
+    with pytest.raises(spotfit.WorkerGroupError) as told:
+        cloud.fit(train, workers=4)
+
+    failures = told.value.worker_failures
+    assert set(failures) <= {1, 2}
+    for of_rank, error in failures.items():
+        assert type(error).__name__ == "OutOfTune"
+        assert getattr(error, "loss", None) == 0.5
+        [note] = error.__notes__
+        assert f"raised in the worker of rank {of_rank}" in note
+        assert "raise OutOfTune(0.5)" in note
+    assert "OSError: the disk" in str(told.value)
+    assert "the loss is 0.5" in str(told.value)
+
+
+def test_equal_errors_are_told_once_with_their_ranks(cloud: Cloud) -> None:
+    def train(config: Config) -> None:
+        spotfit.collective.barrier()
+        if rank() != 1:
+            raise ValueError(f"rank {rank()} has no data")
+        time.sleep(LONG_S)
+
+    with pytest.raises(spotfit.WorkerGroupError) as told:
+        cloud.fit(train, workers=3)
+
+    failures = told.value.worker_failures
+    ranks = ",".join(map(str, sorted(failures)))
+    assert f"[Rank {ranks} Error Snippet]:" in str(told.value)
+    assert str(told.value).count("Traceback") == 1
+    assert all(isinstance(error, ValueError) for error in failures.values())
+
+
+@pytest.mark.parametrize(
+    ("leave", "kind"),
+    [
+        (lambda: sys.exit(0), SystemExit),
+        (lambda: sys.exit("no more"), SystemExit),
+        (lambda: (_ for _ in ()).throw(KeyboardInterrupt), KeyboardInterrupt),
+    ],
+    ids=["exit 0", "exit with words", "KeyboardInterrupt"],
+)
+def test_leaving_early_is_a_failure_however_politely(
+    cloud: Cloud, leave: Any, kind: type[BaseException]
+) -> None:
+    def train() -> None:
+        if rank() == 1:
+            leave()
+        time.sleep(LONG_S)
+
+    with pytest.raises(spotfit.WorkerGroupError) as told:
+        cloud.fit(train, workers=2)
+
+    assert type(told.value.worker_failures[1]) is kind
+
+
+@pytest.mark.parametrize(
+    ("die", "told_as"),
+    [
+        (lambda: os._exit(3), "exited with code 3"),
+        (lambda: os._exit(0), "exited with code 0 before its function had returned"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by SIGKILL"),
+        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "was killed by SIGSEGV"),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), "was killed by SIGTERM"),
+    ],
+    ids=["exit 3", "exit 0", "SIGKILL", "SIGSEGV", "SIGTERM"],
+)
+def test_a_process_that_dies_without_a_word_is_told_as_such(
+    cloud: Cloud, die: Any, told_as: str
+) -> None:
+    def train() -> None:
+        if rank() == 1:
+            die()
+        time.sleep(LONG_S)
+
+    with pytest.raises(spotfit.WorkerGroupError, match=told_as) as told:
+        cloud.fit(train, workers=2)
+
+    assert set(told.value.worker_failures) == {1}
+    death = told.value.worker_failures[1]
+    assert isinstance(death, WorkerDiedError)
+    assert told_as in str(death)
+
+
+def test_an_exception_that_cannot_be_pickled_is_told_by_its_text(cloud: Cloud) -> None:
+    def train() -> None:
+        error = ValueError("holds an open file")
+        error.file = open("/dev/null")  # type: ignore[attr-defined] # noqa: PTH123, SIM115
+        raise error
+
+    with pytest.raises(spotfit.WorkerGroupError, match="holds an open file") as told:
+        cloud.fit(train)
+
+    assert "ValueError: holds an open file" in str(told.value.worker_failures[0])
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: __import__("threading").Lock(), "cannot be pickled"),
+        (lambda: [__import__("torch").ones(1)], "holds torch tensors"),
+    ],
+    ids=["a lock", "a tensor"],
+)
+def test_a_value_that_cannot_be_returned_fails_the_worker(
+    cloud: Cloud, make: Any, why: str
+) -> None:
+    with pytest.raises(spotfit.WorkerGroupError, match=why):
+        cloud.fit(lambda: make())
+
+
+def test_a_child_of_a_worker_does_not_outlive_it(cloud: Cloud) -> None:
+    def train(config: Config) -> None:
+        import subprocess
+
+        child = subprocess.Popen(["/bin/sleep", str(LONG_S)])
+        Path(config["marks"], "child").write_text(str(child.pid))
+        os._exit(1)
+
+    with pytest.raises(spotfit.WorkerGroupError):
+        cloud.fit(train)
+
+    child = int((cloud.marks / "child").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+
+
+# --- another try ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "die",
+    [
+        lambda: (_ for _ in ()).throw(ValueError("bad luck")),
+        lambda: os._exit(1),
+        lambda: os.kill(os.getpid(), signal.SIGKILL),
+    ],
+    ids=["raise", "exit", "SIGKILL"],
+)
+def test_every_rank_starts_again_from_the_same_checkpoint(cloud: Cloud, die: Any) -> None:
+    def train(config: Config) -> Any:
+        checkpoint = spotfit.get_checkpoint()
+        if checkpoint is None:
+            save(1)
+            spotfit.report({"step": 2})  # without files: it will have to be done again
+            spotfit.collective.barrier()
+            if rank() == 1:
+                die()
+            time.sleep(LONG_S)
+        with checkpoint.as_directory() as folder:
+            files = sorted(path.name for path in Path(folder).iterdir())
+        told = {"path": checkpoint.path, "files": files, "process": os.getpid()}
+        Path(config["marks"], f"restored-{rank()}").write_text(json.dumps(told))
+        return checkpoint.path
+
+    result = cloud.fit(train, workers=3, nodes=2, max_failures=1)
+
+    restored = [json.loads(path.read_text()) for path in cloud.marks.glob("restored-*")]
+    assert len(restored) == 3
+    assert {told["path"] for told in restored} == {result.return_value}
+    assert all(told["files"] == ["rank0", "rank1", "rank2"] for told in restored)
+    [closed] = cloud.closed()
+    assert closed.blame == Blame.WORKER
+
+
+def test_as_many_retries_as_max_failures_and_not_one_more(cloud: Cloud) -> None:
+    def train(config: Config) -> None:
+        save(attempt(config))
+        raise ValueError("never works")
+
+    with pytest.raises(spotfit.WorkerGroupError, match="never works"):
+        cloud.fit(train, max_failures=2)
+
+    assert (cloud.marks / "attempts-0").read_text() == "3"
+    assert len(cloud.opened()) == 3
+    status = spotfit.attach(cloud.url()).status()
+    assert (status.state, status.failures, len(status.checkpoints)) == ("failed", {"worker": 3}, 3)
+
+
+def test_a_run_that_failed_goes_on_when_it_is_started_again(cloud: Cloud) -> None:
+    def train(config: Config) -> str | None:
+        checkpoint = spotfit.get_checkpoint()
+        if checkpoint is None:
+            save(1)
+            raise ValueError("a bug, to be corrected")
+        return checkpoint.path
+
+    with pytest.raises(spotfit.WorkerGroupError):
+        cloud.fit(train)
+    result = cloud.fit(train)
+
+    assert result.checkpoint is not None
+    assert result.return_value == result.checkpoint.path
+
+
+def test_a_machines_end_costs_no_worker_failure_and_the_other_way_round(cloud: Cloud) -> None:
+    def train(config: Config) -> str:
+        made = attempt(config)
+        if made == 1:
+            Path(config["marks"], "at work").touch()
+            time.sleep(LONG_S)
+        if made == 2:
+            raise ValueError("once")
+        return f"attempt {made}"
+
+    failure = spotfit.FailureConfig(max_failures=1, max_preemption_failures=1)
+    handle = cloud.submit(train, failure_config=failure)
+    cloud.sees("at work")
+    cloud.reclaimer.kill(cloud.node_of_rank(0))
+
+    assert handle.result(60).return_value == "attempt 3"
+    assert [closed.blame for closed in cloud.closed()] == [Blame.PREEMPTION, Blame.WORKER]
+
+
+def test_more_reclaims_than_allowed_are_a_preemption_error(cloud: Cloud) -> None:
+    def train(config: Config) -> None:
+        Path(config["marks"], "at work").touch()
+        time.sleep(LONG_S)
+
+    failure = spotfit.FailureConfig(max_failures=-1, max_preemption_failures=0)
+    handle = cloud.submit(train, workers=2, nodes=2, failure_config=failure)
+    cloud.sees("at work")
+    cloud.reclaimer.kill(cloud.node_of_rank(1))
+
+    with pytest.raises(spotfit.PreemptionError, match="lost 1 machine"):
+        handle.result(60)
+
+
+# --- nobody waits for the dead -------------------------------------------------------------------
+
+
+def test_a_dead_peer_ends_a_collective_at_once(cloud: Cloud) -> None:
+    def train(config: Config) -> float:
+        import torch
+        import torch.distributed as dist
+
+        if attempt(config) == 1 and rank() == 1:
+            Path(config["marks"], "died at").write_text(str(time.time()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        Path(config["marks"], "met at").write_text(str(time.time()))
+        return float(ones)
+
+    result = cloud.fit(train, workers=2, kind=TorchTrainer, max_failures=1)
+
+    times = [float((cloud.marks / name).read_text()) for name in ("died at", "met at")]
+    assert result.return_value == 2.0
+    assert times[1] - times[0] < 20.0  # torch alone would wait for minutes
+
+
+def test_ranks_that_never_come_to_a_collective_are_named(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTFIT_COLLECTIVE_TIMEOUT_S", "0.5")
+
+    def train() -> None:
+        if rank() == 1:
+            time.sleep(LONG_S)
+        spotfit.collective.barrier()
+
+    with pytest.raises(spotfit.WorkerGroupError, match=r"\b1\b") as told:
+        cloud.fit(train, workers=2)
+    assert type(told.value.worker_failures[0]).__name__ == "CollectiveTimeoutError"

@@ -1,0 +1,334 @@
+"""`fit()` as a user sees it: what comes back, what lies in the bucket, what is on the console."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from moto.server import ThreadedMotoServer
+
+import spotfit
+from spotfit.client.trainers import TorchTrainer
+from tests.live.cloud import Cloud, eventually
+
+Config = dict[str, Any]
+
+
+def save(step: int, **metrics: Any) -> None:
+    """Report a checkpoint that holds the step, and who wrote it."""
+    rank = spotfit.get_context().get_world_rank()
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, f"rank{rank}.json").write_text(json.dumps({"step": step}))
+        checkpoint = spotfit.Checkpoint.from_directory(folder)
+        spotfit.report({"step": step, **metrics}, checkpoint=checkpoint)
+
+
+def restored() -> int | None:
+    """The step in the checkpoint to go on from."""
+    checkpoint = spotfit.get_checkpoint()
+    if checkpoint is None:
+        return None
+    with checkpoint.as_directory() as folder:
+        return int(json.loads(Path(folder, "rank0.json").read_text())["step"])
+
+
+def files_of(checkpoint: spotfit.Checkpoint | None) -> list[str]:
+    assert checkpoint is not None
+    with checkpoint.as_directory() as folder:
+        return sorted(path.name for path in Path(folder).iterdir())
+
+
+# --- what comes back ---------------------------------------------------------------------------
+
+
+def test_fit_returns_what_rank_0_returned_and_its_last_metrics(cloud: Cloud) -> None:
+    def train(config: Config) -> str:
+        rank = spotfit.get_context().get_world_rank()
+        spotfit.report({"loss": 1.0, "rank": rank})
+        spotfit.report({"loss": config["loss"], "rank": rank})
+        return f"returned by {rank}"
+
+    result = cloud.fit(train, workers=2, config={"loss": 0.5})
+
+    assert result.return_value == "returned by 0"
+    assert result.metrics == {"loss": 0.5, "rank": 0}
+    assert result.checkpoint is None
+    assert result.error is None
+    assert result.path == cloud.url()
+
+
+def test_every_rank_knows_its_place(cloud: Cloud) -> None:
+    def train(config: Config) -> None:
+        me = spotfit.get_context()
+        told = (
+            me.get_world_size(),
+            me.get_local_rank(),
+            me.get_local_world_size(),
+            me.get_node_rank(),
+            me.get_experiment_name(),
+        )
+        Path(config["marks"], str(me.get_world_rank())).write_text(json.dumps(told))
+
+    cloud.fit(train, workers=4, nodes=2, name="places")
+
+    told = [json.loads((cloud.marks / str(rank)).read_text()) for rank in range(4)]
+    assert told == [
+        [4, 0, 2, 0, "places"],
+        [4, 1, 2, 0, "places"],
+        [4, 0, 2, 1, "places"],
+        [4, 1, 2, 1, "places"],
+    ]
+
+
+def test_a_checkpoint_holds_the_files_of_all_ranks_and_the_metrics_of_rank_0(
+    cloud: Cloud,
+) -> None:
+    def train(config: Config) -> None:
+        save(7, rank=spotfit.get_context().get_world_rank())
+
+    result = cloud.fit(train, workers=3, nodes=2)
+
+    assert files_of(result.checkpoint) == ["rank0.json", "rank1.json", "rank2.json"]
+    assert result.metrics == {"step": 7, "rank": 0}
+    assert result.checkpoint is not None
+    assert Path(result.checkpoint.path).parent == Path(cloud.url())
+
+
+def test_the_best_checkpoints_stay_and_can_be_read_from_the_path(cloud: Cloud) -> None:
+    def train() -> None:
+        for step, score in enumerate([0.1, 0.9, 0.5, 0.2]):
+            save(step, score=score)
+
+    keep = spotfit.CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="score")
+    result = cloud.fit(train, checkpoint_config=keep)
+    again = spotfit.Result.from_path(cloud.url())
+
+    assert result.best_checkpoints is not None
+    assert [metrics["score"] for _, metrics in result.best_checkpoints] == [0.5, 0.9]
+    assert result.metrics == {"step": 3, "score": 0.2}
+    assert again.metrics == result.metrics
+    assert again.checkpoint == result.checkpoint
+    folders = [path for path in Path(cloud.url()).iterdir() if path.name.startswith("checkpoint")]
+    assert len(folders) == 3  # the two best, and the latest
+
+
+def test_the_drivers_objects_stay_as_they_are(cloud: Cloud) -> None:
+    seen: list[int] = []
+    settings = {"list": [1]}
+
+    def train(config: Config) -> list[int]:
+        seen.append(1)
+        config["list"].append(2)
+        return [*seen, *config["list"]]
+
+    assert cloud.fit(train, config=settings).return_value == [1, 1, 2]
+    assert seen == []
+    assert settings == {"list": [1]}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_function_without_a_required_parameter_is_called_without_arguments(
+    cloud: Cloud, workers: int
+) -> None:
+    def train(config: Config | None = None) -> Any:
+        return config
+
+    assert cloud.fit(train, workers=workers).return_value is None
+
+
+def test_local_mode_runs_here_and_raises_as_it_is(cloud: Cloud) -> None:
+    here: list[str] = []
+
+    def train(config: Config) -> None:
+        here.append("was here")
+        spotfit.report({"loss": 1.0})
+        raise KeyError("weights")
+
+    with pytest.raises(KeyError, match="weights"):
+        cloud.fit(train, workers=0)
+    assert here == ["was here"]
+    assert cloud.untouched
+
+
+def test_the_environment_may_name_the_provisioner(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTFIT_PROVISIONER", f"local?nodes=2&root={cloud.root.path}")
+    trainer = cloud.trainer(lambda: spotfit.get_context().get_local_world_size(), workers=2)
+    trainer.provisioner = None
+
+    assert trainer.fit().return_value == 1
+
+
+def test_ddp_learns_the_same_on_all_ranks(cloud: Cloud) -> None:
+    def train(config: Config) -> Any:
+        import torch
+
+        import spotfit.torch
+
+        torch.manual_seed(0)
+        model = spotfit.torch.prepare_model(torch.nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        rank = spotfit.get_context().get_world_rank()
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.full((4, 2), float(rank + 1))).mean().backward()
+            optimizer.step()
+        gathered = [torch.zeros(1, 2) for _ in range(2)]
+        torch.distributed.all_gather(gathered, next(model.parameters()).detach())
+        return [weights.tolist() for weights in gathered]
+
+    mine, others = cloud.fit(train, workers=2, nodes=2, kind=TorchTrainer).return_value
+
+    assert mine == others
+
+
+# --- the same name again -----------------------------------------------------------------------
+
+
+def test_the_same_name_goes_on_from_the_last_checkpoint(cloud: Cloud) -> None:
+    def train(config: Config) -> int | None:
+        begun_at = restored()
+        save((begun_at or 0) + 1)
+        return begun_at
+
+    first = cloud.fit(train)
+    second = cloud.fit(train)
+
+    assert (first.return_value, first.metrics) == (None, {"step": 1})
+    assert (second.return_value, second.metrics) == (1, {"step": 2})
+    assert second.best_checkpoints is not None
+    assert len(second.best_checkpoints) == 2
+
+
+def test_a_second_run_that_reports_nothing_keeps_the_old_result(cloud: Cloud) -> None:
+    first = cloud.fit(lambda: save(3))
+    second = cloud.fit(lambda: "nothing new")
+
+    assert second.return_value == "nothing new"
+    assert second.metrics == {"step": 3}
+    assert second.checkpoint == first.checkpoint
+    assert second.best_checkpoints is not None
+    assert len(second.best_checkpoints) == 1
+
+
+def test_without_a_name_every_run_is_its_own(cloud: Cloud) -> None:
+    paths = {cloud.fit(lambda: save(1), name=None).path for _ in range(2)}
+    assert len(paths) == 2
+
+
+# --- output ------------------------------------------------------------------------------------
+
+
+def test_the_output_of_every_rank_is_shown_and_kept(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train() -> None:
+        import subprocess
+        import sys
+
+        rank = spotfit.get_context().get_world_rank()
+        print("printed by", rank)
+        print("complained by", rank, file=sys.stderr)
+        subprocess.run(["/bin/echo", "child of", str(rank)], check=True)
+        sys.stdout.write("no newline at the end")
+
+    cloud.fit(train, workers=2, nodes=2)
+
+    shown = capsys.readouterr().out.splitlines()
+    kept = list(spotfit.attach(cloud.url()).logs())
+    for rank in range(2):
+        for text in (f"printed by {rank}", f"complained by {rank}", f"child of {rank}"):
+            assert f"(rank {rank}) {text}" in shown
+            assert f"(rank {rank}) {text}" in kept
+        assert f"(rank {rank}) no newline at the end" in kept
+
+
+def test_output_appears_while_the_run_goes_on(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(config: Config) -> None:
+        import time
+
+        print("at work")
+        while not Path(config["marks"], "enough").exists():
+            time.sleep(0.01)
+
+    driver = cloud.driver("""
+        import os, time
+        from pathlib import Path
+        import spotfit
+
+        def train(config):
+            print("at work")
+            while not Path(config["marks"], "enough").exists():
+                time.sleep(0.01)
+
+        if __name__ == "__main__":
+            spotfit.DataParallelTrainer(
+                train,
+                train_loop_config={"marks": os.environ["MARKS"]},
+                run_config=spotfit.RunConfig("run", os.environ["STORAGE"]),
+            ).fit()
+    """)
+
+    eventually(lambda: "(rank 0) at work" in driver.output)
+    cloud.leave("enough")
+    assert driver.ended() == 0
+
+
+# --- other storages ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An S3 bucket on loopback."""
+    import boto3
+
+    for name, text in (
+        ("AWS_ACCESS_KEY_ID", "test"),
+        ("AWS_SECRET_ACCESS_KEY", "test"),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
+    ):
+        monkeypatch.setenv(name, text)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    boto3.client("s3", endpoint_url=f"http://{host}:{port}").create_bucket(Bucket="runs")
+    yield "s3://runs/here"
+    server.stop()
+
+
+def test_a_run_on_s3_survives_a_death_and_keeps_its_files_there(cloud: Cloud, bucket: str) -> None:
+    def train(config: Config) -> int | None:
+        import os
+
+        begun_at = restored()
+        if begun_at is None:
+            save(1)
+            os._exit(9)
+        save(begun_at + 1)
+        return begun_at
+
+    result = cloud.fit(train, storage=bucket, workers=2, nodes=2, max_failures=2)
+
+    assert result.return_value == 1
+    assert result.path == "runs/here/run"
+    assert result.metrics == {"step": 2}
+    assert files_of(result.checkpoint) == ["rank0.json", "rank1.json"]
+    assert spotfit.Result.from_path(f"{bucket}/run").metrics == {"step": 2}
+
+
+def test_a_file_system_the_user_brings_holds_a_run(cloud: Cloud) -> None:
+    from pyarrow import fs
+
+    result = cloud.fit(lambda: save(4), storage_filesystem=fs.LocalFileSystem())
+
+    assert result.metrics == {"step": 4}
+    assert result.path == cloud.url()
+    assert (Path(cloud.url()) / ".spotfit").is_dir()

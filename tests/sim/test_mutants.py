@@ -1,0 +1,190 @@
+"""Who checks the checker? Designs known to be wrong must be caught, and the sound one passes."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+import spotfit.agent.agent
+import spotfit.ledger.journal
+import spotfit.ledger.run
+from spotfit.agent.hub import Hub
+from spotfit.control.conductor import Conductor
+from spotfit.core.codec import encode
+from spotfit.core.errors import AlreadyExistsError, TransientStoreError
+from spotfit.core.ids import Token
+from spotfit.ledger import keys
+from spotfit.ledger.journal import Journal
+from spotfit.model.events import Entry, Noticed
+from spotfit.model.fold import fold
+from spotfit.model.group import GroupRequest
+from spotfit.model.view import View
+from spotfit.policy.actions import Order
+from spotfit_localsim.bucket import ChecksThenWrites, IgnoresCreate
+from spotfit_localsim.cloud import Forgetful
+from spotfit_localsim.crew import SimCrew
+from spotfit_localsim.invariants import InvariantBroken
+from spotfit_localsim.library import (
+    cloud_that_forgets_to_answer,
+    deposed_leader,
+    flapping_network,
+    plain,
+    preemption_with_notice,
+    random_storm,
+    slow_bucket,
+    spot_storm,
+)
+from spotfit_localsim.run import SOUND, Design, simulate
+from spotfit_localsim.scenario import Scenario
+
+ENOUGH = 60
+"""Seeds within which a wrong design must be caught."""
+
+World = tuple[Scenario, int]
+
+
+def storms(count: int = ENOUGH) -> list[World]:
+    return [(random_storm(seed), seed) for seed in range(count)]
+
+
+def seeds_of(*scenarios: Scenario) -> list[World]:
+    return [(scenario, seed) for seed in range(ENOUGH) for scenario in scenarios]
+
+
+def caught(worlds: Sequence[World], design: Design = SOUND) -> tuple[World, str]:
+    """The first of these worlds in which something did not hold, and what."""
+    for scenario, seed in worlds:
+        try:
+            simulate(scenario, seed, design)
+        except InvariantBroken as broken:
+            return (scenario, seed), str(broken).partition("\n")[0]
+    pytest.fail(f"not caught in {len(worlds)} worlds")
+
+
+def sound_in(world: World) -> None:
+    """The production design survives the very world that caught the wrong one."""
+    assert simulate(*world).broken is None
+
+
+@pytest.mark.parametrize(
+    ("design", "worlds"),
+    [
+        (Design(store=ChecksThenWrites), seeds_of(slow_bucket, deposed_leader)),
+        (Design(store=IgnoresCreate), seeds_of(slow_bucket, deposed_leader)),
+        (Design(provisioner=Forgetful), seeds_of(cloud_that_forgets_to_answer)),
+    ],
+    ids=["create looks, then writes", "the bucket ignores create", "a fresh token each try"],
+)
+def test_caught_is_a_part_that_breaks_its_promise(design: Design, worlds: list[World]) -> None:
+    world, _ = caught(worlds, design)
+    sound_in(world)
+
+
+class AppendsAtTheHead(Journal):
+    """Appends to what the journal is now, not to what the decision was made from."""
+
+    def append(self, entry: Entry, after: View) -> View:
+        del after
+        return super().append(entry, self.catch_up())
+
+
+class TrustsItself(Journal):
+    """Takes its own entry for written, without reading what is really there."""
+
+    def append(self, entry: Entry, after: View) -> View:
+        body = encode(entry)
+        try:
+            self._store.create(keys.entry(after.next_slot), body)
+        except (AlreadyExistsError, TransientStoreError):
+            pass
+        self._take(body)
+        return self.view
+
+
+@pytest.mark.parametrize("journal", [AppendsAtTheHead, TrustsItself])
+def test_caught_is_a_journal_that(
+    journal: type[Journal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(spotfit.ledger.run, "Journal", journal)
+        world, _ = caught([*seeds_of(deposed_leader, slow_bucket), *storms()])
+    sound_in(world)
+
+
+def test_caught_is_an_effect_before_its_intent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def buys_first(self: Conductor, order: Order) -> None:
+        spec = self._ledger.view.spec
+        assert spec is not None
+        token = Token(self._new_token())
+        plan = self._provisioner.plan(GroupRequest(token, order.workers, spec.workers_max))
+        self._provisioner.submit(plan, self._launch)
+        intend(self, order)
+
+    intend = Conductor._intend
+    with monkeypatch.context() as patch:
+        patch.setattr(Conductor, "_intend", buys_first)
+        world, why = caught(seeds_of(plain))
+    assert "knows nothing" in why
+    sound_in(world)
+
+
+def test_caught_is_a_hub_that_commits_before_all_ranks_have_saved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def hasty(self: Hub, rank: int, n: int, size_bytes: int) -> None:
+        if n in self._saving:
+            self._saving[n].done.update(self._saving[n].ranks)
+        save(self, rank, n, size_bytes)
+
+    save = Hub._save
+    with monkeypatch.context() as patch:
+        patch.setattr(Hub, "_save", hasty)
+        world, why = caught(seeds_of(plain))
+    assert "has no files of rank" in why
+    sound_in(world)
+
+
+def test_caught_are_workers_that_outlive_their_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(SimCrew, "halt", lambda _: None)
+        world, _ = caught(seeds_of(spot_storm))
+    sound_in(world)
+
+
+def test_caught_is_a_fold_that_forgets_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful(view: View, entry: Entry) -> View:
+        return fold(view, entry) if not isinstance(entry.event, Noticed) else after(view)
+
+    def after(view: View) -> View:
+        return View(next_slot=view.next_slot + 1, run_id=view.run_id, spec=view.spec)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spotfit.ledger.journal, "fold", forgetful)
+        world, why = caught(seeds_of(preemption_with_notice))
+    assert "another run than the journal tells" in why
+    sound_in(world)
+
+
+def test_caught_is_a_leader_that_does_not_hear_of_its_fall(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    led: set[str] = set()
+
+    def leads(self: View, agent: str) -> bool:
+        if self.leader is not None and self.leader.leader == agent:
+            led.add(agent)
+        return agent in led
+
+    with monkeypatch.context() as patch:
+        patch.setattr(View, "leads", leads)
+        world, _ = caught([(scenario, seed) for scenario, seed in seeds_of(deposed_leader) if not led.clear()])
+    sound_in(world)
+
+
+def test_caught_is_a_wrong_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    from spotfit.policy import failure
+
+    with monkeypatch.context() as patch:
+        patch.setattr(failure, "_is_lost", lambda *_: False)
+        world, why = caught(seeds_of(spot_storm, flapping_network))
+    assert "blamed" in why
+    sound_in(world)

@@ -1,0 +1,133 @@
+"""The production code in worlds that go wrong: whatever happens, what must hold does hold."""
+
+import pytest
+
+from spotfit.model.events import (
+    Blame,
+    CheckpointCommitted,
+    FitEnded,
+    FitStarted,
+    LeaderElected,
+    RoundClosed,
+    RoundOpened,
+)
+from spotfit_localsim.library import (
+    LIBRARY,
+    budget_exhausted,
+    deposed_leader,
+    elastic_shrink_grow,
+    everybody_reclaimed_unseen,
+    few_are_kept,
+    laptop_dies,
+    preemption_with_notice,
+    random_storm,
+    worker_crashes_within_budget,
+)
+from spotfit_localsim.run import simulate
+from spotfit_localsim.scenario import Scenario
+
+
+@pytest.mark.parametrize("scenario", LIBRARY, ids=lambda scenario: scenario.name)
+def test_all_that_must_hold_holds_in(scenario: Scenario, seeds: range) -> None:
+    for seed in seeds:
+        simulate(scenario, seed)
+
+
+def test_all_that_must_hold_holds_in_random_storms(seeds: range) -> None:
+    for seed in range(len(seeds) * 5):
+        simulate(random_storm(seed), seed)
+
+
+def test_the_same_seed_tells_the_same_story() -> None:
+    first, again = (simulate(random_storm(5), 5) for _ in range(2))
+    assert str(first) == str(again)
+    assert first.requests == again.requests
+    assert str(first) != str(simulate(random_storm(6), 6))
+
+
+def test_every_fit_ends_once(seeds: range) -> None:
+    for seed in seeds:
+        events = [entry.event for entry in simulate(random_storm(seed), seed).entries]
+        assert sum(isinstance(event, FitStarted) for event in events) == 1
+        assert sum(isinstance(event, FitEnded) for event in events) == 1
+
+
+def test_a_leader_that_slept_finds_itself_deposed_and_decides_nothing(seeds: range) -> None:
+    for seed in seeds:
+        story = simulate(deposed_leader, seed)
+        leader = None
+        for entry in story.entries:
+            if isinstance(entry.event, LeaderElected):
+                leader = entry.event.leader
+            elif not isinstance(entry.event, FitStarted):
+                assert entry.by == leader
+        assert story.elections >= 3
+
+
+def test_a_notice_costs_a_round_but_hardly_a_step(seeds: range) -> None:
+    repeated = [simulate(preemption_with_notice, seed).steps_repeated for seed in seeds]
+    assert sum(repeated) <= 6 * len(repeated)
+
+
+def test_without_laptop_and_machines_a_sweep_goes_on_where_the_run_stood(seeds: range) -> None:
+    for seed in seeds:
+        story = simulate(everybody_reclaimed_unseen, seed)
+        revived = [entry for entry in story.entries if str(entry.by).startswith("sweep")]
+        assert story.outcome == "finished"
+        assert revived, "nobody but a sweep could have asked for machines"
+
+
+def test_the_run_does_not_need_the_laptop_that_began_it(seeds: range) -> None:
+    for seed in seeds:
+        assert simulate(laptop_dies, seed).outcome == "finished"
+
+
+def test_a_mistake_of_the_user_counts_once_and_a_lost_machine_never(seeds: range) -> None:
+    for seed in seeds:
+        story = simulate(worker_crashes_within_budget, seed)
+        assert story.view.failures.get(Blame.WORKER, 0) == 3
+
+
+def test_a_spent_budget_ends_the_run_and_says_so(seeds: range) -> None:
+    for seed in seeds:
+        ended = simulate(budget_exhausted, seed).view.ended
+        assert ended is not None
+        assert ended.blame is Blame.WORKER
+        assert "1 allowed" in ended.why
+
+
+def test_an_elastic_group_shrinks_and_grows(seeds: range) -> None:
+    sizes = set()
+    for seed in seeds:
+        for entry in simulate(elastic_shrink_grow, seed).entries:
+            if isinstance(entry.event, RoundOpened):
+                sizes.add(entry.event.round.world_size)
+    assert min(sizes) < 8
+    assert max(sizes) == 8
+
+
+def test_only_those_checkpoints_stay_that_are_to_stay(seeds: range) -> None:
+    for seed in seeds:
+        view = simulate(few_are_kept, seed).view
+        assert len(view.checkpoints) <= 3
+
+
+def test_no_step_is_committed_twice(seeds: range) -> None:
+    for seed in range(len(seeds) * 3):
+        entries = simulate(random_storm(seed), seed).entries
+        commits = [one.event for one in entries if isinstance(one.event, CheckpointCommitted)]
+        steps = [commit.metrics["step"] for commit in commits]
+        assert steps == sorted(set(steps))
+
+
+def test_rounds_have_distinct_numbers_and_never_overlap(seeds: range) -> None:
+    for seed in seeds:
+        numbers, is_open = [], False
+        for entry in simulate(random_storm(seed), seed).entries:
+            if isinstance(entry.event, RoundOpened):
+                assert not is_open
+                numbers.append(entry.event.round.number)
+                is_open = True
+            elif isinstance(entry.event, RoundClosed | FitEnded):
+                is_open = False
+        assert numbers == sorted(set(numbers))

@@ -1,0 +1,425 @@
+"""Agents: one is elected, rounds open and close, and whatever dies, the run goes on."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from spotfit.core.codec import encode
+from spotfit.core.ids import Token
+from spotfit.ledger import keys
+from spotfit.model.events import (
+    Blame,
+    CheckpointCommitted,
+    FitEnded,
+    Intended,
+    LeaderElected,
+    NodeLost,
+    Noticed,
+    Released,
+    RoundClosed,
+    RoundOpened,
+)
+from spotfit.model.spec import Limits
+from spotfit.model.wire import Committed, Named, Preempted, Rejected, Returned
+from spotfit.testing.builders import a_notice
+from tests.unit.agent.world import TEMPO, World
+
+ANY_FAILURES = Limits(worker=-1)
+
+
+# --- a run without trouble -----------------------------------------------------------------------
+
+
+def test_a_leader_is_elected_and_everybody_takes_its_place() -> None:
+    world = World()
+    assert world.train() == 1
+    assert [one.epoch for one in world.all_of(LeaderElected)] == [1, 2]
+    assert sorted(rank for node in world.nodes.values() for rank in node.ranks) == [0, 1]
+
+
+def test_a_worker_is_told_who_and_where_it_is() -> None:
+    world = World()
+    world.train()
+    for rank in (0, 1):
+        node = world.holder(rank)
+        start = node.crew.workers[rank]
+        assert (start.rank, start.world_size, start.node_rank, start.local_rank) == (rank, 2, rank, 0)
+        assert (start.host, start.round, start.checkpoint) == (node.member.host, 1, None)
+        assert start.secret == "secret"
+        assert node.crew.spec == world.view.spec
+
+
+def test_who_the_agents_are_can_be_read_in_the_bucket() -> None:
+    world = World()
+    world.train()
+    offers = {one.agent for one in world.holder(0).ledger.offers()}
+    assert offers == {node.me for node in world.nodes.values()}
+
+
+def test_when_all_have_returned_the_run_is_finished_and_everybody_leaves() -> None:
+    world = World()
+    world.train()
+    world.report(0, loss=0.5)
+    world.finish(1)
+    assert world.view.active
+    world.finish(0, b"the result")
+    world.until(lambda: all(node.over for node in world.nodes.values()))
+    assert world.last(FitEnded) == FitEnded(
+        "finished", metrics={"rank": 0, "loss": 0.5}, result_key=keys.result(1, 0)
+    )
+    assert world.object_at(keys.result(1, 0)) == b"result:the result"
+    assert world.last(Released) is not None, "nothing is paid for any more"
+    assert not any(node.agent.given_up for node in world.nodes.values())
+
+
+def test_a_checkpoint_is_committed_and_every_worker_told() -> None:
+    world = World()
+    world.train()
+    world.checkpoint(0, "c1", loss=0.5)
+    committed = world.last(CheckpointCommitted)
+    assert (committed.name, committed.report, committed.ranks) == ("c1", 0, (0,))
+    for rank in (0, 1):
+        assert world.heard(rank, Committed) == [Committed("c1", {"rank": 0, "loss": 0.5})]
+
+
+# --- workers fail --------------------------------------------------------------------------------
+
+
+def test_a_worker_that_raises_ends_the_round_for_all_and_the_next_begins() -> None:
+    world = World(limits=ANY_FAILURES)
+    world.train()
+    world.checkpoint(0, "c1")
+    failed = world.holder(1)
+    world.fail(1)
+    world.until(lambda: world.training)
+    closed = world.last(RoundClosed)
+    assert (closed.blame, closed.why) == (Blame.WORKER, "rank 1 raised: ValueError: no")
+    assert [(one.rank, one.pickle_key) for one in closed.failures] == [(1, keys.failure(1, 1))]
+    assert world.object_at(keys.failure(1, 1)) == b"failure:pickle"
+    assert world.view.round is not None
+    assert (world.view.round.number, world.view.round.checkpoint) == (2, "c1")
+    assert world.holder(1) is failed, "survivors keep their places"
+    assert world.holder(0).crew.workers[0].checkpoint_metrics == {"rank": 0}
+
+
+def test_a_peer_stops_at_once_when_a_worker_dies_without_a_word() -> None:
+    world = World(limits=ANY_FAILURES)
+    world.train()
+    peer = world.holder(0)
+    world.holder(1).crew.exit(1, "was killed by SIGKILL")
+    world.settle()
+    assert not peer.crew.busy, "before the journal says so"
+    world.until(lambda: world.training)
+    closed = world.last(RoundClosed)
+    assert closed.failures[0].told == "The worker of rank 1 was killed by SIGKILL."
+
+
+def test_a_worker_that_ends_well_without_having_returned_has_failed() -> None:
+    world = World()
+    world.train()
+    world.holder(0).crew.exit(0, "exited with code 0", clean=True)
+    world.until(lambda: world.view.ended)
+    assert "exited with code 0 before its function had returned" in world.last(FitEnded).why
+
+
+def test_without_a_budget_the_first_failure_ends_the_run() -> None:
+    world = World()
+    world.train()
+    world.fail(0)
+    world.until(lambda: all(node.over for node in world.nodes.values()))
+    ended = world.last(FitEnded)
+    assert (ended.outcome, ended.blame) == ("failed", Blame.WORKER)
+    assert len(world.all_of(RoundOpened)) == 1
+
+
+def test_workers_that_will_not_end_cost_their_machine_not_the_run() -> None:
+    world = World(limits=ANY_FAILURES)
+    world.train()
+    stuck = world.holder(1)
+    stuck.crew.immortal = True
+    world.fail(0)
+    world.until(lambda: world.training, within_s=60)
+    lost = world.last(NodeLost)
+    assert (lost.agent, lost.why) == (stuck.me, "its workers would not end")
+    stuck.crew.immortal = False
+    world.until(lambda: stuck.over)
+    assert stuck.agent.given_up, "nobody waits for it"
+
+
+# --- machines go ---------------------------------------------------------------------------------
+
+
+def follower(world: World) -> int:
+    """A rank that does not live beside the leader."""
+    return next(rank for rank in (0, 1) if world.holder(rank) is not world.leader)
+
+
+def test_a_machine_that_goes_is_replaced_and_the_run_goes_on() -> None:
+    world = World()
+    world.train()
+    world.checkpoint(0, "c1")
+    gone = world.holder(follower(world))
+    world.kill(gone)
+    world.until(lambda: world.training)
+    closed = world.last(RoundClosed)
+    assert closed.blame is Blame.PREEMPTION
+    assert world.last(NodeLost).agent == gone.me
+    assert world.last(Intended).request.workers == 1
+    assert world.view.round is not None
+    assert world.view.round.checkpoint == "c1"
+    assert world.view.failures == {Blame.PREEMPTION: 1}
+
+
+def test_when_the_leader_goes_another_takes_over_within_a_moment() -> None:
+    world = World()
+    world.train()
+    world.checkpoint(0, "c1")
+    old = world.leader
+    world.kill(old)
+    took_s = world.until(lambda: world.leader is not old)
+    assert took_s < 1.0, "nobody waits for a lease where nobody listens any more"
+    world.until(lambda: world.training)
+    assert world.last(LeaderElected).lost == old.me
+    assert world.last(RoundClosed).blame is Blame.PREEMPTION
+    assert world.view.latest_checkpoint is not None
+
+
+def test_a_checkpoint_the_dead_leader_did_not_commit_is_adopted() -> None:
+    from spotfit.checkpoint.manifest import Manifest
+
+    world = World()
+    world.train()
+    part = Manifest("c9", 1, 0, 0, (0,), {"loss": 0.1}, ())
+    world.store.put(keys.manifest("c9", 1, 0), encode(part))
+    world.kill(world.leader)
+    world.until(lambda: world.training)
+    assert [one.name for one in world.all_of(CheckpointCommitted)] == ["c9"]
+    assert world.view.round is not None
+    assert world.view.round.checkpoint == "c9"
+
+
+def test_a_straggler_s_old_checkpoint_does_not_take_the_run_back() -> None:
+    from spotfit.checkpoint.manifest import Manifest
+
+    world = World(limits=ANY_FAILURES)
+    world.train()
+    world.checkpoint(0, "old")
+    world.checkpoint(1, "new")
+    part = Manifest("late", 1, 0, 0, (0,), {}, ())
+    world.store.put(keys.manifest("late", 1, 0), encode(part))
+    world.fail(0)
+    world.until(lambda: world.training)
+    assert world.view.round is not None
+    assert world.view.round.checkpoint == "new"
+
+
+def test_a_broken_connection_is_tried_once_more_before_anybody_claims() -> None:
+    world = World()
+    world.train()
+    leader, other = world.leader, world.holder(follower(world))
+    before = len(other.net.dialled)
+    other.net.cut()
+    world.until(lambda: world.training)
+    assert other.net.dialled[before:] == [leader.net.hub]
+    assert world.leader is leader
+    assert world.last(RoundClosed).number == 1, "the round is over all the same"
+
+
+def test_only_when_nobody_answers_the_second_call_the_leader_is_given_up() -> None:
+    world = World()
+    world.train()
+    leader, other = world.leader, world.holder(follower(world))
+    before = len(other.net.dialled)
+    leader.net.alive = False
+    leader.asleep = True
+    other.net.cut()
+    world.until(lambda: world.leader is other)
+    assert other.net.dialled[before:][:2] == [leader.net.hub, other.net.hub]
+    assert world.last(LeaderElected).why == "nobody listens at the leader's hub"
+
+
+def test_a_leader_that_only_fell_silent_is_waited_for() -> None:
+    world = World()
+    world.train()
+    leader, other = world.leader, world.holder(follower(world))
+    leader.asleep = True
+    took_s = world.until(lambda: world.leader is other, within_s=60)
+    assert took_s > TEMPO.silent_s
+    assert world.last(LeaderElected).lost is None, "it may live"
+
+
+def test_a_deposed_leader_stops_leading_and_joins_its_successor() -> None:
+    world = World()
+    world.train()
+    old = world.leader
+    old.asleep = True
+    world.until(lambda: world.leader is not old, within_s=60)
+    written = len(world.entries)
+    old.asleep = False
+    world.until(lambda: world.training or old.over, within_s=60)
+    assert not any(entry.by == old.me for entry in world.entries[written:])
+    assert world.view.failures.get(Blame.WORKER, 0) == 0
+
+
+def test_an_agent_that_was_given_up_leaves_when_it_wakes() -> None:
+    world = World()
+    world.train()
+    slept = world.holder(follower(world))
+    slept.asleep = True
+    world.until(lambda: slept.me in world.view.lost_agents, within_s=60)
+    slept.asleep = False
+    world.until(lambda: slept.over)
+    assert slept.agent.given_up
+    assert not slept.crew.busy, "its workers went first"
+
+
+def test_who_does_not_lead_turns_callers_away() -> None:
+    world = World()
+    world.train()
+    other, leader = world.holder(follower(world)), world.leader
+    caller = world.boot(Token("t-1"), 7)
+    caller.asleep = True
+    from spotfit.model.wire import Join
+
+    caller.net.dial(other.net.hub, Join(world.view.run_id or "", caller.member, 0))
+    world.settle()
+    said = [getattr(event, "message", event) for event in caller.net.events()]
+    assert said[0] == Rejected("not_leading")
+    assert world.leader is leader
+
+
+def test_a_caller_from_another_run_is_turned_away() -> None:
+    world = World()
+    world.train()
+    from spotfit.model.wire import Join
+
+    caller = world.boot(Token("t-1"), 7)
+    caller.asleep = True
+    caller.net.dial(world.leader.net.hub, Join("another", caller.member, 0))
+    world.settle()
+    said = [getattr(event, "message", event) for event in caller.net.events()]
+    assert said[0] == Rejected("other_run")
+    assert world.view.round is not None, "and disturbs nobody"
+
+
+# --- machines that announce their end ------------------------------------------------------------
+
+
+def test_a_notice_is_told_to_all_and_its_machine_replaced_before_it_goes() -> None:
+    world = World()
+    world.train()
+    leaving = world.holder(follower(world))
+    leaving.fate.notice = a_notice(seconds_left=60.0, deadline_ms=77)
+    world.until(lambda: world.last(Noticed))
+    assert world.last(Noticed).agent == leaving.me
+    for rank in (0, 1):
+        warned = world.heard(rank, Preempted)[-1]
+        assert warned.deadline_ms == 77
+        assert warned.nodes == {leaving.name: (follower(world),)}
+    world.until(lambda: world.last(Intended).request.workers == 1)
+    world.run(5.0)
+    assert len(world.all_of(RoundClosed)) == 0, "a notice alone costs nothing"
+
+
+def test_once_saved_and_replaced_the_group_moves_on_without_losing_a_step() -> None:
+    world = World()
+    world.train()
+    leaving = world.holder(follower(world))
+    leaving.fate.notice = a_notice(seconds_left=60.0)
+    world.until(lambda: len(world.nodes) == 3)
+    world.checkpoint(0, "c1")
+    world.until(lambda: world.training and world.view.round and world.view.round.number == 2)
+    closed = world.last(RoundClosed)
+    assert (closed.blame, closed.why) == (Blame.PREEMPTION, "saved after the notice, and replaced")
+    assert leaving.ranks == []
+    assert world.view.round is not None
+    assert world.view.round.checkpoint == "c1"
+
+
+def test_without_a_replacement_it_trains_until_the_last_moment() -> None:
+    world = World()
+    world.boots = False
+    for node in (0, 1):
+        world.boot(Token("t-1"), node)
+    world.train()
+    leaving = world.holder(follower(world))
+    leaving.fate.notice = a_notice(seconds_left=20.0)
+    took_s = world.until(lambda: world.last(RoundClosed))
+    assert took_s == pytest.approx(20.0, abs=0.5)
+    assert world.last(RoundClosed).why == "the time the notice gave is over"
+
+
+# --- the end -------------------------------------------------------------------------------------
+
+
+def test_a_cancelled_run_ends_soon_and_its_workers_with_it() -> None:
+    world = World()
+    world.train()
+    world.cancel()
+    took_s = world.until(lambda: all(node.over for node in world.nodes.values()))
+    assert took_s < 3.0
+    assert world.last(FitEnded).outcome == "cancelled"
+    assert not any(node.crew.busy for node in world.nodes.values())
+
+
+def test_a_late_machine_finds_the_run_ended_and_leaves() -> None:
+    world = World()
+    world.train()
+    world.finish(1)
+    world.finish(0)
+    world.until(lambda: world.view.ended)
+    late = world.boot(Token("t-1"), 1)
+    world.until(lambda: late.over)
+    assert late.crew.rounds == []
+
+
+# --- a store that fails now and then -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_is_lost_where_every_call_to_the_store_may_fail(seed: int) -> None:
+    dice = random.Random(seed)
+    world = World(limits=ANY_FAILURES)
+    world.store.moody = lambda: dice.random() < 0.3
+    world.train()
+    world.report(0)
+    world.checkpoint(1, "c1", loss=0.5)
+    world.until(lambda: world.view.latest_checkpoint)
+    world.fail(1)
+    world.until(lambda: world.training and world.view.round and world.view.round.number == 2)
+    world.finish(1)
+    world.finish(0, b"the result")
+    world.until(lambda: world.view.ended)
+    assert world.store.failed > 0
+    assert [one.blame for one in world.all_of(RoundClosed)] == [Blame.WORKER]
+    ended = world.last(FitEnded)
+    assert ended.outcome == "finished"
+    assert world.object_at(ended.result_key) == b"result:the result"
+
+
+def test_a_result_that_cannot_be_kept_holds_up_the_end_and_not_the_agent() -> None:
+    world = World()
+    world.train()
+    world.finish(1)
+    node = world.holder(0)
+    world.store.moody = lambda: True
+    node.crew.say(0, Returned(0, b"precious"))
+    node.crew.exit(0, clean=True)
+    world.run(3.0)
+    world.store.moody = lambda: False
+    assert world.view.active
+    world.until(lambda: world.view.ended)
+    assert world.object_at(keys.result(1, 0)) == b"result:precious"
+
+
+def test_a_name_is_made_where_nobody_chose_one() -> None:
+    from spotfit.model.wire import Files, Report
+
+    world = World()
+    world.train()
+    world.say(1, Report(0, msgspec.Raw(b"{}")))
+    world.say(0, Files(0, msgspec.Raw(b"{}")))
+    assert world.heard(0, Named)[0].name == "made-0"

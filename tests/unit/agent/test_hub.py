@@ -1,0 +1,266 @@
+"""The hub: the n-th report of every rank is one report, whatever the order they come in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spotfit.agent import hub as room
+from spotfit.agent.hub import Answer, Hub
+from spotfit.core.codec import UNREADABLE, encode
+from spotfit.model.wire import (
+    Files,
+    FromWorker,
+    Gather,
+    Gathered,
+    Named,
+    Raised,
+    Report,
+    Returned,
+    Running,
+    Saved,
+)
+
+
+def a_hub(world_size: int = 2, **given: Any) -> Hub:
+    return Hub(3, world_size, name_for=lambda n: f"made-{n}", **given)
+
+
+def take(hub: Hub, rank: int, frame: FromWorker, now: float = 0.0) -> list[Answer]:
+    return hub.take(rank, msgspec.Raw(encode(frame)), now)
+
+
+def raw(**metrics: Any) -> msgspec.Raw:
+    return msgspec.Raw(encode(metrics))
+
+
+def report(n: int, name: str | None = None, **metrics: Any) -> Report:
+    return Report(n, raw(**metrics), name)
+
+
+def files(n: int, name: str | None = None, **metrics: Any) -> Files:
+    return Files(n, raw(**metrics), name)
+
+
+def the_only(answers: list[Answer]) -> tuple[int | None, Any]:
+    assert len(answers) == 1
+    return answers[0]
+
+
+# --- reports without files -----------------------------------------------------------------------
+
+
+def test_a_report_counts_once_all_ranks_have_made_it() -> None:
+    hub = a_hub()
+    assert take(hub, 1, report(0, loss=9)) == []
+    assert (list(hub.told), hub.metrics) == ([], None)
+    assert take(hub, 0, report(0, loss=1)) == []
+    assert [(one.n, one.checkpoint) for one in hub.told] == [(0, None)]
+    assert hub.metrics == {"loss": 1}, "rank 0's count"
+
+
+def test_a_fast_rank_runs_ahead_and_nothing_is_lost() -> None:
+    hub = a_hub()
+    for n in range(5):
+        take(hub, 0, report(n, step=n))
+    assert hub.metrics is None
+    for n in range(3):
+        take(hub, 1, report(n))
+    assert [one.n for one in hub.told] == [0, 1, 2]
+    assert hub.metrics == {"step": 2}
+
+
+def test_everybodys_metrics_are_kept_only_where_callbacks_want_them() -> None:
+    for keep_all, told in ((True, [{"r": 0}, {"r": 1}]), (False, [{"r": 0}])):
+        hub = a_hub(keep_all=keep_all)
+        take(hub, 1, report(0, r=1))
+        take(hub, 0, report(0, r=0))
+        assert [msgspec.json.decode(one) for one in hub.told[0].metrics] == told
+
+
+def test_the_backlog_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "BACKLOG", 3)
+    hub = a_hub()
+    for n in range(10):
+        take(hub, 0, report(n, step=n))
+    for n in range(10):
+        take(hub, 1, report(n))
+    assert [one.n for one in hub.told] == list(range(10)), "no report is lost, only old metrics"
+    assert [msgspec.json.decode(one.metrics[0]) for one in hub.told] == [
+        *[{}] * 7,
+        *[{"step": n} for n in (7, 8, 9)],
+    ]
+
+
+# --- reports with files --------------------------------------------------------------------------
+
+
+def test_a_checkpoint_gets_its_name_when_all_have_reported() -> None:
+    hub = a_hub()
+    assert take(hub, 0, files(0, loss=1)) == []
+    rank, named = the_only(take(hub, 1, report(0)))
+    assert (rank, named) == (0, Named(0, "made-0", (0,), raw(loss=1)))
+    assert not hub.settled
+
+
+def test_rank_0_chooses_the_name_even_where_it_brings_no_files() -> None:
+    hub = a_hub()
+    take(hub, 1, files(0, "mine", loss=9))
+    rank, named = the_only(take(hub, 0, report(0, "best", loss=1)))
+    assert (rank, named.name, named.ranks) == (1, "best", (1,))
+    assert msgspec.json.decode(named.metrics) == {"loss": 1}
+
+
+def test_it_is_ready_when_all_who_bring_files_have_saved_them() -> None:
+    hub = a_hub(3)
+    take(hub, 0, files(0, "c", loss=1))
+    take(hub, 1, report(0))
+    assert [rank for rank, _ in take(hub, 2, files(0))] == [0, 2]
+    take(hub, 2, Saved(0, "c", 10))
+    assert hub.ready == []
+    take(hub, 0, Saved(0, "c", 5))
+    ready = hub.ready[0]
+    assert (ready.name, ready.round, ready.report, ready.ranks, ready.size_bytes) == (
+        "c",
+        3,
+        0,
+        (0, 2),
+        15,
+    )
+    assert ready.metrics == {"loss": 1}
+    assert hub.told[0].checkpoint == "c"
+
+
+def test_checkpoints_are_ready_in_the_order_of_their_reports() -> None:
+    hub = a_hub()
+    for n in (0, 1):
+        take(hub, n, files(n, f"c{n}"))
+        take(hub, 1 - n, report(n, f"c{n}"))
+    # rank 0 saves the older, rank 1 the newer
+    take(hub, 1, Saved(1, "c1"))
+    assert hub.ready == [], "the last one committed is what the next round starts from"
+    take(hub, 0, Saved(0, "c0"))
+    assert [one.name for one in hub.ready] == ["c0", "c1"]
+
+
+def test_a_save_nobody_asked_for_is_no_checkpoint() -> None:
+    hub = a_hub()
+    assert take(hub, 0, Saved(7, "x")) == []
+    assert hub.ready == []
+
+
+def test_settled_means_told_saved_and_committed() -> None:
+    hub = a_hub(1)
+    assert hub.settled
+    take(hub, 0, files(0))
+    take(hub, 0, Saved(0, "made-0"))
+    assert not hub.settled
+    hub.ready.clear()
+    assert not hub.settled
+    hub.told.clear()
+    assert hub.settled
+
+
+def test_the_end_of_each_rank_is_noted() -> None:
+    hub = a_hub()
+    assert take(hub, 1, Running()) == []
+    assert take(hub, 1, Raised("Traceback")) == []
+    assert hub.returned == set()
+    take(hub, 1, Returned(0))
+    assert hub.returned == {1}
+
+
+@pytest.mark.parametrize(
+    "frame", [b"{}", b'{"type":"dance"}', b'{"type":"saved","n":"\xff"}', b"["]
+)
+def test_what_is_no_frame_is_refused(frame: bytes) -> None:
+    with pytest.raises(UNREADABLE):
+        a_hub().take(0, msgspec.Raw(frame), 0.0)
+
+
+# --- those who leave -----------------------------------------------------------------------------
+
+
+def test_an_excused_rank_is_not_waited_for_but_rank_0_always_is() -> None:
+    hub = a_hub(3)
+    hub.excused = frozenset({0, 2})
+    take(hub, 1, report(0))
+    assert not hub.told
+    take(hub, 0, report(0))
+    assert len(hub.told) == 1
+
+
+# --- collectives ---------------------------------------------------------------------------------
+
+
+def test_a_collective_ends_when_all_have_come_with_rank_0s_value() -> None:
+    hub = a_hub()
+    assert take(hub, 0, Gather("broadcast", 0, b"zero")) == []
+    answers = take(hub, 1, Gather("broadcast", 0, b"one"))
+    assert sorted(rank for rank, _ in answers if rank is not None) == [0, 1]
+    assert {told for _, told in answers} == {Gathered("broadcast", 0, b"zero")}
+
+
+def test_collectives_are_told_apart_by_kind_and_number() -> None:
+    hub = a_hub()
+    assert take(hub, 0, Gather("barrier", 0)) == []
+    assert take(hub, 1, Gather("broadcast", 0)) == []
+    assert take(hub, 1, Gather("barrier", 1)) == []
+    assert len(take(hub, 1, Gather("barrier", 0))) == 2
+
+
+def test_only_our_own_collective_does_without_those_who_leave() -> None:
+    hub = a_hub()
+    hub.excused = frozenset({1})
+    assert take(hub, 0, Gather("barrier", 0)) == []
+    assert the_only(take(hub, 0, Gather("preemption_info", 0, b"v"))) == (
+        0,
+        Gathered("preemption_info", 0, b"v"),
+    )
+
+
+def test_whoever_waited_too_long_learns_who_never_came() -> None:
+    hub = a_hub(3, collective_timeout_s=5.0)
+    assert hub.next_timeout() is None
+    take(hub, 1, Gather("barrier", 4), now=10.0)
+    assert hub.next_timeout() == 15.0
+    assert hub.late(14.9) == []
+    assert hub.late(15.0) == [(1, Gathered("barrier", 4, missing=(0, 2)))]
+    assert hub.late(99.0) == [], "told once"
+
+
+def test_without_a_limit_a_collective_waits_for_ever() -> None:
+    hub = a_hub()
+    take(hub, 0, Gather("barrier", 0))
+    assert (hub.late(1e9), hub.next_timeout()) == ([], None)
+
+
+# --- any order -----------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 4), st.integers(0, 6), st.data())
+def test_in_whatever_order_reports_come_each_is_told_once_and_in_order(
+    world_size: int, reports: int, data: st.DataObject
+) -> None:
+    hub = a_hub(world_size, keep_all=True)
+    with_files = data.draw(st.sets(st.tuples(st.integers(0, 3), st.integers(0, 5))))
+    made = [0] * world_size
+    while sum(made) < world_size * reports:
+        rank = data.draw(st.sampled_from([r for r in range(world_size) if made[r] < reports]))
+        n, made[rank] = made[rank], made[rank] + 1
+        frame = files(n, r=rank, step=n) if (rank, n) in with_files else report(n, r=rank, step=n)
+        for to, answer in take(hub, rank, frame):
+            assert isinstance(answer, Named)
+            assert to in answer.ranks
+            assert to is not None
+            take(hub, to, Saved(answer.n, answer.name))
+    assert sorted(one.n for one in hub.told) == list(range(reports))
+    for one in hub.told:
+        expected = [{"r": rank, "step": one.n} for rank in range(world_size)]
+        assert [msgspec.json.decode(body) for body in one.metrics] == expected
+    brought = [n for n in range(reports) if any((r, n) in with_files for r in range(world_size))]
+    assert [ready.report for ready in hub.ready] == brought

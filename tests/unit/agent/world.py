@@ -1,0 +1,536 @@
+"""Several agents in one process, with a wire, workers, a cloud and a clock that are all in memory.
+
+A test tells the story: it boots machines, lets workers speak and die, breaks what it wants to
+break, and lets time pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from spotfit.agent.agent import Agent
+from spotfit.agent.ports import (
+    AgentLost,
+    Audience,
+    CrewEvent,
+    Exited,
+    FromAgent,
+    FromHub,
+    HubLost,
+    NetEvent,
+    Said,
+)
+from spotfit.control.errands import Errands, Inline
+from spotfit.core.codec import decoder, encode
+from spotfit.core.errors import TransientStoreError
+from spotfit.core.ids import AgentId, Token
+from spotfit.ledger.run import Ledger
+from spotfit.model.events import (
+    CancelRequested,
+    Entry,
+    Event,
+    FitStarted,
+    Intended,
+    LeaderElected,
+    Submitted,
+)
+from spotfit.model.group import GroupHandle, GroupRequest, NodeState
+from spotfit.model.spec import RunSpec, Tempo
+from spotfit.model.view import View
+from spotfit.model.wire import (
+    Files,
+    FromLeader,
+    FromWorker,
+    Join,
+    Named,
+    Raised,
+    Report,
+    Returned,
+    Saved,
+    Start,
+    ToLeader,
+    ToWorker,
+)
+from spotfit.model.world import Member, Notice
+from spotfit.provision.api import Provisioner
+from spotfit.store.memory import MemoryStore
+from spotfit.testing.builders import RUN, a_spec
+from spotfit.testing.clock import ManualClock
+from tests.unit.control.paper import LAUNCH, PaperCloud, tokens
+
+STEP_S = 0.05
+TEMPO = Tempo(observe_s=0.5, poll_s=0.2, rejoin_s=1.0, lease_patience_s=8.0, lease_s=2.0)
+
+
+class MoodyStore(MemoryStore):
+    """Calls fail while `moody` says so, half of them after they were carried out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moody: Callable[[], bool] = lambda: False
+        self.failed = 0
+
+    def get(self, key: str) -> bytes:
+        self._fail()
+        return super().get(key)
+
+    def put(self, key: str, body: bytes | memoryview) -> None:
+        self._fail()
+        super().put(key, body)
+        self._fail()
+
+    def create(self, key: str, body: bytes) -> None:
+        self._fail()
+        super().create(key, body)
+        self._fail()
+
+    def list(self, prefix: str = "", *, after: str = "") -> Iterator[Any]:
+        self._fail()
+        return super().list(prefix, after=after)
+
+    def delete(self, key: str) -> None:
+        self._fail()
+        super().delete(key)
+
+    def _fail(self) -> None:
+        if self.moody():
+            self.failed += 1
+            raise TransientStoreError("the store is moody")
+
+
+class Wire:
+    """Who listens where. A broken address answers nobody; a dead one refuses at once."""
+
+    def __init__(self) -> None:
+        self.nets: dict[str, FakeNet] = {}
+        self.broken: set[str] = set()
+
+    def listening(self, address: str) -> FakeNet | None:
+        net = self.nets.get(address)
+        return net if net is not None and net.alive else None
+
+
+class FakeNet:
+    """A `Net` whose messages arrive at once, in order."""
+
+    def __init__(self, wire: Wire, member: Member) -> None:
+        self.alive = True
+        self.dialled: list[str] = []
+        self._wire = wire
+        self._me = member.agent
+        self._address = member.hub
+        self._uplink: FakeNet | None = None
+        self._agents: dict[AgentId, FakeNet] = {}
+        self._events: list[NetEvent] = []
+        wire.nets[member.hub] = self
+
+    @property
+    def hub(self) -> str:
+        return self._address
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._events)
+
+    def dial(self, address: str, join: Join) -> None:
+        self.dialled.append(address)
+        self.hang_up()
+        hub = self._wire.listening(address)
+        if address in self._wire.broken:
+            self._events.append(HubLost(address, "no answer", vanished=False))
+        elif hub is None:
+            self._events.append(HubLost(address, "refused", vanished=True))
+        else:
+            self._uplink = hub
+            hub._agents[self._me] = self
+            hub._events.append(FromAgent(self._me, join))
+
+    def hang_up(self) -> None:
+        hub, self._uplink = self._uplink, None
+        if hub is not None and hub._agents.pop(self._me, None):
+            hub._events.append(AgentLost(self._me, "closed"))
+
+    def send_up(self, message: ToLeader) -> None:
+        if self._uplink is not None and self._address_of_uplink not in self._wire.broken:
+            self._uplink._events.append(FromAgent(self._me, message))
+
+    def send_down(self, agent: AgentId, message: FromLeader) -> None:
+        peer = self._agents.get(agent)
+        if peer is not None and self._address not in self._wire.broken:
+            peer._events.append(FromHub(message))
+
+    def dismiss(self, agent: AgentId) -> None:
+        peer = self._agents.pop(agent, None)
+        if peer is not None:
+            peer._lose_uplink()
+
+    def events(self) -> list[NetEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def cut(self) -> None:
+        """Every connection of ours breaks; both ends are told."""
+        self.hang_up()
+        for agent in list(self._agents):
+            self.dismiss(agent)
+
+    def die(self) -> None:
+        """The machine is gone, its kernel tells the others."""
+        self.alive = False
+        self.cut()
+
+    def _lose_uplink(self) -> None:
+        if self._uplink is not None:
+            address, self._uplink = self._address_of_uplink, None
+            self._events.append(HubLost(address, "reset", vanished=True))
+
+    @property
+    def _address_of_uplink(self) -> str:
+        return self._uplink._address if self._uplink else ""
+
+
+class FakeCrew:
+    """A `Crew` whose workers do what the test lets them do."""
+
+    def __init__(self) -> None:
+        self.spec: RunSpec | None = None
+        self.workers: dict[int, Start] = {}
+        self.received: dict[int, list[ToWorker]] = {}
+        self.rounds: list[int] = []
+        self.immortal = False
+        """Whether SIGKILL is not enough."""
+        self._events: list[CrewEvent] = []
+
+    def prepare(self, spec: RunSpec) -> None:
+        self.spec = spec
+
+    def start(self, starts: Sequence[Start]) -> None:
+        assert not self.workers, "nobody of another round is left"
+        self.workers = {start.rank: start for start in starts}
+        self.received = {start.rank: [] for start in starts}
+        self.rounds.append(starts[0].round)
+
+    def send(self, rank: int, frame: ToWorker) -> None:
+        if rank in self.workers:
+            self.received[rank].append(frame)
+
+    def halt(self) -> None:
+        for rank in [] if self.immortal else list(self.workers):
+            self.exit(rank, "was killed by SIGKILL")
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.workers)
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._events)
+
+    def events(self) -> list[CrewEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def say(self, rank: int, *frames: FromWorker) -> None:
+        """That worker writes those frames."""
+        told = [msgspec.Raw(encode(frame)) for frame in frames]
+        self._events.append(Said(self.workers[rank].round, rank, told))
+
+    def exit(self, rank: int, how: str = "exited with code 0", *, clean: bool = False) -> None:
+        """That worker's process ends."""
+        start = self.workers.pop(rank)
+        self._events.append(Exited(start.round, rank, how, clean))
+
+
+class Told:
+    """An `Audience` that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.reports: list[tuple[list[Any], str | None]] = []
+        self.failures: list[dict[int, str]] = []
+        self.raised: str | None = None
+        self.caught_up = True
+
+    def reported(self, metrics: Sequence[msgspec.Raw], checkpoint: str | None) -> None:
+        self.reports.append(([msgspec.json.decode(one) for one in metrics], checkpoint))
+
+    def failed(self, pickles: dict[int, str], told: dict[int, str]) -> None:
+        self.failures.append(told)
+
+    def trouble(self) -> str | None:
+        return self.raised
+
+
+class Fate:
+    """A `NoticeSource` that the test speaks through."""
+
+    def __init__(self) -> None:
+        self.notice: Notice | None = None
+
+    def poll(self, now: float) -> Notice | None:
+        return self.notice
+
+
+class FakeWorkplace:
+    """What an agent asks of its machine."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._errands = Inline()
+
+    def provisioner(self, spec: RunSpec) -> Provisioner:
+        return self._world.cloud
+
+    def audience(self, spec: RunSpec) -> Audience | None:
+        return self._world.audience if spec.callbacks else None
+
+    def errands(self) -> Errands:
+        return self._errands
+
+    def sign(self, payload: bytes, purpose: str) -> bytes:
+        return purpose.encode() + b":" + payload
+
+    def new_token(self) -> str:
+        return self._world.new_token()
+
+    def name_for(self, report: int) -> str:
+        return f"made-{report}"
+
+
+class Node:
+    """A machine and the agent that lives on it."""
+
+    def __init__(self, world: World, token: Token, node: int) -> None:
+        self.name = f"{token}/{node}"
+        host = f"{token}-{node}"
+        self.member = Member(AgentId(f"a-{host}"), host, f"{host}:7000", 1, token, node)
+        self.net = FakeNet(world.wire, self.member)
+        self.crew = FakeCrew()
+        self.fate = Fate()
+        self.over = False
+        self.asleep = False
+        """Whether its process is frozen: alive, and silent."""
+        self.ledger = Ledger(world.store, RUN, self.member.agent)
+        self.agent = Agent(
+            member=self.member,
+            ledger=self.ledger,
+            net=self.net,
+            crew=self.crew,
+            notices=[self.fate],
+            launch=LAUNCH,
+            workplace=FakeWorkplace(world),
+            scratch="/scratch",
+        )
+
+    @property
+    def me(self) -> AgentId:
+        return self.member.agent
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted(self.crew.workers)
+
+    @property
+    def awake(self) -> bool:
+        return not self.over and not self.asleep
+
+    @property
+    def has_news(self) -> bool:
+        return self.awake and (self.net.pending or self.crew.pending)
+
+    def tick(self, now: float) -> None:
+        if self.agent.tick(now) is None:
+            self.over = True
+            self.net.die()
+
+
+class World:
+    """A cloud, a bucket, a wire and a clock; machines boot when the cloud grants them."""
+
+    def __init__(self, **given: Any) -> None:
+        self.store = MoodyStore()
+        self.cloud = PaperCloud(observe_s=0.5)
+        self.wire = Wire()
+        self.clock = ManualClock(100.0)
+        self.audience = Told()
+        self.new_token = tokens()
+        self.nodes: dict[str, Node] = {}
+        self.boots = True
+        """Whether machines that are granted come up by themselves."""
+        self._me = Ledger(self.store, RUN, AgentId("driver"))
+        self._begin(a_spec(**{"tempo": TEMPO, **given}))
+
+    def _begin(self, spec: RunSpec) -> None:
+        """As `fit()` does: the run is written down, and its first machines are asked for."""
+        request = GroupRequest(Token(self.new_token()), spec.workers_max, spec.workers_max)
+        plan = self.cloud.plan(request)
+        self.write(FitStarted(spec))
+        self.write(LeaderElected(self._me.me, 1, None))
+        self.write(Intended(request, plan))
+        handle = self.cloud.submit(plan, LAUNCH)
+        assert isinstance(handle, GroupHandle)
+        self.write(Submitted(plan.token, handle))
+
+    # --- what happens outside ----------------------------------------------------------------
+
+    def write(self, event: Event) -> None:
+        """As the driver."""
+        self._me.append(event, after=self._me.catch_up())
+
+    def cancel(self) -> None:
+        self.write(CancelRequested("enough"))
+
+    def boot(self, token: Token, node: int) -> Node:
+        """That machine comes up."""
+        booted = Node(self, token, node)
+        self.nodes[booted.name] = booted
+        return booted
+
+    def kill(self, node: Node) -> None:
+        """Reclaimed without a word."""
+        node.over = True
+        node.net.die()
+        if node.member.token in self.cloud.groups:
+            self.cloud.lose(node.member.token, node.member.node)
+
+    # --- time --------------------------------------------------------------------------------
+
+    def run(self, for_s: float) -> None:
+        """Let that much time pass."""
+        end = self.clock.now() + for_s
+        while self.clock.now() < end:
+            self.clock.wait(STEP_S)
+            self.settle()
+
+    def until(self, happened: Callable[[], object], *, within_s: float = 30.0) -> float:
+        """Let time pass until something is so; how long it took."""
+        begun = self.clock.now()
+        self.settle()
+        while not happened():
+            assert self.clock.now() - begun < within_s, self.story
+            self.clock.wait(STEP_S)
+            self.settle()
+        return self.clock.now() - begun
+
+    def settle(self) -> None:
+        """Tick everybody until nothing more is on its way."""
+        self._boot_granted()
+        for _ in range(200):
+            for node in list(self.nodes.values()):
+                if node.awake:
+                    node.tick(self.clock.now())
+            if not any(node.has_news for node in self.nodes.values()):
+                return
+        raise AssertionError(f"they talk for ever: {self.story}")
+
+    def _boot_granted(self) -> None:
+        for token, nodes in self.cloud.groups.items() if self.boots else ():
+            for n, node in enumerate(nodes):
+                if node.state is NodeState.RUNNING and f"{token}/{n}" not in self.nodes:
+                    self.boot(token, n)
+
+    # --- what can be seen --------------------------------------------------------------------
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The journal as it stands in the bucket."""
+        found = sorted(key for (key, _) in MemoryStore.list(self.store, ".spotfit/journal"))
+        return [decoder(Entry).decode(MemoryStore.get(self.store, key)) for key in found]
+
+    @property
+    def story(self) -> str:
+        """The journal in words, for a test that failed."""
+        return "\n".join(f"{entry.by}: {entry.event}" for entry in self.entries)
+
+    def all_of(self, kind: type[Any]) -> list[Any]:
+        """Every event of that kind."""
+        return [entry.event for entry in self.entries if isinstance(entry.event, kind)]
+
+    def last(self, kind: type[Any]) -> Any:
+        """The last event of that kind, or None."""
+        return next(iter(reversed(self.all_of(kind))), None)
+
+    @property
+    def view(self) -> View:
+        moody, self.store.moody = self.store.moody, lambda: False
+        try:
+            return self._me.catch_up()
+        finally:
+            self.store.moody = moody
+
+    @property
+    def leader(self) -> Node:
+        leader = self.view.leader
+        assert leader is not None
+        return next(node for node in self.nodes.values() if node.me == leader.leader)
+
+    def holder(self, rank: int) -> Node:
+        """Whose worker has that rank now."""
+        return next(
+            node for node in self.nodes.values() if node.awake and rank in node.crew.workers
+        )
+
+    @property
+    def training(self) -> bool:
+        """Whether every rank of the open round has its worker."""
+        view = self.view
+        if view.round is None:
+            return False
+        started = [
+            rank
+            for node in self.nodes.values()
+            if node.awake and node.crew.rounds[-1:] == [view.round.number]
+            for rank in node.ranks
+        ]
+        return sorted(started) == list(range(view.round.world_size))
+
+    # --- what workers do ---------------------------------------------------------------------
+
+    def train(self) -> int:
+        """Until a round is at work; its number."""
+        self.until(lambda: self.training)
+        assert self.view.round is not None
+        return self.view.round.number
+
+    def say(self, rank: int, *frames: FromWorker) -> None:
+        self.holder(rank).crew.say(rank, *frames)
+        self.settle()
+
+    def heard(self, rank: int, kind: type[Any]) -> list[Any]:
+        """What that worker was told, of that kind."""
+        return [one for one in self.holder(rank).crew.received[rank] if isinstance(one, kind)]
+
+    def report(self, n: int, **metrics: Any) -> None:
+        """All ranks make their n-th report, without files."""
+        assert self.view.round is not None
+        for rank in range(self.view.round.world_size):
+            self.say(rank, Report(n, msgspec.Raw(encode({"rank": rank, **metrics}))))
+
+    def checkpoint(self, n: int, name: str, **metrics: Any) -> None:
+        """All ranks make their n-th report; rank 0 brings files, and saves them."""
+        assert self.view.round is not None
+        for rank in range(1, self.view.round.world_size):
+            self.say(rank, Report(n, msgspec.Raw(encode({"rank": rank, **metrics}))))
+        self.say(0, Files(n, msgspec.Raw(encode({"rank": 0, **metrics})), name))
+        named = self.heard(0, Named)[-1]
+        assert (named.n, named.name) == (n, name)
+        self.say(0, Saved(n, name, 10))
+
+    def finish(self, rank: int, value: bytes = b"") -> None:
+        """That rank's function comes back."""
+        node = self.holder(rank)
+        node.crew.say(rank, Returned(0, value))
+        node.crew.exit(rank, clean=True)
+        self.settle()
+
+    def fail(self, rank: int, told: str = "ValueError: no") -> None:
+        """That rank's function raises."""
+        node = self.holder(rank)
+        node.crew.say(rank, Raised(f"Traceback\n{told}", b"pickle"))
+        node.crew.exit(rank, "exited with code 1")
+        self.settle()
+
+    def object_at(self, key: str) -> bytes:
+        return MemoryStore.get(self.store, key)

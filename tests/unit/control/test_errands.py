@@ -1,0 +1,106 @@
+"""Errands: a slow call never makes a step machine stand still, and its answer is never lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from spotfit.control.errands import Done, Errands, Inline, Threaded
+
+PATIENCE_S = 30.0
+
+
+class Woken:
+    """Counts how often somebody was woken; a test may wait for it."""
+
+    def __init__(self) -> None:
+        self._semaphore = threading.Semaphore(0)
+
+    def __call__(self) -> None:
+        self._semaphore.release()
+
+    def wait(self) -> None:
+        assert self._semaphore.acquire(timeout=PATIENCE_S), "nobody was woken"
+
+
+@pytest.fixture
+def woken() -> Woken:
+    return Woken()
+
+
+@pytest.fixture
+def threaded(woken: Woken) -> Iterator[Threaded]:
+    errands = Threaded(woken, threads=2)
+    yield errands
+    errands.close()
+
+
+def test_inline_does_it_at_once_and_makes_an_error_a_value() -> None:
+    errands: Errands = Inline()
+    assert errands.run("a", lambda: 7) == Done(7)
+    wrong = errands.run("b", lambda: 1 / 0)
+    assert wrong is not None
+    assert isinstance(wrong.error, ZeroDivisionError)
+    errands.send("c", lambda: 1 / 0)  # nobody waits for its answer, an error neither
+
+
+def test_an_errand_is_under_way_until_it_is_done_and_then_wakes_its_sender(
+    threaded: Threaded, woken: Woken
+) -> None:
+    gate = threading.Event()
+    assert threaded.run("a", lambda: gate.wait(PATIENCE_S)) is None
+    assert threaded.run("a", lambda: 1 / 0) is None, "it is not started twice"
+    gate.set()
+    assert the_answer(threaded, "a", woken) == Done(value=True)
+
+
+def test_an_answer_is_given_once_and_the_next_question_is_a_new_one(
+    threaded: Threaded, woken: Woken
+) -> None:
+    threaded.run("a", lambda: 1)
+    assert the_answer(threaded, "a", woken) == Done(1)
+    assert threaded.run("a", lambda: 2) is None
+    assert the_answer(threaded, "a", woken) == Done(2)
+
+
+def test_an_error_comes_as_an_answer(threaded: Threaded, woken: Woken) -> None:
+    threaded.run("a", lambda: 1 / 0)
+    answer = the_answer(threaded, "a", woken)
+    assert isinstance(answer.error, ZeroDivisionError)
+
+
+def test_what_is_sent_runs_once_at_a_time(threaded: Threaded, woken: Woken) -> None:
+    gate, runs = threading.Event(), []
+
+    def job() -> None:
+        runs.append(1)
+        gate.wait(PATIENCE_S)
+
+    for _ in range(3):
+        threaded.send("lease", job)
+    gate.set()
+    woken.wait()
+    assert len(runs) == 1
+
+
+def test_errands_of_different_names_do_not_wait_for_each_other(
+    threaded: Threaded, woken: Woken
+) -> None:
+    gate = threading.Event()
+    threaded.run("slow", lambda: gate.wait(PATIENCE_S))
+    threaded.run("quick", lambda: 1)
+    assert the_answer(threaded, "quick", woken) == Done(1)
+    gate.set()
+
+
+def the_answer(errands: Threaded, name: str, woken: Woken) -> Done:
+    woken.wait()
+    done = errands.run(name, _never)
+    assert done is not None, "who is woken finds the answer"
+    return done
+
+
+def _never() -> None:
+    raise AssertionError("the errand was started again")

@@ -1,0 +1,120 @@
+"""The process group: everybody meets at rank 0's fresh port, and only there."""
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported in fact
+
+from spotfit.core.errors import ConfigError
+from spotfit.frameworks.torch import backend
+from spotfit.frameworks.torch.backend import Torch
+from spotfit.model.wire import Start
+
+
+@pytest.fixture(autouse=True)
+def _environment_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    yield
+    Torch().leave()
+
+
+def start(rank: int = 0, world_size: int = 1, **options: Any) -> Start:
+    plain = {
+        "run_id": "r",
+        "run_name": "n",
+        "round": 3,
+        "rank": rank,
+        "local_rank": rank,
+        "world_size": world_size,
+        "local_world_size": world_size,
+        "node_rank": 0,
+        "host": "127.0.0.1",
+        "storage_url": "",
+        "framework": "torch",
+        "framework_options": options,
+        "luggage": {},
+    }
+    return msgspec.convert(plain, Start)
+
+
+def alone(_kind: str, value: bytes) -> bytes:
+    return value
+
+
+def test_everything_a_library_asks_for_is_set() -> None:
+    told = Torch().environment(start(rank=1, world_size=2))
+    assert (told["RANK"], told["WORLD_SIZE"], told["ACCELERATE_TORCH_DEVICE"]) == ("1", "2", "cpu")
+
+
+def test_one_worker_has_a_group_too_and_may_have_the_next() -> None:
+    for _ in range(2):
+        framework = Torch()
+        framework.enter(start(), alone)
+        assert (dist.get_world_size(), dist.get_backend()) == (1, "gloo")
+        assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+        framework.leave()
+        assert not dist.is_initialized()
+
+
+def test_every_round_has_a_port_of_its_own() -> None:
+    ports = set()
+    for _ in range(2):
+        Torch().enter(start(), alone)
+        ports.add(os.environ["MASTER_PORT"])
+        Torch().leave()
+    assert len(ports) == 2
+
+
+def test_the_meeting_place_listens_on_one_address_only() -> None:
+    with backend._listen("127.0.0.1") as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+
+
+def test_other_ranks_go_where_rank_0_says() -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    asked: list[tuple[str, bytes]] = []
+
+    def gather(kind: str, value: bytes) -> bytes:
+        asked.append((kind, value))
+        return f"127.0.0.1 {store.port}".encode()
+
+    theirs = backend._meet(start(rank=1, world_size=2), gather, backend.TorchOptions())
+    store.set("key", "value")
+    assert theirs.get("key") == b"value"
+    assert asked == [("torch_master", b"")]
+
+
+@pytest.mark.parametrize("method", ["env", "tcp"])
+def test_both_init_methods_meet_alike(method: str) -> None:
+    Torch().enter(start(init_method=method), alone)
+    assert dist.is_initialized()
+
+
+def test_any_other_init_method_is_refused() -> None:
+    with pytest.raises(ConfigError, match="init_method") as caught:
+        Torch().enter(start(init_method="file"), alone)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_a_told_interface_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    backend._name_interface("127.0.0.1")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
+
+
+def test_a_group_that_does_not_let_go_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    Torch().enter(start(), alone)
+    here, there = socket.socketpair()
+    with here, there:
+        monkeypatch.setenv("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "0.01")
+        with monkeypatch.context() as patch:
+            patch.setattr(dist, "destroy_process_group", lambda: here.recv(1))
+            Torch().leave()
+        there.send(b"x")

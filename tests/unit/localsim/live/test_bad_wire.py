@@ -1,0 +1,98 @@
+"""The wire is as bad as it was told, by dice, and passes everything else on unchanged."""
+
+import http.client
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from spotfit_localsim.live.bad_wire import BadWire, Weather, change_weather, serve
+
+
+class Echo(BaseHTTPRequestHandler):
+    """A server that remembers what it was asked."""
+
+    protocol_version = "HTTP/1.1"
+    asked: list[tuple[str, str, bytes]]
+
+    def answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.asked.append((self.command, self.path, body))
+        self.send_response(201)
+        self.send_header("ETag", '"7"')
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_GET = do_PUT = do_HEAD = answer  # noqa: N815  # as its base wants
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
+
+
+@pytest.fixture
+def server() -> Iterator[ThreadingHTTPServer]:
+    Echo.asked = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Echo) as made:
+        threading.Thread(target=made.serve_forever).start()
+        yield made
+        made.shutdown()
+
+
+@pytest.fixture
+def address(server: ThreadingHTTPServer) -> Iterator[str]:
+    with serve(("127.0.0.1", server.server_address[1])) as wire:
+        threading.Thread(target=wire.serve_forever).start()
+        yield f"127.0.0.1:{wire.server_address[1]}"
+        wire.shutdown()
+
+
+def ask(address: str, method: str = "PUT", body: bytes = b"hello") -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection(address)
+    try:
+        connection.request(method, "/bucket/key?x=1", body)
+        answer = connection.getresponse()
+        answer.read_body = answer.read()  # type: ignore[attr-defined]  # for the tests below
+        return answer
+    finally:
+        connection.close()
+
+
+def test_in_fair_weather_everything_passes(address: str) -> None:
+    answer = ask(address)
+    assert (answer.status, answer.headers["ETag"]) == (201, '"7"')
+    assert answer.read_body == b"hello"  # type: ignore[attr-defined]  # see ask
+    assert Echo.asked == [("PUT", "/bucket/key?x=1", b"hello")]
+
+
+def test_the_length_of_what_is_not_sent_passes_too(address: str) -> None:
+    assert ask(address, "HEAD", b"12345").headers["Content-Length"] == "5"
+
+
+def test_what_is_refused_never_arrives(address: str) -> None:
+    change_weather(f"http://{address}", Weather(refused=1.0))
+    assert ask(address).status == 503
+    assert Echo.asked == []
+    change_weather(f"http://{address}", Weather())
+    assert ask(address).status == 201
+
+
+def test_what_is_unanswered_was_done(address: str) -> None:
+    change_weather(f"http://{address}", Weather(unanswered=1.0))
+    with pytest.raises(http.client.RemoteDisconnected):
+        ask(address)
+    assert len(Echo.asked) == 1
+
+
+def test_the_same_seed_brings_the_same_weather() -> None:
+    fates = []
+    for _ in range(2):
+        waited: list[float] = []
+        wire = BadWire(waited.append)
+        wire.change(Weather(refused=0.3, unanswered=0.2, slow=0.5, slow_s=2.0, seed=9))
+        fates.append(([wire.befall() for _ in range(100)], waited))
+    assert fates[0] == fates[1]
+    assert set(fates[0][0]) == {"refused", "unanswered", "passed"}
+    assert 20 < len(fates[0][1]) < 80

@@ -1,0 +1,62 @@
+"""What a worker brings home, and how its process ends."""
+
+import atexit
+import os
+import pickle
+import threading
+
+import pytest
+
+from spotfit.core.errors import ShippingError
+from spotfit.worker import main
+
+
+def test_plain_values_come_home_as_they_are() -> None:
+    assert pickle.loads(main._pickled({"accuracy": 0.97})) == {"accuracy": 0.97}
+
+
+def test_tensors_stay_where_they_are() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ValueError, match="torch tensors"):
+        main._pickled({"nested": [torch.ones(1)]})
+
+
+def test_what_cannot_be_pickled_is_named() -> None:
+    with pytest.raises(ShippingError, match="a lock, cannot be pickled"):
+        main._pickled(threading.Lock())
+
+
+def ended(code: int, leave: object) -> tuple[int, bytes]:
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reads)
+        atexit._clear()
+        atexit.register(os.write, writes, b"flushed ")
+        main.end(code, lambda: leave(writes))  # type: ignore[operator]
+    os.close(writes)
+    with os.fdopen(reads, "rb") as pipe:
+        said = pipe.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said
+
+
+def test_a_good_end_leaves_the_group_and_lets_libraries_flush() -> None:
+    assert ended(0, lambda pipe: os.write(pipe, b"left ")) == (0, b"left flushed ")
+
+
+def test_after_a_failure_nobody_waits_for_the_group() -> None:
+    assert ended(1, lambda pipe: os.write(pipe, b"left ")) == (1, b"flushed ")
+
+
+def test_a_group_that_breaks_on_leaving_ends_it_all_the_same() -> None:
+    def breaks(_: int) -> None:
+        raise RuntimeError("the group is broken")
+
+    assert ended(0, breaks)[0] == 0
+
+
+def test_what_hangs_at_the_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "_LAST_WORDS_S", 0.01)
+    monkeypatch.setenv("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "0.01")
+    reads, _writes = os.pipe()
+    assert ended(0, lambda _: os.read(reads, 1))[0] == 0
