@@ -36,6 +36,7 @@ def told(found: list[Death], limit_s: float) -> tuple[float, dict[str, Any]]:
     took = [limit_s if death.recovered_s is None else death.recovered_s for death in found]
     more = {
         "recoveries_s": [death.recovered_s for death in found],
+        "first_recovery_s": took[0],
         "recovered": sum(death.recovered_s is not None for death in found),
         "kills": len(found),
         "steps_lost": [death.steps_lost for death in found],

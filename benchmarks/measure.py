@@ -235,7 +235,9 @@ def main(figure: Figure) -> None:
 
 def main_alone(figure: Figure, *, runs: int) -> None:
     """Measure our own side of a figure that nobody else has."""
-    print(tables.of_figure(keep(figure, summary(_runs(figure, OURS, runs)), [])))
+    measured = _runs(figure, OURS, runs)
+    every = {"all": [asdict(run) for run in measured]}
+    print(tables.of_figure(keep(figure, summary(measured) | every, [])))
 
 
 def _race_all(figure: Figure, asked: argparse.Namespace) -> None:

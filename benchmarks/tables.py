@@ -115,11 +115,13 @@ def _ratio(median: float, lower: float) -> str:
 
 
 def _went(side: Mapping[str, Any]) -> str:
-    """How many kills were survived, where there were kills; else how many runs ended well."""
+    """How many runs ended well; and how many kills were survived, where there were kills."""
+    runs = f"{side['ok']} of {side['runs']}"
     kills = sum(more.get("kills", 0) for more in side["more"])
-    if kills:
-        return f"{sum(more.get('recovered', 0) for more in side['more'])} of {kills}"
-    return f"{side['ok']} of {side['runs']}"
+    if not kills:
+        return runs
+    survived = sum(more["recovered"] for more in side["more"] if more)
+    return f"{runs}, {survived} of {kills} kills"
 
 
 def _bar(asked: float | None, lower: float) -> str:

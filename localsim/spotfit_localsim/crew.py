@@ -180,7 +180,8 @@ class SimWorker:
         if not self._ending:
             self._ending = True
             end_s = self._theatre.stream.between(self._theatre.training.load.end_s)
-            self._theatre.engine.after(end_s, lambda: self._end("was killed by SIGKILL", clean=False))
+            how = "was killed by SIGKILL"
+            self._theatre.engine.after(end_s, lambda: self._end(how, clean=False, ordered=True))
 
     def vanish(self, *, told: bool) -> None:
         """Its machine is gone."""
@@ -315,10 +316,10 @@ class SimWorker:
             if busy_s is not None and self.alive:
                 self._take_up(busy_s)
 
-    def _end(self, how: str, *, clean: bool) -> None:
+    def _end(self, how: str, *, clean: bool, ordered: bool = False) -> None:
         if self.alive:
             self._stop()
-            self._crew.reap(self, Exited(self.round, self.rank, how, clean))
+            self._crew.reap(self, Exited(self.round, self.rank, how, clean, ordered))
             if not self._returned:
                 self._team.lose(self)
 

@@ -18,10 +18,13 @@ import greenlet
 
 from spotfit.checkpoint import manifest
 from spotfit.control.errands import Done, Inline
+from spotfit.ledger import snapshot
 from spotfit_localsim.faults import Hazards
 
 TICK_S = 0.0002
 """What one step costs at least: no world stands still because somebody spins."""
+SNAPSHOT_EVERY = 24
+"""Entries from one snapshot to the next, so that short runs have some."""
 
 
 class LivelockError(AssertionError):
@@ -286,14 +289,16 @@ class OneByOne:
 
 
 @contextmanager
-def without_threads() -> Iterator[None]:
-    """Production code that reads with several threads reads one by one meanwhile."""
-    pool = manifest.ThreadPoolExecutor
+def small_world() -> Iterator[None]:
+    """Production code reads one by one, and writes snapshots often, while a world lives."""
+    pool, every = manifest.ThreadPoolExecutor, snapshot.EVERY
     manifest.ThreadPoolExecutor = OneByOne  # type: ignore[misc,assignment]
+    snapshot.EVERY = SNAPSHOT_EVERY
     try:
         yield
     finally:
         manifest.ThreadPoolExecutor = pool  # type: ignore[misc]
+        snapshot.EVERY = every
 
 
 class Sidelong:

@@ -14,6 +14,7 @@ import msgspec
 from spotfit.core.codec import decoder
 from spotfit.core.ids import AgentId
 from spotfit.ledger import keys
+from spotfit.ledger.snapshot import Snapshot
 from spotfit.model.events import (
     Blame,
     CancelRequested,
@@ -40,7 +41,8 @@ from spotfit_localsim.crew import restored
 from spotfit_localsim.workload import Training
 
 _entries = decoder(Entry)
-_FIXED = (keys.JOURNAL, ".spotfit/fn/", ".spotfit/code/", ".spotfit/reports/", ".spotfit/logs/")
+_snapshots = decoder(Snapshot)
+_FIXED = (keys.JOURNAL, keys.SNAPSHOTS, ".spotfit/fn/", ".spotfit/code/", ".spotfit/reports/", ".spotfit/logs/")
 _OWN = (".spotfit/beats/", keys.OFFERS)
 
 
@@ -98,6 +100,8 @@ class Checker:
             self.complain(f"{who} wrote {key}, which belongs to somebody else")
         elif key.startswith(keys.JOURNAL) and before is None:
             self._entered(who, key, after)
+        elif key.startswith(keys.SNAPSHOTS) and before is None:
+            self._photographed(who, key, after)
 
     def _removed(self, key: str) -> None:
         if key.startswith(keys.JOURNAL):
@@ -120,6 +124,11 @@ class Checker:
         self.truth = fold(self.truth, entry)
         self.views.append(self.truth)
 
+    def _photographed(self, who: str, key: str, body: bytes) -> None:
+        view = _snapshots.decode(body).view
+        if key != keys.snapshot(view.next_slot) or view != self.views[view.next_slot]:
+            self.complain(f"the snapshot {key} of {who} shows another run than the journal tells")
+
     # --- what may be written when ------------------------------------------------------------
 
     def _wrong_with(self, entry: Entry, who: str) -> str | None:
@@ -140,8 +149,8 @@ class Checker:
         return self._wrong_decision(event)
 
     def _wrong_election(self, event: LeaderElected, by: AgentId) -> str | None:
-        if event.leader != by:
-            return f"elected {event.leader}, not itself"
+        if event.leader != by and not self.truth.leads(by):
+            return f"elected {event.leader}, and is not the one to name an heir"
         if event.epoch != self.truth.epoch + 1:
             return f"epoch {event.epoch} follows {self.truth.epoch}"
         return None

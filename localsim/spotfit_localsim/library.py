@@ -214,23 +214,31 @@ def random_storm(seed: int) -> Scenario:
     workers = slots * dice.choice([1, 2, 2, 3, 4])
     elastic = dice.chance(0.4)
     mistakes = _mistakes(dice, workers) if dice.chance(0.3) and not elastic else ()
+    market = _market(dice)
     return Scenario(
         f"storm {seed}",
         workers=workers,
         workers_min=dice.randint(1, workers) if elastic else None,
         slots=slots,
         load=_load(dice, mistakes),
-        market=_market(dice),
+        market=market,
         faults=_faults(dice),
         wire=_wire(dice),
         limits=Limits(worker=len(mistakes)),
         keep=Keep(last=dice.choice([None, 1, 2]), score=dice.choice([None, "step"])),
         tempo=Tempo(form_patience_s=dice.choice([5.0, 60.0]), boot_patience_s=120.0),
-        laptop=Laptop(dies_at_s=dice.uniform(0.5, 200.0) if dice.chance(0.5) else None),
+        laptop=_laptop(dice, market),
         acts=tuple(_act(dice) for _ in range(dice.choice([0, 0, 1, 2, 3]))),
         skew=dice.choice([0.0, 0.0005, 0.02]),
         storm_s=dice.uniform(60.0, 300.0),
     )
+
+
+def _laptop(dice: Stream, market: Market) -> Laptop:
+    dies_at_s = dice.uniform(0.5, 200.0) if dice.chance(0.5) else None
+    # Who is to give up a machine that never speaks must watch it for longer than a boot may take.
+    sweep_s = 180.0 if market.dead_boots else 45.0
+    return Laptop(dies_at_s, sweep_every_s=sweep_s + 45.0, sweep_s=sweep_s)
 
 
 def _load(dice: Stream, mistakes: tuple[Mistake, ...]) -> Workload:
@@ -265,7 +273,7 @@ def _market(dice: Stream) -> Market:
         with_notice=dice.random(),
         notice_s=dice.choice([5.0, 30.0, 120.0]),
         boot_s=(1.0, dice.uniform(2.0, 30.0)),
-        dead_boots=0.0,
+        dead_boots=dice.choice([0.0, 0.0, 0.1]),
         refuses=dice.chance(0.5),
         refusals=dice.choice([0.0, 0.0, 0.3]),
         told_deaths=dice.random(),

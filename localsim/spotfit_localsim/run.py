@@ -14,7 +14,7 @@ from spotfit_localsim.bucket import Bucket, SimStore
 from spotfit_localsim.cloud import Box, Cloud, SimProvisioner
 from spotfit_localsim.crew import Theatre
 from spotfit_localsim.dice import Dice
-from spotfit_localsim.engine import Clock, Engine, Process, without_threads
+from spotfit_localsim.engine import Clock, Engine, Process, small_world
 from spotfit_localsim.faults import Hazards, Line, Season
 from spotfit_localsim.invariants import Checker, InvariantBroken
 from spotfit_localsim.machine import Machine, Minder, Parts
@@ -116,7 +116,7 @@ class World:
         self._plan_weather(self.scenario.wire.walls_per_hour, self._cut_somebody_off)
         self.engine.after(self.scenario.storm_s, self._calm_down)
         self.engine.after(_LOOK_S, self._look)
-        with without_threads():
+        with small_world():
             self.engine.run(until=self.scenario.storm_s + self.scenario.patience_s)
         if self.checker.broken is None:
             self.checker.at_the_end(self.scenario.outcome)

@@ -170,7 +170,6 @@ class Cloud:
         for driver in self._drivers:
             driver.kill()
         self._end_what_runs()
-        pool.dismiss(self.root, here())
         eventually(self._all_left, within_s=20.0)
         self.root.tidy()
         assert not self.root.path.exists(), list(self.root.path.rglob("*"))
@@ -191,6 +190,7 @@ class Cloud:
         return [node for group in self.root.groups() for node in group.nodes()]
 
     def _all_left(self) -> bool:
+        pool.dismiss(self.root, here())  # again: whoever was still at work did not hear it
         return not any(machine.alive for machine in self.root.machines())
 
 

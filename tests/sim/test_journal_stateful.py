@@ -101,7 +101,7 @@ class ManyWriters(RuleBasedStateMachine):
         """What is really there, up to the first hole."""
         if not hasattr(self, "store"):
             return []
-        keys_there = [found.key for found in self.store.list(keys.JOURNAL)]
+        keys_there = [found.key for found in self.store.list(keys.JOURNAL.rstrip("/"))]
         assert keys_there == [keys.entry(slot) for slot in range(len(keys_there))]
         return [_entries.decode(self.store.get(key)) for key in keys_there]
 

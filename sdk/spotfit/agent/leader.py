@@ -20,6 +20,8 @@ from spotfit.checkpoint.drop import drop
 from spotfit.checkpoint.manifest import ready_in
 from spotfit.control.conductor import Conductor
 from spotfit.control.errands import Errands
+from spotfit.core.codec import UNREADABLE
+from spotfit.core.errors import TransientStoreError
 from spotfit.core.ids import AgentId
 from spotfit.ledger import keys, snapshot
 from spotfit.ledger.run import Ledger
@@ -184,7 +186,7 @@ class Leader:
         for frame in frames:
             try:
                 self._answer(hub.take(rank, frame, now))
-            except msgspec.DecodeError as error:
+            except UNREADABLE as error:
                 told = f"The worker of rank {rank} sent something unreadable: {error}"
                 self._note_end(number, rank, RankFailure(rank, "died", told), now)
         if hub.ready or len(hub.returned) > returned:
@@ -260,6 +262,8 @@ class Leader:
             committed_at=None,
             surveyed=True,
         )
+        if any(place.agent not in self._seating.seats for place in opened.places):
+            self._doom(now)  # somebody left between the decision and its entry
 
     def _close(self, closed: RoundClosed, now: float) -> None:
         if self._audience is not None and closed.failures:
@@ -267,6 +271,8 @@ class Leader:
             self._audience.failed(pickles, {one.rank: one.told for one in closed.failures})
         if self._watch.doomed_since is None:
             self._seating.tell_all(Halt(closed.number))
+        if self._hub is not None:
+            self._tell_matched(self._hub)
         self._adopted = tuple(self._hub.ready) if self._hub else ()
         self._watch = replace(
             self._watch,
@@ -318,11 +324,11 @@ class Leader:
         return self._next_wake(now)
 
     def _conduct(self, now: float) -> None:
-        self._dirty = False
         again = True
         while again and self._ledger.view.leads(self._ledger.me):
             again, wait = self._conductor.step(self._present(), now)
             self._wait_until = wait.until
+        self._dirty = False  # not before: a store that failed half-way leaves work undone
 
     def _present(self) -> Watch:
         """The picture judgement is passed on."""
@@ -382,24 +388,27 @@ class Leader:
         if self._to_drop:
             name = self._to_drop[0]
             done = self._errands.run(f"drop {name}", lambda: drop(self._ledger.store, name))
-            if done is not None:
+            if done is not None and not isinstance(done.error, TransientStoreError):
                 self._to_drop.pop(0)
 
     def _tell(self, view: View, now: float) -> None:
         """Pass matched reports on: to the callbacks, and to the metrics file in the bucket."""
-        hub = self._hub
-        if hub is not None:
-            uncommitted = {one.name for one in hub.ready}
-            while hub.told and hub.told[0].checkpoint not in uncommitted:
-                told = hub.told.popleft()
-                self._reports.add(hub.round, told)
-                if self._audience is not None:
-                    self._audience.reported(told.metrics, told.checkpoint)
-            if hub.returned:
+        if self._hub is not None:
+            self._tell_matched(self._hub)
+            if self._hub.returned:
                 self._dirty = True
         if self._audience is not None and self._audience.trouble() is not None:
             self._dirty = True
         self._reports.flush(now, at_once=view.ended is not None)
+
+    def _tell_matched(self, hub: Hub) -> None:
+        """In order; one whose checkpoint is not committed yet holds up those behind it."""
+        uncommitted = {one.name for one in hub.ready}
+        while hub.told and hub.told[0].checkpoint not in uncommitted:
+            told = hub.told.popleft()
+            self._reports.add(hub.round, told)
+            if self._audience is not None:
+                self._audience.reported(told.metrics, told.checkpoint)
 
     def _observe_every(self, view: View, tempo: Tempo) -> float:
         """Often while somebody is missing, rarely while all is well."""
@@ -416,6 +425,11 @@ class Leader:
 
 
 def _is_news(view: View, found: Ready) -> bool:
-    """Whether it was saved after all that is committed: else it would take the run back."""
-    latest = view.latest_checkpoint
+    """Whether it continues what is committed: saved later, and in the round that was the last.
+
+    What an older round left uncommitted is debris of a history that nobody followed.
+    """
+    latest, last = view.latest_checkpoint, view.last_round
+    if last is None or found.round != last.number:
+        return False
     return latest is None or (found.round, found.report) > (latest.round, latest.report)

@@ -28,6 +28,8 @@ class Uplink:
         self.hub: str | None = None
         """Where it goes, while it stands."""
         self._heard_at = 0.0
+        self._answered = False
+        """Whether the hub ever spoke over this connection: even a frozen machine lets one dial."""
         self._beat_at = 0.0
         self._dial_at = float("-inf")
         self._called_twice: str | None = None
@@ -48,6 +50,7 @@ class Uplink:
     def heard(self, now: float) -> None:
         """The hub said something."""
         self._heard_at = now
+        self._answered = True
         self._called_twice = None
 
     def rejected(self, now: float) -> None:
@@ -82,7 +85,7 @@ class Uplink:
         if hub is None or self.hub == hub or now < self._dial_at or self._hopeless(hub):
             return
         self.hub = hub
-        self._heard_at = now
+        self._heard_at, self._answered = now, False
         self._beat_at = now + tempo.beat_s
         self._net.dial(hub, join)
 
@@ -121,7 +124,8 @@ class Uplink:
         if leader.leader != self._leader:
             self._leader, self._lease = leader.leader, b""
             self._sighting, self._called_twice = Sighting(lease_changed_at=now), None
-        if self.hub is not None and self.hub == leader.hub and now - self._heard_at < tempo.silent_s:
+        tied = self.hub is not None and self.hub == leader.hub and self._answered
+        if tied and now - self._heard_at < tempo.silent_s:
             self._sighting = Sighting(lease_changed_at=now, in_touch=True)
         elif read_lease:
             self._compare_lease(self._ledger.lease_of(leader.leader), now)

@@ -64,11 +64,13 @@ def begin(request: FitRequest, *, show: bool = False) -> RunHandle:
     handle = RunHandle(ledger, None)
     view = ledger.catch_up()
     ledger.run_id = view.run_id or ledger.run_id
-    key = Keyring().find_or_make(ledger.run_id)
+    key = Keyring().find(ledger.run_id)
     if view.active:
         spec = _same_run(request, view, cleared.store)
+        handle.know(view)
     else:
         check_history(view, cleared.store)
+        key = key or Keyring().make(ledger.run_id)
         spec = _write_down(request, cleared, ledger, key)
     adopted(handle, ledger, key, spec)
     handle.show = show

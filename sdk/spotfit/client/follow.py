@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ from spotfit.core.ids import AgentId
 from spotfit.host import log
 from spotfit.ledger import keys
 from spotfit.model.events import Entry, RoundOpened
+from spotfit.model.world import Round
 from spotfit.store.api import Store
 
 Line = dict[str, Any]
@@ -31,30 +32,32 @@ class Output:
         """That agent's workers are of interest from now on."""
         self._next.setdefault(agent, 0)
 
-    def new_lines(self) -> list[Line]:
-        """What was added since the last call, agent by agent."""
-        return [line for agent in list(self._next) for line in self._lines_of(agent)]
+    def new_lines(self) -> Iterator[Line]:
+        """What was added since the last call, agent by agent.
+
+        Where the store fails on the way, the lines before it are told and the others come later.
+        """
+        for agent in list(self._next):
+            yield from self._lines_of(agent)
 
     @property
     def complete(self) -> bool:
         """Whether every agent of interest has written its last line."""
         return self._ended.issuperset(self._next)
 
-    def _lines_of(self, agent: AgentId) -> list[Line]:
-        lines: list[Line] = []
+    def _lines_of(self, agent: AgentId) -> Iterator[Line]:
         while agent not in self._ended:
             try:
                 body = self._store.get(keys.logs(agent, self._next[agent]))
             except NotFoundError:
-                break
+                return
             self._next[agent] += 1
             for text in body.splitlines():
                 line = msgspec.json.decode(text)
                 if line.get("end"):
                     self._ended.add(agent)
                 else:
-                    lines.append(line)
-        return lines
+                    yield line
 
 
 class Console:
@@ -68,18 +71,20 @@ class Console:
         """An entry of the journal."""
         log.info("run", what=tell(entry.event))
         if isinstance(entry.event, RoundOpened):
-            for place in entry.event.round.places:
-                self._output.watch(place.agent)
+            self.watch(entry.event.round)
+
+    def watch(self, round_: Round) -> None:
+        """What the workers of that round write is to be shown, from their first line on."""
+        for place in round_.places:
+            self._output.watch(place.agent)
 
     def show_new(self) -> None:
         """Print what the workers wrote since the last call."""
         try:
-            lines = self._output.new_lines()
+            for line in self._output.new_lines():
+                self._write(f"(rank {line.get('rank')}) {line.get('text', '')}\n")
         except StoreError as trouble:
             log.warning("output.unreadable", why=trouble.what)
-            return
-        for line in lines:
-            self._write(f"(rank {line.get('rank')}) {line.get('text', '')}\n")
 
     @property
     def complete(self) -> bool:

@@ -171,6 +171,8 @@ class RunHandle:
     def know(self, view: View) -> None:
         """Begin from a view that was read before anybody listened."""
         self._ended, self._final = view.ended, view if view.ended else None
+        if view.round is not None:
+            self._console.watch(view.round)
 
     def _heard(self, slot: int, body: bytes, entry: Entry) -> None:
         if isinstance(entry.event, FitStarted):

@@ -23,11 +23,8 @@ class Keyring:
         file = self._file(run_id)
         return RunKey.from_text(file.read_text().strip()) if file.is_file() else None
 
-    def find_or_make(self, run_id: RunId) -> RunKey:
-        """The run's key; a new one is written down before anybody uses it."""
-        found = self.find(run_id)
-        if found is not None:
-            return found
+    def make(self, run_id: RunId) -> RunKey:
+        """A new key for that run, written down before anybody uses it."""
         key = RunKey(dice.new_secret_bytes())
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = self._file(run_id)

@@ -52,6 +52,7 @@ class Caretaker:
 
     def _stand_by(self, view: View, now: float) -> float | None:
         self._look_at_the_lease(view, now)
+        self._look_at_the_machines(view, now)
         claimed = claim(view, self._ledger.me, self._sighting, caretaker=True)
         assert view.spec is not None
         if claimed is None or now < claimed.at:
@@ -77,6 +78,15 @@ class Caretaker:
         if lease != self._lease:
             self._lease = lease
             self._sighting = Sighting(lease_changed_at=now)
+
+    def _look_at_the_machines(self, view: View, now: float) -> None:
+        """A leader that lives on a machine is gone when all machines are; no lease need tell us."""
+        assert view.spec is not None
+        if view.ended is not None or view.leader is None or view.leader.hub is None:
+            return
+        self._conductor.observe(now, every_s=view.spec.tempo.observe_s)
+        if self._sighting.vanished_at is None and self._conductor.sees_nobody:
+            self._sighting = replace(self._sighting, vanished_at=now)
 
     def _conduct(self, view: View, now: float) -> float | None:
         assert view.spec is not None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import assert_never
 
 from spotfit.control.errands import Done, Errands
 from spotfit.core.errors import ProvisionError, SpotfitError
 from spotfit.core.ids import Token
+from spotfit.host import log
 from spotfit.ledger.run import Ledger
 from spotfit.model.events import Event, Intended, NodeLost, Refused, Released, Submitted
 from spotfit.model.group import GroupHandle, GroupRequest, GroupStatus, NodeState
@@ -19,7 +20,7 @@ from spotfit.provision.api import Provisioner, Refusal
 from spotfit.provision.launch import Launch
 
 _SOON_S = 0.05
-_TRIES = 10
+_LONGEST_PAUSE_S = 30.0
 
 
 class Conductor:
@@ -75,23 +76,38 @@ class Conductor:
 
     def observe(self, now: float, *, every_s: float) -> None:
         """Ask the backend about every group that may still cost or bring something."""
-        held = {
-            token: group.handle
-            for token, group in self._ledger.view.groups.items()
-            if group.handle is not None and not group.released
-        }
+        held = self._held()
         if not self._unseen:
             if self._observed_at is not None and now - self._observed_at < every_s:
                 return
             self._observed_at = now
             self._unseen = tuple(held)
-        self._unseen = tuple(t for t in self._unseen if t in held and not self._see(t, held[t]))
+        self._unseen = tuple(
+            token for token in self._unseen if token in held and not self._see(token, held, now)
+        )
 
-    def _see(self, token: Token, handle: GroupHandle) -> bool:
+    @property
+    def sees_nobody(self) -> bool:
+        """Whether there are groups, and the backend says of each that no machine of it is left."""
+        if any(group.pending for group in self._ledger.view.groups.values()):
+            return False
+        seen = [self.statuses.get(token) for token in self._held()]
+        return bool(seen) and all(status is not None and status.over for status in seen)
+
+    def _held(self) -> dict[Token, GroupHandle]:
+        """Groups that were granted and not let go."""
+        return {
+            token: group.handle
+            for token, group in self._ledger.view.groups.items()
+            if group.handle is not None and not group.released
+        }
+
+    def _see(self, token: Token, held: Mapping[Token, GroupHandle], now: float) -> bool:
         """Whether the backend has answered."""
-        done = self._errands.run(f"observe {token}", partial(self._provisioner.observe, handle))
+        look = partial(self._provisioner.observe, held[token])
+        done = self._errands.run(f"observe {token}", look)
         if done is not None and done.error is None:
-            self.statuses = {**self.statuses, token: done.value}
+            self._note(token, done.value, now)
         return done is not None
 
     def _note(self, token: Token, status: GroupStatus, now: float) -> None:

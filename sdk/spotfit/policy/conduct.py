@@ -220,8 +220,9 @@ def _let_go(view: View, watch: Watch, now: float) -> Iterator[Action]:
 def _all_leave(view: View, watch: Watch, token: Token) -> bool:
     """Whether every machine of the group has an agent that ends it, or is known to be over."""
     status = watch.statuses.get(token)
+    over = [node.over for node in status.nodes] if status else []
     return all(
-        (token, node) in watch.known or (status is not None and status.nodes[node].over)
+        (token, node) in watch.known or over[node : node + 1] == [True]
         for node in range(view.groups[token].plan.nodes)
     )
 

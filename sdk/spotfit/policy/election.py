@@ -19,7 +19,8 @@ class Sighting(msgspec.Struct, frozen=True):
     lease_changed_at: float
     """When the leader's lease was last seen to change (or first looked at)."""
     vanished_at: float | None = None
-    """When nobody was found listening at the leader's hub any more."""
+    """When nobody was found listening at the leader's hub any more; for a caretaker, who does not
+    call there, when the backend knew of no machine any more."""
     in_touch: bool = False
     """Whether the connection to the leader's hub stands."""
 
@@ -42,7 +43,9 @@ def claim(view: View, me: AgentId, sighting: Sighting, *, caretaker: bool = Fals
         return Claim(float("-inf"), "nobody leads who lives on a machine")
     if sighting.in_touch:
         return None
-    if sighting.vanished_at is not None and not caretaker:
+    if sighting.vanished_at is not None and caretaker:
+        return Claim(sighting.vanished_at, "no machine is left")
+    if sighting.vanished_at is not None:
         why = "nobody listens at the leader's hub"
         return Claim(sighting.vanished_at + _turn_s(view, me), why, view.leader.leader)
     patience = view.spec.tempo.lease_patience_s

@@ -150,7 +150,7 @@ class FakeNet:
 
     def hang_up(self) -> None:
         hub, self._uplink = self._uplink, None
-        if hub is not None and hub._agents.pop(self._me, None):
+        if hub is not None and hub._agents.pop(self._me, None) is not None:
             hub._events.append(AgentLost(self._me, "closed"))
 
     def send_up(self, message: ToLeader) -> None:
@@ -173,7 +173,10 @@ class FakeNet:
 
     def cut(self) -> None:
         """Every connection of ours breaks; both ends are told."""
-        self.hang_up()
+        if self._uplink is not None:
+            hub = self._uplink
+            hub.dismiss(self._me)
+            hub._events.append(AgentLost(self._me, "reset"))
         for agent in list(self._agents):
             self.dismiss(agent)
 
@@ -219,7 +222,7 @@ class FakeCrew:
 
     def halt(self) -> None:
         for rank in [] if self.immortal else list(self.workers):
-            self.exit(rank, "was killed by SIGKILL")
+            self.exit(rank, "was killed by SIGKILL", ordered=True)
 
     @property
     def busy(self) -> bool:
@@ -238,10 +241,17 @@ class FakeCrew:
         told = [msgspec.Raw(encode(frame)) for frame in frames]
         self._events.append(Said(self.workers[rank].round, rank, told))
 
-    def exit(self, rank: int, how: str = "exited with code 0", *, clean: bool = False) -> None:
+    def exit(
+        self,
+        rank: int,
+        how: str = "exited with code 0",
+        *,
+        clean: bool = False,
+        ordered: bool = False,
+    ) -> None:
         """That worker's process ends."""
         start = self.workers.pop(rank)
-        self._events.append(Exited(start.round, rank, how, clean))
+        self._events.append(Exited(start.round, rank, how, clean, ordered))
 
 
 class Told:

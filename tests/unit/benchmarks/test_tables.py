@@ -61,10 +61,11 @@ def test_each_family_of_peers_has_its_row() -> None:
     ]
 
 
-def test_ours_alone_counts_the_kills_it_survived() -> None:
-    alone = side(0.3) | {"more": [{"kills": 25, "recovered": 25}, {"kills": 25, "recovered": 24}]}
+def test_ours_alone_counts_the_kills_it_survived_and_the_runs_that_never_came_so_far() -> None:
+    survived = [{"kills": 25, "recovered": 25}, {"kills": 25, "recovered": 24}, {}]
+    alone = side(0.3, ok=2, runs=3) | {"more": survived}
     row = tables.summary([kept([], alone)]).splitlines()[2]
-    assert "49 of 50" in row
+    assert "2 of 3, 49 of 50 kills" in row
     assert "≤ 3 s: reached" in row
 
 

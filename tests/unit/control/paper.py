@@ -32,6 +32,7 @@ class PaperCloud:
         self.traits = Traits(**traits)
         self.groups: dict[Token, list[NodeStatus]] = {}
         self.submits: list[Token] = []
+        self.launches: list[Launch] = []
         self.observed: list[Token] = []
         self.cancelled: list[Token] = []
         self.answers: list[Refusal | Exception] = []
@@ -43,8 +44,8 @@ class PaperCloud:
         return GroupPlan(request.token, self.name, request.workers, 1, {"run": request.run_url})
 
     def submit(self, plan: GroupPlan, launch: Launch) -> GroupHandle | Refusal:
-        assert launch == LAUNCH
         self.submits.append(plan.token)
+        self.launches.append(launch)
         if self.answers:
             answer = self.answers.pop(0)
             if isinstance(answer, Exception):

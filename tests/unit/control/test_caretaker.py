@@ -114,12 +114,22 @@ def test_when_every_machine_is_lost_at_once_it_asks_for_new_ones() -> None:
     house.write(AGENT_LEADS, RoundOpened(a_round()))
     for node in (0, 1):
         house.cloud.lose(TOKEN, node)
-    house.mind(driver, for_s=40.0)
+    house.mind(driver, for_s=4.0)
     view = driver.view
-    assert view.round is None
+    assert view.round is None, "it was not the lease that told"
     assert view.lost_agents == {an_agent(0), an_agent(1)}
     assert house.cloud.submits == [TOKEN, Token("t-2")]
     assert view.groups[TOKEN].released, "and lets the dead group go"
+
+
+def test_a_machine_that_is_left_is_given_the_time_to_lead() -> None:
+    house = started()
+    driver = house.caretaker()
+    driver.tick(100.0)
+    house.write(AGENT_LEADS, RoundOpened(a_round()))
+    house.cloud.lose(TOKEN, 0)
+    house.mind(driver, for_s=19.0)
+    assert driver.view.leads(an_agent(0))
 
 
 def test_machines_that_are_well_are_left_alone_even_without_a_leader() -> None:

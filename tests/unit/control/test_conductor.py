@@ -73,7 +73,7 @@ def test_an_order_is_written_down_asked_for_and_its_outcome_written_down() -> No
     desk = Desk()
     desk.steps()
     assert desk.kinds == ["Intended", "Submitted"]
-    assert desk.cloud.submits == [TOKEN]
+    assert (desk.cloud.submits, desk.cloud.launches) == ([TOKEN], [LAUNCH])
     group = desk.ledger.view.groups[TOKEN]
     assert (group.plan.nodes, group.plan.body) == (2, {"run": LAUNCH.run_url})
     assert LAUNCH.secret.encode() not in b"".join(

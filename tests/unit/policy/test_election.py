@@ -80,11 +80,11 @@ def test_strangers_to_the_round_come_last_and_nobody_waits_for_ever() -> None:
     assert [one.at for one in ats if one] == pytest.approx([0.0, 0.1, 3.0, 3.0])
 
 
-def test_a_caretaker_waits_for_the_lease_even_where_the_hub_is_gone() -> None:
-    vanished = Sighting(lease_changed_at=100.0, vanished_at=100.0)
+def test_a_caretaker_waits_for_no_lease_where_no_machine_is_left() -> None:
+    vanished = Sighting(lease_changed_at=100.0, vanished_at=101.0)
     claimed = claim(LED, an_agent(7), vanished, caretaker=True)
     assert claimed is not None
-    assert claimed.at >= 120.0
+    assert (claimed.at, claimed.lost) == (101.0, None)
 
 
 def test_a_caretaker_lets_another_caretaker_live() -> None:

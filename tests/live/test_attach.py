@@ -1,0 +1,210 @@
+"""A run is nobody's child: it can be left, found again, joined, ended and interrupted."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spotfit
+from spotfit.core.errors import RunActiveError, RunCancelledError, RunNotFoundError
+from spotfit_localsim.live import processes
+from tests.live.cloud import Cloud, eventually
+
+Config = dict[str, Any]
+
+SCRIPT = '''
+    import os, tempfile, time
+    from pathlib import Path
+    import spotfit
+
+    def train(config):
+        rank = spotfit.get_context().get_world_rank()
+        Path(config["marks"], f"started-{rank}-{os.getpid()}").touch()
+        print("at work")
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "weights").write_text("1")
+            checkpoint = spotfit.Checkpoint.from_directory(folder)
+            spotfit.report({"step": 1}, checkpoint=checkpoint)
+        while not Path(config["marks"], "enough").exists():
+            time.sleep(0.01)
+        return "trained to the end"
+
+    if __name__ == "__main__":
+        result = spotfit.DataParallelTrainer(
+            train,
+            train_loop_config={"marks": os.environ["MARKS"]},
+            scaling_config=spotfit.ScalingConfig(num_workers=2),
+            run_config=spotfit.RunConfig("run", os.environ["STORAGE"]),
+        ).fit()
+        print("result:", result.return_value)
+'''
+
+
+def wait_for_enough(config: Config) -> str:
+    """A training function that works until it is told to stop."""
+    (Path(config["marks"]) / "at work").touch()
+    print("at work")
+    while not Path(config["marks"], "enough").exists():
+        time.sleep(0.01)
+    return "trained to the end"
+
+
+def started(cloud: Cloud) -> set[int]:
+    """The processes that have ever run the script's function."""
+    return {int(mark.name.rpartition("-")[2]) for mark in cloud.marks.glob("started-*")}
+
+
+def alive(pids: set[int]) -> set[int]:
+    return {pid for pid in pids if processes.find(pid) is not None}
+
+
+# --- a handle ------------------------------------------------------------------------------------
+
+
+def test_submit_returns_at_once_and_the_result_comes_later(cloud: Cloud) -> None:
+    handle = cloud.submit(wait_for_enough)
+    assert handle.status().state == "waiting"
+    with pytest.raises(TimeoutError, match="has not ended"):
+        handle.result(timeout_s=0.1)
+    cloud.sees("at work")
+    cloud.leave("enough")
+
+    assert handle.result(60).return_value == "trained to the end"
+    assert handle.result(60).return_value == "trained to the end"  # as often as one likes
+    assert handle.status().state == "finished"
+
+
+def test_attach_finds_the_run_and_tells_all_about_it(cloud: Cloud) -> None:
+    cloud.submit(wait_for_enough, workers=2, nodes=2)
+    cloud.sees("at work")
+
+    handle = spotfit.attach(cloud.url())
+    status = eventually(lambda: (s := handle.status()).state == "running" and s)
+    assert isinstance(status, type(handle.status()))
+    assert (status.name, status.round, status.workers, status.machines) == ("run", 1, 2, 2)
+    eventually(lambda: sorted(handle.logs()) == ["(rank 0) at work", "(rank 1) at work"])
+
+    cloud.leave("enough")
+    assert handle.result(60).return_value == "trained to the end"
+    assert spotfit.attach(Path(cloud.url())).result(60).return_value == "trained to the end"
+
+
+def test_a_failed_run_raises_for_whoever_asks(cloud: Cloud) -> None:
+    def train() -> None:
+        raise LookupError("no such data")
+
+    with pytest.raises(spotfit.WorkerGroupError):
+        cloud.fit(train)
+    with pytest.raises(spotfit.WorkerGroupError, match="no such data") as told:
+        spotfit.attach(cloud.url()).result(60)
+    assert isinstance(told.value.worker_failures[0], LookupError)
+
+
+def test_cancel_ends_the_run_from_anywhere(cloud: Cloud) -> None:
+    handle = cloud.submit(wait_for_enough, workers=2)
+    cloud.sees("at work")
+
+    spotfit.attach(cloud.url()).cancel("no money left")
+
+    with pytest.raises(RunCancelledError, match="no money left"):
+        handle.result(60)
+    assert handle.status().state == "cancelled"
+    handle.cancel()  # of one that has ended: nothing happens
+
+
+def test_a_run_can_be_cancelled_before_any_machine_came(cloud: Cloud) -> None:
+    handle = cloud.submit(wait_for_enough, local={"capacity": 0})
+    handle.cancel()
+    with pytest.raises(RunCancelledError):
+        handle.result(60)
+    assert not (cloud.marks / "at work").exists()
+
+
+def test_where_no_run_is_attach_says_so(cloud: Cloud) -> None:
+    Path(cloud.storage).mkdir()
+    with pytest.raises(RunNotFoundError, match="no run at"):
+        spotfit.attach(cloud.storage)
+    with pytest.raises(RunNotFoundError, match="no run at"):
+        spotfit.attach(cloud.url("another"))
+
+
+# --- without the driver -----------------------------------------------------------------------------
+
+
+def test_the_run_outlives_its_driver(cloud: Cloud) -> None:
+    driver = cloud.driver(SCRIPT)
+    eventually(lambda: len(started(cloud)) == 2)
+    driver.kill()
+
+    handle = spotfit.attach(cloud.url())
+    assert handle.status().state == "running"
+    cloud.leave("enough")
+    result = handle.result(60)
+
+    assert result.return_value == "trained to the end"
+    assert result.metrics == {"step": 1}
+    assert len(cloud.opened()) == 1
+    assert len(started(cloud)) == 2
+
+
+def test_the_same_script_run_again_joins_the_run(cloud: Cloud) -> None:
+    first = cloud.driver(SCRIPT)
+    eventually(lambda: len(started(cloud)) == 2)
+    first.kill()
+    second = cloud.driver(SCRIPT)
+    third = cloud.driver(SCRIPT)
+    for driver in (second, third):
+        eventually(lambda driver=driver: "(rank 0) at work" in driver.output)  # type: ignore[misc]
+    cloud.leave("enough")
+
+    for driver in (second, third):
+        assert driver.ended() == 0, driver.output
+        assert "result: trained to the end" in driver.output
+    assert len(started(cloud)) == 2
+
+
+def test_another_run_of_that_name_is_refused_while_one_goes_on(cloud: Cloud) -> None:
+    handle = cloud.submit(wait_for_enough)
+    cloud.sees("at work")
+    with pytest.raises(RunActiveError, match="'run' is going on"):
+        cloud.fit(lambda: "another function")
+    with pytest.raises(RunActiveError, match="'run' is going on"):
+        cloud.fit(wait_for_enough, config={"rate": 0.1})
+    cloud.leave("enough")
+    assert handle.result(60).return_value == "trained to the end"
+
+
+# --- Ctrl-C -------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_ends_the_run_cleanly(cloud: Cloud) -> None:
+    driver = cloud.driver(SCRIPT)
+    eventually(lambda: len(started(cloud)) == 2)
+    driver.interrupt()
+
+    assert driver.ended() in (-signal.SIGINT, 130)
+    assert driver.output.rstrip().endswith("KeyboardInterrupt")
+    eventually(lambda: not alive(started(cloud)))
+    eventually(lambda: not any(machine.alive for machine in cloud.root.machines()))
+    assert spotfit.attach(cloud.url()).status().state == "cancelled"
+
+
+def test_the_third_ctrl_c_leaves_at_once(cloud: Cloud) -> None:
+    driver = cloud.driver(SCRIPT)
+    eventually(lambda: len(started(cloud)) == 2)
+    for pid in alive({machine.pid for machine in cloud.root.machines()}):
+        processes.os.kill(pid, signal.SIGSTOP)  # nobody is left who could end the run in time
+    try:
+        for count in range(3):
+            driver.interrupt()
+            if count < 2:
+                eventually(lambda n=count: driver.output.count("run.interrupted") > n)  # type: ignore[misc]
+        assert driver.ended() == 130
+    finally:
+        for machine in cloud.root.machines():
+            processes.os.kill(machine.pid, signal.SIGCONT)
+    eventually(lambda: spotfit.attach(cloud.url()).status().state == "cancelled")

@@ -1,0 +1,38 @@
+"""Examples are documentation that runs: here they run."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.house.tree import ROOT
+
+SAYS = {
+    "01_hello_two_nodes.py": "all ranks add up to 6.0",
+    "02_resume_after_reclaim.py": "counted to 100; taken away on the way: [Struck(",
+}
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_an_example_says_what_it_promises(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / name)]
+    environment = os.environ | {"SPOTFIT_HOME": str(tmp_path / "keys"), "TMPDIR": str(tmp_path)}
+    ran = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert SAYS[name] in ran.stdout
+
+
+@pytest.mark.slow
+def test_the_demo_holds_what_it_promises(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "digits_demo.py")]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    ran = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "✗" not in ran.stdout
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,72 @@
+"""The local cloud with real agents: machines are kept warm, replaced, and leave no trace."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import spotfit
+from spotfit_localsim.live.reclaimer import at_step, reclaiming
+from tests.live.cloud import Cloud
+
+Config = dict[str, Any]
+
+
+def who(_: Config) -> int:
+    """The machine's own process, which is its zygote's parent's."""
+    zygote = os.getppid()
+    return int(Path(f"/proc/{zygote}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_the_next_fit_finds_the_machines_of_the_last_one(cloud: Cloud) -> None:
+    first = cloud.fit(who, workers=2, nodes=2, name="one")
+    machines = set(cloud.root.machines())
+    second = cloud.fit(who, workers=2, nodes=2, name="two")
+    assert set(cloud.root.machines()) == machines
+    assert {first.return_value, second.return_value} <= {machine.pid for machine in machines}
+
+
+def test_a_plan_of_reclaims_is_carried_out_and_survived(cloud: Cloud) -> None:
+    def train(config: Config) -> int:
+        step = 0
+        if saved := spotfit.get_checkpoint():
+            with saved.as_directory() as folder:
+                step = int(Path(folder, "step").read_text())
+        while step < config["steps"]:
+            spotfit.collective.barrier()
+            time.sleep(0.01)
+            step += 1
+            with tempfile.TemporaryDirectory() as folder:
+                Path(folder, "step").write_text(str(step))
+                saved = spotfit.Checkpoint.from_directory(folder) if step % 10 == 0 else None
+                spotfit.report({"step": step}, checkpoint=saved)
+        return step
+
+    plan = [at_step(30, node=1, notice_s=2.0), at_step(250, node=0)]
+    with reclaiming(cloud.url(), plan, options=cloud.options(), seed=1) as market:
+        result = cloud.fit(train, workers=2, nodes=2, config={"steps": 400})
+    assert result.return_value == 400
+    assert [struck.announced for struck in market.done] == [True, False]
+    assert len(cloud.opened()) >= 3
+
+
+def test_while_nothing_can_be_had_the_run_waits(cloud: Cloud) -> None:
+    """Every node is killed, and the market gives none for a while."""
+
+    def train(config: Config) -> str:
+        Path(config["marks"], "begun").touch()
+        while not Path(config["marks"], "go").exists():
+            time.sleep(0.02)
+        return "done"
+
+    handle = cloud.submit(train, workers=2, nodes=2)
+    cloud.sees("begun")
+    cloud.reclaimer.limit(0)
+    for node in cloud.reclaimer.nodes():
+        cloud.reclaimer.kill(node)
+    cloud.leave("go")
+    cloud.reclaimer.limit(None)
+    assert handle.result(timeout_s=90.0).return_value == "done"

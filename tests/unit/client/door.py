@@ -1,0 +1,95 @@
+"""The front door with everything behind it on paper: a cloud, a clock, and agents that the test plays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotfit.client import handle as handles
+from spotfit.client import preflight
+from spotfit.client.handle import RunHandle, attach
+from spotfit.client.request import FitRequest
+from spotfit.core.ids import RunId
+from spotfit.host import clocks
+from spotfit.ledger.run import Ledger
+from spotfit.model.config import RunConfig, ScalingConfig
+from spotfit.model.events import Event, FitEnded, LeaderElected, Released
+from spotfit.model.view import View
+from spotfit.store.opening import open_store
+from spotfit.testing.builders import TOKEN, a_member, an_agent
+from spotfit.testing.clock import ManualClock
+from tests.unit.control.paper import PaperCloud
+
+
+class Days(ManualClock):
+    """A clock on which, whenever somebody waits, the next thing happens."""
+
+    def __init__(self) -> None:
+        super().__init__(100.0)
+        self.coming: Iterator[Callable[[], object]] = iter(())
+
+    def wait(self, seconds: float) -> None:
+        super().wait(max(seconds, 0.01))
+        happens = next(self.coming, None)
+        if happens is not None:
+            happens()
+
+
+class Door:
+    """A user's machine, and what lies beyond it."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cloud = PaperCloud(observe_s=0.1)
+        self.clock = Days()
+        self.url = f"{tmp_path}/results/digits"
+        self._storage = f"{tmp_path}/results"
+        monkeypatch.setenv("SPOTFIT_HOME", str(tmp_path / "home"))
+        monkeypatch.setattr(clocks, "SystemClock", lambda: self.clock)
+        for module in (preflight, handles):
+            monkeypatch.setattr(module, "open_provisioner", lambda _name, _options: self.cloud)
+
+    def request(self, fn: Any = None, config: Any = None, **given: Any) -> FitRequest:
+        run = RunConfig(name="digits", storage_path=self._storage)
+        usual: dict[str, Any] = {"scaling": ScalingConfig(num_workers=2), "run": run}
+        rest: dict[str, Any] = {
+            "framework": "none",
+            "framework_options": {},
+            "backend_config": None,
+        }
+        return FitRequest(fn or train, config, **{**rest, **usual, **given})
+
+    @property
+    def agent(self) -> Ledger:
+        """The run as one of its agents."""
+        store = open_store(self.url)
+        ledger = Ledger(store, RunId(""), an_agent(0))
+        view = ledger.catch_up()
+        ledger.run_id = view.run_id or RunId("")
+        return ledger
+
+    @property
+    def view(self) -> View:
+        return self.agent.view
+
+    def write(self, *events: Event) -> None:
+        """As that agent."""
+        for event in events:
+            ledger = self.agent
+            ledger.append(event, after=ledger.view)
+
+    def agents_end_it(self, ended: FitEnded) -> None:
+        """An agent leads, and the run comes to its end."""
+        self.write(LeaderElected(an_agent(0), 9, a_member(0).hub), ended)
+        tokens = [token for token, group in self.view.groups.items() if group.handle]
+        self.write(*(Released(token) for token in tokens or [TOKEN]))
+
+    def attached(self) -> RunHandle:
+        return attach(self.url)
+
+
+def train() -> int:
+    """What is fitted."""
+    return 7

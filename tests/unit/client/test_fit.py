@@ -1,0 +1,142 @@
+"""fit(): nothing is rented before all is checked; and the same script run again is the same run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotfit.client.fit import begin, fit, submit
+from spotfit.client.keyring import Keyring
+from spotfit.core.errors import (
+    ConfigError,
+    IntegrityError,
+    RunActiveError,
+    RunCancelledError,
+    ShippingError,
+)
+from spotfit.model.config import RunConfig
+from spotfit.model.events import CheckpointCommitted, FitEnded
+from tests.unit.client.door import Door
+
+FINISHED = FitEnded("finished", metrics={"loss": 0.5})
+
+
+def another() -> int:
+    """Another function."""
+    return 8
+
+
+def test_before_it_returns_machines_are_asked_for(door: Door) -> None:
+    begin(door.request())
+    assert len(door.cloud.submits) == 1
+    spec = door.view.spec
+    assert spec is not None
+    assert (spec.name, spec.storage_url, spec.workers_max) == ("digits", door.url, 2)
+
+
+def test_machines_get_the_key_and_nobody_else(door: Door) -> None:
+    begin(door.request())
+    key = Keyring().find(door.agent.run_id)
+    assert key is not None
+    (launch,) = door.cloud.launches
+    assert (launch.secret, launch.run_id) == (key.to_text(), door.agent.run_id)
+    bucket = b"".join(door.agent.store.get(one.key) for one in door.agent.store.list())
+    assert key.to_text().encode() not in bucket
+
+
+def test_it_returns_the_result(door: Door) -> None:
+    door.clock.coming = iter([lambda: door.agents_end_it(FINISHED)])
+    assert fit(door.request()).metrics == {"loss": 0.5}
+
+
+@pytest.mark.parametrize("wrong", ["name", "function"])
+def test_nothing_is_rented_for_what_cannot_be(door: Door, wrong: str, tmp_path: Path) -> None:
+    lock = open(tmp_path / "x", "w")  # noqa: SIM115, PTH123  # an open file cannot be pickled
+    given: dict[str, Any] = (
+        {"run": RunConfig(name="../up", storage_path=str(tmp_path))}
+        if wrong == "name"
+        else {"fn": lambda: lock}
+    )
+    with pytest.raises((ConfigError, ShippingError)):
+        fit(door.request(**given))
+    lock.close()
+    assert door.cloud.submits == []
+
+
+def test_the_same_script_run_again_joins_the_run_that_goes_on(door: Door) -> None:
+    one, two = begin(door.request()), begin(door.request())
+    assert one.url == two.url
+    assert door.view.fits == 1
+    assert len(door.cloud.submits) == 1
+
+
+def test_who_joins_from_another_machine_minds_nothing_with_a_wrong_key(
+    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(door.request())
+    monkeypatch.setenv("SPOTFIT_HOME", str(tmp_path / "another machine"))
+    begin(door.request())
+    assert not (tmp_path / "another machine").exists()
+    assert len({launch.secret for launch in door.cloud.launches}) == 1
+
+
+def test_another_script_is_told_that_the_name_is_taken(door: Door) -> None:
+    begin(door.request())
+    with pytest.raises(RunActiveError, match="with another function or config") as refused:
+        begin(door.request(another))
+    assert "spotfit.attach(" in refused.value.do
+    with pytest.raises(RunActiveError):
+        begin(door.request(config={"lr": 1}))
+
+
+def test_a_run_that_ended_is_continued_under_its_name(door: Door) -> None:
+    begin(door.request())
+    door.agents_end_it(FINISHED)
+    before = door.view
+    begin(door.request(another))
+    view = door.view
+    assert (view.fits, view.active, view.run_id) == (2, True, before.run_id)
+    assert len(door.cloud.submits) == 2
+
+
+def test_a_run_whose_latest_checkpoint_is_gone_is_not_continued(door: Door) -> None:
+    begin(door.request())
+    door.write(CheckpointCommitted("c1", 1, 0, {}, (0,)))
+    door.agents_end_it(FINISHED)
+    with pytest.raises(IntegrityError):
+        begin(door.request())
+    assert len(door.cloud.submits) == 1
+
+
+def test_submit_returns_at_once_and_minds_the_run_beside(door: Door) -> None:
+    handle = submit(door.request())
+    door.agents_end_it(FINISHED)
+    assert handle.result(timeout_s=30).metrics == {"loss": 0.5}
+
+
+# --- Ctrl-C --------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_lets_the_machines_go_before_it_interrupts(door: Door) -> None:
+    def ctrl_c() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    door.clock.coming = iter([ctrl_c])
+    with pytest.raises(KeyboardInterrupt):
+        fit(door.request())
+    ended = door.view.ended
+    assert ended is not None
+    assert (ended.outcome, ended.why) == ("cancelled", "Ctrl-C")
+    assert door.cloud.groups == {}
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_who_was_cancelled_by_another_is_told_so(door: Door) -> None:
+    door.clock.coming = iter([lambda: door.attached().cancel("not today")])
+    with pytest.raises(RunCancelledError, match="not today"):
+        fit(door.request())

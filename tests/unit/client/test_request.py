@@ -1,0 +1,223 @@
+"""A request: what a trainer was given, and when two of them are the same."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from spotfit.client.request import FitRequest
+from spotfit.core.errors import ConfigError
+from spotfit.model.config import (
+    CheckpointConfig,
+    FailureConfig,
+    LoggingConfig,
+    RunConfig,
+    ScalingConfig,
+)
+from spotfit.model.spec import Keep, Limits
+from spotfit.testing.builders import RUN
+
+
+def train(config: dict[str, Any]) -> float:
+    return float(config["lr"]) * 2
+
+
+def other(config: dict[str, Any]) -> float:
+    return float(config["lr"]) * 3
+
+
+def a_request(fn: Callable[..., Any] = train, config: Any = None, **given: Any) -> FitRequest:
+    usual: dict[str, Any] = {
+        "scaling": ScalingConfig(num_workers=2),
+        "run": RunConfig(name="digits"),
+        "framework": "none",
+        "framework_options": {},
+        "backend_config": None,
+    }
+    return FitRequest(fn, config, **{**usual, **given})
+
+
+# --- the same run again --------------------------------------------------------------------------
+
+
+def with_rate(rate: float) -> Callable[[], float]:
+    """A training function that remembers its rate."""
+
+    def fn() -> float:
+        return rate
+
+    return fn
+
+
+def with_default(rate: float) -> Callable[..., float]:
+    def fn(rate: float = rate) -> float:
+        return rate
+
+    return fn
+
+
+def test_the_same_script_run_again_is_the_same_request() -> None:
+    assert a_request(config={"lr": 1, "b": [2]}).fingerprint() == (
+        a_request(config={"b": [2], "lr": 1}).fingerprint()
+    )
+    assert a_request(with_rate(1)).fingerprint() == a_request(with_rate(1)).fingerprint()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        a_request(other, {"lr": 1}),
+        a_request(config={"lr": 2}),
+        a_request(config={"lr": 1.0}),
+        a_request(config={"lr": 1, "more": None}),
+        a_request(config={"lr": 1}, scaling=ScalingConfig(num_workers=3)),
+        a_request(config={"lr": 1}, framework="torch"),
+        a_request(config={"lr": 1}, framework_options={"backend": "nccl"}),
+        a_request(config={"lr": 1}, run=RunConfig(worker_runtime_env={"env_vars": {"A": "1"}})),
+    ],
+    ids=["code", "config", "type", "key", "width", "framework", "options", "environment"],
+)
+def test_whatever_changes_the_result_makes_it_another(changed: FitRequest) -> None:
+    assert changed.fingerprint() != a_request(config={"lr": 1}).fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (with_rate(1), with_rate(2)),
+        (with_default(1), with_default(2)),
+        (functools.partial(train, {"lr": 1}), functools.partial(train, {"lr": 2})),
+        (functools.partial(train), functools.partial(other)),
+        (lambda: 1, lambda: 2),
+        (lambda c: c in {"a", "b"}, lambda c: c in {"a", "c"}),
+    ],
+    ids=["closure", "default", "bound argument", "bound function", "lambda", "set in the code"],
+)
+def test_what_is_bound_to_a_function_is_part_of_it(
+    one: Callable[..., Any], two: Callable[..., Any]
+) -> None:
+    assert a_request(one).fingerprint() != a_request(two).fingerprint()
+    assert a_request(one).fingerprint() == a_request(one).fingerprint()
+
+
+SCRIPT = """
+from spotfit.client.request import FitRequest
+from spotfit.model.config import RunConfig, ScalingConfig
+def train(config):
+    return config["x"] in {"apple", "pear", "plum", "quince"}
+config = {"names": {"one", "two", "three"}, "x": "plum"}
+print(FitRequest(train, config, ScalingConfig(), RunConfig(), "none", {}, None).fingerprint())
+"""
+
+
+def test_it_is_the_same_in_every_process() -> None:
+    """The order of a set differs from process to process; the request does not."""
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(told) == 1
+
+
+def test_where_it_runs_and_how_often_it_may_fail_changes_nothing() -> None:
+    moved = a_request(
+        run=RunConfig(name="other", failure_config=FailureConfig(max_failures=9)),
+        provisioner="local?nodes=3",
+    )
+    assert moved.fingerprint() == a_request().fingerprint()
+
+
+# --- who gives the machines ----------------------------------------------------------------------
+
+
+@dataclass
+class LocalLike:
+    """Options of a backend, as its users write them."""
+
+    nodes: int = 2
+    provisioner = "local"
+
+
+@pytest.mark.parametrize(
+    ("given", "chosen"),
+    [
+        (None, ("local", {})),
+        ("aws_batch", ("aws_batch", {})),
+        ("local?nodes=2&notice_s=1.5", ("local", {"nodes": 2, "notice_s": 1.5})),
+        ("k?zone=eu-1&spot=true&tag=", ("k", {"zone": "eu-1", "spot": True, "tag": ""})),
+        ("k?labels=%7B%22a%22%3A1%7D", ("k", {"labels": {"a": 1}})),
+        (LocalLike(3), ("local", {"nodes": 3})),
+    ],
+    ids=["default", "a name", "with options", "texts", "JSON", "an object"],
+)
+def test_a_backend_is_chosen(given: Any, chosen: tuple[str, dict[str, Any]]) -> None:
+    assert a_request(provisioner=given).chosen_provisioner() == chosen
+
+
+def test_the_environment_chooses_where_the_trainer_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SPOTFIT_PROVISIONER", "slurm?queue=long")
+    assert a_request().chosen_provisioner() == ("slurm", {"queue": "long"})
+    assert a_request(provisioner="local").chosen_provisioner() == ("local", {})
+
+
+@pytest.mark.parametrize("given", ["?nodes=2", "", 7, {"name": "local"}, LocalLike, object()])
+def test_what_names_no_backend_is_refused_with_an_example(given: Any) -> None:
+    with pytest.raises(ConfigError) as refused:
+        a_request(provisioner=given).chosen_provisioner()
+    assert "'local?nodes=2'" in refused.value.do
+
+
+# --- what the machines need to know --------------------------------------------------------------
+
+
+def test_the_spec_holds_everything_the_machines_need() -> None:
+    run = RunConfig(
+        name="digits",
+        failure_config=FailureConfig(
+            max_failures=1,
+            controller_failure_limit=2,
+            max_preemption_failures=3,
+            relax_collectives_on_preemption=True,
+            preemption_grace_s=4.0,
+        ),
+        checkpoint_config=CheckpointConfig(5, "eval/loss", "min"),
+        logging_config=LoggingConfig("debug"),
+    )
+    request = a_request(
+        run=run, scaling=ScalingConfig(num_workers=(1, 4)), provisioner="local?nodes=2"
+    )
+    spec = request.spec(run_id=RUN, name="digits", storage_url="file:///r", luggage={"fn": "x"})
+    assert (spec.run_id, spec.name, spec.fit_id) == (RUN, "digits", request.fingerprint())
+    assert (spec.workers_min, spec.workers_max, spec.elastic) == (1, 4, True)
+    assert spec.limits == Limits(1, 2, 3, 4.0)
+    assert spec.keep == Keep(5, "eval/loss", "min")
+    assert (spec.provisioner, spec.provisioner_options) == ("local", {"nodes": 2})
+    assert (spec.storage_url, spec.luggage) == ("file:///r", {"fn": "x"})
+    assert (spec.log_level, spec.relax_collectives, spec.callbacks) == ("DEBUG", True, False)
+    assert spec.collective_timeout_s is None
+
+
+def test_a_fixed_group_is_not_elastic() -> None:
+    spec = a_request().spec(run_id=RUN, name="n", storage_url="u", luggage={})
+    assert (spec.workers_min, spec.workers_max, spec.elastic) == (2, 2, False)
+
+
+def test_collectives_may_be_given_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPOTFIT_COLLECTIVE_TIMEOUT_S", "10m")
+    spec = a_request().spec(run_id=RUN, name="n", storage_url="u", luggage={})
+    assert spec.collective_timeout_s == 600.0

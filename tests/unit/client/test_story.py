@@ -1,0 +1,63 @@
+"""The story: every event in a plain sentence."""
+
+from __future__ import annotations
+
+import typing
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from spotfit.client.story import tell
+from spotfit.core.codec import decoder
+from spotfit.model.events import Entry, Event, FitStarted, RoundOpened
+from spotfit.testing.builders import a_round, a_spec
+
+GOLDEN = sorted((Path(__file__).parents[2] / "golden" / "ledger" / "v1").glob("*.json"))
+
+
+def golden(kind: str) -> list[Event]:
+    files = [file for file in GOLDEN if file.stem[3:] == kind]
+    return [decoder(Entry).decode(file.read_bytes()).event for file in files]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("fit_started", "run 'digits' starts: 2 to 4 workers on 'local'"),
+        ("leader_elected", "a-1 leads: nobody leads who lives on a machine"),
+        (
+            "intended",
+            "asking for 2 machines with 2 workers each: 4 of 4 workers have no machine",
+        ),
+        ("submitted", "machines granted: group-1"),
+        ("refused", "refused: no capacity in this zone"),
+        ("node_lost", "machine t-1/1 is lost: the backend says it is gone"),
+        ("released", "let go: t-1"),
+        ("noticed", "the machine of a-2 will be taken away in 120 s: spot reclaim"),
+        ("round_opened", "round 1: 4 workers on 2 machines"),
+        ("round_closed", "round 1 is over: lost 1 machine (t-1/1)"),
+        ("checkpoint_committed", "checkpoint epoch-1 committed (1.2 KiB)"),
+        ("checkpoint_dropped", "checkpoint epoch-1 dropped: only the last 1 stay"),
+        ("cancel_requested", "cancel requested: cancel() was called"),
+        ("fit_ended", "the run is cancelled: cancel() was called"),
+    ],
+)
+def test_an_event_is_told(kind: str, sentence: str) -> None:
+    assert tell(golden(kind)[0]) == sentence
+
+
+def test_no_event_is_left_untold() -> None:
+    kinds = {type(event) for file in GOLDEN for event in golden(file.stem[3:])}
+    assert kinds == set(typing.get_args(Event))
+
+
+def test_what_is_not_known_is_not_told() -> None:
+    assert tell(FitStarted(a_spec())) == "run 'digits' starts: 2 workers on 'local'"
+    (noticed,) = golden("noticed")
+    unknown = replace(noticed, notice=replace(noticed.notice, seconds_left=None))  # type: ignore[union-attr]
+    assert tell(unknown) == "the machine of a-2 will be taken away: spot reclaim"
+
+
+def test_a_round_tells_from_where_it_starts() -> None:
+    assert tell(RoundOpened(a_round(2, checkpoint="c1"), "why")) == "round 2: why, from c1"

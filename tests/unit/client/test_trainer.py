@@ -1,0 +1,86 @@
+"""The trainer: what it takes, what it refuses, and what it makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from spotfit.client.trainer import DataParallelTrainer
+from spotfit.core.errors import ConfigError
+from spotfit.model.config import RunConfig, ScalingConfig
+from spotfit.model.events import FitEnded
+from tests.unit.client.door import Door, train
+
+
+@dataclass
+class Backend:
+    """What a framework's config looks like to a trainer."""
+
+    backend: str = "gloo"
+
+    def framework_options(self, scaling: ScalingConfig) -> tuple[str, dict[str, Any]]:
+        return "torch", {"backend": self.backend, "width": scaling.max_workers}
+
+
+def test_without_configs_there_are_the_usual_ones() -> None:
+    trainer = DataParallelTrainer(train)
+    assert trainer.scaling_config == ScalingConfig()
+    assert trainer.run_config == RunConfig()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"scaling_config": {"num_workers": 2}}, "must be a spotfit.ScalingConfig, not dict"),
+        ({"run_config": "digits"}, "must be a spotfit.RunConfig, not str"),
+        ({"datasets": {"train": [1]}}, "`datasets` is not supported yet"),
+        ({"validation_config": object()}, "`validation_config` is not supported yet"),
+    ],
+)
+def test_what_it_cannot_use_it_refuses_when_it_is_made(given: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        DataParallelTrainer(train, **given)
+
+
+@pytest.mark.parametrize("name", ["resume_from_checkpoint", "metadata"])
+def test_what_is_gone_warns_as_an_error(name: str) -> None:
+    given: dict[str, Any] = {name: {"a": 1}}
+    with pytest.raises(DeprecationWarning, match=name):
+        DataParallelTrainer(train, **given)
+
+
+def test_restore_is_gone() -> None:
+    with pytest.raises(DeprecationWarning, match="same name and storage_path"):
+        DataParallelTrainer.restore("path")
+    with pytest.raises(DeprecationWarning):
+        DataParallelTrainer.can_restore("path")
+
+
+def test_it_trains_where_its_provisioner_says(door: Door) -> None:
+    run = door.request().run
+    door.clock.coming = iter([lambda: door.agents_end_it(FitEnded("finished", metrics={"a": 1}))])
+    trainer = DataParallelTrainer(
+        train, scaling_config=ScalingConfig(num_workers=3), run_config=run, backend_config=Backend()
+    )
+    assert trainer.fit().metrics == {"a": 1}
+    spec = door.view.spec
+    assert spec is not None
+    assert (spec.framework, spec.framework_options) == ("torch", {"backend": "gloo", "width": 3})
+
+
+def test_a_run_that_is_submitted_goes_on_by_itself(door: Door) -> None:
+    handle = DataParallelTrainer(train, run_config=door.request().run).submit()
+    door.agents_end_it(FitEnded("finished", metrics={"a": 1}))
+    assert handle.result(timeout_s=30).metrics == {"a": 1}
+
+
+def test_without_workers_it_runs_right_here(door: Door) -> None:
+    here = DataParallelTrainer(
+        lambda config: config["x"] + 1,
+        train_loop_config={"x": 41},
+        scaling_config=ScalingConfig(num_workers=0),
+    )
+    assert here.fit().return_value == 42
+    assert door.cloud.submits == []

@@ -1,0 +1,123 @@
+"""The world's bucket: one truth, told changes, a bill; and stores that keep or break its promise."""
+
+from pathlib import Path
+
+import pytest
+
+from spotfit.core.errors import AlreadyExistsError, NotFoundError, TransientStoreError
+from spotfit.store.api import Store
+from spotfit_localsim.bucket import Bucket, ChecksThenWrites, IgnoresCreate, SimStore
+from spotfit_localsim.engine import Process
+from spotfit_localsim.faults import Faults, Line
+from tests.unit.localsim.ground import Ground
+
+
+@pytest.fixture
+def ground() -> Ground:
+    return Ground()
+
+
+@pytest.fixture
+def bucket() -> Bucket:
+    return Bucket()
+
+
+def store_for(
+    ground: Ground, bucket: Bucket, process: Process, kind: type[SimStore] = SimStore
+) -> SimStore:
+    return kind(bucket, process, Line(ground.season, ground.dice.stream(f"line {process.name}")))
+
+
+def test_it_reads_what_was_written_and_lists_folders(
+    ground: Ground, bucket: Bucket, tmp_path: Path
+) -> None:
+    process = ground.process()
+    store: Store = store_for(ground, bucket, process)
+    (tmp_path / "file").write_bytes(b"from a file")
+    given = ground.do(
+        process,
+        lambda: store.put("a/2", b"two"),
+        lambda: store.put("a/10", b"ten"),
+        lambda: store.put("ab/1", b"x"),
+        lambda: [found.key for found in store.list("a")],
+        lambda: [found.key for found in store.list("a", after="a/10")],
+        lambda: [found.key for found in store.under("a").list()],
+        lambda: store.get_range("a/10", 1, 2),
+        lambda: store.get("a"),
+        lambda: store.delete("a/2"),
+        lambda: store.delete("a/2"),
+        lambda: store.get("a/2"),
+        lambda: store.put_file("file", tmp_path / "file"),
+        lambda: store.get_file("file", tmp_path / "copy"),
+    )
+    assert given[3:7] == [["a/10", "a/2"], ["a/2"], ["10", "2"], b"en"]
+    assert isinstance(given[7], NotFoundError)
+    assert isinstance(given[10], NotFoundError)
+    assert (tmp_path / "copy").read_bytes() == b"from a file"
+
+
+def test_of_many_creators_one_wins_whatever_the_order(ground: Ground, bucket: Bucket) -> None:
+    assert creators(ground, bucket, SimStore) == [None]
+
+
+@pytest.mark.parametrize("kind", [ChecksThenWrites, IgnoresCreate])
+def test_wrong_stores_let_several_win(
+    ground: Ground, bucket: Bucket, kind: type[SimStore]
+) -> None:
+    assert len(creators(ground, bucket, kind)) > 1
+
+
+def creators(ground: Ground, bucket: Bucket, kind: type[SimStore]) -> list[None]:
+    """What those were told who may take themselves for the winner."""
+    outcomes: list[object] = []
+    for n in range(5):
+        process = ground.process(f"a{n}")
+        process.start(creating(store_for(ground, bucket, process, kind), outcomes))
+    ground.engine.run(until=100.0)
+    assert len(outcomes) == 5
+    assert all(one is None or isinstance(one, AlreadyExistsError) for one in outcomes)
+    return [None for one in outcomes if one is None]
+
+
+def creating(store: SimStore, outcomes: list[object]):  # type: ignore[no-untyped-def]  # a tick
+    def tick(_now: float) -> None:
+        try:
+            outcomes.append(store.create("slot", b"me"))
+        except AlreadyExistsError as lost:
+            outcomes.append(lost)
+
+    return tick
+
+
+def test_changes_are_told_with_what_was_there(ground: Ground, bucket: Bucket) -> None:
+    told: list[tuple[str, str, bytes | None, bytes | None]] = []
+    bucket.watchers.append(lambda *change: told.append(change))
+    process = ground.process("a7")
+    store = store_for(ground, bucket, process)
+    ground.do(
+        process,
+        lambda: store.put("k", b"1"),
+        lambda: store.put("k", b"2"),
+        lambda: store.delete("k"),
+        lambda: store.delete("k"),
+    )
+    assert told == [("a7", "k", None, b"1"), ("a7", "k", b"1", b"2"), ("a7", "k", b"2", None)]
+
+
+def test_an_unsent_request_has_no_effect_and_a_lost_answer_has_one(bucket: Bucket) -> None:
+    for faults, body in ((Faults(unsent=1.0), None), (Faults(lost_answers=1.0), b"1")):
+        ground = Ground(faults)
+        process = ground.process()
+        store = store_for(ground, bucket, process)
+        given = ground.do(process, lambda store=store: store.create("k", b"1"))
+        assert isinstance(given[0], TransientStoreError)
+        assert bucket.objects.get("k") == body
+
+
+def test_every_request_is_on_the_bill_of_who_made_it(ground: Ground, bucket: Bucket) -> None:
+    for name in ("a1", "a2"):
+        process = ground.process(name)
+        store = store_for(ground, bucket, process)
+        ground.do(process, lambda store=store: store.put("k", b""), lambda store=store: store.get("k"))
+    assert dict(bucket.requests["a1"]) == {"put": 1, "get": 1}
+    assert dict(bucket.bill) == {"put": 2, "get": 2}

@@ -1,0 +1,28 @@
+"""A pretend training tells whether a step was lost or done twice."""
+
+from spotfit_localsim.workload import Chain, Crash, State, Training, Workload
+
+
+def test_every_step_leaves_its_own_trace() -> None:
+    chain = Chain()
+    assert chain.at(3) == State().next().next().next()
+    assert len({chain.at(step).link for step in range(50)}) == 50
+
+
+def test_a_mistake_happens_as_often_as_planned_and_only_there() -> None:
+    training = Training(Workload(crashes=(Crash(5, rank=1, times=2),)))
+    assert training.crash(5, 0) is None
+    assert training.crash(4, 1) is None
+    assert training.crash(5, 1) == training.crash(5, 1) == Crash(5, rank=1, times=2)
+    assert training.crash(5, 1) is None
+    assert training.crashed == 2
+
+
+def test_repeated_steps_are_counted_and_only_new_ones_are_told() -> None:
+    training, told = Training(Workload(steps=3)), []
+    training.reached.append(told.append)
+    for step in (1, 2, 2, 3):
+        training.done(step)
+    assert told == [1, 2, 3]
+    assert training.steps_done - training.furthest == 1
+    assert training.result == training.chain.at(3)
