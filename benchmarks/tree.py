@@ -65,7 +65,7 @@ def _on_the_line(a: tuple[float, float], b: tuple[float, float], moment: float) 
 
 @dataclass
 class Tree:
-    """Watches one run from `with Tree(tag)` to its end."""
+    """Watches one run from `with Tree(tag)` to its end; ends it if the watch is broken off."""
 
     tag: str
     series: list[tuple[float, float]] = field(default_factory=list)
@@ -79,7 +79,9 @@ class Tree:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, broken_off: object, *_: object) -> None:
+        if broken_off is not None:
+            self.end(0.0)
         self._over.set()
         if self._thread is not None:
             self._thread.join()

@@ -21,12 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 import spotfit
-from spotfit.client.story import read_story
+from spotfit.client.story import tell
+from spotfit.ledger.journal import Journal
+from spotfit.model.events import CheckpointCommitted, CheckpointDropped, Entry, RoundOpened
 from spotfit.store.opening import open_store
 from spotfit.torch import TorchTrainer, prepare_model
 from spotfit_localsim.live.options import LocalOptions
@@ -79,8 +81,8 @@ def train(config: dict[str, Any]) -> float:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        note(config["diary"], rank, step + 1)
         metrics = {"step": step + 1, "epoch": epoch, "loss": round(loss.item(), 4)}
+        note(config["diary"], rank, metrics)
         if (step + 1) % config["save_every"]:
             spotfit.report(metrics)
             continue
@@ -109,11 +111,12 @@ def digits_net() -> Any:
     )
 
 
-def note(diary: str, rank: int, step: int) -> None:
+def note(diary: str, rank: int, metrics: dict[str, Any]) -> None:
     """For the timeline below: which process made which step, and when."""
     if rank == 0:
+        told = (os.getpid(), metrics["step"], time.time_ns() // 1_000_000, metrics["loss"])
         with Path(diary).open("a") as file:
-            file.write(f"{os.getpid()} {step} {time.time_ns() // 1_000_000}\n")
+            file.write(" ".join(map(str, told)) + "\n")
 
 
 def digits() -> dict[str, Any]:
@@ -177,6 +180,11 @@ class Training:
         )
         self.result: spotfit.Result
         self.seconds = 0.0
+        self.news: list[str] = []
+        self.committed: list[str] = []
+        self.passed_over: list[str] = []
+        """Checkpoints that were committed and not used: nothing may ever stand here."""
+        self._journal: Journal | None = None
 
     def run(self, market: Reclamation | None) -> None:
         """To the end, with a view of what goes on."""
@@ -190,6 +198,7 @@ class Training:
         finally:
             ended.set()
             watching.join()
+            console.print()
         self.seconds = (time.monotonic_ns() - began_ns) / 1e9
 
     def _show(
@@ -198,14 +207,33 @@ class Training:
         with Live(console=console, refresh_per_second=8) as live:
             while True:
                 over = ended.wait(0.2)
+                self.read_on()
                 live.update(view(self, handle, market))
                 if over:
                     return
 
+    def read_on(self) -> None:
+        """What the run's journal says since the last look."""
+        if self._journal is None:
+            self._journal = Journal(open_store(self.url), whole=True)
+            self._journal.heard = self._hear
+        self._journal.catch_up()
+
+    def _hear(self, _slot: int, _body: bytes, entry: Entry) -> None:
+        match entry.event:
+            case CheckpointCommitted(name=name):
+                self.committed.append(name)
+            case RoundOpened(round=opened):
+                if self.committed and self.committed[-1] != opened.checkpoint:
+                    self.passed_over.append(self.committed[-1])
+        if not isinstance(entry.event, CheckpointDropped):
+            self.news.append(tell(entry.event))
+
     def steps(self) -> list[Step]:
         """What rank 0 wrote into its diary."""
         lines = self.diary.read_text().splitlines() if self.diary.exists() else []
-        return [Step(*map(int, line.split())) for line in lines]
+        told = [line.split() for line in lines]
+        return [Step(int(pid), int(step), int(at), loss) for pid, step, at, loss in told]
 
     def weights(self) -> dict[str, Any]:
         """Of the last checkpoint."""
@@ -214,10 +242,6 @@ class Training:
         assert self.result.checkpoint is not None
         with self.result.checkpoint.as_directory() as directory:
             return dict(torch.load(Path(directory, "state.pt"))["model"])
-
-    def committed(self) -> int:
-        """How many checkpoints were committed on the way."""
-        return sum("committed" in line for line in read_story(open_store(self.url)))
 
 
 @contextmanager
@@ -257,20 +281,23 @@ class Step:
     pid: int
     step: int
     at_ms: int
+    loss: str
 
 
-def view(training: Training, handle: spotfit.RunHandle, market: Reclamation | None) -> Group:
+def view(training: Training, handle: spotfit.RunHandle, market: Reclamation | None) -> Table:
     """The run at this moment."""
     status, steps = handle.status(), training.steps()
     table = Table(title=f"{status.name}: {status.state}", title_justify="left", show_header=False)
     table.add_row("round", f"{status.round or '-'}, {status.workers} workers")
     table.add_row("machines", str(status.machines))
-    table.add_row("step", f"{steps[-1].step if steps else 0}")
-    table.add_row("checkpoints kept", ", ".join(status.checkpoints[-2:]) or "-")
+    table.add_row("step", f"{steps[-1].step}, loss {steps[-1].loss}" if steps else "-")
+    table.add_row("checkpoints", f"{len(training.committed)} committed")
     for struck in market.done if market else ():
-        how = "was told it will go" if struck.announced else "was killed without a word"
-        table.add_row("reclaimed", f"a node {how} at step {struck.step}")
-    return Group(table)
+        how = "was told that it will go" if struck.announced else "was killed without a word"
+        table.add_row("market", f"after step {struck.step} a node {how}")
+    for line in training.news[-4:]:
+        table.add_row("journal", line)
+    return table
 
 
 def timeline(training: Training, market: Reclamation) -> Table:
@@ -326,7 +353,9 @@ def report_checks(disturbed: Training, undisturbed: Training, market: Reclamatio
             made
         )
         == {step.step for step in undisturbed.steps()},
-        f"{disturbed.committed()} checkpoints were committed, none of them lost": True,
+        f"{len(disturbed.committed)} checkpoints were committed, and none of them was lost": (
+            not disturbed.passed_over
+        ),
     }
     for what, holds in checks.items():
         console.print(f"[{'green' if holds else 'red'}]{'✓' if holds else '✗'}[/] {what}")

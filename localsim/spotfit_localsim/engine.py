@@ -18,6 +18,7 @@ import greenlet
 
 from spotfit.checkpoint import manifest
 from spotfit.control.errands import Done, Inline
+from spotfit.host import log
 from spotfit.ledger import snapshot
 from spotfit_localsim.faults import Hazards
 
@@ -290,15 +291,24 @@ class OneByOne:
 
 @contextmanager
 def small_world() -> Iterator[None]:
-    """Production code reads one by one, and writes snapshots often, while a world lives."""
-    pool, every = manifest.ThreadPoolExecutor, snapshot.EVERY
+    """Production code reads one by one, writes snapshots often, and logs nothing, meanwhile.
+
+    The story tells what happened, by the world's clock.
+    """
+    pool, every, tell = manifest.ThreadPoolExecutor, snapshot.EVERY, log._tell
     manifest.ThreadPoolExecutor = OneByOne  # type: ignore[misc,assignment]
     snapshot.EVERY = SNAPSHOT_EVERY
+    log._tell = _nothing
     try:
         yield
     finally:
         manifest.ThreadPoolExecutor = pool  # type: ignore[misc]
         snapshot.EVERY = every
+        log._tell = tell
+
+
+def _nothing(_level: str, _event: str, _facts: dict[str, Any]) -> None:
+    return
 
 
 class Sidelong:

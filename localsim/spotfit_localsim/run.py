@@ -109,6 +109,15 @@ class World:
 
     def live(self) -> Story:
         """From the first event to the last."""
+        self.begin()
+        with small_world():
+            self.engine.run(until=self.scenario.storm_s + self.scenario.patience_s)
+        if self.checker.broken is None:
+            self.checker.at_the_end(self.scenario.outcome)
+        return self._close()
+
+    def begin(self) -> None:
+        """Plan all that does not depend on what happens."""
         self._open_the_laptop()
         for act in self.scenario.acts:
             self._plan(act)
@@ -116,11 +125,6 @@ class World:
         self._plan_weather(self.scenario.wire.walls_per_hour, self._cut_somebody_off)
         self.engine.after(self.scenario.storm_s, self._calm_down)
         self.engine.after(_LOOK_S, self._look)
-        with small_world():
-            self.engine.run(until=self.scenario.storm_s + self.scenario.patience_s)
-        if self.checker.broken is None:
-            self.checker.at_the_end(self.scenario.outcome)
-        return self._close()
 
     # --- the tenant of the cloud -------------------------------------------------------------
 

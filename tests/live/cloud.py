@@ -170,6 +170,7 @@ class Cloud:
         for driver in self._drivers:
             driver.kill()
         self._end_what_runs()
+        self.reclaimer.limit(None)
         eventually(self._all_left, within_s=20.0)
         self.root.tidy()
         assert not self.root.path.exists(), list(self.root.path.rglob("*"))

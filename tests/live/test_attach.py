@@ -16,7 +16,7 @@ from tests.live.cloud import Cloud, eventually
 
 Config = dict[str, Any]
 
-SCRIPT = '''
+SCRIPT = """
     import os, tempfile, time
     from pathlib import Path
     import spotfit
@@ -41,7 +41,7 @@ SCRIPT = '''
             run_config=spotfit.RunConfig("run", os.environ["STORAGE"]),
         ).fit()
         print("result:", result.return_value)
-'''
+"""
 
 
 def wait_for_enough(config: Config) -> str:

@@ -156,7 +156,7 @@ class Stage:
             if code == -signal.SIGKILL:
                 acting = self._start("attach")
             elif code is not None:
-                self._tell(f"the driver ended with code {code}")
+                self._tell(f"the driver ended with code {code}: {self._last_words()}")
                 return False
             clock.wait(_LOOK_EVERY_S)
         self._tell(f"it has not ended within {within_s:.0f} s")
@@ -191,6 +191,10 @@ class Stage:
                 stderr=log,
                 start_new_session=True,
             )
+
+    def _last_words(self) -> str:
+        said = (_read(self.folder / "logs" / "driver.log") or "").strip().splitlines()
+        return said[-1] if said else "nothing was said"
 
     def _left_behind(self) -> list[str]:
         clock = SystemClock()

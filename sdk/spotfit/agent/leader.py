@@ -266,13 +266,13 @@ class Leader:
             self._doom(now)  # somebody left between the decision and its entry
 
     def _close(self, closed: RoundClosed, now: float) -> None:
+        if self._hub is not None:
+            self._tell_matched(self._hub)  # what was committed a moment ago is told, too
         if self._audience is not None and closed.failures:
             pickles = {one.rank: one.pickle_key for one in closed.failures if one.pickle_key}
             self._audience.failed(pickles, {one.rank: one.told for one in closed.failures})
         if self._watch.doomed_since is None:
             self._seating.tell_all(Halt(closed.number))
-        if self._hub is not None:
-            self._tell_matched(self._hub)
         self._adopted = tuple(self._hub.ready) if self._hub else ()
         self._watch = replace(
             self._watch,

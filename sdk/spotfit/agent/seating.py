@@ -12,7 +12,7 @@ from spotfit.model.world import Notice, Place
 
 
 class Seating:
-    """Seats by agent. The dictionaries are handed out as they are: a beat must not cost O(agents)."""
+    """Seats by agent. The dictionaries are handed out as they are: a beat must cost little."""
 
     def __init__(self, me: AgentId, net: Net) -> None:
         self._me = me

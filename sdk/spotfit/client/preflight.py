@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from spotfit.client.request import FitRequest
 from spotfit.checkpoint.restore import check_present
+from spotfit.client.request import FitRequest
 from spotfit.core.errors import ConfigErrors, SpotfitError
 from spotfit.core.ids import RunId, Token, parse_name
 from spotfit.host import dice

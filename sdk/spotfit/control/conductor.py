@@ -156,12 +156,10 @@ class Conductor:
     def _ask_again(self, token: Token, error: Exception, now: float) -> tuple[bool, Wait]:
         """Whether the cloud heard us is unknown: asking with a new token could pay twice."""
         tries = self._tries[token] = self._tries.get(token, 0) + 1
-        if tries < _TRIES:
-            again_at = self._again_at[token] = now + min(30.0, 0.1 * 2.0**tries)
-            return False, Wait(again_at, f"asking again: {_told(error)}")
-        why = f"asked {tries} times, last: {_told(error)}"
-        self._write(Refused(token, why, final=True))
-        return True, _at_once(now)
+        pause_s = min(_LONGEST_PAUSE_S, 0.1 * 2.0 ** min(tries, 10))
+        again_at = self._again_at[token] = now + pause_s
+        log.warning("submit.unanswered", token=token, tries=tries, why=_told(error))
+        return False, Wait(again_at, f"asking again: {_told(error)}")
 
     def _outcome(self, token: Token, done: Done, now: float) -> Event:
         if done.error is not None:

@@ -45,6 +45,19 @@ def missing_workers(view: View, watch: Watch) -> int:
     return view.spec.workers_max - have - expected_slots(view, watch)
 
 
+def workers_to_order(view: View, missing: int) -> int:
+    """All that are missing; an elastic group asks for half as many with every refusal.
+
+    But never for fewer than it needs at least: what it could not use would cost nevertheless.
+    """
+    assert view.spec is not None
+    if not view.spec.elastic:
+        return missing
+    have = view.spec.workers_max - missing
+    least = max(1, view.spec.workers_min - have)
+    return max(least, missing >> view.refusals)
+
+
 def may_ask_at(view: View, watch: Watch) -> float:
     """When the market may be asked again, after it refused or gave machines that died at birth."""
     disappointments = max(view.refusals, view.stillborn)

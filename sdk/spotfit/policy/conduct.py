@@ -166,7 +166,8 @@ def _order(view: View, watch: Watch, now: float) -> Iterator[Action]:
     if now < asked_at:
         yield Wait(asked_at, f"refused {view.refusals} times: {view.last_refusal}")
     else:
-        yield Order(missing, f"{missing} of {view.spec.workers_max} workers have no machine")
+        why = f"{missing} of {view.spec.workers_max} workers have no machine"
+        yield Order(capacity.workers_to_order(view, missing), why)
 
 
 def _hand_over(view: View, watch: Watch, now: float) -> Iterator[Action]:
@@ -174,7 +175,8 @@ def _hand_over(view: View, watch: Watch, now: float) -> Iterator[Action]:
     would end with it."""
     if view.round is not None or watch.caretaker or watch.me not in view.notices:
         return
-    heirs = sorted(capacity.usable_seats(view, watch), key=lambda seat: (seat.since, seat.member.agent))
+    stay = capacity.usable_seats(view, watch)
+    heirs = sorted(stay, key=lambda seat: (seat.since, seat.member.agent))
     if heirs:
         heir = heirs[0].member
         why = "the leader before will be taken away"

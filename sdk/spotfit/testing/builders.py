@@ -122,6 +122,7 @@ def a_view(**given: Any) -> View:
         "spec": a_spec(),
         "fits": 1,
         "leader": LeaderElected(an_agent(0), 1, a_member(0).hub),
+        "epoch": 1,
         "groups": {TOKEN: a_group()},
     }
     if "round" in given:

@@ -155,14 +155,15 @@ def test_a_save_nobody_asked_for_is_no_checkpoint() -> None:
 
 def test_settled_means_told_saved_and_committed() -> None:
     hub = a_hub(1)
-    assert hub.settled
+    settled = [hub.settled]
     take(hub, 0, files(0))
     take(hub, 0, Saved(0, "made-0"))
-    assert not hub.settled
+    settled.append(hub.settled)
     hub.ready.clear()
-    assert not hub.settled
+    settled.append(hub.settled)
     hub.told.clear()
-    assert hub.settled
+    settled.append(hub.settled)
+    assert settled == [True, False, False, True]
 
 
 def test_the_end_of_each_rank_is_noted() -> None:

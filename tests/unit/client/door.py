@@ -1,4 +1,4 @@
-"""The front door with everything behind it on paper: a cloud, a clock, and agents that the test plays."""
+"""The front door with all behind it on paper: a cloud, a clock, and agents that the test plays."""
 
 from __future__ import annotations
 

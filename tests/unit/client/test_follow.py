@@ -70,15 +70,16 @@ def test_only_agents_of_interest_are_read() -> None:
 def test_it_is_complete_when_every_agent_has_written_its_last_line() -> None:
     store = MemoryStore()
     output = Output(store)
-    assert output.complete, "of nobody nothing is missing"
+    completed = [output.complete]
     output.watch(A)
     output.watch(B)
     store.put(keys.logs(A, 0), lines("bye") + END)
     assert texts(output) == ["bye"]
-    assert not output.complete
+    completed.append(output.complete)
     store.put(keys.logs(B, 0), END)
     assert texts(output) == []
-    assert output.complete
+    completed.append(output.complete)
+    assert completed == [True, False, True], "of nobody nothing is missing"
 
 
 def test_a_store_that_fails_on_the_way_loses_no_line() -> None:

@@ -119,7 +119,7 @@ def test_when_every_machine_is_lost_at_once_it_asks_for_new_ones() -> None:
     assert view.round is None, "it was not the lease that told"
     assert view.lost_agents == {an_agent(0), an_agent(1)}
     assert house.cloud.submits == [TOKEN, Token("t-2")]
-    assert view.groups[TOKEN].released, "and lets the dead group go"
+    assert view.groups[TOKEN].released, "and lets the dead group go; no lease need run out"
 
 
 def test_a_machine_that_is_left_is_given_the_time_to_lead() -> None:

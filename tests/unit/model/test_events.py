@@ -55,7 +55,7 @@ def test_the_old_journal_still_means_what_it_meant() -> None:
     assert view.leads(AgentId("a-1"))
     assert [one.name for one in view.checkpoints] == ["epoch-2"]
     assert view.dropped == {"epoch-1"}
-    assert view.failures == {Blame.PREEMPTION: 1}
+    assert view.failures == {Blame.PREEMPTION: 1, Blame.NETWORK: 1}
     assert view.groups[Token("t-1")].released
     assert view.groups[Token("t-2")].refused == "no capacity in this zone"
     assert view.lost_agents == {AgentId("a-2")}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from spotfit.core.codec import decoder, encode
 from spotfit.core.ids import Token
@@ -124,11 +125,18 @@ def test_the_next_fit_keeps_checkpoints_and_numbers_and_starts_its_counts_afresh
     assert (view.cancelled, view.final_refusal, view.round) == (None, None, None)
 
 
-def test_after_a_new_start_whoever_lives_may_take_over_at_once() -> None:
-    ended = told(LeaderElected(an_agent(0), 1, "10.0.0.1:1"), FitEnded("finished"))
-    view = told(FitStarted(a_spec()), view=ended)
-    assert view.leader is None
-    assert view.epoch == 1, "epochs go on"
+def test_after_a_new_start_nobody_leads_and_epochs_go_on() -> None:
+    led = told(LeaderElected(an_agent(0), 7, "h:1"), view=a_view())
+    assert (led.epoch, led.leads(an_agent(0))) == (7, True)
+    view = told(FitStarted(a_spec()), view=replace(led, ended=FitEnded("finished")))
+    assert (view.leader, view.epoch) == (None, 7)
+
+
+def test_machines_that_die_at_birth_are_counted_until_a_round_is_opened() -> None:
+    dead = told(*GRANTED, NodeLost(TOKEN, 0, None, "gone"), NodeLost(TOKEN, 1, None, "gone"))
+    assert dead.stillborn == 2
+    assert told(NodeLost(TOKEN, 1, an_agent(1), "gone"), view=dead).stillborn == 2
+    assert told(RoundOpened(a_round()), view=dead).stillborn == 0
 
 
 def test_groups_let_go_are_forgotten_by_the_next_fit_and_others_are_not() -> None:

@@ -20,6 +20,7 @@ from spotfit.testing.builders import a_commit, a_group, a_view, an_agent
 )
 def test_which_machines_stand(group: Group, pending: bool, standing: tuple[int, ...]) -> None:
     assert (group.pending, group.standing) == (pending, standing)
+    assert tuple(node for node in range(-1, 4) if group.stands(node)) == standing
 
 
 def test_a_fit_is_active_from_its_start_to_its_end() -> None:

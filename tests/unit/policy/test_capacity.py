@@ -17,10 +17,12 @@ from spotfit.model.view import View
 from spotfit.model.watch import Watch
 from spotfit.policy.capacity import (
     expected_slots,
+    hopeless,
     lost_machines,
     may_ask_at,
     missing_workers,
     usable_seats,
+    workers_to_order,
 )
 from spotfit.testing.builders import (
     TOKEN,
@@ -152,6 +154,16 @@ def test_the_market_is_asked_ever_more_rarely(refusals: int, wait_s: float) -> N
     assert asked == 100.0 + wait_s
 
 
+def test_machines_that_die_at_birth_disappoint_as_much_as_a_refusal() -> None:
+    assert may_ask_at(a_view(stillborn=3), a_watch(refused_at=100.0)) == 104.0
+
+
+def test_far_too_many_of_them_in_a_row_are_hopeless() -> None:
+    assert hopeless(a_view(stillborn=40)) is None, "20 for each of the two"
+    assert hopeless(a_view(stillborn=41)) is not None
+    assert hopeless(a_view(groups={}, stillborn=21)) is not None
+
+
 def test_who_was_not_refused_may_ask_at_once() -> None:
     assert may_ask_at(a_view(refusals=3), a_watch(refused_at=None)) == float("-inf")
     assert may_ask_at(a_view(refusals=0), a_watch(refused_at=NOW)) == float("-inf")
@@ -214,9 +226,20 @@ def test_workers_that_will_not_end_cost_their_machine() -> None:
     assert losses(IN_ROUND, watch, NOW + 99) == {}, "in a round they are meant to run"
 
 
-def test_a_caretaker_believes_only_the_backend() -> None:
+def test_who_sat_on_a_machine_is_remembered_even_without_a_place() -> None:
+    watch = a_watch(seats=ONE_SEAT, known={(TOKEN, 1): an_agent(1)}, gone={an_agent(1): NOW})
+    assert losses(FORMING, watch, NOW + 5.0) == {}
+    (lost,) = lost_machines(FORMING, watch, NOW + 5.1)
+    assert lost.agent == an_agent(1)
+
+
+def test_a_caretaker_believes_the_backend_until_nobody_takes_the_lead_for_too_long() -> None:
     caretaker = a_watch(seats={}, caretaker=True, statuses={TOKEN: a_status()})
     assert losses(IN_ROUND, caretaker, NOW * 10) == {}
+    granted = replace(caretaker, granted={TOKEN: NOW}, led_since=NOW + 100)
+    assert losses(IN_ROUND, granted, NOW + 1000) == {}
+    late = losses(IN_ROUND, granted, NOW + 1001)
+    assert late == dict.fromkeys((0, 1), "nobody on it took the lead within 900 s")
     gone = replace(caretaker, statuses={TOKEN: a_status(NodeState.GONE, NodeState.GONE)})
     assert losses(IN_ROUND, gone).keys() == {0, 1}
 
@@ -224,3 +247,22 @@ def test_a_caretaker_believes_only_the_backend() -> None:
 def test_a_backend_that_tells_of_fewer_machines_than_asked_says_nothing_of_the_rest() -> None:
     watch = a_watch(seats=ONE_SEAT, statuses={TOKEN: a_status(NodeState.RUNNING)})
     assert losses(FORMING, watch) == {}
+
+
+# --- how many to ask for -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("refusals", "missing", "ordered"),
+    [(0, 8, 8), (1, 8, 4), (2, 8, 3), (9, 8, 3), (0, 4, 4), (2, 4, 1), (9, 4, 1)],
+)
+def test_an_elastic_group_asks_for_less_with_every_refusal_but_for_what_it_needs(
+    refusals: int, missing: int, ordered: int
+) -> None:
+    spec = a_spec(workers_min=3, workers_max=8, elastic=True)
+    assert workers_to_order(a_view(spec=spec, refusals=refusals), missing) == ordered
+
+
+def test_a_group_of_fixed_size_asks_for_all_it_misses_however_often_it_was_refused() -> None:
+    spec = a_spec(workers_min=8, workers_max=8)
+    assert workers_to_order(a_view(spec=spec, refusals=5), 6) == 6

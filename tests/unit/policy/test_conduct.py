@@ -101,6 +101,29 @@ def test_a_caretaker_opens_no_round() -> None:
     assert waited(a_view(), a_watch(caretaker=True, seats={})).why == "all is well"
 
 
+def test_a_leader_whose_machine_will_go_hands_over_between_rounds() -> None:
+    leaving = a_view(
+        groups={TOKEN: a_group(nodes=3)},
+        notices={an_agent(0): a_notice()},
+        noticed_slots={an_agent(0): 3},
+        epoch=4,
+    )
+    three = seats(a_seat(0), a_seat(1, since=9.0), a_seat(2, since=5.0))
+    event = written(leaving, a_watch(seats=three))
+    assert event == LeaderElected(
+        an_agent(2), 5, a_member(2).hub, "the leader before will be taken away"
+    )
+    in_round = replace(leaving, round=a_round(members=[a_member(1), a_member(2)]))
+    assert isinstance(conduct(in_round, a_watch(seats=three), NOW), Wait), "not within one"
+
+
+def test_machines_that_die_at_birth_again_and_again_end_the_run() -> None:
+    assert isinstance(conduct(a_view(stillborn=40), a_watch(), NOW), Write)
+    event = written(a_view(stillborn=41), a_watch())
+    assert isinstance(event, FitEnded)
+    assert event.why == "41 machines in a row ended before their agents could join"
+
+
 # --- in a round ----------------------------------------------------------------------------------
 
 
@@ -124,10 +147,11 @@ def test_a_failed_round_saves_what_is_complete_before_it_closes() -> None:
 
 
 def test_a_failure_is_listened_to_for_a_moment_to_hear_its_cause() -> None:
-    watch = a_watch(seats=BUSY, failures={0: RAISED}, doomed_since=NOW)
+    watch = a_watch(seats=BUSY, failures={0: RAISED}, doomed_since=NOW, stopped=False)
     wait = waited(OPEN, watch, NOW + 0.02)
     assert wait.until == pytest.approx(NOW + 0.03)
     assert isinstance(written(OPEN, watch, NOW + 0.04), RoundClosed)
+    assert isinstance(written(OPEN, replace(watch, stopped=True), NOW), RoundClosed), "all is known"
 
 
 def test_when_all_have_returned_and_all_is_told_the_run_is_finished() -> None:
@@ -254,6 +278,7 @@ def test_a_score_that_cannot_be_compared_ends_the_run_and_not_its_leader() -> No
 
 DONE = a_view(ended=FitEnded("finished"))
 MINE_ONLY = seats(a_seat(0))
+BOTH_CAME = {(TOKEN, 0): an_agent(0), (TOKEN, 1): an_agent(1)}
 
 
 def test_machines_are_given_time_to_leave_by_themselves() -> None:
@@ -262,16 +287,24 @@ def test_machines_are_given_time_to_leave_by_themselves() -> None:
 
 
 def test_the_leaders_own_group_ends_with_it_where_machines_end_themselves() -> None:
-    watch = a_watch(seats=MINE_ONLY, turned_at=NOW)
+    watch = a_watch(seats=MINE_ONLY, turned_at=NOW, known=BOTH_CAME)
     assert written(DONE, watch) == Released(TOKEN)
     let_go = replace(DONE, groups={TOKEN: a_group(released=True)})
     assert conduct(let_go, watch, NOW) == Rest()
 
 
-def test_a_leader_never_cancels_the_machine_it_lives_on() -> None:
-    watch = a_watch(seats=MINE_ONLY, turned_at=NOW, ends_itself=False)
-    assert isinstance(conduct(DONE, watch, NOW), Wait)
-    assert conduct(DONE, watch, NOW + 16) == Rest()
+def test_a_machine_that_never_came_is_over_or_has_to_be_let_go() -> None:
+    watch = a_watch(seats=MINE_ONLY, turned_at=NOW, known={(TOKEN, 0): an_agent(0)})
+    assert conduct(DONE, watch, NOW) == Release(TOKEN), "it may still boot, and be paid"
+    status = a_status(NodeState.RUNNING, NodeState.GONE)
+    assert written(DONE, replace(watch, statuses={TOKEN: status})) == Released(TOKEN)
+
+
+def test_where_machines_do_not_end_themselves_the_leader_lets_its_own_go_last() -> None:
+    view = replace(DONE, groups={TOKEN: a_group(), OTHER: a_group(token=OTHER, nodes=1)})
+    watch = a_watch(seats=MINE_ONLY, turned_at=NOW, ends_itself=False, known=BOTH_CAME)
+    assert conduct(view, watch, NOW) == Release(OTHER)
+    assert conduct(DONE, watch, NOW) == Release(TOKEN)
 
 
 def test_groups_of_others_are_let_go_first() -> None:
@@ -355,6 +388,7 @@ def views(draw: st.DrawFn) -> View:
         ),
         failures={blame: draw(st.integers(0, 2)) for blame in Blame},
         refusals=draw(st.integers(0, 3)),
+        stillborn=draw(st.sampled_from([0, 1, 99])),
         final_refusal=draw(st.none() | st.just("no quota")),
         notices=dict.fromkeys(noticed, a_notice(seconds_left=draw(st.none() | TIMES))),
         noticed_slots=dict.fromkeys(noticed, draw(st.integers(0, 9))),
@@ -382,6 +416,9 @@ def watches(draw: st.DrawFn) -> Watch:
             *(a_seat(n, running=draw(st.none() | st.just(1)), notice=notice) for n in seated)
         ),
         gone=draw(st.dictionaries(AGENTS, TIMES, max_size=2)),
+        broken=draw(st.frozensets(AGENTS, max_size=1)),
+        known=draw(st.sampled_from([{}, {(TOKEN, 0): an_agent(0)}, BOTH_CAME])),
+        stopped=draw(st.booleans()),
         returned=draw(st.frozensets(st.integers(0, 1))),
         failures=draw(FAILURES),
         doomed_since=draw(st.none() | TIMES),

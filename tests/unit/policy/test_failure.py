@@ -76,6 +76,14 @@ def test_a_notice_excuses_nobody_else() -> None:
     assert closed.blame is Blame.WORKER
 
 
+def test_a_connection_that_broke_is_nobodys_fault_once_its_agent_is_back() -> None:
+    watch = a_watch(broken=frozenset({an_agent(1)}), failures={0: RAISED})
+    closed = closing(VIEW, watch, a_round())
+    assert (closed.blame, closed.why) == (Blame.NETWORK, "the connection to t-1/1 broke")
+    gone = replace(watch, gone={an_agent(1): 3.0})
+    assert closing(VIEW, gone, a_round()).blame is Blame.PREEMPTION, "and lost where it is not"
+
+
 def test_where_nothing_failed_it_was_the_change_of_leaders() -> None:
     assert closing(VIEW, a_watch(), a_round()).blame is Blame.SUCCESSION
 
@@ -91,6 +99,7 @@ def test_where_nothing_failed_it_was_the_change_of_leaders() -> None:
         (Limits(preemption=2), Blame.PREEMPTION, 3, True),
         (Limits(platform=0), Blame.PLATFORM, 1, True),
         (Limits(), Blame.PREEMPTION, 999, False),
+        (Limits(worker=0, preemption=0), Blame.NETWORK, 999, False),
         (Limits(worker=0), Blame.RESIZE, 999, False),
         (Limits(worker=0), Blame.SUCCESSION, 999, False),
     ],

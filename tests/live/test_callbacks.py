@@ -1,0 +1,111 @@
+"""The user's callbacks hear of reports and failures; what they raise ends the run."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spotfit
+from tests.live.cloud import Cloud
+
+Config = dict[str, Any]
+
+
+class Diary(spotfit.UserCallback):
+    """Writes down what it is told."""
+
+    def __init__(self, page: Path) -> None:
+        self.page = page
+
+    def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
+        files = None
+        if checkpoint is not None:
+            with checkpoint.as_directory() as folder:
+                files = sorted(path.name for path in Path(folder).iterdir())
+        self.note("report", metrics, files, run_context.train_loop_config["rate"])
+
+    def after_exception(self, run_context: Any, worker_exceptions: Any) -> None:
+        told = {rank: repr(error) for rank, error in worker_exceptions.items()}
+        self.note("exception", told, run_context.get_run_config().name)
+
+    def note(self, *words: Any) -> None:
+        with self.page.open("a") as page:
+            page.write(json.dumps(words) + "\n")
+
+    def read(self) -> list[list[Any]]:
+        return [json.loads(line) for line in self.page.read_text().splitlines()]
+
+
+class Grumbler(spotfit.UserCallback):
+    """Raises when it hears of a loss above one."""
+
+    def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
+        if metrics[0]["loss"] > 1:
+            raise ArithmeticError(f"a loss of {metrics[0]['loss']}")
+
+
+def save(metrics: dict[str, Any]) -> None:
+    rank = spotfit.get_context().get_world_rank()
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, f"of-rank-{rank}").touch()
+        spotfit.report(metrics, checkpoint=spotfit.Checkpoint.from_directory(folder))
+
+
+def test_they_hear_every_report_with_the_metrics_of_all_ranks(cloud: Cloud) -> None:
+    def train() -> None:
+        rank = spotfit.get_context().get_world_rank()
+        spotfit.report({"loss": 1.0, "rank": rank})
+        save({"loss": 0.5, "rank": rank})
+
+    diary = Diary(cloud.folder / "diary")
+    cloud.fit(train, workers=2, config={"rate": 0.1}, callbacks=[diary])
+
+    assert diary.read() == [
+        ["report", [{"loss": 1.0, "rank": 0}, {"loss": 1.0, "rank": 1}], None, 0.1],
+        [
+            "report",
+            [{"loss": 0.5, "rank": 0}, {"loss": 0.5, "rank": 1}],
+            ["of-rank-0", "of-rank-1"],
+            0.1,
+        ],
+    ]
+
+
+def test_they_hear_once_of_each_attempt_that_failed(cloud: Cloud) -> None:
+    def train() -> None:
+        if spotfit.get_checkpoint() is None:
+            save({"step": 1})
+        if spotfit.get_context().get_world_rank() == 1:
+            raise LookupError("no such data")
+        spotfit.collective.barrier()
+
+    diary = Diary(cloud.folder / "diary")
+    with pytest.raises(spotfit.WorkerGroupError):
+        cloud.fit(train, workers=2, config={"rate": 1}, callbacks=[diary], max_failures=1)
+
+    failures = [words for words in diary.read() if words[0] == "exception"]
+    assert failures == [["exception", {"1": "LookupError('no such data')"}, "run"]] * 2
+
+
+def test_a_callback_that_raises_ends_the_run_without_another_try(cloud: Cloud) -> None:
+    def train() -> None:
+        import time
+
+        spotfit.report({"loss": 0.5})
+        spotfit.report({"loss": 2.0})
+        time.sleep(600)
+
+    with pytest.raises(spotfit.ControllerError, match="ArithmeticError: a loss of 2.0") as told:
+        cloud.fit(train, callbacks=[Grumbler()], max_failures=5)
+
+    assert "a loss of 2.0" in str(told.value.controller_failure)
+    assert len(cloud.opened()) == 1
+
+
+def test_what_a_callback_does_last_is_waited_for(cloud: Cloud) -> None:
+    with pytest.raises(spotfit.ControllerError, match="a loss of 3"):
+        cloud.fit(lambda: spotfit.report({"loss": 3}), callbacks=[Grumbler()])

@@ -1,0 +1,104 @@
+"""An elastic group goes on smaller where no machine is to be had, and grows again."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import spotfit
+from spotfit.client.handle import RunHandle
+from spotfit.model.events import Blame
+from tests.live.cloud import Cloud, eventually
+
+Config = dict[str, Any]
+
+
+def save_until_told(config: Config) -> list[int]:
+    """Saves every step, with the sizes of all groups so far, until the mark 'enough' lies there."""
+    me = spotfit.get_context()
+    sizes = [*sizes_before(), me.get_world_size()]
+    (Path(config["marks"]) / f"size {me.get_world_size()}").touch()
+    enough = False
+    while not enough:
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "sizes").write_text(" ".join(map(str, sizes)))
+            checkpoint = (
+                spotfit.Checkpoint.from_directory(folder) if not me.get_world_rank() else None
+            )
+            spotfit.report({"sizes": sizes}, checkpoint=checkpoint)
+        time.sleep(0.05)
+        seen = (Path(config["marks"]) / "enough").exists()
+        enough = spotfit.collective.broadcast_from_rank_zero(seen)
+    return sizes
+
+
+def sizes_before() -> list[int]:
+    checkpoint = spotfit.get_checkpoint()
+    if checkpoint is None:
+        return []
+    with checkpoint.as_directory() as folder:
+        return [int(size) for size in Path(folder, "sizes").read_text().split()]
+
+
+def begun(cloud: Cloud, **local: Any) -> RunHandle:
+    """One or two workers, each on a node; the size is looked at often."""
+    return cloud.submit(
+        save_until_told,
+        workers=(1, 2),
+        nodes=2,
+        local=local,
+        scaling={"elastic_resize_monitor_interval_s": 0.2},
+        checkpoint_config=spotfit.CheckpointConfig(num_to_keep=2),
+    )
+
+
+def at_work(cloud: Cloud, workers: int) -> None:
+    def look() -> bool:
+        view = cloud.view()
+        saved = view.latest_committed_slot > view.round_slot
+        return view.round is not None and view.round.world_size == workers and saved
+
+    eventually(look)
+
+
+def test_a_group_starts_with_what_there_is(cloud: Cloud) -> None:
+    handle = begun(cloud, capacity=1)
+    at_work(cloud, 1)
+    cloud.leave("enough")
+    assert handle.result(60).return_value == [1]
+
+
+def test_a_group_goes_on_smaller_and_grows_again(cloud: Cloud) -> None:
+    handle = begun(cloud)
+    at_work(cloud, 2)
+    cloud.reclaimer.limit(1)
+    cloud.reclaimer.kill(cloud.node_of_rank(1))
+    at_work(cloud, 1)
+    cloud.reclaimer.limit(None)
+    at_work(cloud, 2)
+    cloud.leave("enough")
+
+    assert handle.result(60).return_value == [2, 1, 2]
+    assert [closed.blame for closed in cloud.closed()] == [Blame.PREEMPTION, Blame.RESIZE]
+    assert cloud.view().failures.get(Blame.WORKER) is None
+
+
+def test_below_its_least_size_a_group_waits(cloud: Cloud) -> None:
+    handle = cloud.submit(save_until_told, workers=(2, 3), nodes=3, local={"capacity": 1})
+    eventually(lambda: handle.status().why)
+    assert (handle.status().state, cloud.opened()) == ("waiting", [])
+    assert "of 1 are free" in handle.status().why
+
+    cloud.reclaimer.limit(2)
+    at_work(cloud, 2)
+    cloud.leave("enough")
+    assert handle.result(60).return_value == [2]
+
+
+def test_a_fixed_group_waits_for_the_market(cloud: Cloud) -> None:
+    handle = cloud.submit(lambda: "came after all", local={"capacity": 0})
+    eventually(lambda: handle.status().why)
+    cloud.reclaimer.limit(1)
+    assert handle.result(60).return_value == "came after all"

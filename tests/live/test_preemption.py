@@ -1,0 +1,251 @@
+"""Machines are taken away, with notice and without; the run goes on from its last checkpoint."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spotfit
+from spotfit.client.handle import RunHandle
+from spotfit.model.events import Blame, Intended, Noticed, RoundClosed, RoundOpened
+from tests.live.cloud import Cloud, eventually
+
+Config = dict[str, Any]
+LAST_STEP = 1_000_000
+"""A run ends when the test says so, or when its rounds are done, not by counting."""
+
+
+def step_by_step(config: Config) -> dict[str, Any]:
+    """Trains until the mark 'enough' lies there, saving every step; tells each start by a mark."""
+    me = spotfit.get_context()
+    rank, marks = me.get_world_rank(), Path(config["marks"])
+    checkpoint = spotfit.get_checkpoint()
+    begun_at = 0
+    if checkpoint is not None:
+        with checkpoint.as_directory() as folder:
+            begun_at = int(Path(folder, "step").read_text())
+    start = {"from": begun_at, "world": me.get_world_size(), "seen": time.monotonic_ns()}
+    (marks / f"start-{rank}-{start['seen']}").write_text(json.dumps(start))
+    step = begun_at
+    enough = False
+    while not enough:
+        step += 1
+        report(step, rank)
+        time.sleep(0.02)
+        enough = spotfit.collective.broadcast_from_rank_zero((marks / "enough").exists())
+    return {"begun_at": begun_at, "step": step}
+
+
+def report(step: int, rank: int) -> None:
+    if rank > 0:
+        spotfit.report({"step": step})
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "step").write_text(str(step))
+        checkpoint = spotfit.Checkpoint.from_directory(folder)
+        spotfit.report({"step": step}, checkpoint=checkpoint)
+
+
+def begun(cloud: Cloud, **how: Any) -> RunHandle:
+    """Two workers on two nodes, with a checkpoint behind them."""
+    keep = spotfit.CheckpointConfig(num_to_keep=3)
+    handle = cloud.submit(step_by_step, workers=2, nodes=2, checkpoint_config=keep, **how)
+    committed(cloud, 2)
+    return handle
+
+
+def committed(cloud: Cloud, least: int) -> int:
+    """Wait until that step lies in the bucket; the latest that does."""
+
+    def look() -> int | None:
+        latest = cloud.view().latest_checkpoint
+        step = int(latest.metrics["step"]) if latest else 0
+        return step if step >= least else None
+
+    found = eventually(look)
+    assert found is not None
+    return found
+
+
+def starts(cloud: Cloud) -> list[dict[str, Any]]:
+    """All starts of all ranks, in the order of time."""
+    told = [
+        json.loads(mark.read_text()) for mark in cloud.marks.glob("start-*") if mark.stat().st_size
+    ]
+    return sorted(told, key=lambda start: int(start["seen"]))
+
+
+def another_round(cloud: Cloud, *, workers: int = 2, number: int = 2) -> list[dict[str, Any]]:
+    """Wait until all workers of the round of that number have started; their starts."""
+    eventually(lambda: len(cloud.opened()) >= number)
+    eventually(lambda: len(starts(cloud)) >= workers * number)
+    return starts(cloud)[workers * (number - 1) :]
+
+
+def went_on(cloud: Cloud, handle: RunHandle, saved: int) -> None:
+    """The second round began where the first had saved, on all ranks; then it may end."""
+    second = another_round(cloud)
+    assert len({start["from"] for start in second}) == 1
+    assert second[0]["from"] >= saved
+    cloud.leave("enough")
+    result = handle.result(60)
+    assert result.return_value["begun_at"] >= saved
+    assert result.metrics == {"step": result.return_value["step"]}
+
+
+# --- without notice -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("who", ["the leader's node", "another node"])
+def test_a_node_killed_without_notice_is_replaced(cloud: Cloud, who: str) -> None:
+    handle = begun(cloud)
+    leader = cloud.node_of_leader()
+    others = [node for node in cloud.reclaimer.nodes() if node != leader]
+    saved = committed(cloud, 2)
+    cloud.reclaimer.kill(leader if who == "the leader's node" else others[0])
+
+    went_on(cloud, handle, saved)
+    assert [closed.blame for closed in cloud.closed()] == [Blame.PREEMPTION]
+    assert handle.status().failures == {"preemption": 1}
+
+
+def test_all_nodes_killed_at_once_are_replaced_while_somebody_waits(cloud: Cloud) -> None:
+    handle = begun(cloud)
+    saved = committed(cloud, 2)
+    for node in cloud.reclaimer.nodes():
+        cloud.reclaimer.kill(node)
+
+    went_on(cloud, handle, saved)
+    assert [closed.blame for closed in cloud.closed()] == [Blame.PREEMPTION]
+
+
+def test_a_run_whose_nodes_and_driver_are_gone_is_revived_by_whoever_attaches(
+    cloud: Cloud,
+) -> None:
+    driver = cloud.driver("""
+        import os, time
+        from pathlib import Path
+        import spotfit
+
+        def train(config):
+            Path(config["marks"], "at work").touch()
+            while not Path(config["marks"], "enough").exists():
+                time.sleep(0.01)
+            return "revived"
+
+        if __name__ == "__main__":
+            spotfit.DataParallelTrainer(
+                train,
+                train_loop_config={"marks": os.environ["MARKS"]},
+                run_config=spotfit.RunConfig("run", os.environ["STORAGE"]),
+            ).fit()
+    """)
+    cloud.sees("at work")
+    driver.kill()
+    for node in cloud.reclaimer.nodes():
+        cloud.reclaimer.kill(node)
+    cloud.leave("enough")
+
+    assert spotfit.attach(cloud.url()).result(60).return_value == "revived"
+
+
+# --- with notice --------------------------------------------------------------------------------------
+
+
+def test_a_notice_orders_the_replacement_at_once_and_costs_nothing_but_a_restart(
+    cloud: Cloud,
+) -> None:
+    handle = begun(cloud)
+    leaving = cloud.node_of_rank(1)
+    cloud.reclaimer.notify(leaving, seconds_left=60.0)
+
+    second = another_round(cloud)
+    events = cloud.events()
+    told = next(n for n, event in enumerate(events) if isinstance(event, Noticed))
+    ordered = next(n for n, event in enumerate(events[told:], told) if isinstance(event, Intended))
+    closed = next(n for n, event in enumerate(events) if isinstance(event, RoundClosed))
+    assert told < ordered < closed, "the group trained on while the new machine came"
+    first = events[closed]
+    assert isinstance(first, RoundClosed)
+    assert (first.blame, first.why) == (Blame.PREEMPTION, "saved after the notice, and replaced")
+    cloud.reclaimer.kill(leaving)
+    after = [event for event in cloud.events()[closed:] if isinstance(event, RoundOpened)][0]
+    places = {(place.token, place.node) for place in after.round.places}
+    assert (leaving.group.token, leaving.number) not in places
+    assert len({start["from"] for start in second}) == 1
+    cloud.leave("enough")
+    handle.result(60)
+    assert len(cloud.closed()) == 1
+
+
+def test_all_ranks_hear_the_same_of_a_notice(cloud: Cloud) -> None:
+    def train(config: Config) -> None:
+        me = spotfit.get_context()
+        marks = Path(config["marks"])
+        (marks / f"at work {me.get_world_rank()}").touch()
+        info = None
+        while info is None:
+            info = spotfit.get_preemption_info()
+            time.sleep(0.01)
+        told = [info.preempted_ranks, info.preempted_node_ids, info.deadline_ms]
+        (marks / f"told {me.get_world_rank()}").write_text(json.dumps(told))
+
+    handle = cloud.submit(train, workers=4, nodes=2)
+    for rank in range(4):
+        cloud.sees(f"at work {rank}")
+    leaving = cloud.node_of_rank(2)
+    noticed_ms = time.time() * 1000
+    cloud.reclaimer.notify(leaving, seconds_left=60.0)
+
+    handle.result(60)
+    told = [json.loads((cloud.marks / f"told {rank}").read_text()) for rank in range(4)]
+    assert all(each == told[0] for each in told)
+    ranks, nodes, deadline_ms = told[0]
+    assert ranks == [2, 3]
+    assert nodes == [f"{leaving.group.token}/{leaving.number}"]
+    assert abs(deadline_ms - noticed_ms - 60_000) < 30_000
+
+
+def test_a_group_that_returns_in_time_is_finished_whatever_was_announced(cloud: Cloud) -> None:
+    def train(config: Config) -> str:
+        while spotfit.get_preemption_info() is None:
+            (Path(config["marks"]) / "at work").touch()
+            time.sleep(0.01)
+        return "saved and left"
+
+    handle = cloud.submit(train)
+    cloud.sees("at work")
+    cloud.reclaimer.notify(cloud.node_of_rank(0), seconds_left=60.0)
+
+    assert handle.result(60).return_value == "saved and left"
+    assert cloud.closed() == []
+
+
+def test_who_does_not_save_in_time_goes_back_to_the_last_checkpoint(cloud: Cloud) -> None:
+    def train(config: Config) -> str:
+        marks = Path(config["marks"])
+        checkpoint = spotfit.get_checkpoint()
+        if checkpoint is not None:
+            return Path(checkpoint.path).name
+        with tempfile.TemporaryDirectory() as folder:
+            first = spotfit.Checkpoint.from_directory(folder)
+            (Path(folder) / "weights").touch()
+            spotfit.report({"step": 1}, checkpoint=first, checkpoint_dir_name="the_first")
+        (marks / "saved").touch()
+        while True:
+            time.sleep(0.01)
+
+    handle = cloud.submit(train)
+    cloud.sees("saved")
+    leaving = cloud.node_of_rank(0)
+    cloud.reclaimer.notify(leaving, seconds_left=1.0)
+    eventually(lambda: cloud.closed())
+    cloud.reclaimer.kill(leaving)
+
+    assert handle.result(60).return_value == "the_first"
+    assert cloud.closed()[0].blame == Blame.PREEMPTION

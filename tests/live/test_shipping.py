@@ -1,0 +1,216 @@
+"""Whatever the user's function is made of travels with it, or is named by its path."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import textwrap
+import threading
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spotfit
+from spotfit.core.errors import ShippingError
+from tests.live.cloud import Cloud
+
+Config = dict[str, Any]
+THERE = "a global of the user's module"
+
+
+def speak() -> str:
+    """Of the user's own module, which no machine can import."""
+    return THERE
+
+
+class Speaker:
+    """So is this."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+
+    def __call__(self, config: Config) -> str:
+        return f"{self.words} and {speak()}"
+
+
+# --- by value ------------------------------------------------------------------------------------
+
+
+def test_closures_lambdas_partials_and_objects_travel(cloud: Cloud) -> None:
+    inside = {"a": 1}
+
+    def closure() -> Any:
+        return inside, speak()
+
+    def bound(word: str, config: Config) -> str:
+        return word + config["word"]
+
+    ways: list[tuple[Any, Any]] = [
+        (closure, (inside, THERE)),
+        (lambda: inside["a"] + 1, 2),
+        (functools.partial(bound, "bound"), "bound to it"),
+        (Speaker("said"), f"said and {THERE}"),
+        (speak, THERE),
+    ]
+    for number, (fn, expected) in enumerate(ways):
+        config = {"word": " to it"}
+        assert cloud.fit(fn, name=f"way-{number}", config=config).return_value == expected
+
+
+def test_a_function_of_main_and_the_modules_beside_it_travel(cloud: Cloud) -> None:
+    (cloud.folder / "beside_it.py").write_text("def word():\n    return 'from beside it'\n")
+    driver = cloud.driver("""
+        import os, sys
+        import spotfit
+        import beside_it
+
+        GREETING = "hello"
+
+        class Greeter:
+            def greet(self):
+                return f"{GREETING} {beside_it.word()}"
+
+        def train(config):
+            sys.modules.pop("beside_it", None)
+            return Greeter().greet(), os.getcwd() == config["cwd"]
+
+        if __name__ == "__main__":
+            os.chdir("/")
+            print(spotfit.DataParallelTrainer(
+                train,
+                train_loop_config={"cwd": os.getcwd()},
+                run_config=spotfit.RunConfig("run", os.environ["STORAGE"]),
+            ).fit().return_value)
+    """)
+    assert driver.ended() == 0, driver.output
+    assert "('hello from beside it', False)" in driver.output
+
+
+# --- with its files ------------------------------------------------------------------------------
+
+
+def project(folder: Path, name: str, word: str) -> Path:
+    """A folder with a module of that name, and a text beside it."""
+    folder.mkdir(parents=True)
+    (folder / f"{name}.py").write_text(f"WORD = {word!r}\n")
+    (folder / "words.txt").write_text(word)
+    return folder
+
+
+def test_the_working_directory_travels_whole(cloud: Cloud) -> None:
+    here = project(cloud.folder / "work", "its_module", "at home")
+
+    def train() -> Any:
+        import its_module  # type: ignore[import-not-found]
+
+        return its_module.WORD, Path("words.txt").read_text(), str(Path.cwd())
+
+    word, text, cwd = cloud.fit(train, worker_runtime_env={"working_dir": str(here)}).return_value
+    assert (word, text) == ("at home", "at home")
+    assert cwd != str(here), "the machines work in a copy"
+
+
+def test_py_modules_travel_and_env_vars_are_set_before_anything_is_imported(
+    cloud: Cloud,
+) -> None:
+    here = project(cloud.folder / "lib" / "a_module", "__init__", "from a package")
+
+    def train() -> Any:
+        import a_module  # type: ignore[import-not-found]
+
+        return a_module.WORD, os.environ["FLAVOUR"], os.environ["OMP_NUM_THREADS"]
+
+    environment = {
+        "py_modules": [str(here)],
+        "env_vars": {"FLAVOUR": "salty", "OMP_NUM_THREADS": "3"},
+    }
+    result = cloud.fit(train, worker_runtime_env=environment)
+    assert result.return_value == ("from a package", "salty", "3")
+
+
+def test_a_pinned_package_is_installed_for_the_run_alone(cloud: Cloud) -> None:
+    wheel = tiny_wheel(cloud.folder)
+
+    def train() -> Any:
+        import tiny_spotfit_test  # type: ignore[import-not-found]
+
+        return tiny_spotfit_test.WORD
+
+    environment = {"pip": [f"tiny-spotfit-test @ file://{wheel}"]}
+    assert cloud.fit(train, worker_runtime_env=environment).return_value == "installed"
+    assert "tiny_spotfit_test" not in sys.modules
+
+
+def tiny_wheel(folder: Path) -> Path:
+    """A package of one line."""
+    wheel = folder / "tiny_spotfit_test-1.0-py3-none-any.whl"
+    about = "tiny_spotfit_test-1.0.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("tiny_spotfit_test.py", "WORD = 'installed'\n")
+        archive.writestr(
+            f"{about}/METADATA", "Metadata-Version: 2.1\nName: tiny-spotfit-test\nVersion: 1.0\n"
+        )
+        archive.writestr(
+            f"{about}/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
+        archive.writestr(
+            f"{about}/RECORD",
+            f"tiny_spotfit_test.py,,\n{about}/METADATA,,\n{about}/WHEEL,,\n{about}/RECORD,,\n",
+        )
+    return wheel
+
+
+def test_a_package_that_cannot_be_installed_is_told_with_pips_own_words(cloud: Cloud) -> None:
+    environment = {"pip": [f"no-such-thing @ file://{cloud.folder}/no-such-thing-1-py3-none-any.whl"]}
+    with pytest.raises(spotfit.WorkerGroupError, match="could not install no-such-thing"):
+        cloud.fit(lambda: None, worker_runtime_env=environment)
+
+
+# --- what cannot travel ----------------------------------------------------------------------------
+
+
+def test_what_cannot_be_pickled_is_named_by_its_path(cloud: Cloud) -> None:
+    holder = {"tools": [1, threading.Lock()]}
+
+    def train() -> Any:
+        return holder
+
+    with pytest.raises(ShippingError) as told:
+        cloud.fit(train)
+    assert isinstance(told.value, TypeError)
+    assert "holder" in told.value.what
+    assert "'tools'" in told.value.what
+    assert "lock" in told.value.what
+    assert cloud.untouched
+
+
+def test_neither_can_a_config_that_holds_a_socket(cloud: Cloud) -> None:
+    import socket
+
+    with socket.socket() as wire, pytest.raises(ShippingError, match="train_loop_config") as told:
+        cloud.fit(lambda config: None, config={"log": {"wire": wire}})
+    assert "'wire'" in told.value.what
+    assert cloud.untouched
+
+
+def test_a_module_that_is_missing_there_is_named(cloud: Cloud) -> None:
+    (cloud.folder / "elsewhere").mkdir()
+    (cloud.folder / "elsewhere" / "lives_elsewhere.py").write_text(
+        textwrap.dedent("""
+            def train(config):
+                return "never"
+        """)
+    )
+    sys.path.insert(0, str(cloud.folder / "elsewhere"))
+    try:
+        import lives_elsewhere
+
+        with pytest.raises((spotfit.WorkerGroupError, ShippingError), match="lives_elsewhere"):
+            cloud.fit(lives_elsewhere.train)
+    finally:
+        sys.path.pop(0)
+        sys.modules.pop("lives_elsewhere", None)

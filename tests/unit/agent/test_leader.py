@@ -1,0 +1,234 @@
+"""The leader: what it tells its agents and callbacks, and what it does when the store is slow."""
+
+from __future__ import annotations
+
+import msgspec
+
+from spotfit.checkpoint.manifest import Manifest
+from spotfit.core.codec import encode
+from spotfit.ledger import keys
+from spotfit.model.events import (
+    Blame,
+    CheckpointCommitted,
+    CheckpointDropped,
+    FitEnded,
+    NodeLost,
+    RoundClosed,
+)
+from spotfit.model.spec import Keep, Limits
+from spotfit.model.wire import Files, Gather, Gathered, Report, Saved
+from tests.unit.agent.world import TEMPO, World
+
+ANY_FAILURES = Limits(worker=-1)
+
+
+def saved_by_rank_0(world: World, name: str, report: int = 0) -> None:
+    """The files of a checkpoint, and their manifest, as a worker leaves them."""
+    world.store.put(f"{name}/model", b"weights")
+    part = Manifest(name, 1, report, 0, (0,), {"loss": 1.0}, ())
+    world.store.put(keys.manifest(name, 1, 0), encode(part))
+
+
+# --- reports -------------------------------------------------------------------------------------
+
+
+def test_callbacks_hear_every_report_of_all_ranks_in_order() -> None:
+    world = World(callbacks=True)
+    world.train()
+    world.report(0, loss=3)
+    world.checkpoint(1, "c1", loss=2)
+    world.report(2, loss=1)
+    assert world.audience.reports == [
+        ([{"rank": 0, "loss": 3}, {"rank": 1, "loss": 3}], None),
+        ([{"rank": 0, "loss": 2}, {"rank": 1, "loss": 2}], "c1"),
+        ([{"rank": 0, "loss": 1}, {"rank": 1, "loss": 1}], None),
+    ]
+
+
+def test_callbacks_hear_of_a_checkpoint_once_it_is_committed() -> None:
+    world = World(callbacks=True)
+    world.train()
+    world.store.moody = lambda: True
+    world.checkpoint(0, "c1")
+    assert world.audience.reports == []
+    world.store.moody = lambda: False
+    world.until(lambda: world.audience.reports)
+    assert world.audience.reports[0][1] == "c1"
+
+
+def test_callbacks_hear_what_was_committed_together_with_the_end_of_the_round() -> None:
+    world = World(callbacks=True, limits=ANY_FAILURES)
+    world.train()
+    world.say(1, Report(0, msgspec.Raw(b'{"rank":1}')))
+    world.say(0, Files(0, msgspec.Raw(b'{"rank":0}'), "c1"))
+    node, failing = world.holder(0), world.holder(1)
+    node.crew.say(0, Saved(0, "c1", 1))
+    failing.crew.exit(1, "was killed by SIGKILL")
+    world.settle()
+    world.until(lambda: world.last(RoundClosed))
+    assert world.last(CheckpointCommitted).name == "c1"
+    assert world.audience.reports == [([{"rank": 0}, {"rank": 1}], "c1")]
+
+
+def test_callbacks_hear_of_failures_by_rank() -> None:
+    world = World(callbacks=True, limits=ANY_FAILURES)
+    world.train()
+    world.fail(1, "KeyError: 'x'")
+    world.until(lambda: world.audience.failures)
+    assert world.audience.failures == [{1: "Traceback\nKeyError: 'x'"}]
+
+
+def test_a_callback_that_raises_ends_the_run() -> None:
+    world = World(callbacks=True)
+    world.train()
+    world.audience.raised = "Traceback\nKeyError: 'x'"
+    world.until(lambda: world.view.ended)
+    ended = world.last(FitEnded)
+    assert (ended.outcome, ended.blame) == ("failed", Blame.PLATFORM)
+    assert ended.failures[0].told == "Traceback\nKeyError: 'x'"
+
+
+def test_the_end_waits_until_callbacks_have_heard_everything() -> None:
+    world = World(callbacks=True)
+    world.train()
+    world.audience.caught_up = False
+    world.finish(1)
+    world.finish(0)
+    world.run(2.0)
+    assert world.view.active
+    world.audience.caught_up = True
+    world.until(lambda: world.view.ended)
+    assert world.last(FitEnded).outcome == "finished"
+
+
+def test_metrics_are_kept_in_the_bucket_line_by_line() -> None:
+    world = World()
+    world.train()
+    world.report(0, loss=3)
+    world.checkpoint(1, "c1", loss=2)
+    leader = world.leader.me
+    world.finish(1)
+    world.finish(0)
+    world.until(lambda: all(node.over for node in world.nodes.values()))
+    chunks = [world.object_at(key) for (key, _) in world.store.list(f".spotfit/reports/{leader}")]
+    lines = [msgspec.json.decode(line) for line in b"".join(chunks).splitlines()]
+    assert [(one["round"], one["n"], one["checkpoint"]) for one in lines] == [
+        (1, 0, None),
+        (1, 1, "c1"),
+    ]
+    assert [one["metrics"]["loss"] for one in lines] == [3, 2]
+
+
+# --- checkpoints ---------------------------------------------------------------------------------
+
+
+def test_what_is_not_kept_is_dropped_and_its_files_deleted() -> None:
+    world = World(keep=Keep(last=1))
+    world.train()
+    for n in (0, 1):
+        saved_by_rank_0(world, f"c{n}", n)
+        world.checkpoint(n, f"c{n}")
+    world.until(lambda: world.last(CheckpointDropped))
+    world.run(1.0)
+    assert world.last(CheckpointDropped).name == "c0"
+    left = {key for (key, _) in world.store.list() if "/c0/" in key or key.startswith("c0/")}
+    assert left == set()
+    assert world.object_at("c1/model") == b"weights"
+
+
+def test_a_store_that_fails_while_files_are_deleted_leaves_none_of_them() -> None:
+    world = World(keep=Keep(last=1))
+    world.train()
+    for n in (0, 1):
+        saved_by_rank_0(world, f"c{n}", n)
+    world.checkpoint(0, "c0")
+    delete, failures = world.store.delete, [1, 2, 3]
+
+    def moody_delete(key: str) -> None:
+        if failures:
+            failures.pop()
+            world.store.moody = lambda: True
+        delete(key)
+
+    def calm() -> bool:
+        world.store.moody = lambda: False
+        return bool(failures)
+
+    world.store.delete = moody_delete  # type: ignore[method-assign]  # fails three times
+    world.checkpoint(1, "c1")
+    world.until(lambda: not calm())
+    world.run(2.0)
+    assert not any(key.startswith("c0/") for (key, _) in world.store.list())
+
+
+# --- rounds --------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_that_is_ready_is_committed_before_its_round_is_closed() -> None:
+    world = World(limits=ANY_FAILURES)
+    world.train()
+    world.say(1, Report(0, msgspec.Raw(b"{}")))
+    world.say(0, Files(0, msgspec.Raw(b"{}"), "c1"))
+    world.store.moody = lambda: True
+    world.say(0, Saved(0, "c1"))
+    world.holder(1).crew.exit(1, "was killed by SIGKILL")
+    world.run(1.0)
+    world.store.moody = lambda: False
+    world.until(lambda: world.training and world.view.round and world.view.round.number == 2)
+    kinds = [type(entry.event) for entry in world.entries]
+    assert kinds.index(CheckpointCommitted) < kinds.index(RoundClosed)
+    assert world.view.round is not None
+    assert world.view.round.checkpoint == "c1"
+
+
+def test_after_a_moody_store_nothing_waits_for_the_next_long_look() -> None:
+    world = World(limits=ANY_FAILURES)
+    world.train()
+    world.run(5.0)  # all is well: the leader means to look again in half a minute
+    world.store.moody = lambda: True
+    world.fail(1)
+    world.run(1.0)
+    world.store.moody = lambda: False
+    took_s = world.until(lambda: world.last(RoundClosed))
+    assert took_s < 1.0
+
+
+def test_a_worker_that_talks_nonsense_has_failed_and_its_leader_has_not() -> None:
+    world = World(limits=ANY_FAILURES)
+    world.train()
+    from spotfit.agent.ports import Said
+
+    crew = world.holder(1).crew
+    crew._events.append(Said(1, 1, [msgspec.Raw(b'{"type":"saved","name":"\xff"}')]))
+    world.until(lambda: world.last(RoundClosed))
+    assert "sent something unreadable" in world.last(RoundClosed).failures[0].told
+    assert not world.leader.over
+
+
+def test_a_collective_that_waits_too_long_names_who_never_came() -> None:
+    world = World(collective_timeout_s=3.0)
+    world.train()
+    world.say(0, Gather("barrier", 0))
+    world.run(2.8)
+    assert world.heard(0, Gathered) == []
+    world.run(0.4)
+    assert world.heard(0, Gathered) == [Gathered("barrier", 0, missing=(1,))]
+
+
+def test_a_silent_agent_is_given_up_though_its_connection_stands() -> None:
+    world = World()
+    world.train()
+    silent = next(node for node in world.nodes.values() if node is not world.leader)
+    silent.asleep = True
+    took_s = world.until(lambda: world.last(RoundClosed))
+    assert TEMPO.silent_s < took_s < TEMPO.silent_s + 3
+    world.until(lambda: world.last(NodeLost))
+    assert world.last(NodeLost).agent == silent.me
+
+
+def test_all_are_told_of_news_without_reading_the_bucket() -> None:
+    world = World()
+    world.train()
+    follower = next(node for node in world.nodes.values() if node is not world.leader)
+    world.checkpoint(0, "c1")
+    assert follower.ledger.view.latest_checkpoint is not None, "at once"

@@ -1,0 +1,33 @@
+"""Trainers that know their framework."""
+
+from __future__ import annotations
+
+from spotfit.client.trainers import TorchTrainer
+from spotfit.frameworks.torch.config import TorchConfig
+from spotfit.model.config import ScalingConfig
+from spotfit.model.events import FitEnded
+from tests.unit.client.door import Door, train
+
+
+def test_torch_brings_its_own_config_unless_one_is_given() -> None:
+    assert TorchTrainer(train).backend_config == TorchConfig()
+    given = TorchConfig(backend="gloo", timeout_s=60)
+    assert TorchTrainer(train, torch_config=given).backend_config is given
+
+
+def test_everything_else_goes_where_it_goes_for_any_trainer(door: Door) -> None:
+    door.clock.coming = iter([lambda: door.agents_end_it(FitEnded("finished", metrics={"a": 1}))])
+    trainer = TorchTrainer(
+        train,
+        train_loop_config=None,
+        torch_config=TorchConfig(backend="gloo"),
+        scaling_config=ScalingConfig(num_workers=3),
+        run_config=door.request().run,
+        provisioner="local?nodes=3",
+    )
+    assert trainer.fit().metrics == {"a": 1}
+    spec = door.view.spec
+    assert spec is not None
+    assert (spec.framework, spec.workers_max) == ("torch", 3)
+    assert spec.framework_options["backend"] == "gloo"
+    assert (spec.provisioner, spec.provisioner_options) == ("local", {"nodes": 3})

@@ -1,0 +1,178 @@
+"""The checker says what is wrong, in words, and knows what is right."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from spotfit.core.codec import encode
+from spotfit.core.ids import AgentId, RunId, Token
+from spotfit.ledger import keys
+from spotfit.ledger.snapshot import Snapshot
+from spotfit.model.events import (
+    Blame,
+    CheckpointCommitted,
+    CheckpointDropped,
+    Entry,
+    Event,
+    FitEnded,
+    FitStarted,
+    Intended,
+    LeaderElected,
+    RoundClosed,
+    RoundOpened,
+    Submitted,
+)
+from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
+from spotfit.model.spec import RunSpec
+from spotfit.model.view import View
+from spotfit.model.world import Place, Round
+from spotfit_localsim.bucket import Bucket
+from spotfit_localsim.invariants import Checker
+from spotfit_localsim.workload import Training, Workload
+
+RUN = RunId("r")
+ONE, TWO = AgentId("a1"), AgentId("a2")
+SPEC = RunSpec(run_id=RUN, name="run", fit_id="f", workers_min=1, workers_max=1)
+PLAN = GroupPlan(Token("t1"), "sim", 1, 1)
+
+
+class Desk:
+    """A bucket with a checker beside it."""
+
+    def __init__(self) -> None:
+        self.bucket = Bucket()
+        self.training = Training(Workload(steps=10))
+        self.broke: list[str] = []
+        self.checker = Checker(
+            self.bucket.objects, self.training, broke=self.broke.append, wrote=lambda _: None
+        )
+        self.bucket.watchers.append(self.checker.written)
+
+    def write(self, event: Event, by: AgentId = ONE, *, slot: int | None = None) -> None:
+        at = self.checker.truth.next_slot if slot is None else slot
+        self.bucket.write(by, keys.entry(at), encode(Entry(RUN, by, event)))
+
+    def begin(self) -> None:
+        """A fit with a leader, a machine and an open round."""
+        self.write(FitStarted(SPEC))
+        self.write(LeaderElected(ONE, 1, "a1:7000"))
+        self.write(Intended(GroupRequest(Token("t1"), 1, 1), PLAN))
+        self.write(Submitted(Token("t1"), GroupHandle(Token("t1"), "sim", "x")))
+        self.write(RoundOpened(a_round(1)))
+        assert not self.broke
+
+
+def a_round(number: int, checkpoint: str | None = None) -> Round:
+    return Round(number, (Place(ONE, 0, 0, 1, "a1", Token("t1"), 0),), checkpoint)
+
+
+def test_a_good_run_is_good() -> None:
+    desk = Desk()
+    desk.begin()
+    desk.write(RoundClosed(1, Blame.PREEMPTION, "gone"))
+    desk.write(RoundOpened(a_round(2)))
+    assert desk.checker.truth.round == a_round(2)
+    assert desk.checker.broken is None
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (FitStarted(SPEC), "while another goes on"),
+        (LeaderElected(ONE, 3), "epoch 3 follows 1"),
+        (LeaderElected(ONE, 1), "epoch 1 follows 1"),
+        (Intended(GroupRequest(Token("t1"), 1, 1), PLAN), "used before"),
+        (Submitted(Token("t1"), GroupHandle(Token("t1"), "sim", "x")), "not pending"),
+        (RoundOpened(a_round(2)), "beside round 1"),
+        (RoundClosed(7, Blame.NETWORK, ""), "not open"),
+        (RoundClosed(1, Blame.WORKER, ""), "the user is blamed 1 times, for 0 mistakes"),
+        (CheckpointCommitted("c", 1, 0, {"step": 1}, (0,)), "no files of rank 0"),
+        (CheckpointCommitted("c", 2, 0, {"step": 1}, (0,)), "has not begun"),
+        (CheckpointDropped("c", ""), "not there to be dropped"),
+        (FitEnded("finished", result_key="nowhere"), "not that of the undisturbed run"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_a_wrong_decision_is_named(event: Event, words: str) -> None:
+    desk = Desk()
+    desk.begin()
+    desk.write(event)
+    assert [words in broken for broken in desk.broke] == [True]
+
+
+def test_only_the_leader_decides_and_only_it_names_an_heir() -> None:
+    desk = Desk()
+    desk.begin()
+    desk.write(RoundClosed(1, Blame.NETWORK, ""), by=TWO)
+    assert "decided RoundClosed while a1 leads" in desk.broke[0]
+    desk = Desk()
+    desk.begin()
+    desk.write(LeaderElected(TWO, 2, "a2:7000"))
+    assert not desk.broke
+    desk.write(LeaderElected(TWO, 3), by=AgentId("a3"))
+    assert "name an heir" in desk.broke[0]
+
+
+def test_nothing_is_decided_after_the_end() -> None:
+    desk = Desk()
+    desk.begin()
+    desk.write(FitEnded("failed"))
+    desk.write(FitEnded("failed"))
+    assert "after the end" in desk.broke[0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda desk: desk.write(LeaderElected(TWO, 2), by=TWO, slot=9), "a hole"),
+        (lambda desk: desk.bucket.write("a1", keys.entry(0), b"{}"), "which is fixed"),
+        (lambda desk: desk.bucket.remove("a1", keys.entry(0)), "was deleted"),
+        (lambda desk: desk.bucket.write("a1", keys.beat(TWO), b"1"), "somebody else"),
+        (lambda desk: desk.checker.heard("a2", 0, b"rumour", View()), "never written"),
+        (lambda desk: desk.checker.heard("a2", 99, b"rumour", View()), "never written"),
+        (lambda desk: desk.checker.requested(GroupPlan(Token("x"), "sim", 1, 1)), "nothing"),
+        (lambda desk: photograph(desk, View()), "shows another run"),
+    ],
+)
+def test_wrong_objects_and_machines_are_named(
+    wrong: Callable[[Desk], Any], words: str
+) -> None:
+    desk = Desk()
+    desk.begin()
+    wrong(desk)
+    assert words in desk.broke[0]
+
+
+def photograph(desk: Desk, view: View) -> None:
+    body = encode(Snapshot(view))
+    desk.bucket.write("a1", keys.snapshot(4), body)
+
+
+def test_a_true_snapshot_and_a_true_view_are_right() -> None:
+    desk = Desk()
+    desk.begin()
+    photograph(desk, desk.checker.views[4])
+    desk.checker.heard("a2", 3, desk.checker.bodies[3], desk.checker.views[4])
+    assert not desk.broke
+    desk.checker.heard("a2", 3, desk.checker.bodies[3], desk.checker.views[3])
+    assert "another run" in desk.broke[0]
+
+
+def test_the_first_complaint_counts() -> None:
+    desk = Desk()
+    desk.checker.complain("first")
+    desk.checker.complain("second")
+    assert desk.broke == ["first"]
+
+
+def test_in_the_end_the_run_has_ended_as_it_should() -> None:
+    desk = Desk()
+    desk.begin()
+    desk.checker.at_the_end("finished")
+    assert desk.broke == ["the run did not end"]
+    desk = Desk()
+    desk.begin()
+    desk.write(FitEnded("failed", "no luck"))
+    desk.checker.at_the_end("finished")
+    assert "no luck" in desk.broke[0]

@@ -1,0 +1,29 @@
+"""The bill of a bucket, and the one thing that agents of a big run share: what they fold."""
+
+from collections import Counter
+
+import pytest
+
+from spotfit.ledger import journal
+from spotfit_localsim import scale
+
+
+def test_the_bill_is_per_agent_and_hour_at_list_prices() -> None:
+    bill = scale.Bill(Counter(put=1000, get=10_000, list=500, create=500), agent_hours=2.0)
+    assert bill.per_agent_hour == {"create": 250, "get": 5000, "list": 250, "put": 500}
+    assert bill.dollars_per_agent_hour == pytest.approx(0.005 + 0.002)
+    assert "5000.00" in str(bill)
+
+
+def test_churn_loses_the_share_it_says() -> None:
+    scenario = scale.churn(1000, 10.0, share_per_minute=0.1)
+    assert scenario.market.reclaims_per_hour == pytest.approx(6.0)
+    assert scenario.storm_s == 600.0
+    assert scenario.workers_min == 500
+
+
+def test_what_many_would_fold_alike_is_folded_once(capsys: pytest.CaptureFixture[str]) -> None:
+    before = journal.fold
+    assert scale.main(["--agents", "8", "--minutes", "0.5"]) == 0
+    assert "no invariant broken" in capsys.readouterr().out
+    assert journal.fold is before

@@ -1,0 +1,49 @@
+"""The contract of every machine: what it is started with, and what it makes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotfit.core.errors import ConfigError
+from spotfit.core.ids import Token
+from spotfit.provision.launch import COMMAND, Assignment, Launch
+from spotfit.testing.builders import RUN
+
+LAUNCH = Launch("s3://bucket/runs/digits", RUN, "c2VjcmV0", ("aws", "signal"))
+
+
+def test_a_machine_reads_what_its_provisioner_wrote() -> None:
+    environment = LAUNCH.environment(Token("t-1"), 3, 8)
+    assert Assignment.read(environment) == Assignment(LAUNCH, Token("t-1"), 3, 8)
+    assert all(isinstance(text, str) for text in environment.values())
+
+
+def test_every_machine_starts_with_the_same_command() -> None:
+    assert COMMAND == ("python", "-m", "spotfit.agent")
+
+
+def test_the_secret_is_not_shown() -> None:
+    assert LAUNCH.secret not in repr(LAUNCH)
+    assert LAUNCH.secret not in repr(Assignment(LAUNCH, Token("t-1"), 0, 1))
+
+
+def test_everything_that_is_missing_is_named_at_once() -> None:
+    environment = LAUNCH.environment(Token("t-1"), 0, 1)
+    del environment["SPOTFIT_TOKEN"]
+    environment["SPOTFIT_RUN_URL"] = ""
+    with pytest.raises(ConfigError, match="SPOTFIT_RUN_URL, SPOTFIT_TOKEN not set"):
+        Assignment.read(environment)
+
+
+@pytest.mark.parametrize("name", ["SPOTFIT_NODE", "SPOTFIT_SLOTS"])
+@pytest.mark.parametrize("text", ["-1", "two", "1.5"])
+def test_a_number_that_is_none_is_told(name: str, text: str) -> None:
+    environment = {**LAUNCH.environment(Token("t-1"), 0, 1), name: text}
+    with pytest.raises(ConfigError, match=f"{name} must be a whole number, not '{text}'"):
+        Assignment.read(environment)
+
+
+def test_without_a_word_on_notices_signals_are_watched() -> None:
+    environment = LAUNCH.environment(Token("t-1"), 0, 1)
+    del environment["SPOTFIT_NOTICES"]
+    assert Assignment.read(environment).launch.notices == ("signal",)
