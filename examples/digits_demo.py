@@ -340,22 +340,17 @@ def report_checks(disturbed: Training, undisturbed: Training, market: Reclamatio
     import torch
 
     ours, theirs = disturbed.weights(), undisturbed.weights()
+    same = all(torch.equal(ours[name], theirs[name]) for name in theirs)
     accuracy = float(disturbed.result.return_value)
     made = [step.step for step in disturbed.steps()]
+    all_made = set(made) == {step.step for step in undisturbed.steps()}
+    again, saved = len(made) - len(set(made)), len(disturbed.committed)
     checks = {
-        f"accuracy on held-out images {accuracy:.4f}, at least {GOOD}": accuracy >= GOOD,
-        "final weights equal those of the undisturbed run, bit for bit": ours.keys()
-        == theirs.keys()
-        and all(torch.equal(ours[name], theirs[name]) for name in ours),
-        f"both reclaims happened ({len(market.done)} of {len(PLAN)})": len(market.done)
-        == len(PLAN),
-        f"every step was made ({len(set(made))}; {len(made) - len(set(made))} of them twice)": set(
-            made
-        )
-        == {step.step for step in undisturbed.steps()},
-        f"{len(disturbed.committed)} checkpoints were committed, and none of them was lost": (
-            not disturbed.passed_over
-        ),
+        f"accuracy on held-out images is {accuracy:.4f}, at least {GOOD}": accuracy >= GOOD,
+        "the final weights are those of the undisturbed run, bit for bit": same,
+        f"{len(market.done)} of {len(PLAN)} reclaims happened": len(market.done) == len(PLAN),
+        f"all {len(set(made))} steps were made, {again} of them again after a loss": all_made,
+        f"{saved} checkpoints were committed, none was lost": not disturbed.passed_over,
     }
     for what, holds in checks.items():
         console.print(f"[{'green' if holds else 'red'}]{'✓' if holds else '✗'}[/] {what}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from spotfit.core.errors import AlreadyExistsError, NotFoundError
@@ -115,7 +115,7 @@ class SimStore:
         self._process.touch(self._line.latency_s())
         self._line.behind()
 
-    def _listing(self, prefix: str, after: str) -> list[ObjectInfo]:
+    def _listing(self, prefix: str, after: str) -> Sequence[ObjectInfo]:
         objects = self._bucket.objects
         folder = f"{prefix.rstrip('/')}/" if prefix.strip("/") else ""
         keys = sorted(key for key in objects if key.startswith(folder) and key > after)

@@ -1,7 +1,7 @@
 """Tell the story of one simulated run.
 
-    python -m spotfit_localsim.cli spot_storm --seed 7
-    python -m spotfit_localsim.cli spot_storm --trace spot_history.json --over 600
+python -m spotfit_localsim.cli spot_storm --seed 7
+python -m spotfit_localsim.cli spot_storm --trace spot_history.json --over 600
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def chosen(name: str, seed: int) -> Scenario:
         return random_storm(seed)
     known = {scenario.name: scenario for scenario in LIBRARY}
     if name not in known:
-        raise ConfigError(f"No scenario is called {name!r}.", do=did_you_mean(name, [*known, "storm"]))
+        raise ConfigError(
+            f"No scenario is called {name!r}.", do=did_you_mean(name, [*known, "storm"])
+        )
     return known[name]
 
 

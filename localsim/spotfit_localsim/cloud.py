@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from spotfit.core.ids import Token
@@ -191,7 +192,7 @@ class Cloud:
                 break
             box.started_at = self._engine.now
             boot_s = self._tide.stream.between(self._tide.market.boot_s)
-            self._engine.after(boot_s, lambda box=box: self._boot(box))
+            self._engine.after(boot_s, partial(self._boot, box))
 
     def _boot(self, box: Box) -> None:
         if not box.standing:

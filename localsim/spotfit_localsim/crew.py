@@ -231,7 +231,9 @@ class SimWorker:
         self._raise_for_peers()
         crash = training.crash(self.state.step + 1, self.rank)
         if crash is not None:
-            self._theatre.say(f"rank {self.rank}", f"{crash.how} in step {crash.step} (its own fault)")
+            self._theatre.say(
+                f"rank {self.rank}", f"{crash.how} in step {crash.step} (its own fault)"
+            )
             if crash.how == "raises":
                 raise FunctionRaised(f"a mistake in step {crash.step}")
             self._end("was killed by SIGSEGV", clean=False)
@@ -310,7 +312,9 @@ class SimWorker:
             self._end("exited with code 0", clean=True)
         except FunctionRaised as raised:
             self._say(Raised(f"Traceback: {raised}", str(raised).encode()))
-            self._theatre.engine.after(_REAP_S, lambda: self._end("exited with code 1", clean=False))
+            self._theatre.engine.after(
+                _REAP_S, lambda: self._end("exited with code 1", clean=False)
+            )
         else:
             self._waits = busy_s is None
             if busy_s is not None and self.alive:

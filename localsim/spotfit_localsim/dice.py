@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random  # noqa: TID251  # seeded streams are what this file is for
+import random  # seeded streams are what this file is for
 
 
 class Dice:

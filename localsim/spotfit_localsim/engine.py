@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import greenlet
@@ -290,21 +291,28 @@ class OneByOne:
 
 
 @contextmanager
+def swapped(module: ModuleType, name: str, stand_in: object) -> Iterator[None]:
+    """The module has something else under that name meanwhile."""
+    before = getattr(module, name)
+    setattr(module, name, stand_in)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
+
+
+@contextmanager
 def small_world() -> Iterator[None]:
     """Production code reads one by one, writes snapshots often, and logs nothing, meanwhile.
 
     The story tells what happened, by the world's clock.
     """
-    pool, every, tell = manifest.ThreadPoolExecutor, snapshot.EVERY, log._tell
-    manifest.ThreadPoolExecutor = OneByOne  # type: ignore[misc,assignment]
-    snapshot.EVERY = SNAPSHOT_EVERY
-    log._tell = _nothing
-    try:
+    with (
+        swapped(manifest, "ThreadPoolExecutor", OneByOne),
+        swapped(snapshot, "EVERY", SNAPSHOT_EVERY),
+        swapped(log, "_tell", _nothing),
+    ):
         yield
-    finally:
-        manifest.ThreadPoolExecutor = pool  # type: ignore[misc]
-        snapshot.EVERY = every
-        log._tell = tell
 
 
 def _nothing(_level: str, _event: str, _facts: dict[str, Any]) -> None:
@@ -335,5 +343,7 @@ class Sidelong:
             self._process.send_out(lambda: self._do(name, job))
 
     def _do(self, name: str, job: Callable[[], Any]) -> None:
-        self._under_way[name].append(Inline().run(name, job))
+        done = Inline().run(name, job)
+        assert done is not None, "whoever does it at once has an answer at once"
+        self._under_way[name].append(done)
         self._process.wake()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spotfit.core.errors import TransientStoreError
 from spotfit_localsim.dice import Stream
@@ -45,10 +45,19 @@ class Season:
 
     def __init__(self, faults: Faults) -> None:
         self.faults = faults
+        self._usual = faults
+
+    def cut_off(self) -> None:
+        """The bucket answers nobody, until `reopen`."""
+        self.faults = replace(self.faults, unsent=1.0)
+
+    def reopen(self) -> None:
+        """The bucket is as it was."""
+        self.faults = replace(self.faults, unsent=self._usual.unsent)
 
     def calm(self) -> None:
         """No more faults from here on."""
-        self.faults = Faults(latency_s=self.faults.latency_s)
+        self.faults = self._usual = Faults(latency_s=self.faults.latency_s)
 
 
 class Hazards:

@@ -21,7 +21,6 @@ from spotfit.model.events import (
     CheckpointCommitted,
     CheckpointDropped,
     Entry,
-    Event,
     FitEnded,
     FitStarted,
     Intended,
@@ -42,7 +41,14 @@ from spotfit_localsim.workload import Training
 
 _entries = decoder(Entry)
 _snapshots = decoder(Snapshot)
-_FIXED = (keys.JOURNAL, keys.SNAPSHOTS, ".spotfit/fn/", ".spotfit/code/", ".spotfit/reports/", ".spotfit/logs/")
+_FIXED = (
+    keys.JOURNAL,
+    keys.SNAPSHOTS,
+    ".spotfit/fn/",
+    ".spotfit/code/",
+    ".spotfit/reports/",
+    ".spotfit/logs/",
+)
 _OWN = (".spotfit/beats/", keys.OFFERS)
 
 
@@ -51,7 +57,7 @@ class InvariantBroken(AssertionError):  # noqa: N818  # it is what it says
 
 
 class Checker:
-    """Watches one world. It never raises into the code it watches: the first break ends the world."""
+    """Watches one world. It never raises into what it watches: the first break ends the world."""
 
     def __init__(
         self,
@@ -144,7 +150,9 @@ class Checker:
         if not truth.leads(entry.by):
             leader = truth.leader.leader if truth.leader else "nobody"
             return f"decided {type(event).__name__} while {leader} leads"
-        if truth.ended is not None and not isinstance(event, Submitted | Refused | Released | NodeLost):
+        if truth.ended is not None and not isinstance(
+            event, Submitted | Refused | Released | NodeLost
+        ):
             return f"{type(event).__name__} after the end"
         return self._wrong_decision(event)
 
@@ -155,7 +163,7 @@ class Checker:
             return f"epoch {event.epoch} follows {self.truth.epoch}"
         return None
 
-    def _wrong_decision(  # noqa: C901, PLR0911  # one line a kind of event
+    def _wrong_decision(  # one line a kind of event
         self,
         event: Intended
         | Submitted
@@ -213,14 +221,19 @@ class Checker:
         if not truth.spec.workers_min <= opened.world_size <= truth.spec.workers_max:
             return f"{opened.world_size} workers"
         latest = truth.latest_checkpoint.name if truth.latest_checkpoint else None
-        return None if opened.checkpoint == latest else f"starts from {opened.checkpoint}, not {latest}"
+        return (
+            None
+            if opened.checkpoint == latest
+            else f"starts from {opened.checkpoint}, not {latest}"
+        )
 
     def _wrong_close(self, event: RoundClosed) -> str | None:
         if self.truth.round is None or self.truth.round.number != event.number:
             return f"round {event.number} is not open"
         mistakes = self.truth.failures.get(Blame.WORKER, 0) + 1
         if event.blame is Blame.WORKER and mistakes > self._training.crashed:
-            return f"the user is blamed {mistakes} times, for {self._training.crashed} mistakes: {event.why}"
+            crashed = self._training.crashed
+            return f"the user is blamed {mistakes} times, for {crashed} mistakes: {event.why}"
         return None
 
     def _wrong_commit(self, event: CheckpointCommitted) -> str | None:

@@ -16,6 +16,7 @@ from spotfit_localsim.scenario import (
     Freeze,
     Isolate,
     Laptop,
+    Outage,
     Reclaim,
     Scenario,
     Step,
@@ -94,6 +95,13 @@ one_way_silence = Scenario(
         Isolate(Step(8), 40.0, "leader", outwards=True, inwards=False),
         Isolate(Step(30), 40.0, "follower", outwards=False, inwards=True),
     ),
+)
+
+bucket_outage = Scenario(
+    "bucket_outage",
+    load=LONG,
+    laptop=Laptop(sweep_every_s=50.0, swept_anyway=True),
+    acts=(Outage(Step(10), 15.0), Outage(Step(30), 50.0), Reclaim(Step(32), "follower")),
 )
 
 laptop_dies = Scenario(
@@ -192,6 +200,7 @@ LIBRARY: tuple[Scenario, ...] = (
     everybody_reclaimed_unseen,
     flapping_network,
     one_way_silence,
+    bucket_outage,
     laptop_dies,
     elastic_shrink_grow,
     worker_crashes_within_budget,
@@ -238,7 +247,7 @@ def _laptop(dice: Stream, market: Market) -> Laptop:
     dies_at_s = dice.uniform(0.5, 200.0) if dice.chance(0.5) else None
     # Who is to give up a machine that never speaks must watch it for longer than a boot may take.
     sweep_s = 180.0 if market.dead_boots else 45.0
-    return Laptop(dies_at_s, sweep_every_s=sweep_s + 45.0, sweep_s=sweep_s)
+    return Laptop(dies_at_s, sweep_s + 45.0, sweep_s, swept_anyway=dice.chance(0.2))
 
 
 def _load(dice: Stream, mistakes: tuple[Mistake, ...]) -> Workload:
@@ -302,7 +311,7 @@ def _faults(dice: Stream) -> Faults:
 
 def _wire(dice: Stream) -> Wire:
     return Wire(
-        latency_s=(0.0005, dice.choice([0.003, 0.02])),
+        latency_s=(0.0005, dice.choice([0.003, 0.02, 0.2])),
         resets_per_hour=dice.choice([0.0, 0.0, 60.0, 300.0]),
         walls_per_hour=dice.choice([0.0, 0.0, 30.0, 150.0]),
     )
@@ -314,11 +323,11 @@ _WAYS = ((True, True), (True, False), (False, True))
 def _act(dice: Stream) -> Act:
     when = At(dice.uniform(1.0, 200.0)) if dice.chance(0.3) else Step(dice.randint(1, 40))
     whom: Whom = dice.choice(["leader", "follower", "anybody", "everybody"])
-    return dice.choice(
-        [
-            Reclaim(when, whom, notice=dice.chance(0.5)),
-            Freeze(when, dice.uniform(1.0, 60.0), whom),
-            Crash(when, whom),
-            Isolate(when, dice.uniform(1.0, 60.0), whom, *dice.choice(_WAYS)),
-        ]
+    acts: tuple[Act, ...] = (
+        Reclaim(when, whom, notice=dice.chance(0.5)),
+        Freeze(when, dice.uniform(1.0, 60.0), whom),
+        Crash(when, whom),
+        Isolate(when, dice.uniform(1.0, 60.0), whom, *dice.choice(_WAYS)),
+        Outage(when, dice.uniform(1.0, 60.0)),
     )
+    return dice.choice(acts)

@@ -73,7 +73,7 @@ class Watching:
     def __init__(self, box: Box) -> None:
         self._box = box
 
-    def poll(self, now: float) -> Notice | None:  # noqa: ARG002  # the words of a notice source
+    def poll(self, now: float) -> Notice | None:  # the words of a notice source
         return self._box.notice
 
 
@@ -85,10 +85,10 @@ class Workplace:
         self._process = process
         self._errands = parts.errands(process)
 
-    def provisioner(self, spec: RunSpec) -> Provisioner:  # noqa: ARG002  # there is one cloud
+    def provisioner(self, spec: RunSpec) -> Provisioner:  # there is one cloud
         return self._parts.provisioner(self._process)
 
-    def audience(self, spec: RunSpec) -> Audience | None:  # noqa: ARG002  # nobody listens
+    def audience(self, spec: RunSpec) -> Audience | None:  # nobody listens
         return None
 
     def errands(self) -> Errands:
@@ -142,7 +142,9 @@ class Machine:
 
     def _member(self) -> Member:
         box = self.box
-        return Member(self.agent_id, self.host, f"{self.host}:{PORT}", box.slots, box.token, box.node)
+        return Member(
+            self.agent_id, self.host, f"{self.host}:{PORT}", box.slots, box.token, box.node
+        )
 
 
 class Minder:

@@ -27,6 +27,7 @@ from spotfit_localsim.scenario import (
     Crash,
     Freeze,
     Isolate,
+    Outage,
     Reclaim,
     Scenario,
     Step,
@@ -52,7 +53,7 @@ SOUND = Design()
 
 
 def simulate(scenario: Scenario, seed: int, design: Design = SOUND) -> Story:
-    """Live through one world. Raises `InvariantBroken`, with the story, if something did not hold."""
+    """Live through one world. Raises `InvariantBroken`, with the story, if something broke."""
     story = World(scenario, seed, design).live()
     if story.broken is not None:
         raise InvariantBroken(str(story))
@@ -156,14 +157,17 @@ class World:
         plan = self.scenario.laptop
         laptop = self._process("laptop", lambda error: self._minder_over("laptop", error))
         laptop.start(self._minder(laptop).tick)
+        if plan.swept_anyway and plan.sweep_every_s is not None:
+            self._sweep(plan.sweep_every_s)
         if plan.dies_at_s is not None:
             self.engine.after(plan.dies_at_s, lambda: self._close_the_laptop(laptop))
 
     def _close_the_laptop(self, laptop: Process) -> None:
         self._say("laptop", "is closed")
         laptop.kill()
-        if self.scenario.laptop.sweep_every_s is not None:
-            self._sweep(self.scenario.laptop.sweep_every_s)
+        plan = self.scenario.laptop
+        if plan.sweep_every_s is not None and not plan.swept_anyway:
+            self._sweep(plan.sweep_every_s)
 
     def _sweep(self, every_s: float) -> None:
         sweep = self._process("sweep", lambda error: self._minder_over("sweep", error))
@@ -230,6 +234,10 @@ class World:
                     self._wall(Wall(machine.host, outwards, inwards), seconds)
             case Cancel():
                 self._cancel()
+            case Outage(seconds=seconds):
+                self._say("bucket", f"answers nobody for {seconds:.1f} s")
+                self._season.cut_off()
+                self.engine.after(seconds, self._season.reopen)
 
     def _chosen(self, whom: Whom) -> list[Machine]:
         leader = self.checker.truth.leader.leader if self.checker.truth.leader else ""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ from spotfit.model.events import Entry
 from spotfit.model.fold import fold
 from spotfit.model.spec import Tempo
 from spotfit.model.view import View
-from spotfit_localsim.engine import Engine
+from spotfit_localsim.engine import Engine, swapped
 from spotfit_localsim.invariants import InvariantBroken
 from spotfit_localsim.market import Market
 from spotfit_localsim.run import World
@@ -95,18 +95,14 @@ def measure(scenario: Scenario, seed: int) -> tuple[Story, Bill]:
 @contextmanager
 def one_fold_for_all() -> Iterator[None]:
     """Whoever folds the same bytes onto the same view is given the same view again."""
-    read, folded = journal._read, journal.fold
-    shared = _Shared()
-    journal._read, journal.fold = shared.read, shared.fold
-    try:
+    shared = _Shared(journal._read)  # noqa: SLF001  # what is shared has no name outside
+    with swapped(journal, "_read", shared.read), swapped(journal, "fold", shared.fold):
         yield
-    finally:
-        journal._read, journal.fold = read, folded
 
 
 class _Shared:
-    def __init__(self) -> None:
-        self._read = journal._read
+    def __init__(self, read: Callable[[int, bytes], Entry]) -> None:
+        self._read = read
         self._entries: dict[tuple[int, bytes], Entry] = {}
         self._views: dict[tuple[int, int], tuple[View, Entry, View]] = {}
 

@@ -73,7 +73,15 @@ class Cancel:
     when: When
 
 
-Act = Reclaim | Freeze | Crash | Isolate | Cancel
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """The bucket answers nobody for so long."""
+
+    when: When
+    seconds: float
+
+
+Act = Reclaim | Freeze | Crash | Isolate | Cancel | Outage
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +105,8 @@ class Laptop:
     """How often a one-shot sweep comes by once the laptop is gone; None: never."""
     sweep_s: float = 45.0
     """How long one of them watches."""
+    swept_anyway: bool = False
+    """Whether sweeps come by from the beginning, beside the laptop."""
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class Story:
         return "\n".join([head, *map(str, self.lines)])
 
 
-def tell(event: Event) -> str:  # noqa: PLR0911  # one line a kind of event
+def tell(event: Event) -> str:  # one line a kind of event
     """A journal entry in a few words."""
     match event:
         case FitStarted(spec=spec):
@@ -96,7 +96,9 @@ def tell(event: Event) -> str:  # noqa: PLR0911  # one line a kind of event
         case Noticed(agent=agent, notice=notice):
             return f"{agent} has a notice: {notice.seconds_left} s"
         case RoundOpened(round=opened):
-            seats = ", ".join(f"{one.agent}:{one.first_rank}+{one.workers}" for one in opened.places)
+            seats = ", ".join(
+                f"{one.agent}:{one.first_rank}+{one.workers}" for one in opened.places
+            )
             return f"round {opened.number} opened from {opened.checkpoint}: {seats}"
         case RoundClosed(number=number, blame=blame, why=why):
             return f"round {number} closed, blame {blame}: {why}"

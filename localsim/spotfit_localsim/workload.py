@@ -19,7 +19,7 @@ How = Literal["raises", "dies"]
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """The user's own mistake: rank `rank` fails in step `step`, the first `times` times it is there."""
+    """The user's own mistake: that rank fails in that step, the first `times` times it is there."""
 
     step: int
     rank: int = 0

@@ -54,7 +54,9 @@ class ManyWriters(RuleBasedStateMachine):
         self.offered: list[tuple[int, Entry]] = []
         self.told: list[list[int]] = [[] for _ in range(WRITERS)]
         for writer, journal in enumerate(self.journals):
-            journal.heard = lambda slot, _body, _entry, writer=writer: self.told[writer].append(slot)
+            journal.heard = lambda slot, _body, _entry, writer=writer: self.told[writer].append(
+                slot
+            )
 
     @rule(writer=writers, trouble=trouble, elects=st.booleans())
     def append(self, writer: int, trouble: str, *, elects: bool) -> None:

@@ -1,13 +1,15 @@
 """Who checks the checker? Designs known to be wrong must be caught, and the sound one passes."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Sequence
 
 import pytest
 
-import spotfit.agent.agent
+import spotfit.agent.leader
 import spotfit.ledger.journal
 import spotfit.ledger.run
 from spotfit.agent.hub import Hub
+from spotfit.agent.shift import Shift
 from spotfit.control.conductor import Conductor
 from spotfit.core.codec import encode
 from spotfit.core.errors import AlreadyExistsError, TransientStoreError
@@ -21,15 +23,17 @@ from spotfit.model.view import View
 from spotfit.policy.actions import Order
 from spotfit_localsim.bucket import ChecksThenWrites, IgnoresCreate
 from spotfit_localsim.cloud import Forgetful
-from spotfit_localsim.crew import SimCrew
+from spotfit_localsim.crew import SimCrew, SimWorker
 from spotfit_localsim.invariants import InvariantBroken
 from spotfit_localsim.library import (
     cloud_that_forgets_to_answer,
     deposed_leader,
     flapping_network,
+    one_way_silence,
     plain,
     preemption_with_notice,
     random_storm,
+    same_names_again,
     slow_bucket,
     spot_storm,
 )
@@ -92,18 +96,14 @@ class TrustsItself(Journal):
 
     def append(self, entry: Entry, after: View) -> View:
         body = encode(entry)
-        try:
+        with contextlib.suppress(AlreadyExistsError, TransientStoreError):
             self._store.create(keys.entry(after.next_slot), body)
-        except (AlreadyExistsError, TransientStoreError):
-            pass
         self._take(body)
         return self.view
 
 
 @pytest.mark.parametrize("journal", [AppendsAtTheHead, TrustsItself])
-def test_caught_is_a_journal_that(
-    journal: type[Journal], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_caught_is_a_journal_that(journal: type[Journal], monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(spotfit.ledger.run, "Journal", journal)
         world, _ = caught([*seeds_of(deposed_leader, slow_bucket), *storms()])
@@ -164,9 +164,7 @@ def test_caught_is_a_fold_that_forgets_something(monkeypatch: pytest.MonkeyPatch
     sound_in(world)
 
 
-def test_caught_is_a_leader_that_does_not_hear_of_its_fall(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_caught_is_a_leader_that_does_not_heed_its_fall(monkeypatch: pytest.MonkeyPatch) -> None:
     led: set[str] = set()
 
     def leads(self: View, agent: str) -> bool:
@@ -176,15 +174,33 @@ def test_caught_is_a_leader_that_does_not_hear_of_its_fall(
 
     with monkeypatch.context() as patch:
         patch.setattr(View, "leads", leads)
-        world, _ = caught([(scenario, seed) for scenario, seed in seeds_of(deposed_leader) if not led.clear()])
+        world, why = caught(seeds_of(deposed_leader)[:1])
+    assert "epoch" in why or "leads" in why
     sound_in(world)
 
 
-def test_caught_is_a_wrong_blame(monkeypatch: pytest.MonkeyPatch) -> None:
-    from spotfit.policy import failure
+def test_caught_is_an_agent_that_blames_others_for_its_own_kills(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def kills(self: SimWorker) -> None:
+        self._theatre.engine.after(0.01, lambda: self._end("was killed by SIGKILL", clean=False))
+
+    def stops(self: Shift) -> None:
+        self._crew.halt()
 
     with monkeypatch.context() as patch:
-        patch.setattr(failure, "_is_lost", lambda *_: False)
-        world, why = caught(seeds_of(spot_storm, flapping_network))
-    assert "blamed" in why
+        patch.setattr(SimWorker, "kill", kills)
+        patch.setattr(Shift, "stop", stops)
+        world, why = caught(seeds_of(one_way_silence, deposed_leader))
+    assert "the user is blamed" in why
+    sound_in(world)
+
+
+def test_caught_is_a_leader_that_adopts_what_an_abandoned_round_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(spotfit.agent.leader, "_is_news", lambda _view, _found: True)
+        world, why = caught([*seeds_of(flapping_network, same_names_again), *storms(200)])
+    assert "is committed" in why
     sound_in(world)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
 import sys
 import threading
@@ -24,7 +25,7 @@ from spotfit.host import env, log
 from spotfit.model.cradle import Awake, Born, Gone, Unfit
 from spotfit.model.spec import RunSpec
 from spotfit.model.wire import Raised, Start, ToWorker
-from spotfit.ship.luggage import Luggage, Payload, fetch
+from spotfit.ship.luggage import Luggage, Payload, check_environment, fetch
 from spotfit.ship.prepare import Prepared, prepare
 from spotfit.ship.sign import RunKey
 from spotfit.store.api import Store
@@ -68,7 +69,8 @@ class LiveCrew:
         self._spawner = Spawner(loop)
         self._breed: Breed | None = None
         """What workers are made from; None until the luggage was opened."""
-        self._broken: str | None = None
+        self._broken: SpotfitError | OSError | None = None
+        """Why the luggage could not be opened here."""
         self._zygote: Zygote | None = None
         self._unborn: list[_Birth] = []
         """To be borne once the luggage is open."""
@@ -151,7 +153,7 @@ class LiveCrew:
         try:
             prepared = self._prepared(spec)
         except (SpotfitError, OSError) as error:
-            self._loop.post(partial(self._give_up, str(error)))
+            self._loop.post(partial(self._give_up, error))
         else:
             self._loop.post(partial(self._unpacked, spec, prepared))
 
@@ -159,6 +161,7 @@ class LiveCrew:
         luggage = msgspec.convert(spec.luggage, Luggage)
         envelope = fetch(luggage, store=self._store)
         payload = Payload.open(envelope, key=RunKey.from_text(self._secret))
+        check_environment(luggage, payload.env)
         self._leave_copy(luggage.sha256, envelope)
         return prepare(payload.env, store=self._store, scratch=self._scratch)
 
@@ -176,8 +179,8 @@ class LiveCrew:
         self._adopt(self._breed)
         self._bear_unborn()
 
-    def _give_up(self, why: str) -> None:
-        log.error("crew.luggage", why=why)
+    def _give_up(self, why: SpotfitError | OSError) -> None:
+        log.error("crew.luggage", why=str(why))
         self._broken = why
         self._bear_unborn()
 
@@ -271,13 +274,14 @@ class LiveCrew:
             else:
                 self._spawner.bear(birth.what, breed, birth.child)
         except OSError as error:
-            self._fail(birth, f"This node could not start a process: {error}")
+            self._fail(birth, OSError(f"This node could not start a process: {error}"))
 
-    def _fail(self, birth: _Birth, why: str) -> None:
+    def _fail(self, birth: _Birth, why: SpotfitError | OSError) -> None:
         """As if it had lived to say so."""
-        log.error("crew.birth", what=birth.what, why=why)
+        log.error("crew.birth", what=birth.what, why=str(why))
         if birth.start is not None:
-            self._hear(birth.start.round, birth.start.rank, [encode(Raised(why))])
+            raised = encode(Raised(str(why), pickle.dumps(why)))
+            self._hear(birth.start.round, birth.start.rank, [raised])
         birth.child.reaped(signal.SIGKILL)
 
     def _hear(self, round_number: int, rank: int, frames: list[bytes]) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 
+from spotfit.core.clock import Clock
 from spotfit.core.errors import (
     ControllerError,
     IntegrityError,
+    NotFoundError,
     PreemptionError,
     RunCancelledError,
     ShippingError,
@@ -17,16 +20,21 @@ from spotfit.core.errors import (
     WorkerDiedError,
     WorkerGroupError,
 )
+from spotfit.host.clocks import SystemClock
 from spotfit.model.events import Blame, FitEnded, RankFailure
 from spotfit.ship.function import load_pickle
 from spotfit.ship.sign import RunKey
 from spotfit.store.api import Store
 
 _LONGEST = 1000
+_PICKLE_PATIENCE_S, _PICKLE_PAUSE_S = 3.0, 0.05
 
 
-def error_of(ended: FitEnded, store: Store, key: RunKey | None) -> SpotfitError:
+def error_of(
+    ended: FitEnded, store: Store, key: RunKey | None, *, clock: Clock | None = None
+) -> SpotfitError:
     """The exception for a run that ended badly, with the workers' own exceptions by rank."""
+    clock = clock or SystemClock()
     if ended.outcome == "cancelled":
         return RunCancelledError(f"The run was cancelled: {ended.why}")
     match ended.blame:
@@ -34,7 +42,7 @@ def error_of(ended: FitEnded, store: Store, key: RunKey | None) -> SpotfitError:
             return PreemptionError(ended.why)
         case Blame.WORKER:
             told = [failure for failure in ended.failures if failure.rank >= 0]
-            exceptions = {one.rank: _exception(one, store, key) for one in told}
+            exceptions = {one.rank: _exception(one, store, key, clock) for one in told}
             return WorkerGroupError(grouped_message(told), exceptions)
         case Blame.PLATFORM:
             first = ended.failures[0].told if ended.failures else ""
@@ -62,14 +70,17 @@ def _cut(told: str) -> str:
     return f"{told[:half]}\n… {len(told) - _LONGEST} characters left out …\n{told[-half:]}"
 
 
-def _exception(failure: RankFailure, store: Store, key: RunKey | None) -> BaseException:
+def _exception(
+    failure: RankFailure, store: Store, key: RunKey | None, clock: Clock
+) -> BaseException:
     """The original exception where it can be had; else one of ours that tells its text."""
     if failure.kind != "raised":
         return WorkerDiedError(failure.told, rank=failure.rank, kind=failure.kind)
     if failure.pickle_key is None or key is None:
         return TrainingFailedError(failure.told, rank=failure.rank)
     try:
-        raised = load_pickle(store.get(failure.pickle_key), key, purpose="failure")
+        envelope = _envelope(failure.pickle_key, store, clock)
+        raised = load_pickle(envelope, key, purpose="failure")
     except (StoreError, IntegrityError, ShippingError) as lost:
         return TrainingFailedError(
             f"{failure.told}\n(the exception itself is lost: {lost.what})", rank=failure.rank
@@ -78,3 +89,13 @@ def _exception(failure: RankFailure, store: Store, key: RunKey | None) -> BaseEx
         raised.add_note(f"raised in the worker of rank {failure.rank}:\n{failure.told}")
         return raised
     return TrainingFailedError(failure.told, rank=failure.rank)
+
+
+def _envelope(key: str, store: Store, clock: Clock) -> bytes:
+    """Its node may still be writing it when the run's end is told already: wait a little."""
+    give_up_at = clock.now() + _PICKLE_PATIENCE_S
+    while clock.now() < give_up_at:
+        with suppress(NotFoundError):
+            return store.get(key)
+        clock.wait(_PICKLE_PAUSE_S)
+    return store.get(key)

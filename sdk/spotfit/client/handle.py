@@ -217,7 +217,10 @@ def adopted(handle: RunHandle, ledger: Ledger, key: RunKey | None, spec: RunSpec
     except SpotfitError as cannot:
         log.warning("run.unminded", why=cannot.what)
         return handle
-    launch = Launch(spec.storage_url, ledger.run_id, key.to_text(), provisioner.traits.notices)
+    traits = provisioner.traits
+    launch = Launch(
+        spec.storage_url, ledger.run_id, key.to_text(), traits.notices, spec.framework
+    )
     conductor = Conductor(ledger, provisioner, launch, Inline(), dice.new_token)
     handle.caretaker = Caretaker(ledger, conductor, clocks.SystemClock().now())
     return handle

@@ -20,6 +20,8 @@ class Launch:
     secret: str = field(repr=False)
     """The run's key as text: it signs payloads and makes the certificate of the wire."""
     notices: tuple[str, ...] = ("signal",)
+    framework: str = ""
+    """What workers will import: a machine begins with that before it knows anything else."""
 
     def environment(self, token: Token, node: int, slots: int) -> dict[str, str]:
         """What machine `node` of the group finds in its environment."""
@@ -31,6 +33,7 @@ class Launch:
             "SPOTFIT_NODE": str(node),
             "SPOTFIT_SLOTS": str(slots),
             "SPOTFIT_NOTICES": ",".join(self.notices),
+            "SPOTFIT_FRAMEWORK": self.framework,
         }
 
 
@@ -57,6 +60,7 @@ class Assignment:
             RunId(environment["SPOTFIT_RUN_ID"]),
             environment["SPOTFIT_RUN_SECRET"],
             tuple(filter(None, environment.get("SPOTFIT_NOTICES", "signal").split(","))),
+            environment.get("SPOTFIT_FRAMEWORK", ""),
         )
         node, slots = (_number(environment, name) for name in ("SPOTFIT_NODE", "SPOTFIT_SLOTS"))
         return cls(launch, Token(environment["SPOTFIT_TOKEN"]), node, slots)

@@ -15,6 +15,7 @@ import msgspec
 
 from spotfit.core.errors import (
     AlreadyExistsError,
+    EnvironmentMismatchError,
     IntegrityError,
     ShippingError,
     TransientStoreError,
@@ -125,6 +126,23 @@ def fetch(luggage: Luggage, *, store: Store) -> bytes:
             do="See who else may write to the bucket, then start the run again.",
         )
     return envelope
+
+
+def check_environment(luggage: Luggage, env: ShippedEnv) -> None:
+    """Compare this machine with the one that packed.
+
+    Raises the `EnvironmentMismatchError`, or one that tells of several.
+    """
+    made_with = luggage.made_with
+    if made_with is None:
+        return
+    wrong = pins.compare(made_with, pins.here(made_with.needs), bringing=env.brings())
+    if len(wrong) == 1:
+        raise wrong[0]
+    if wrong:
+        raise EnvironmentMismatchError(
+            " ".join(one.what for one in wrong), do="\n".join(one.do for one in wrong)
+        )
 
 
 def unpack_function(luggage: Luggage, *, key: RunKey, store: Store) -> Shipped:

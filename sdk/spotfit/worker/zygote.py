@@ -1,7 +1,12 @@
 """The process that has imported the framework and forks workers: `python -m spotfit.worker.zygote`.
 
-It is one thread whenever it forks, touches no accelerator, and never runs the user's code: a child
-does. It lives as long as its agent's end of the control socket.
+It is one thread, touches no accelerator, and never runs the user's code: a child does. It lives as
+long as its agent's end of the control socket.
+
+It imports what a worker cannot begin without, and forks from then on. What a worker's first steps
+will want as well takes a second more, and nobody shall wait for it: a *successor*, forked from the
+zygote, imports that, and once it has, every later child is its. The first zygote stays between
+it and the agent.
 """
 
 from __future__ import annotations
@@ -16,9 +21,10 @@ import select
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Iterable
 from typing import NamedTuple, NoReturn
+
+import msgspec
 
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import SpotfitError
@@ -32,6 +38,7 @@ _PACKET_BYTES = 64 * 1024
 _PASSED = 3
 _ALWAYS = ("spotfit.worker.session", "spotfit.store.opening", "spotfit.ship.luggage")
 _asks = decoder(Bear)
+_says: msgspec.json.Decoder[FromZygote] = decoder(FromZygote)  # type: ignore[arg-type]
 
 
 class _Asked(NamedTuple):
@@ -42,74 +49,63 @@ class _Asked(NamedTuple):
 def main() -> None:
     """Serve the agent at the other end of the socket whose number is the first argument."""
     descriptor, agent, framework = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    zygote = Zygote(socket.socket(fileno=descriptor), framework)
+    zygote = Zygote(socket.socket(fileno=descriptor), *stages_of(framework))
     zygote.watch_over(agent)
     zygote.run()
 
 
 class Zygote:
-    """Imports in stages; forks as soon as the first is done; imports the rest when it may."""
+    """Imports, then forks on demand."""
 
-    def __init__(self, control: socket.socket, framework: str) -> None:
+    def __init__(self, control: socket.socket, first: list[str], later: list[str]) -> None:
         self._control = control
-        self._framework = framework
+        self._first = first
+        self._later = later
         self._awake_end, self._wake_end = socket.socketpair()
         self._wake_end.settimeout(0)
         self._awake_end.settimeout(0)
-        self._later: collections.deque[str] = collections.deque()
-        self._importer: threading.Thread | None = None
-        self._imported = False
         self._asked: collections.deque[_Asked] = collections.deque()
         self._children: dict[int, int] = {}
+        self._successor: Successor | None = None
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
         self._poll.register(self._awake_end, select.POLLIN)
 
-    def watch_over(self, agent: int) -> None:
-        """When the agent dies, so do our children with all they have started, and so do we."""
+    def watch_over(self, parent: int) -> None:
+        """When the parent dies, so do our children with all they have started, and so do we."""
         signal.signal(signal.SIGTERM, lambda *_: self._end())
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's to answer
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_end.fileno(), warn_on_full_buffer=False)
         process.call_myself("spotfit-zygote")
-        process.die_with_parent(agent, signal.SIGTERM)
+        process.die_with_parent(parent, signal.SIGTERM)
 
     def run(self) -> NoReturn:
+        """Import, then serve for ever."""
         gc.disable()  # imports make no garbage worth looking for, and a child wants clean pages
-        first, later = stages_of(self._framework)
-        for module in first:
+        for module in self._first:
             _import(module)
-        self._later.extend(later)
         self._say_whether_fit()
         while True:
-            self._turn()
+            self._listen()
+            self._reap()
+            self._relay()
+            while self._asked:
+                self._answer(self._asked.popleft())
+            if self._later:
+                self._raise_successor()
+            self._wait()
 
     def _say_whether_fit(self) -> None:
         if not _can_fork():
-            self._say(Unfit(f"importing {self._framework} has started threads that outlive a fork"))
+            self._say(Unfit("importing the framework has started threads that outlive a fork"))
             self._end()
         gc.freeze()
         self._say(Awake())
 
-    # --- one turn ----------------------------------------------------------------------------
-
-    def _turn(self) -> None:
-        self._wait()
-        self._listen()
-        self._reap()
-        if self._imported:
-            self._see_importer_off()
-        if self._importer is not None:
-            return
-        while self._asked:
-            self._bear(self._asked.popleft())
-        if self._later:
-            self._import_next()
-
     def _wait(self) -> None:
-        """For a request, a child's end or an import's; not at all while there is work at hand."""
-        at_hand = self._later and self._importer is None
-        self._poll.poll(0 if at_hand else None)
+        """For a request, a child's end, or a word of the successor."""
+        self._poll.poll()
         with contextlib.suppress(BlockingIOError):
             while self._awake_end.recv(4096):
                 continue
@@ -128,6 +124,12 @@ class Zygote:
                 self._end()
             self._asked.append(_Asked(_asks.decode(packet), _descriptors(passed)))
 
+    def _answer(self, asked: _Asked) -> None:
+        if self._successor is not None and self._successor.ready:
+            self._successor.pass_on(asked)
+        else:
+            self._bear(asked)
+
     def _reap(self) -> None:
         for serial, pid in list(self._children.items()):
             ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -137,36 +139,33 @@ class Zygote:
                 del self._children[serial]
                 self._say(Gone(serial, pid, status))
 
-    # --- imports -----------------------------------------------------------------------------
+    # --- the successor -----------------------------------------------------------------------
 
-    def _import_next(self) -> None:
-        """At full speed while nobody works here; else in a thread that only takes idle time.
+    def _raise_successor(self) -> None:
+        later, self._later = self._later, []
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        me = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            self._forget_others()
+            heir = Zygote(theirs, later, [])
+            heir.watch_over(me)
+            heir.run()
+        theirs.close()
+        self._successor = Successor(pid, ours)
+        self._poll.register(ours, select.POLLIN)
 
-        A thread, because a process that has lowered its own rank may not raise it again.
-        """
-        module = self._later.popleft()
-        if not self._children:
-            _import(module)
-            gc.freeze()
+    def _relay(self) -> None:
+        """What the successor has to say of its children goes on to the agent."""
+        if self._successor is None:
             return
-        self._importer = threading.Thread(target=self._import_idly, args=(module,), name="imports")
-        self._importer.start()
-
-    def _import_idly(self, module: str) -> None:
-        if sys.platform == "linux":
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        _import(module)
-        self._imported = True
-        self._wake_end.send(b"i")
-
-    def _see_importer_off(self) -> None:
-        """To the end: a fork must not find even the last steps of another thread."""
-        assert self._importer is not None
-        self._importer.join()
-        while process.has_thread(self._importer.native_id or 0):
-            os.sched_yield()
-        self._importer, self._imported = None, False
-        gc.freeze()
+        for message in self._successor.hear():
+            self._say(message)
+        if self._successor.over:
+            self._poll.unregister(self._successor.control)
+            self._successor.control.close()
+            self._successor = None
 
     # --- children ----------------------------------------------------------------------------
 
@@ -200,6 +199,8 @@ class Zygote:
         """In the child: what is the zygote's, and what is of children not yet borne."""
         for wire in (self._control, self._awake_end, self._wake_end):
             wire.close()
+        if self._successor is not None:
+            self._successor.control.close()
         for asked in self._asked:
             for descriptor in asked.descriptors:
                 os.close(descriptor)
@@ -216,6 +217,64 @@ class Zygote:
         for pid in self._children.values():
             process.kill_group(pid)
         os._exit(0)
+
+
+class Successor:
+    """A zygote's end of its own child that has imported more, and bears the later children."""
+
+    def __init__(self, pid: int, control: socket.socket) -> None:
+        self._pid = pid
+        self.control = control
+        self.control.settimeout(0)
+        self.ready = False
+        self.over = False
+        self._nursed: dict[int, int] = {}
+        """Pids of its living children by serial; 0 while they are not born."""
+
+    def pass_on(self, asked: _Asked) -> None:
+        """Let it bear that child."""
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", asked.descriptors))]
+        self._nursed[asked.ask.serial] = 0
+        try:
+            self.control.sendmsg([encode(asked.ask)], rights)
+        except OSError:
+            log.warning("zygote.successor", pid=self._pid, why="it does not listen any more")
+        for descriptor in asked.descriptors:
+            os.close(descriptor)
+
+    def hear(self) -> list[FromZygote]:
+        """What the agent should know; once it is dead, that its children are, too."""
+        messages: list[FromZygote] = []
+        while not self.over:
+            try:
+                packet = self.control.recv(_PACKET_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                packet = b""
+            messages += self._take(_says.decode(packet)) if packet else self._bury()
+        return messages
+
+    def _take(self, message: FromZygote) -> list[FromZygote]:
+        match message:
+            case Awake():
+                self.ready = True
+                return []
+            case Unfit():
+                return []  # the end of its socket follows
+            case Born(serial=serial, pid=pid):
+                self._nursed[serial] = pid
+            case Gone(serial=serial):
+                self._nursed.pop(serial, None)
+        return [message]
+
+    def _bury(self) -> list[FromZygote]:
+        """Its children die with it."""
+        self.over, self.ready = True, False
+        os.waitpid(self._pid, 0)
+        for pid in filter(None, self._nursed.values()):
+            process.kill_group(pid)
+        return [Gone(serial, pid, signal.SIGKILL) for serial, pid in self._nursed.items()]
 
 
 def stages_of(framework: str) -> tuple[list[str], list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from spotfit.agent.ports import Said
 from spotfit.checkpoint.manifest import Manifest
 from spotfit.core.codec import encode
 from spotfit.ledger import keys
@@ -61,10 +62,11 @@ def test_callbacks_hear_what_was_committed_together_with_the_end_of_the_round() 
     world.train()
     world.say(1, Report(0, msgspec.Raw(b'{"rank":1}')))
     world.say(0, Files(0, msgspec.Raw(b'{"rank":0}'), "c1"))
-    node, failing = world.holder(0), world.holder(1)
-    node.crew.say(0, Saved(0, "c1", 1))
-    failing.crew.exit(1, "was killed by SIGKILL")
-    world.settle()
+    world.store.moody = lambda: True
+    world.say(0, Saved(0, "c1", 1))
+    world.holder(1).crew.exit(1, "was killed by SIGKILL")
+    world.run(1.0)
+    world.store.moody = lambda: False
     world.until(lambda: world.last(RoundClosed))
     assert world.last(CheckpointCommitted).name == "c1"
     assert world.audience.reports == [([{"rank": 0}, {"rank": 1}], "c1")]
@@ -181,23 +183,23 @@ def test_a_checkpoint_that_is_ready_is_committed_before_its_round_is_closed() ->
     assert world.view.round.checkpoint == "c1"
 
 
-def test_after_a_moody_store_nothing_waits_for_the_next_long_look() -> None:
-    world = World(limits=ANY_FAILURES)
+def test_what_a_moody_store_prevented_does_not_wait_for_the_next_long_look() -> None:
+    world = World()
     world.train()
+    world.say(1, Report(0, msgspec.Raw(b"{}")))
+    world.say(0, Files(0, msgspec.Raw(b"{}"), "c1"))
     world.run(5.0)  # all is well: the leader means to look again in half a minute
     world.store.moody = lambda: True
-    world.fail(1)
+    world.say(0, Saved(0, "c1"))
     world.run(1.0)
     world.store.moody = lambda: False
-    took_s = world.until(lambda: world.last(RoundClosed))
+    took_s = world.until(lambda: world.last(CheckpointCommitted))
     assert took_s < 1.0
 
 
 def test_a_worker_that_talks_nonsense_has_failed_and_its_leader_has_not() -> None:
     world = World(limits=ANY_FAILURES)
     world.train()
-    from spotfit.agent.ports import Said
-
     crew = world.holder(1).crew
     crew._events.append(Said(1, 1, [msgspec.Raw(b'{"type":"saved","name":"\xff"}')]))
     world.until(lambda: world.last(RoundClosed))

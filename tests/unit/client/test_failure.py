@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -21,6 +22,7 @@ from spotfit.ledger import keys
 from spotfit.model.events import Blame, FitEnded, RankFailure
 from spotfit.ship.sign import RunKey
 from spotfit.store.memory import MemoryStore
+from spotfit.testing.clock import ManualClock
 
 KEY = RunKey(b"k" * 32)
 TOLD = "Traceback (most recent call last):\n  in train\nKeyError: 'lr'"
@@ -61,6 +63,26 @@ def test_a_process_that_died_is_told_as_such() -> None:
     assert raised.facts == {"rank": 1, "kind": "died"}
 
 
+class Late(ManualClock):
+    """Lets something happen while somebody waits."""
+
+    def __init__(self, happens: Callable[[], None]) -> None:
+        super().__init__()
+        self._happens = happens
+
+    def wait(self, seconds: float) -> None:
+        super().wait(seconds)
+        self._happens()
+
+
+def test_an_exception_that_its_node_is_still_writing_is_waited_for() -> None:
+    there, failure = kept(KeyError("lr"))
+    assert failure.pickle_key is not None
+    name, store = failure.pickle_key, MemoryStore()
+    clock = Late(lambda: store.put(name, there.get(name)))
+    assert isinstance(the_failure(error_of(failed(failure), store, KEY, clock=clock)), KeyError)
+
+
 class Down(MemoryStore):
     """Cannot be read just now."""
 
@@ -77,7 +99,8 @@ def test_an_exception_that_cannot_be_had_is_told_by_its_text(how: str) -> None:
     if how == "tampered":
         store.put(failure.pickle_key, store.get(failure.pickle_key)[:-1] + b"!")
     where = Down() if how == "store down" else store
-    raised = the_failure(error_of(failed(failure), where, None if how == "no key" else KEY))
+    key, clock = None if how == "no key" else KEY, ManualClock()
+    raised = the_failure(error_of(failed(failure), where, key, clock=clock))
     assert isinstance(raised, TrainingFailedError)
     assert "KeyError: 'lr'" in str(raised)
 

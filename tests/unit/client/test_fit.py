@@ -101,6 +101,7 @@ def test_a_run_that_ended_is_continued_under_its_name(door: Door) -> None:
     view = door.view
     assert (view.fits, view.active, view.run_id) == (2, True, before.run_id)
     assert len(door.cloud.submits) == 2
+    assert len({launch.secret for launch in door.cloud.launches}) == 1, "with its own key"
 
 
 def test_a_run_whose_latest_checkpoint_is_gone_is_not_continued(door: Door) -> None:

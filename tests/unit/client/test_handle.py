@@ -115,6 +115,15 @@ def test_another_thread_may_cancel_while_one_waits(door: Door) -> None:
     assert door.cloud.groups == {}, "nobody else minds it, so it lets the machines go itself"
 
 
+def test_to_cancel_touches_nothing_that_another_thread_may_hold(door: Door) -> None:
+    handle = begin(door.request())
+    before = handle._ledger.view
+    handle.cancel()
+    assert handle._ledger.view is before
+    assert handle.status().state == "waiting"
+    assert door.view.cancelled is not None
+
+
 def test_a_handle_that_waits_minds_the_run(door: Door) -> None:
     handle = begin(door.request())
     for node in (0, 1):

@@ -184,6 +184,7 @@ def test_of_two_caretakers_one_asks() -> None:
     one, two = house.caretaker("one"), house.caretaker("two")
     house.mind(one, two, for_s=60.0)
     assert one.view.leads(AgentId("one"))
+    assert one.view.epoch == 1, "its lease tells the other that it is awake"
     assert house.cloud.submits == [TOKEN]
     house.mind(two, for_s=60.0)
     assert two.view.leads(AgentId("two")), "and the other takes over where it fell asleep"

@@ -1,5 +1,7 @@
-"""The world's bucket: one truth, told changes, a bill; and stores that keep or break its promise."""
+"""The world's bucket: one truth, told changes, a bill; and stores that keep its promise or not."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,9 +63,7 @@ def test_of_many_creators_one_wins_whatever_the_order(ground: Ground, bucket: Bu
 
 
 @pytest.mark.parametrize("kind", [ChecksThenWrites, IgnoresCreate])
-def test_wrong_stores_let_several_win(
-    ground: Ground, bucket: Bucket, kind: type[SimStore]
-) -> None:
+def test_wrong_stores_let_several_win(ground: Ground, bucket: Bucket, kind: type[SimStore]) -> None:
     assert len(creators(ground, bucket, kind)) > 1
 
 
@@ -79,12 +79,14 @@ def creators(ground: Ground, bucket: Bucket, kind: type[SimStore]) -> list[None]
     return [None for one in outcomes if one is None]
 
 
-def creating(store: SimStore, outcomes: list[object]):  # type: ignore[no-untyped-def]  # a tick
+def creating(store: SimStore, outcomes: list[object]) -> Callable[[float], None]:
     def tick(_now: float) -> None:
         try:
-            outcomes.append(store.create("slot", b"me"))
+            store.create("slot", b"me")
         except AlreadyExistsError as lost:
             outcomes.append(lost)
+        else:
+            outcomes.append(None)
 
     return tick
 
@@ -109,7 +111,7 @@ def test_an_unsent_request_has_no_effect_and_a_lost_answer_has_one(bucket: Bucke
         ground = Ground(faults)
         process = ground.process()
         store = store_for(ground, bucket, process)
-        given = ground.do(process, lambda store=store: store.create("k", b"1"))
+        given = ground.do(process, partial(store.create, "k", b"1"))
         assert isinstance(given[0], TransientStoreError)
         assert bucket.objects.get("k") == body
 
@@ -118,6 +120,6 @@ def test_every_request_is_on_the_bill_of_who_made_it(ground: Ground, bucket: Buc
     for name in ("a1", "a2"):
         process = ground.process(name)
         store = store_for(ground, bucket, process)
-        ground.do(process, lambda store=store: store.put("k", b""), lambda store=store: store.get("k"))
+        ground.do(process, partial(store.put, "k", b""), partial(store.get, "k"))
     assert dict(bucket.requests["a1"]) == {"put": 1, "get": 1}
     assert dict(bucket.bill) == {"put": 2, "get": 2}

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from spotfit.checkpoint import manifest
+from spotfit.ledger import snapshot
 from spotfit_localsim.dice import Dice
 from spotfit_localsim.engine import Clock, Engine, LivelockError, Process, Sidelong, small_world
 from spotfit_localsim.faults import CALM, Faults, Hazards, Season
@@ -118,7 +120,7 @@ def test_what_a_tick_raises_is_its_end_and_told() -> None:
 def test_hazards_strike_between_any_two_calls() -> None:
     deaths = set()
     for seed in range(40):
-        engine, calls = Engine(), []
+        engine, calls = Engine(), list[int]()
         process = Process(
             engine,
             "body",
@@ -180,12 +182,9 @@ def test_errands_die_with_their_process() -> None:
 
 
 def test_a_small_world_leaves_production_as_it_was() -> None:
-    from spotfit.checkpoint import manifest
-    from spotfit.ledger import snapshot
-
-    before = manifest.ThreadPoolExecutor, snapshot.EVERY
+    before = vars(manifest)["ThreadPoolExecutor"], snapshot.EVERY
     with small_world():
-        with manifest.ThreadPoolExecutor(2) as readers:
+        with vars(manifest)["ThreadPoolExecutor"](2) as readers:
             assert list(readers.map(abs, [-1, -2])) == [1, 2]
         assert before[1] > snapshot.EVERY
-    assert before == (manifest.ThreadPoolExecutor, snapshot.EVERY)
+    assert before == (vars(manifest)["ThreadPoolExecutor"], snapshot.EVERY)

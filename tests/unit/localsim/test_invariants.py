@@ -135,9 +135,7 @@ def test_nothing_is_decided_after_the_end() -> None:
         (lambda desk: photograph(desk, View()), "shows another run"),
     ],
 )
-def test_wrong_objects_and_machines_are_named(
-    wrong: Callable[[Desk], Any], words: str
-) -> None:
+def test_wrong_objects_and_machines_are_named(wrong: Callable[[Desk], Any], words: str) -> None:
     desk = Desk()
     desk.begin()
     wrong(desk)

@@ -19,7 +19,8 @@ def test_a_mistake_happens_as_often_as_planned_and_only_there() -> None:
 
 
 def test_repeated_steps_are_counted_and_only_new_ones_are_told() -> None:
-    training, told = Training(Workload(steps=3)), []
+    told: list[int] = []
+    training = Training(Workload(steps=3))
     training.reached.append(told.append)
     for step in (1, 2, 2, 3):
         training.done(step)

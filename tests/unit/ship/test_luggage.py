@@ -14,13 +14,22 @@ import pytest
 from spotfit.core.errors import (
     AlreadyExistsError,
     ConfigError,
+    EnvironmentMismatchError,
     IntegrityError,
     ShippingError,
     TransientStoreError,
 )
 from spotfit.ship import pins
-from spotfit.ship.environment import BundleId, RuntimeEnv
-from spotfit.ship.luggage import Luggage, Payload, fetch, function_key, pack, unpack_function
+from spotfit.ship.environment import BundleId, RuntimeEnv, ShippedEnv
+from spotfit.ship.luggage import (
+    Luggage,
+    Payload,
+    check_environment,
+    fetch,
+    function_key,
+    pack,
+    unpack_function,
+)
 from spotfit.ship.sign import RunKey
 from spotfit.ship.unpack import code_key
 from spotfit.store.memory import MemoryStore
@@ -223,3 +232,30 @@ def test_luggage_that_is_there_is_left_alone(store: MemoryStore) -> None:
     with pytest.raises(AlreadyExistsError):
         store.create(function_key(luggage.sha256), b"")
     assert packed(print, store=store) == luggage
+
+
+# --- another world -------------------------------------------------------------------------------
+
+
+def made_with(**changes: Any) -> Luggage:
+    here = pins.here(["msgspec"])
+    return Luggage("0" * 64, 1, "train", made_with=msgspec.structs.replace(here, **changes))
+
+
+def test_the_machine_that_packed_may_be_the_one_that_unpacks() -> None:
+    check_environment(made_with(), ShippedEnv())
+    check_environment(Luggage("0" * 64, 1, "train"), ShippedEnv())  # nobody noted anything
+
+
+def test_another_python_is_refused() -> None:
+    with pytest.raises(EnvironmentMismatchError, match=r"Here runs cpython 2\.7, there cpython"):
+        check_environment(made_with(python="2.7.18"), ShippedEnv())
+
+
+def test_all_that_differs_is_told_at_once_but_not_what_will_be_installed() -> None:
+    packages = {"msgspec": "99.0", "cloudpickle": "98.0"}
+    with pytest.raises(EnvironmentMismatchError, match=r"cloudpickle is 98.*msgspec is 99"):
+        check_environment(made_with(packages=packages), ShippedEnv())
+    with pytest.raises(EnvironmentMismatchError, match="cloudpickle") as told:
+        check_environment(made_with(packages=packages), ShippedEnv(pip=("msgspec==99.0",)))
+    assert "msgspec" not in told.value.what
