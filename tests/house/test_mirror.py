@@ -2,7 +2,16 @@
 
 from pathlib import Path
 
-from tests.house.tree import LOCALSIM, PROVISIONERS, SDK, UNIT, short, sources, working_lines
+from tests.house.tree import (
+    BENCHMARKS,
+    LOCALSIM,
+    PROVISIONERS,
+    SDK,
+    UNIT,
+    short,
+    sources,
+    working_lines,
+)
 
 TOO_SMALL_TO_NEED_A_STORY = 12  # lines inside functions
 
@@ -24,6 +33,7 @@ def test_every_source_file_has_its_story() -> None:
 
 def test_every_story_is_about_a_file() -> None:
     known = {story_of(path) for path in sources()}
+    known |= {UNIT / "benchmarks" / f"test_{path.stem}.py" for path in BENCHMARKS.glob("*.py")}
     strays = [short(path) for path in UNIT.rglob("test_*.py") if path not in known]
     assert not strays, "\n".join(strays)
 

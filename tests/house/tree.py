@@ -10,6 +10,7 @@ PROVISIONERS = ROOT / "provisioners" / "spotfit_provisioners"
 LOCALSIM = ROOT / "localsim" / "spotfit_localsim"
 PACKAGES = (SDK, PROVISIONERS, LOCALSIM)
 UNIT = ROOT / "tests" / "unit"
+BENCHMARKS = ROOT / "benchmarks"
 
 _OURS = (
     ".ci",

@@ -165,7 +165,9 @@ def tiny_wheel(folder: Path) -> Path:
 
 
 def test_a_package_that_cannot_be_installed_is_told_with_pips_own_words(cloud: Cloud) -> None:
-    environment = {"pip": [f"no-such-thing @ file://{cloud.folder}/no-such-thing-1-py3-none-any.whl"]}
+    environment = {
+        "pip": [f"no-such-thing @ file://{cloud.folder}/no-such-thing-1-py3-none-any.whl"]
+    }
     with pytest.raises(spotfit.WorkerGroupError, match="could not install no-such-thing"):
         cloud.fit(lambda: None, worker_runtime_env=environment)
 

@@ -78,9 +78,10 @@ def _machine(node: Node) -> processes.Process | None:
 
 
 def _kill_one(pids: list[int], kind: str, stream: Stream) -> str | None:
-    if not pids:
+    living = sorted(pid for pid in pids if processes.find(pid) is not None)
+    if not living:
         return None
-    pid = stream.choice(sorted(pids))
+    pid = stream.choice(living)
     process.kill(pid, signal.SIGKILL)
     return f"the {kind} {pid}"
 

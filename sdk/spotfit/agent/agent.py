@@ -85,6 +85,8 @@ class Agent:
         self._offered = False
         self._eager_until = 0.0
         self._polled_at = float("-inf")
+        self._reached_at = float("inf")
+        """When the bucket last answered."""
         self._wakes: list[float] = []
         self._now = 0.0
         self.given_up = False
@@ -96,6 +98,7 @@ class Agent:
     def tick(self, now: float) -> float | None:
         """Take in, act, and say when to be woken; None when this agent has nothing left to do."""
         self._now = now
+        self._reached_at = min(self._reached_at, now)
         self._wakes = [now + 1.0]
         self._attempt(self._shift.hear)
         self._attempt(self._hear_net)
@@ -103,7 +106,7 @@ class Agent:
         self._attempt(self._poll_journal)
         spec = self._ledger.view.spec
         if spec is None:
-            return now + _EAGER_POLL_S
+            return self._leave(now) if self._is_cut_off() else now + _EAGER_POLL_S
         self._prepare(spec)
         self._shift.follow(self._ledger.view, self._uplink.hub)
         if self._is_over():
@@ -142,6 +145,7 @@ class Agent:
         if self._now >= self._next_poll(self._now):
             self._polled_at = self._now
             self._ledger.catch_up()
+            self._reached_at = self._now
 
     def _next_poll(self, now: float) -> float:
         """Whom a hub tells of news reads rarely; whom nobody tells reads often."""
@@ -277,10 +281,14 @@ class Agent:
 
     def _is_over(self) -> bool:
         view = self._ledger.view
-        if self._ledger.me in view.lost_agents:
+        if self._ledger.me in view.lost_agents or self._is_cut_off():
             self.given_up = True
             return True
         return view.ended is not None and (self._leader is None or self._leader.resting)
+
+    def _is_cut_off(self) -> bool:
+        """Whether neither a hub nor the bucket was reached for so long that nobody waits for us."""
+        return self._uplink.hub is None and self._now - self._reached_at > self._tempo.orphan_s
 
     def _leave(self, now: float) -> float | None:
         """Nothing is left to do here once no worker lives and nobody is owed anything."""

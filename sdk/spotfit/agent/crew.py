@@ -16,11 +16,10 @@ import msgspec
 from spotfit.agent.child import Child
 from spotfit.agent.logs import LogShipper
 from spotfit.agent.loop import READ, Loop
-from spotfit.agent.ports import CrewEvent, Exited, Said
+from spotfit.agent.ports import ORPHANED, CrewEvent, Exited, Said
 from spotfit.agent.spawn import Spawner
 from spotfit.agent.zygote import Breed, Zygote, ZygoteKeeper
 from spotfit.core.codec import encode
-from spotfit.core.errors import SpotfitError
 from spotfit.host import env, log
 from spotfit.model.cradle import Awake, Born, Gone, Unfit
 from spotfit.model.spec import RunSpec
@@ -69,7 +68,7 @@ class LiveCrew:
         self._spawner = Spawner(loop)
         self._breed: Breed | None = None
         """What workers are made from; None until the luggage was opened."""
-        self._broken: SpotfitError | OSError | None = None
+        self._broken: Exception | None = None
         """Why the luggage could not be opened here."""
         self._zygote: Zygote | None = None
         self._unborn: list[_Birth] = []
@@ -152,7 +151,7 @@ class LiveCrew:
         """In a thread: the bucket and pip take their time."""
         try:
             prepared = self._prepared(spec)
-        except (SpotfitError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - the user's luggage, and pip, may raise anything
             self._loop.post(partial(self._give_up, error))
         else:
             self._loop.post(partial(self._unpacked, spec, prepared))
@@ -179,7 +178,7 @@ class LiveCrew:
         self._adopt(self._breed)
         self._bear_unborn()
 
-    def _give_up(self, why: SpotfitError | OSError) -> None:
+    def _give_up(self, why: Exception) -> None:
         log.error("crew.luggage", why=str(why))
         self._broken = why
         self._bear_unborn()
@@ -235,7 +234,7 @@ class LiveCrew:
         self._adopt(self._breed or zygote.breed)
         for birth in orphans.values():
             if birth.child.pid is not None or birth.child.doomed:
-                birth.child.reaped(signal.SIGKILL, how="died with the process it was forked from")
+                birth.child.reaped(signal.SIGKILL, how=ORPHANED)
             elif birth.start is None:
                 self._bear(birth)
             else:
@@ -276,7 +275,7 @@ class LiveCrew:
         except OSError as error:
             self._fail(birth, OSError(f"This node could not start a process: {error}"))
 
-    def _fail(self, birth: _Birth, why: SpotfitError | OSError) -> None:
+    def _fail(self, birth: _Birth, why: Exception) -> None:
         """As if it had lived to say so."""
         log.error("crew.birth", what=birth.what, why=str(why))
         if birth.start is not None:

@@ -72,6 +72,8 @@ class Hub:
         self._asking: dict[int, set[int]] = {}
         self._saving: dict[int, _Saving] = {}
         self._gathers: dict[tuple[str, int], _Gather] = {}
+        self._untold: dict[int, Told | None] = {}
+        """Matched reports by number, with None for those whose files are on their way."""
         self._matched = 0
         self.excused: frozenset[int] = frozenset()
         """Ranks that collectives of ours need not wait for, because their machine is leaving."""
@@ -158,8 +160,9 @@ class Hub:
         telling = self._kept if self._keep_all else self._kept[:1]
         told = tuple(kept.pop(n, (_NOTHING, None))[0] for kept in telling)
         self._latest = metrics
+        self._untold[n] = None if ranks else Told(n, told, None)
+        self._tell()
         if not ranks:
-            self.told.append(Told(n, told, None))
             return []
         name = chosen or self._name_for(n)
         self._saving[n] = _Saving(name, ranks, _metrics.decode(metrics), told)
@@ -173,7 +176,16 @@ class Hub:
         saving.size_bytes += size_bytes
         for n, saved in self._newly_saved():
             self.ready.append(saved.ready(self.round, n))
-            self.told.append(Told(n, saved.told, saved.name))
+            self._untold[n] = Told(n, saved.told, saved.name)
+        self._tell()
+
+    def _tell(self) -> None:
+        """In order, too: one that is still being saved holds up those behind it."""
+        for n, told in list(self._untold.items()):
+            if told is None:
+                return
+            self.told.append(told)
+            del self._untold[n]
 
     def _newly_saved(self) -> Iterator[tuple[int, _Saving]]:
         """In the order of the reports: a later checkpoint never overtakes an earlier one."""

@@ -102,7 +102,7 @@ class Leader:
     @property
     def resting(self) -> bool:
         """Whether the fit has ended and nothing of it is left to let go."""
-        return self._conductor.resting
+        return self._conductor.resting and not self._reports.waiting
 
     # --- what agents say ---------------------------------------------------------------------
 

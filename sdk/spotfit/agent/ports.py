@@ -101,6 +101,10 @@ class Said(msgspec.Struct, frozen=True):
     frames: list[msgspec.Raw]
 
 
+ORPHANED = "died with the process it was forked from"
+"""How a worker ends whose zygote was killed: no fault of the user's."""
+
+
 class Exited(msgspec.Struct, frozen=True):
     """A worker's process is reaped. All it said has been told before.
 

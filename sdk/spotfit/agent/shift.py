@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import assert_never
+from typing import Literal, assert_never
 
 import msgspec
 from msgspec.structs import replace
 
-from spotfit.agent.ports import Crew, CrewEvent, Exited, Net, Said
+from spotfit.agent.ports import ORPHANED, Crew, CrewEvent, Exited, Net, Said
 from spotfit.agent.workplace import Workplace
 from spotfit.core.codec import decoder, encode
 from spotfit.core.ids import AgentId
@@ -179,7 +179,7 @@ class Shift:
         self._net.send_up(Ended(number, rank, RankFailure(rank, "raised", raised.told, key)))
         if key is not None:
             body = self._workplace.sign(raised.value, "failure")
-            self._workplace.errands().send(f"keep {key}", lambda: self._store.put(key, body))
+            self._store.put(key, body)
 
     def _keep_result(self, number: int, rank: int, returned: Returned) -> msgspec.Raw:
         """What rank 0 returned must be in the bucket before anybody says the run is finished."""
@@ -195,5 +195,6 @@ class Shift:
             return
         early = " before its function had returned" if event.clean else ""
         told = f"The worker of rank {event.rank} {event.how}{early}."
-        failure = RankFailure(event.rank, "died", told)
+        kind: Literal["died", "lost"] = "lost" if event.how == ORPHANED else "died"
+        failure = RankFailure(event.rank, kind, told)
         self._net.send_up(Ended(event.round, event.rank, failure))

@@ -16,7 +16,9 @@ from spotfit.provision.registry import open_provisioner
 from spotfit.store.opening import open_store
 from spotfit.store.probe import probe_create
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False
+)
 Url = Annotated[str, typer.Argument(help="The run's folder: <storage_path>/<name>.")]
 
 

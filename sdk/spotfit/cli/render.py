@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
 
 from spotfit.client.handle import RunStatus
 from spotfit.core.errors import SpotfitError
 
-_console = Console(highlight=False)
-_errors = Console(stderr=True, highlight=False)
+_console = Console(highlight=False, soft_wrap=True)
+_errors = Console(stderr=True, highlight=False, soft_wrap=True)
 _COLOURS = {"running": "green", "finished": "green", "waiting": "yellow"}
 
 
 def status(run: RunStatus, url: str) -> None:
     """A run at a glance."""
-    table = Table(show_header=False, box=None)
     colour = _COLOURS.get(run.state, "red")
-    table.add_row("run", f"{run.name}  [dim]{url}[/dim]")
-    table.add_row("state", f"[{colour}]{run.state}[/{colour}] {run.why}")
-    table.add_row("round", f"{run.round or '-'}, {run.workers} workers on {run.machines} machines")
-    table.add_row("checkpoints", f"{len(run.checkpoints)}, latest {(run.checkpoints or ('none',))[-1]}")
-    table.add_row("failures", ", ".join(f"{kind}: {n}" for kind, n in run.failures.items()) or "none")
-    _console.print(table)
+    latest = f", latest {run.checkpoints[-1]}" if run.checkpoints else ""
+    failures = ", ".join(f"{kind}: {count}" for kind, count in run.failures.items())
+    _row("run", f"{escape(run.name)}  [dim]{escape(url)}[/dim]")
+    _row("state", f"[{colour}]{run.state}[/{colour}] {escape(run.why)}")
+    _row("round", f"{run.round or '-'}, {run.workers} workers on {run.machines} machines")
+    _row("checkpoints", escape(f"{len(run.checkpoints)}{latest}"))
+    _row("failures", failures or "none")
 
 
 def lines(texts: Iterable[str]) -> None:
@@ -35,11 +35,15 @@ def lines(texts: Iterable[str]) -> None:
 
 def good(text: str) -> None:
     """Something went well."""
-    _console.print(f"[green]✓[/green] {text}")
+    _console.print(f"[green]✓[/green] {escape(text)}")
 
 
 def error(problem: SpotfitError) -> None:
     """What, why, and what to do."""
-    _errors.print(f"[red]error:[/red] {problem.what}")
+    _errors.print(f"[red]error:[/red] {escape(problem.what)}")
     if problem.do:
-        _errors.print(f"[bold]What to do:[/bold] {problem.do}")
+        _errors.print(f"[bold]What to do:[/bold] {escape(problem.do)}")
+
+
+def _row(label: str, value: str) -> None:
+    _console.print(f"{label:<12} {value.rstrip()}")

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -17,9 +18,10 @@ from spotfit.client.keyring import Keyring
 from spotfit.client.preflight import Cleared, check_history, clear
 from spotfit.client.request import FitRequest
 from spotfit.client.result import Result
-from spotfit.core.errors import RunActiveError, RunCancelledError
+from spotfit.core.errors import RunActiveError, RunCancelledError, TransientStoreError
 from spotfit.core.ids import AgentId
 from spotfit.host import clocks, dice, log
+from spotfit.ledger.journal import check_whole
 from spotfit.ledger.run import Ledger
 from spotfit.model.callbacks import TrainRunContext
 from spotfit.model.events import FitStarted
@@ -29,6 +31,8 @@ from spotfit.provision.api import Traits
 from spotfit.ship.luggage import pack
 from spotfit.ship.sign import RunKey
 from spotfit.store.api import Store
+
+_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 def fit(request: FitRequest) -> Result:
@@ -62,6 +66,7 @@ def begin(request: FitRequest, *, show: bool = False) -> RunHandle:
         wall_ms=clocks.wall_ms,
     )
     handle = RunHandle(ledger, None)
+    check_whole(cleared.store)
     view = ledger.catch_up()
     ledger.run_id = view.run_id or ledger.run_id
     key = Keyring().find(ledger.run_id)
@@ -108,13 +113,31 @@ def _write_down(request: FitRequest, cleared: Cleared, ledger: Ledger, key: RunK
         luggage=msgspec.to_builtins(luggage),
     )
     spec = replace(spec, tempo=_tempo(cleared.store, cleared.provisioner.traits))
-    view = ledger.append(FitStarted(spec), after=ledger.view)
-    if view.spec is None or view.spec.luggage.get("sha256") != luggage.sha256:
-        raise RunActiveError(
-            f"Somebody else started a run in {cleared.store.url} at the same moment.",
-            do="Follow theirs with spotfit.attach(url), or choose another RunConfig(name=...).",
-        )
+    _offer(ledger, spec)
     return spec
+
+
+def _offer(ledger: Ledger, spec: RunSpec) -> None:
+    """Take the name. A store that fails may be asked again; somebody else who took it may not."""
+    for pause_s in _PAUSES_S:
+        before = ledger.view
+        after = ledger.append(FitStarted(spec), after=before)
+        if after.spec is not None and after.spec.luggage == _plain(spec.luggage):
+            return
+        if after.next_slot > before.next_slot:
+            raise RunActiveError(
+                f"Somebody else started a run in {ledger.store.url} at the same moment.",
+                do="Follow theirs with spotfit.attach(url), or choose another RunConfig(name=...).",
+            )
+        clocks.SystemClock().wait(pause_s)
+    raise TransientStoreError(
+        f"The journal in {ledger.store.url} could not be begun in {len(_PAUSES_S)} tries.",
+        do="See whether the bucket takes writes, then call fit() again.",
+    )
+
+
+def _plain(luggage: dict[str, Any]) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(luggage))
 
 
 def _objects(request: FitRequest, ledger: Ledger) -> dict[str, object]:

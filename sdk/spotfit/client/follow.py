@@ -78,13 +78,16 @@ class Console:
         for place in round_.places:
             self._output.watch(place.agent)
 
-    def show_new(self) -> None:
-        """Print what the workers wrote since the last call."""
+    def show_new(self) -> bool:
+        """Print what the workers wrote since the last call; whether that was anything."""
+        shown = False
         try:
             for line in self._output.new_lines():
                 self._write(f"(rank {line.get('rank')}) {line.get('text', '')}\n")
+                shown = True
         except StoreError as trouble:
             log.warning("output.unreadable", why=trouble.what)
+        return shown
 
     @property
     def complete(self) -> bool:

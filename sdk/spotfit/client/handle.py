@@ -18,6 +18,7 @@ from spotfit.control.errands import Inline
 from spotfit.core.errors import RunNotFoundError, SpotfitError, StoreError
 from spotfit.core.ids import AgentId, RunId
 from spotfit.host import clocks, dice, log
+from spotfit.ledger.journal import check_whole
 from spotfit.ledger.run import Ledger
 from spotfit.model.events import CancelRequested, Entry, FitEnded, FitStarted
 from spotfit.model.spec import RunSpec
@@ -29,6 +30,7 @@ from spotfit.ship.sign import RunKey
 from spotfit.store.opening import open_store
 
 _LAST_WORDS_S = 3.0
+_LONGEST_PAUSE_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class RunHandle:
         self._ledger = ledger
         self.key = key
         self._clock = clocks.SystemClock()
+        self._news_at = self._clock.now()
         self._console = Console(ledger.store)
         self.show = False
         """Whether the workers' output and the run's story go to the console."""
@@ -133,14 +136,15 @@ class RunHandle:
         deadline = None if timeout_s is None else self._clock.now() + timeout_s
         while True:
             wake = self._tick()
-            if self.show:
-                self._console.show_new()
+            if self.show and self._console.show_new():
+                self._news_at = self._clock.now()
             if wake is None:
                 break
             now = self._clock.now()
             if deadline is not None and now >= deadline:
                 return
-            self._clock.wait(max(0.0, min(wake - now, (deadline or wake) - now)))
+            wake = min(wake, now + self._pause_s(now), deadline or wake)
+            self._clock.wait(max(0.0, wake - now))
         self._hear_last_words()
 
     def _tick(self) -> float | None:
@@ -151,10 +155,14 @@ class RunHandle:
         except StoreError as trouble:
             log.warning("store.trouble", why=trouble.what)
             return now + 1.0
-        poll_s = self._ledger.view.spec.tempo.poll_s if self._ledger.view.spec else 1.0
         if self._ended is not None and wake is None:
             return None
-        return now + poll_s if wake is None else min(wake, now + poll_s)
+        return now + 1.0 if wake is None else wake
+
+    def _pause_s(self, now: float) -> float:
+        """Short after news, longer the longer nothing happens: looking costs the workers' time."""
+        poll_s = self._ledger.view.spec.tempo.poll_s if self._ledger.view.spec else 1.0
+        return min(max(poll_s, (now - self._news_at) / 8), max(poll_s, _LONGEST_PAUSE_S))
 
     def _look(self, now: float) -> float | None:
         self._ledger.catch_up()
@@ -175,6 +183,7 @@ class RunHandle:
             self._console.watch(view.round)
 
     def _heard(self, slot: int, body: bytes, entry: Entry) -> None:
+        self._news_at = self._clock.now()
         if isinstance(entry.event, FitStarted):
             self._ended = self._final = None
         if isinstance(entry.event, FitEnded):
@@ -192,10 +201,14 @@ class RunHandle:
 
 
 def attach(url: str | Path) -> RunHandle:
-    """The run at `<storage_path>/<name>`, whoever started it. Raises `RunNotFoundError`."""
+    """The run at `<storage_path>/<name>`, whoever started it.
+
+    Raises `RunNotFoundError`, or `JournalError` for a journal that cannot be believed.
+    """
     store = open_store(url)
     ledger = Ledger(store, RunId(""), AgentId(f"d{dice.new_agent_id()}"), wall_ms=clocks.wall_ms)
     handle = RunHandle(ledger, None)
+    check_whole(store)
     view = ledger.catch_up()
     if view.run_id is None or view.spec is None:
         raise RunNotFoundError(
@@ -218,9 +231,7 @@ def adopted(handle: RunHandle, ledger: Ledger, key: RunKey | None, spec: RunSpec
         log.warning("run.unminded", why=cannot.what)
         return handle
     traits = provisioner.traits
-    launch = Launch(
-        spec.storage_url, ledger.run_id, key.to_text(), traits.notices, spec.framework
-    )
+    launch = Launch(spec.storage_url, ledger.run_id, key.to_text(), traits.notices, spec.framework)
     conductor = Conductor(ledger, provisioner, launch, Inline(), dice.new_token)
     handle.caretaker = Caretaker(ledger, conductor, clocks.SystemClock().now())
     return handle

@@ -8,11 +8,10 @@ from typing import Any
 
 from spotfit.checkpoint.restore import check_present
 from spotfit.client.request import FitRequest
-from spotfit.core.errors import ConfigErrors, JournalError, SpotfitError
+from spotfit.core.errors import ConfigErrors, SpotfitError
 from spotfit.core.ids import RunId, Token, parse_name
 from spotfit.host import dice
 from spotfit.host.clocks import wall_ms
-from spotfit.ledger import keys
 from spotfit.model.group import GroupRequest
 from spotfit.model.view import View
 from spotfit.provision.api import Provisioner
@@ -74,17 +73,7 @@ class _Checks:
 
 
 def check_history(view: View, store: Store) -> None:
-    """A continued run needs its whole journal and its latest checkpoint.
-
-    Raises `JournalError` where an entry is missing, `IntegrityError` where the checkpoint is.
-    """
-    for slot, found in enumerate(store.list(keys.JOURNAL.rstrip("/"))):
-        if found.key != keys.entry(slot):
-            raise JournalError(
-                f"Entry {slot} of the journal in {store.url} is missing, later ones are there.",
-                do="Put it back from a copy, or choose another RunConfig(name=...) for a new run; "
-                "the checkpoints in the folder are not touched.",
-            )
+    """A continued run needs its latest checkpoint. Raises `IntegrityError` if that is gone."""
     if view.latest_checkpoint is not None:
         check_present(store, view.latest_checkpoint.name)
 

@@ -14,7 +14,10 @@ from spotfit.ledger.run import Ledger
 from spotfit.model.events import LeaderElected
 from spotfit.model.view import View
 from spotfit.model.watch import Watch
-from spotfit.policy.election import Claim, Sighting, claim
+from spotfit.policy.election import Sighting, claim
+
+_LOOK_S = 1.0
+"""How often somebody who stands by looks whether he is needed."""
 
 
 class Caretaker:
@@ -28,6 +31,7 @@ class Caretaker:
         self._lease = b""
         self._watched: str | None = None
         self._lease_at = now
+        self._look_at = now
         self._ended_seen = False
 
     @property
@@ -51,27 +55,23 @@ class Caretaker:
         return self._conduct(view, now)
 
     def _stand_by(self, view: View, now: float) -> float | None:
-        self._look_at_the_lease(view, now)
-        self._look_at_the_machines(view, now)
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_S
+            self._look_at_the_lease(view, now)
+            self._look_at_the_machines(view, now)
         claimed = claim(view, self._ledger.me, self._sighting, caretaker=True)
-        assert view.spec is not None
         if claimed is None or now < claimed.at:
-            return self._next_look(view, now, claimed)
+            return min(claimed.at, self._look_at) if claimed else self._look_at
         elected = LeaderElected(self._ledger.me, view.epoch + 1, None, claimed.why)
         after = self._ledger.append(elected, after=view)
         return self._conduct(after, now) if after.leads(self._ledger.me) else now
-
-    @staticmethod
-    def _next_look(view: View, now: float, claimed: Claim | None) -> float:
-        assert view.spec is not None
-        look = now + view.spec.tempo.poll_s
-        return min(claimed.at, look) if claimed else look
 
     def _look_at_the_lease(self, view: View, now: float) -> None:
         leader = view.leader.leader if view.leader else None
         if leader != self._watched:
             self._watched, self._lease = leader, b""
             self._sighting = Sighting(lease_changed_at=now)
+            self._look_at = now
         if leader is None:
             return
         lease = self._ledger.lease_of(leader)

@@ -80,12 +80,36 @@ class Journal:
                 f"Entry {slot} of the journal is of run {entry.run_id}, not {self.view.run_id}.",
                 do="Two runs were mixed in one folder; give this one a name or folder of its own.",
             )
-        self.view = fold(self.view, entry)
+        try:
+            self.view = fold(self.view, entry)
+        except KeyError as stranger:
+            raise JournalError(
+                f"Entry {slot} of the journal speaks of {stranger}, which no entry before it knows.",
+                do=_REMEDY,
+            ) from stranger
         if self.heard is not None:
             self.heard(slot, body, entry)
 
 
 _entries = decoder(Entry)
+_REMEDY = (
+    "Restore the journal from a copy, or choose another RunConfig(name=...) for a new run; the "
+    "checkpoints in the folder are not touched."
+)
+
+
+def check_whole(store: Store) -> None:
+    """See that no entry is missing between the first and the last. Raises `JournalError`.
+
+    A reader stops at a hole and takes it for the end; a writer would fill it. So look before you
+    trust a journal that others may have copied or tidied.
+    """
+    for slot, found in enumerate(store.list(keys.JOURNAL.rstrip("/"))):
+        if found.key != keys.entry(slot):
+            raise JournalError(
+                f"Entry {slot} of the journal in {store.url} is missing, but later ones are there.",
+                do=_REMEDY,
+            )
 
 
 def _read(slot: int, body: bytes) -> Entry:
@@ -94,6 +118,5 @@ def _read(slot: int, body: bytes) -> Entry:
     except UNREADABLE as error:
         raise JournalError(
             f"Entry {slot} of the journal cannot be read: {error}.",
-            do="It was cut, written by something else, or by a newer spotfit. Use that version, or "
-            "another name for a new run; the checkpoints in the folder are not touched.",
+            do=f"It was cut, written by something else, or by a newer spotfit. {_REMEDY}",
         ) from error

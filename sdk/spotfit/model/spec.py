@@ -34,6 +34,8 @@ class Tempo(msgspec.Struct, frozen=True):
     """How long an elastic group waits for more machines than it needs at least."""
     observe_s: float = 2.0
     """How often the provisioner is asked about groups that are not all here."""
+    orphan_s: float = 900.0
+    """An agent that reaches neither a hub nor the bucket for so long ends: nobody needs it."""
     poll_s: float = 1.0
     """How often the journal is read by those whom nobody tells of new entries."""
 

@@ -30,6 +30,8 @@ def closing(view: View, watch: Watch, round_: Round) -> RoundClosed:
     if failures and leaving and all(_on(leaving, failure.rank) for failure in failures):
         why = f"{_machines(leaving)} as announced"
         return RoundClosed(round_.number, Blame.PREEMPTION, why, failures)
+    if any(failure.kind == "lost" for failure in failures):
+        return RoundClosed(round_.number, Blame.PLATFORM, _first_words(failures), failures)
     if failures:
         return RoundClosed(round_.number, Blame.WORKER, _first_words(failures), failures)
     return RoundClosed(round_.number, Blame.SUCCESSION, "its hub is gone: another agent leads now")

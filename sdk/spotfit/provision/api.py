@@ -1,4 +1,4 @@
-"""The waist: what a cloud must be able to do. Six clouds stand on one side, everything else on the other."""
+"""The waist: what a cloud must be able to do. Clouds on one side, everything else on the other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The market or the quota gives nothing: expected, hence a value. `final`: waiting is pointless."""
+    """The market or the quota gives nothing: expected, hence a value.
+
+    `final`: waiting is pointless.
+    """
 
     why: str
     final: bool = False

@@ -6,10 +6,10 @@ import pytest
 
 from spotfit.core.codec import encode
 from spotfit.core.errors import JournalError, TransientStoreError
-from spotfit.core.ids import RunId
+from spotfit.core.ids import RunId, Token
 from spotfit.ledger import keys, snapshot
-from spotfit.ledger.journal import Journal
-from spotfit.model.events import CancelRequested, Entry, FitStarted, LeaderElected
+from spotfit.ledger.journal import Journal, check_whole
+from spotfit.model.events import CancelRequested, Entry, FitStarted, LeaderElected, Released
 from spotfit.store.memory import MemoryStore
 from spotfit.testing.builders import a_spec, an_agent, an_entry
 
@@ -172,3 +172,28 @@ def test_without_snapshots_everything_is_read(long_run: tuple[MemoryStore, Journ
     for found in list(store.list(".spotfit/snapshots")):
         store.delete(found.key)
     assert Journal(store).catch_up() == writer.view
+
+
+# --- holes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+def test_a_hole_is_noticed_before_anybody_fills_it(slot: int) -> None:
+    store = MemoryStore()
+    for number in range(3):
+        store.put(keys.entry(number), encode(an_entry(FitStarted(a_spec()))))
+    check_whole(store)
+    store.delete(keys.entry(slot))
+    with pytest.raises(JournalError, match=f"Entry {slot} of the journal .* is missing"):
+        check_whole(store)
+
+
+def test_a_journal_without_entries_is_whole() -> None:
+    check_whole(MemoryStore())
+
+
+def test_an_entry_about_strangers_is_no_entry_of_this_journal() -> None:
+    store = MemoryStore()
+    store.put(keys.entry(0), encode(an_entry(Released(Token("t-never-asked-for")))))
+    with pytest.raises(JournalError, match="Entry 0 .* speaks of 't-never-asked-for'"):
+        Journal(store).catch_up()

@@ -1,0 +1,52 @@
+"""What is shown is what was said: no markup is read into it, no line of it is cut."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotfit.cli import render
+from spotfit.client.handle import RunStatus
+from spotfit.core.errors import ConfigError
+
+EMPTY = RunStatus("digits", "waiting", None, 0, 0, (), {})
+
+
+def test_a_run_that_has_nothing_yet(capsys: pytest.CaptureFixture[str]) -> None:
+    render.status(EMPTY, "s3://bucket/digits")
+    assert capsys.readouterr().out.splitlines() == [
+        "run          digits  s3://bucket/digits",
+        "state        waiting",
+        "round        -, 0 workers on 0 machines",
+        "checkpoints  0",
+        "failures     none",
+    ]
+
+
+def test_an_error_keeps_its_brackets_and_goes_to_the_errors(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    render.error(
+        ConfigError("[Rank 0,3 Error Snippet]:\nit failed", do="pip install 'spotfit[s3]'")
+    )
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.splitlines() == [
+        "error: [Rank 0,3 Error Snippet]:",
+        "it failed",
+        "What to do: pip install 'spotfit[s3]'",
+    ]
+
+
+def test_an_error_without_a_remedy_has_none(capsys: pytest.CaptureFixture[str]) -> None:
+    render.error(ConfigError("it failed"))
+    assert capsys.readouterr().err == "error: it failed\n"
+
+
+def test_long_lines_stay_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    render.lines(["x" * 500, "[red]no colour[/red]"])
+    render.good("y" * 500)
+    assert capsys.readouterr().out.splitlines() == [
+        "x" * 500,
+        "[red]no colour[/red]",
+        f"✓ {'y' * 500}",
+    ]
