@@ -97,6 +97,8 @@ class Cloud:
         self._engine = engine
         self._tide = tide
         self._say = say
+        self._started = 0
+        """Machines that are paid."""
         for moment in tide.turns():
             engine.at(moment, self._turn)
 
@@ -153,6 +155,7 @@ class Cloud:
         if not box.standing:
             return
         now = self._engine.now
+        self._started -= box.started_at is not None
         box.over_at = now
         box.over_told_at = now + self._tide.stream.between(self._tide.market.observed_after_s)
         box.reason = reason
@@ -183,14 +186,14 @@ class Cloud:
     # --- capacity ----------------------------------------------------------------------------
 
     def _free(self) -> int:
-        used = sum(box.started_at is not None for box in self.standing())
-        return self._tide.capacity(self._engine.now) - used
+        return self._tide.capacity(self._engine.now) - self._started
 
     def _fill(self) -> None:
         for box in [box for box in self.standing() if box.started_at is None]:
             if self._free() <= 0:
                 break
             box.started_at = self._engine.now
+            self._started += 1
             boot_s = self._tide.stream.between(self._tide.market.boot_s)
             self._engine.after(boot_s, partial(self._boot, box))
 

@@ -122,7 +122,7 @@ class Team:
     def lose(self, worker: SimWorker) -> None:
         """A rank broke off: its peers may notice, each in its own time, if the way is open."""
         load, stream = self._theatre.training.load, self._theatre.stream
-        for one in self._workers.values():
+        for one in self._workers.values() if load.peers_raise else ():
             cut_off = self._theatre.fabric.blocked(worker.host, one.host)
             if one is not worker and not cut_off and stream.chance(load.peers_raise):
                 self._theatre.engine.after(stream.between(load.peers_raise_s), one.miss_a_peer)

@@ -79,6 +79,11 @@ class Checker:
         self._broke = broke
         self._wrote = wrote
 
+    @property
+    def leader(self) -> str:
+        """Who may decide, by the checker's own reading of the journal."""
+        return self.truth.leader.leader if self.truth.leader else "nobody"
+
     def complain(self, what: str) -> None:
         """Something does not hold. The first complaint counts."""
         if self.broken is None:
@@ -147,8 +152,8 @@ class Checker:
             return self._wrong_election(event, entry.by)
         if isinstance(event, CancelRequested):
             return None if truth.active else "nothing to cancel"
-        if not truth.leads(entry.by):
-            leader = truth.leader.leader if truth.leader else "nobody"
+        leader = self.leader
+        if entry.by != leader:
             return f"decided {type(event).__name__} while {leader} leads"
         if truth.ended is not None and not isinstance(
             event, Submitted | Refused | Released | NodeLost
@@ -157,7 +162,7 @@ class Checker:
         return self._wrong_decision(event)
 
     def _wrong_election(self, event: LeaderElected, by: AgentId) -> str | None:
-        if event.leader != by and not self.truth.leads(by):
+        if by not in (event.leader, self.leader):
             return f"elected {event.leader}, and is not the one to name an heir"
         if event.epoch != self.truth.epoch + 1:
             return f"epoch {event.epoch} follows {self.truth.epoch}"

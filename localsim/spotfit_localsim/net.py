@@ -53,9 +53,9 @@ class Fabric:
 
     def blocked(self, sender: str, receiver: str) -> bool:
         """Whether nothing gets through from the one host to the other at present."""
-        if self._silent and (sender in self._silent or receiver in self._silent):
+        if sender in self._silent or receiver in self._silent:
             return True
-        return any(wall.stops(sender, receiver) for wall in self._walls)
+        return bool(self._walls) and any(wall.stops(sender, receiver) for wall in self._walls)
 
     def build(self, wall: Wall) -> None:
         """From now on that host is not heard, or does not hear."""

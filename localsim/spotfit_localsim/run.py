@@ -240,7 +240,7 @@ class World:
                 self.engine.after(seconds, self._season.reopen)
 
     def _chosen(self, whom: Whom) -> list[Machine]:
-        leader = self.checker.truth.leader.leader if self.checker.truth.leader else ""
+        leader = self.checker.leader
         here = [machine for machine in self.machines.values() if machine.process.alive]
         if whom == "everybody":
             return here

@@ -24,12 +24,15 @@ from spotfit_localsim.engine import Engine, swapped
 from spotfit_localsim.invariants import InvariantBroken
 from spotfit_localsim.market import Market
 from spotfit_localsim.run import World
-from spotfit_localsim.scenario import Scenario
+from spotfit_localsim.scenario import At, Cancel, Scenario
 from spotfit_localsim.story import Story
 from spotfit_localsim.workload import Workload
 
 DOLLARS_PER_1000 = {"put": 0.005, "create": 0.005, "list": 0.005, "get": 0.0004, "delete": 0.0}
 """List prices of S3 Standard requests."""
+
+_CALM_S = 30.0
+"""After the churn: how long until somebody ends the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +60,14 @@ class Bill:
 
 def churn(agents: int, minutes: float, *, share_per_minute: float = 0.1) -> Scenario:
     """So many agents of one elastic run, of which a share is reclaimed every minute."""
+    storm_s = minutes * 60
     return Scenario(
         f"churn of {agents} agents",
         workers=agents,
         workers_min=agents // 2,
         slots=1,
         load=Workload(
-            steps=int(minutes * 60) + 120,
+            steps=1_000_000,
             step_s=(1.0, 1.0),
             report_every=5,
             save_every=10,
@@ -77,7 +81,9 @@ def churn(agents: int, minutes: float, *, share_per_minute: float = 0.1) -> Scen
             notice_s=30.0,
             boot_s=(20.0, 40.0),
         ),
-        storm_s=minutes * 60,
+        acts=(Cancel(At(storm_s + _CALM_S)),),
+        storm_s=storm_s,
+        outcome="cancelled",
     )
 
 
@@ -101,10 +107,13 @@ def one_fold_for_all() -> Iterator[None]:
 
 
 class _Shared:
+    """Entries by their bytes, views by their slot; all that are equal are one object."""
+
     def __init__(self, read: Callable[[int, bytes], Entry]) -> None:
         self._read = read
         self._entries: dict[tuple[int, bytes], Entry] = {}
-        self._views: dict[tuple[int, int], tuple[View, Entry, View]] = {}
+        self._views: dict[int, View] = {}
+        self._folded: dict[tuple[int, int], View] = {}
 
     def read(self, slot: int, body: bytes) -> Entry:
         key = (slot, body)
@@ -114,11 +123,15 @@ class _Shared:
         return entry
 
     def fold(self, view: View, entry: Entry) -> View:
-        key = (id(view), id(entry))
-        known = self._views.get(key)
-        if known is None:
-            known = self._views[key] = (view, entry, fold(view, entry))
-        return known[2]
+        known = self._views.setdefault(view.next_slot, view)
+        if known is not view and known != view:
+            return fold(view, entry)
+        key = (view.next_slot, id(entry))
+        after = self._folded.get(key)
+        if after is None:
+            after = self._folded[key] = fold(known, entry)
+            self._views.setdefault(after.next_slot, after)
+        return after
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,9 +1,12 @@
-"""One keeper of zygotes for all live tests: torch is imported once."""
+"""What live tests share: warm zygotes, a cloud of their own, a store that speaks S3."""
 
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import boto3
 import pytest
+from moto.server import ThreadedMotoServer
 
 from spotfit.agent.zygote import ZygoteKeeper
 from tests.live.cloud import Cloud
@@ -30,3 +33,22 @@ def cloud(tmp_path: Path) -> Iterator[Cloud]:
     cloud = Cloud(tmp_path)
     yield cloud
     cloud.close()
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The endpoint of a store on loopback with one bucket, 'runs', and nothing in it."""
+    for name, text in (
+        ("AWS_ACCESS_KEY_ID", "test"),
+        ("AWS_SECRET_ACCESS_KEY", "test"),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
+    ):
+        monkeypatch.setenv(name, text)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    urllib.request.urlopen(f"{endpoint}/moto-api/reset", b"").close()  # noqa: S310 - loopback
+    boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket="runs")
+    yield endpoint
+    server.stop()

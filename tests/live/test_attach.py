@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from pathlib import Path
@@ -132,7 +133,7 @@ def test_where_no_run_is_attach_says_so(cloud: Cloud) -> None:
         spotfit.attach(cloud.url("another"))
 
 
-# --- without the driver -----------------------------------------------------------------------------
+# --- without the driver --------------------------------------------------------------------------
 
 
 def test_the_run_outlives_its_driver(cloud: Cloud) -> None:
@@ -178,7 +179,7 @@ def test_another_run_of_that_name_is_refused_while_one_goes_on(cloud: Cloud) -> 
     assert handle.result(60).return_value == "trained to the end"
 
 
-# --- Ctrl-C -------------------------------------------------------------------------------------------
+# --- Ctrl-C --------------------------------------------------------------------------------------
 
 
 def test_ctrl_c_ends_the_run_cleanly(cloud: Cloud) -> None:
@@ -197,7 +198,7 @@ def test_the_third_ctrl_c_leaves_at_once(cloud: Cloud) -> None:
     driver = cloud.driver(SCRIPT)
     eventually(lambda: len(started(cloud)) == 2)
     for pid in alive({machine.pid for machine in cloud.root.machines()}):
-        processes.os.kill(pid, signal.SIGSTOP)  # nobody is left who could end the run in time
+        os.kill(pid, signal.SIGSTOP)  # nobody is left who could end the run in time
     try:
         for count in range(3):
             driver.interrupt()
@@ -206,5 +207,5 @@ def test_the_third_ctrl_c_leaves_at_once(cloud: Cloud) -> None:
         assert driver.ended() == 130
     finally:
         for machine in cloud.root.machines():
-            processes.os.kill(machine.pid, signal.SIGCONT)
+            os.kill(machine.pid, signal.SIGCONT)
     eventually(lambda: spotfit.attach(cloud.url()).status().state == "cancelled")

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from moto.server import ThreadedMotoServer
 
 import spotfit
 from spotfit.core.errors import (
@@ -42,7 +41,7 @@ def save(name: str = "weights") -> None:
         spotfit.report({"step": 1}, checkpoint=checkpoint, checkpoint_dir_name=name)
 
 
-# --- what is asked for -----------------------------------------------------------------------------
+# --- what is asked for ---------------------------------------------------------------------------
 
 
 def test_a_function_that_wants_two_arguments(cloud: Cloud) -> None:
@@ -114,7 +113,7 @@ def test_several_mistakes_are_told_at_once(cloud: Cloud) -> None:
     assert cloud.untouched
 
 
-# --- where it is to be kept --------------------------------------------------------------------------
+# --- where it is to be kept ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["/proc/spotfit", "{folder}/a-file/runs", "/dev/null/runs"])
@@ -131,25 +130,6 @@ def test_an_address_that_is_none(cloud: Cloud, url: str, why: str) -> None:
     with pytest.raises(spotfit.ConfigError, match=why):
         cloud.fit(nothing, storage=url)
     assert cloud.untouched
-
-
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The endpoint of a store with one bucket: 'runs'."""
-    import boto3
-
-    for name, text in (
-        ("AWS_ACCESS_KEY_ID", "test"),
-        ("AWS_SECRET_ACCESS_KEY", "test"),
-        ("AWS_DEFAULT_REGION", "us-east-1"),
-    ):
-        monkeypatch.setenv(name, text)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    boto3.client("s3", endpoint_url=f"http://{host}:{port}").create_bucket(Bucket="runs")
-    yield f"http://{host}:{port}"
-    server.stop()
 
 
 def test_a_bucket_that_is_not_there(cloud: Cloud, s3: str) -> None:
@@ -218,7 +198,7 @@ def test_a_bucket_whose_create_lies(cloud: Cloud, s3: str, deaf: str) -> None:
     assert left["KeyCount"] == 0, "not even the probe's own objects"
 
 
-# --- what is there already ----------------------------------------------------------------------------
+# --- what is there already -----------------------------------------------------------------------
 
 
 def entry(cloud: Cloud, slot: int, name: str = "run") -> Path:
@@ -289,7 +269,7 @@ def test_a_checkpoint_whose_directory_is_gone(cloud: Cloud, how: str) -> None:
     assert entries(cloud) == before
 
 
-# --- what somebody has changed -------------------------------------------------------------------------
+# --- what somebody has changed -------------------------------------------------------------------
 
 
 def flip(path: Path) -> None:
@@ -359,7 +339,7 @@ def test_a_checkpoint_that_was_changed_is_not_loaded(cloud: Cloud) -> None:
     assert isinstance(told.value.worker_failures[0], IntegrityError)
 
 
-# --- another world there ---------------------------------------------------------------------------------
+# --- another world there -------------------------------------------------------------------------
 
 
 def test_a_python_other_than_the_workers(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ def test_a_callback_that_raises_ends_the_run_without_another_try(cloud: Cloud) -
         spotfit.report({"loss": 2.0})
         time.sleep(600)
 
-    with pytest.raises(spotfit.ControllerError, match="ArithmeticError: a loss of 2.0") as told:
+    with pytest.raises(spotfit.ControllerError, match=r"ArithmeticError: a loss of 2\.0") as told:
         cloud.fit(train, callbacks=[Grumbler()], max_failures=5)
 
     assert "a loss of 2.0" in str(told.value.controller_failure)

@@ -26,7 +26,7 @@ LONG_S = 600.0
 """Nobody waits for so long: a test in which somebody does fails by its own timeout."""
 
 
-class OutOfTune(Exception):
+class OutOfTuneError(Exception):
     """A user's own exception."""
 
     def __init__(self, loss: float) -> None:
@@ -53,16 +53,13 @@ def attempt(config: Config) -> int:
     return made
 
 
-# --- the end, told ------------------------------------------------------------------------------
+# --- the end, told -------------------------------------------------------------------------------
 
 
 def test_an_exception_arrives_as_itself_with_rank_and_traceback(cloud: Cloud) -> None:
     def train() -> None:
         if rank() in (1, 2):
-            try:
-                raise OSError("the disk")
-            except OSError as cause:
-                raise OutOfTune(0.5) from cause
+            raise OutOfTuneError(0.5) from OSError("the disk")
         time.sleep(LONG_S)
 
     with pytest.raises(spotfit.WorkerGroupError) as told:
@@ -71,11 +68,11 @@ def test_an_exception_arrives_as_itself_with_rank_and_traceback(cloud: Cloud) ->
     failures = told.value.worker_failures
     assert set(failures) <= {1, 2}
     for of_rank, error in failures.items():
-        assert type(error).__name__ == "OutOfTune"
+        assert type(error).__name__ == "OutOfTuneError"
         assert getattr(error, "loss", None) == 0.5
         [note] = error.__notes__
         assert f"raised in the worker of rank {of_rank}" in note
-        assert "raise OutOfTune(0.5)" in note
+        assert "raise OutOfTuneError(0.5)" in note
     assert "OSError: the disk" in str(told.value)
     assert "the loss is 0.5" in str(told.value)
 
@@ -211,6 +208,7 @@ def test_every_rank_starts_again_from_the_same_checkpoint(cloud: Cloud, die: Any
             if rank() == 1:
                 die()
             time.sleep(LONG_S)
+        assert checkpoint is not None
         with checkpoint.as_directory() as folder:
             files = sorted(path.name for path in Path(folder).iterdir())
         told = {"path": checkpoint.path, "files": files, "process": os.getpid()}

@@ -98,7 +98,7 @@ def went_on(cloud: Cloud, handle: RunHandle, saved: int) -> None:
     assert result.metrics == {"step": result.return_value["step"]}
 
 
-# --- without notice -----------------------------------------------------------------------------------
+# --- without notice ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("who", ["the leader's node", "another node"])
@@ -154,7 +154,7 @@ def test_a_run_whose_nodes_and_driver_are_gone_is_revived_by_whoever_attaches(
     assert spotfit.attach(cloud.url()).result(60).return_value == "revived"
 
 
-# --- with notice --------------------------------------------------------------------------------------
+# --- with notice ---------------------------------------------------------------------------------
 
 
 def test_a_notice_orders_the_replacement_at_once_and_costs_nothing_but_a_restart(
@@ -174,7 +174,7 @@ def test_a_notice_orders_the_replacement_at_once_and_costs_nothing_but_a_restart
     assert isinstance(first, RoundClosed)
     assert (first.blame, first.why) == (Blame.PREEMPTION, "saved after the notice, and replaced")
     cloud.reclaimer.kill(leaving)
-    after = [event for event in cloud.events()[closed:] if isinstance(event, RoundOpened)][0]
+    after = next(event for event in cloud.events()[closed:] if isinstance(event, RoundOpened))
     places = {(place.token, place.node) for place in after.round.places}
     assert (leaving.group.token, leaving.number) not in places
     assert len({start["from"] for start in second}) == 1

@@ -45,7 +45,7 @@ def test_closures_lambdas_partials_and_objects_travel(cloud: Cloud) -> None:
     def closure() -> Any:
         return inside, speak()
 
-    def bound(word: str, config: Config) -> str:
+    def bound(word: str, config: Config) -> Any:
         return word + config["word"]
 
     ways: list[tuple[Any, Any]] = [
@@ -172,7 +172,7 @@ def test_a_package_that_cannot_be_installed_is_told_with_pips_own_words(cloud: C
         cloud.fit(lambda: None, worker_runtime_env=environment)
 
 
-# --- what cannot travel ----------------------------------------------------------------------------
+# --- what cannot travel --------------------------------------------------------------------------
 
 
 def test_what_cannot_be_pickled_is_named_by_its_path(cloud: Cloud) -> None:
@@ -209,7 +209,7 @@ def test_a_module_that_is_missing_there_is_named(cloud: Cloud) -> None:
     )
     sys.path.insert(0, str(cloud.folder / "elsewhere"))
     try:
-        import lives_elsewhere
+        import lives_elsewhere  # type: ignore[import-not-found]
 
         with pytest.raises((spotfit.WorkerGroupError, ShippingError), match="lives_elsewhere"):
             cloud.fit(lives_elsewhere.train)

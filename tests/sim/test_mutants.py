@@ -34,7 +34,6 @@ from spotfit_localsim.library import (
     plain,
     preemption_with_notice,
     random_storm,
-    same_names_again,
     slow_bucket,
     spot_storm,
 )
@@ -144,10 +143,13 @@ def test_caught_is_a_hub_that_commits_before_all_ranks_have_saved(
     sound_in(world)
 
 
-def test_caught_are_workers_that_outlive_their_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caught_is_an_agent_that_does_not_wait_for_the_last_workers_to_be_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(SimCrew, "halt", lambda _: None)
-        world, _ = caught(seeds_of(spot_storm))
+        patch.setattr(SimCrew, "busy", property(lambda _: False))
+        world, why = caught(seeds_of(spot_storm))
+    assert "beside others of its own" in why
     sound_in(world)
 
 
@@ -178,7 +180,7 @@ def test_caught_is_a_leader_that_does_not_heed_its_fall(monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         patch.setattr(View, "leads", leads)
         world, why = caught(seeds_of(deposed_leader, flapping_network))
-    assert "leads" in why
+    assert "decided" in why
     sound_in(world)
 
 
@@ -203,6 +205,6 @@ def test_caught_is_a_leader_that_adopts_what_an_abandoned_round_left(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(spotfit.agent.leader, "_is_news", lambda _view, _found: True)
-        world, why = caught([*seeds_of(flapping_network, same_names_again), *storms(200)])
+        world, why = caught(storms(200))
     assert "is committed" in why
     sound_in(world)

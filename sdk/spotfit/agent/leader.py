@@ -342,7 +342,7 @@ class Leader:
             known=seating.known,
             stopped=view.round is None or seating.stopped_all(view.round.places),
             returned=hub.returned if hub else set(),
-            settled=hub is None or (hub.settled and self._told_all()),
+            settled=(hub is None or hub.settled) and self._told_all(),
             ready=tuple(one for one in saved if _is_news(view, one)),
             statuses=self._conductor.statuses,
             granted=self._conductor.granted,

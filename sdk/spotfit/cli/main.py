@@ -1,4 +1,4 @@
-"""`spotfit`: look at runs, follow, end and revive them, from any machine that reaches the bucket."""
+"""`spotfit`: look at runs, follow, end and revive them, from wherever the bucket is reached."""
 
 from __future__ import annotations
 

@@ -12,10 +12,11 @@ from spotfit.client.failure import error_of
 from spotfit.client.follow import Console, Output
 from spotfit.client.keyring import Keyring
 from spotfit.client.result import Result, result_of
+from spotfit.client.story import no_run_at
 from spotfit.control.caretaker import Caretaker
 from spotfit.control.conductor import Conductor
 from spotfit.control.errands import Inline
-from spotfit.core.errors import RunNotFoundError, SpotfitError, StoreError
+from spotfit.core.errors import SpotfitError, StoreError
 from spotfit.core.ids import AgentId, RunId
 from spotfit.host import clocks, dice, log
 from spotfit.ledger.journal import check_whole
@@ -179,8 +180,9 @@ class RunHandle:
     def know(self, view: View) -> None:
         """Begin from a view that was read before anybody listened."""
         self._ended, self._final = view.ended, view if view.ended else None
-        if view.round is not None:
-            self._console.watch(view.round)
+        round_ = view.last_round if view.ended else view.round
+        if round_ is not None:
+            self._console.watch(round_)
 
     def _heard(self, slot: int, body: bytes, entry: Entry) -> None:
         self._news_at = self._clock.now()
@@ -211,10 +213,7 @@ def attach(url: str | Path) -> RunHandle:
     check_whole(store)
     view = ledger.catch_up()
     if view.run_id is None or view.spec is None:
-        raise RunNotFoundError(
-            f"There is no run at {store.url}.",
-            do="Give the folder of one run: <storage_path>/<name>, as RunHandle.url tells it.",
-        )
+        raise no_run_at(store)
     ledger.run_id = view.run_id
     handle.know(view)
     return adopted(handle, ledger, Keyring().find(view.run_id), view.spec)

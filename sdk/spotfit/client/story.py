@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from spotfit.core.errors import RunNotFoundError
 from spotfit.core.units import told_bytes
 from spotfit.ledger.journal import Journal
 from spotfit.model.events import (
@@ -28,7 +29,10 @@ from spotfit.store.api import Store
 
 
 def read_story(store: Store) -> list[str]:
-    """The whole journal in words, one line an entry, with the time of day it was written."""
+    """The whole journal in words, one line an entry, with the time of day it was written.
+
+    Raises `RunNotFoundError` where there is none.
+    """
     lines: list[str] = []
 
     def note(slot: int, _body: bytes, entry: Entry) -> None:
@@ -38,7 +42,17 @@ def read_story(store: Store) -> list[str]:
     journal = Journal(store, whole=True)
     journal.heard = note
     journal.catch_up()
+    if not lines:
+        raise no_run_at(store)
     return lines
+
+
+def no_run_at(store: Store) -> RunNotFoundError:
+    """The error for a folder that holds no run."""
+    return RunNotFoundError(
+        f"There is no run at {store.url}.",
+        do="Give the folder of one run: <storage_path>/<name>, as RunHandle.url tells it.",
+    )
 
 
 def tell(event: Event) -> str:

@@ -84,7 +84,7 @@ class Journal:
             self.view = fold(self.view, entry)
         except KeyError as stranger:
             raise JournalError(
-                f"Entry {slot} of the journal speaks of {stranger}, which no entry before it knows.",
+                f"Entry {slot} of the journal speaks of {stranger}, which none before it knows.",
                 do=_REMEDY,
             ) from stranger
         if self.heard is not None:

@@ -68,7 +68,7 @@ class Watch(msgspec.Struct, frozen=True):
     doomed_since: float | None = None
     """When the first failure or loss in the open round was seen."""
     settled: bool = True
-    """Whether every report of the open round has been matched and told."""
+    """Whether every report of the open round was matched, and the callbacks have heard all."""
     callback_failure: str | None = None
     """Traceback of a callback that raised: that ends the run."""
     ready: tuple[Ready, ...] = ()

@@ -150,17 +150,18 @@ def _interrupt(view: View, watch: Watch, round_: Round, now: float) -> Iterator[
 
 
 def _judge_failures(view: View, watch: Watch, now: float) -> Iterator[Action]:
-    if view.round is None:
-        ended = failure.verdict(view)
-        if ended is not None:
-            yield Write(_with_metrics(ended, watch))
+    ended = failure.verdict(view) if view.round is None else None
+    if ended is not None and watch.settled:
+        yield Write(_with_metrics(ended, watch))
+    elif ended is not None:
+        yield Wait(now + 0.05, "the callbacks are being told of the last failure")
 
 
 def _order(view: View, watch: Watch, now: float) -> Iterator[Action]:
     """Ask for what is missing, but not while those of the last round may still come back."""
     assert view.spec is not None
     missing = capacity.missing_workers(view, watch)
-    if missing <= 0:
+    if missing <= 0 or failure.verdict(view) is not None:
         return
     asked_at = capacity.may_ask_at(view, watch)
     if now < asked_at:
@@ -184,7 +185,7 @@ def _hand_over(view: View, watch: Watch, now: float) -> Iterator[Action]:
 
 
 def _open_a_round(view: View, watch: Watch, now: float) -> Iterator[Action]:
-    if view.round is not None or watch.caretaker:
+    if view.round is not None or watch.caretaker or failure.verdict(view) is not None:
         return
     if not watch.surveyed:
         yield Wait(now + 0.1, "searching the bucket for complete checkpoints")

@@ -13,7 +13,10 @@ from spotfit.policy.capacity import expected_slots, usable_seats
 UNKNOWN_NOTICE_S = 120.0
 """How long a machine is taken to stay whose notice names no time."""
 
-_FRESH_S = 2.0
+_FRESH_S = 1.0
+"""A commit is fresh for so long: little was done since."""
+_MARGIN_S = 2.0
+"""So long before the machine goes the change is made all the same."""
 
 
 def leave_in_time(view: View, watch: Watch, round_: Round, now: float) -> RoundClosed | Wait | None:
@@ -24,12 +27,14 @@ def leave_in_time(view: View, watch: Watch, round_: Round, now: float) -> RoundC
     leaving = [place for place in round_.places if place.agent in view.notices]
     if not leaving:
         return None
-    if _replaced(view, watch) and _saved_since(view, [place.agent for place in leaving]):
-        return RoundClosed(round_.number, Blame.PREEMPTION, "saved after the notice, and replaced")
     deadline = min(_deadline(view, watch, place.agent) for place in leaving)
     if now >= deadline:
         return RoundClosed(round_.number, Blame.PREEMPTION, "the time the notice gave is over")
-    return Wait(deadline, f"{len(leaving)} machines leave in {deadline - now:.0f} s")
+    if not _replaced(view, watch) or not _saved_since(view, [place.agent for place in leaving]):
+        return Wait(deadline, f"{len(leaving)} machines leave in {deadline - now:.0f} s")
+    if _fresh(watch, now) or now >= deadline - _MARGIN_S:
+        return RoundClosed(round_.number, Blame.PREEMPTION, "saved after the notice, and replaced")
+    return Wait(deadline - _MARGIN_S, "replaced; changing over at the next commit")
 
 
 def regroup(view: View, watch: Watch, round_: Round, now: float) -> RoundClosed | Wait | None:
@@ -44,12 +49,15 @@ def regroup(view: View, watch: Watch, round_: Round, now: float) -> RoundClosed 
     due = watch.turned_at + spec.resize_every_s
     if now < due:
         return Wait(due, f"{slots} workers would have a place; the size changes at intervals")
-    fresh = watch.committed_at is not None and now - watch.committed_at <= _FRESH_S
-    if not (fresh and view.latest_committed_slot > view.round_slot):
+    if not (_fresh(watch, now) and view.latest_committed_slot > view.round_slot):
         why = f"{slots} workers would have a place; growing after a commit"
         return Wait(now + spec.resize_every_s, why)
     why = f"{slots} workers have a place, {round_.world_size} are at work"
     return RoundClosed(round_.number, Blame.RESIZE, why)
+
+
+def _fresh(watch: Watch, now: float) -> bool:
+    return watch.committed_at is not None and now - watch.committed_at <= _FRESH_S
 
 
 def _replaced(view: View, watch: Watch) -> bool:

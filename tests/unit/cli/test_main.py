@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from spotfit.cli.main import app
 from spotfit.client.keyring import Keyring
 from spotfit.core.codec import encode
 from spotfit.core.errors import ConfigError, LedgerError, RunNotFoundError
+from spotfit.core.ids import AgentId
 from spotfit.ledger import keys
 from spotfit.ledger.run import Ledger
 from spotfit.model.events import Blame, Event, FitEnded, FitStarted, RoundClosed, RoundOpened
@@ -38,15 +38,16 @@ class Folder:
         for event in events:
             self.ledger.append(event, after=self.ledger.catch_up())
 
-    def say(self, *lines: dict[str, Any]) -> None:
-        self.ledger.offer(a_member(0))
+    def say(self, agent: AgentId, *lines: dict[str, Any]) -> None:
+        Ledger(self.store, RUN, agent).offer(a_member(0, agent=agent))
         body = b"".join(encode(line) + b"\n" for line in lines)
-        self.store.create(keys.logs(an_agent(0), 0), body)
+        self.store.create(keys.logs(agent, 0), body)
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Folder]:
-    """A run in its first round, with one checkpoint and one failure behind it."""
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    """A run in its second round, with one checkpoint and one failure behind it."""
+    monkeypatch.setenv("SPOTFIT_HOME", str(tmp_path / "home"))
     folder = Folder(tmp_path)
     folder.write(
         FitStarted(a_spec(storage_url=folder.url)),
@@ -55,7 +56,7 @@ def run(tmp_path: Path) -> Iterator[Folder]:
         RoundClosed(1, Blame.WORKER, "rank 1 died"),
         RoundOpened(a_round(2, checkpoint="checkpoint_[7]")),
     )
-    yield folder
+    return folder
 
 
 def called(*arguments: str) -> Result:
@@ -81,7 +82,7 @@ def test_status_tells_why_a_run_ended(run: Folder) -> None:
 
 def test_the_story_is_told_entry_by_entry(run: Folder) -> None:
     story = called("story", run.url).stdout.splitlines()
-    assert [line.split("  ", 3)[-1].strip() for line in story] == [
+    assert [line.split("  ", 2)[-1] for line in (one.strip() for one in story)] == [
         "run 'digits' starts: 2 workers on 'local'",
         "round 1: 2 workers on 2 machines",
         "checkpoint checkpoint_[7] committed (0 B)",
@@ -92,6 +93,7 @@ def test_the_story_is_told_entry_by_entry(run: Folder) -> None:
 
 def test_logs_are_printed_as_they_were_written(run: Folder) -> None:
     run.say(
+        an_agent(0),
         {"rank": 0, "round": 1, "text": "loss [bold]1.0[/bold]"},
         {"rank": 1, "round": 1, "text": LONG},
         {"end": True},
@@ -102,7 +104,11 @@ def test_logs_are_printed_as_they_were_written(run: Folder) -> None:
 
 def test_follow_returns_when_the_run_has_ended(run: Folder) -> None:
     run.write(FitEnded("finished"))
-    assert called("follow", run.url).exit_code == 0
+    for agent in (an_agent(0), an_agent(1)):
+        run.say(agent, {"rank": 0, "round": 2, "text": f"by {agent}"}, {"end": True})
+    shown = called("follow", run.url)
+    assert shown.exit_code == 0
+    assert shown.stdout.splitlines() == ["(rank 0) by a0", "(rank 0) by a1"]
 
 
 def test_cancel_asks_the_run_to_end(run: Folder) -> None:
@@ -112,12 +118,12 @@ def test_cancel_asks_the_run_to_end(run: Folder) -> None:
 
 def test_sweep_needs_the_key_of_the_run(run: Folder) -> None:
     assert isinstance(called("sweep", run.url, "--for-s", "0").exception, LedgerError)
-    Keyring().find_or_make(RUN)
+    Keyring().make(RUN)
     assert "goes on, led by nobody" in called("sweep", run.url, "--for-s", "0").stdout
 
 
 def test_sweep_of_a_run_that_left_nothing_behind_is_done_at_once(run: Folder) -> None:
-    Keyring().find_or_make(RUN)
+    Keyring().make(RUN)
     run.write(FitEnded("finished"))
     shown = called("sweep", run.url, "--for-s", "60").stdout
     assert "The run is finished; nothing is left behind." in shown
@@ -130,7 +136,7 @@ def test_doctor_tries_the_bucket_and_the_provisioner(tmp_path: Path) -> None:
     assert isinstance(called("doctor", "--provisioner", "locla").exception, ConfigError)
 
 
-@pytest.mark.parametrize("command", ["status", "logs", "cancel", "sweep", "follow"])
+@pytest.mark.parametrize("command", ["status", "story", "logs", "cancel", "sweep", "follow"])
 def test_where_no_run_is_every_command_says_so(tmp_path: Path, command: str) -> None:
     assert isinstance(called(command, str(tmp_path)).exception, RunNotFoundError)
 

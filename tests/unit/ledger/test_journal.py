@@ -195,5 +195,5 @@ def test_a_journal_without_entries_is_whole() -> None:
 def test_an_entry_about_strangers_is_no_entry_of_this_journal() -> None:
     store = MemoryStore()
     store.put(keys.entry(0), encode(an_entry(Released(Token("t-never-asked-for")))))
-    with pytest.raises(JournalError, match="Entry 0 .* speaks of 't-never-asked-for'"):
+    with pytest.raises(JournalError, match=r"Entry 0 .* speaks of 't-never-asked-for'"):
         Journal(store).catch_up()

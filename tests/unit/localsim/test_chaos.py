@@ -4,7 +4,8 @@ import pytest
 
 from spotfit.testing.clock import ManualClock
 from spotfit_localsim import chaos
-from spotfit_localsim.crew import SimCrew
+from spotfit_localsim.scenario import Scenario
+from spotfit_localsim.workload import Workload
 
 
 def test_good_worlds_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -15,11 +16,12 @@ def test_good_worlds_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_broken_world_tells_its_story_and_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SimCrew, "start", lambda *_: None)
+    endless = Scenario("endless", load=Workload(steps=10**6), storm_s=5.0, patience_s=30.0)
+    monkeypatch.setattr(chaos, "random_storm", lambda _: endless)
     said: list[str] = []
     tally = chaos.virtual(2, 7, said.append, ManualClock())
     assert tally.broken == [7, 8]
-    assert said[0].startswith("storm 7, seed 7: ")
+    assert said[0].startswith("endless, seed 7: the run did not end")
     assert said[-1] == "broken seeds: [7, 8]"
 
 

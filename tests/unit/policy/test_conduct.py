@@ -262,6 +262,13 @@ def test_a_broken_budget_ends_the_run_with_the_workers_errors() -> None:
     )
 
 
+def test_the_run_does_not_end_and_does_not_go_on_before_the_callbacks_have_heard_of_it() -> None:
+    closed = RoundClosed(1, Blame.WORKER, "rank 0 raised", (RAISED,))
+    view = a_view(last_closed=closed, failures={Blame.WORKER: 1}, groups={})
+    assert waited(view, a_watch(seats={}, settled=False)).why.startswith("the callbacks are")
+    assert isinstance(written(view, a_watch(seats={})), FitEnded)
+
+
 def test_a_score_that_cannot_be_compared_ends_the_run_and_not_its_leader() -> None:
     view = replace(
         OPEN,

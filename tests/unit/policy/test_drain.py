@@ -46,7 +46,8 @@ def noticed(*, saved: bool = False, **given: Any) -> View:
 
 
 def seen(*some: Any) -> Watch:
-    return a_watch(seats=seats(a_seat(0), *some))
+    """The last commit was at 109.5."""
+    return a_watch(seats=seats(a_seat(0), *some), committed_at=109.5)
 
 
 def leaving(view: View, watch: Watch, now: float) -> RoundClosed | Wait | None:
@@ -69,9 +70,11 @@ def test_a_notice_for_a_machine_without_a_place_changes_nothing() -> None:
         (True, False, 110.0, "1 machines leave in 50 s"),
         (False, True, 110.0, "1 machines leave in 50 s"),
         (True, True, 110.0, "saved after the notice, and replaced"),
+        (True, True, 130.0, "replaced; changing over at the next commit"),
+        (True, True, 158.5, "saved after the notice, and replaced"),
         (False, False, 160.0, "the time the notice gave is over"),
     ],
-    ids=["neither", "saved", "replaced", "both", "too late"],
+    ids=["neither", "saved", "replaced", "both", "both, but a while ago", "last chance", "too late"],
 )
 def test_it_trains_on_until_saved_and_replaced_or_out_of_time(
     saved: bool, replaced: bool, now: float, outcome: str
@@ -83,7 +86,7 @@ def test_it_trains_on_until_saved_and_replaced_or_out_of_time(
     if isinstance(verdict, RoundClosed):
         assert (verdict.number, verdict.blame) == (1, Blame.PREEMPTION)
     else:
-        assert verdict.until == 160.0
+        assert verdict.until == (158.0 if "next commit" in outcome else 160.0)
 
 
 def test_a_notice_without_a_time_is_given_one() -> None:
