@@ -124,7 +124,7 @@ def _offer(ledger: Ledger, spec: RunSpec) -> None:
         after = ledger.append(FitStarted(spec), after=before)
         if after.spec is not None and after.spec.luggage == _plain(spec.luggage):
             return
-        if after.next_slot > before.next_slot:
+        if after.active:
             raise RunActiveError(
                 f"Somebody else started a run in {ledger.store.url} at the same moment.",
                 do="Follow theirs with spotfit.attach(url), or choose another RunConfig(name=...).",

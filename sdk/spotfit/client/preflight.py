@@ -8,10 +8,14 @@ from typing import Any
 
 from spotfit.checkpoint.restore import check_present
 from spotfit.client.request import FitRequest
-from spotfit.core.errors import ConfigErrors, SpotfitError
+from spotfit.core.errors import (
+    ConfigErrors,
+    SpotfitError,
+    StorePermissionError,
+    TransientStoreError,
+)
 from spotfit.core.ids import RunId, Token, parse_name
-from spotfit.host import dice
-from spotfit.host.clocks import wall_ms
+from spotfit.host import clocks
 from spotfit.model.group import GroupRequest
 from spotfit.model.view import View
 from spotfit.provision.api import Provisioner
@@ -21,6 +25,8 @@ from spotfit.ship.function import takes_config
 from spotfit.store.api import Store
 from spotfit.store.opening import open_store
 from spotfit.store.probe import probe_create
+
+_PAUSES_S = (0.2, 0.5, 1.0, 2.0)
 
 
 @dataclass(frozen=True)
@@ -47,9 +53,21 @@ def clear(request: FitRequest) -> Cleared:
     provisioner = checks.run(lambda: _provisioner(request))
     checks.raise_all()
     store = storage.under(name)
-    checks.run(lambda: probe_create(store))
+    checks.run(lambda: _probe(store))
     checks.raise_all()
     return Cleared(name, store, provisioner, runtime_env)
+
+
+def _probe(store: Store) -> None:
+    """Race `create` on the bucket; a bucket that fails for a moment is asked again."""
+    for pause_s in _PAUSES_S:
+        try:
+            return probe_create(store)
+        except StorePermissionError:
+            raise
+        except TransientStoreError:
+            clocks.SystemClock().wait(pause_s)
+    return probe_create(store)
 
 
 class _Checks:
@@ -80,7 +98,7 @@ def check_history(view: View, store: Store) -> None:
 
 def _name_of(request: FitRequest) -> str:
     if request.run.name is None:
-        return dice.new_name(f"spotfit_run-{wall_ms()}")
+        return f"spotfit_run-{clocks.wall_stamp()}"
     return parse_name(request.run.name, what="The run's name")
 
 

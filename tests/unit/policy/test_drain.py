@@ -74,7 +74,15 @@ def test_a_notice_for_a_machine_without_a_place_changes_nothing() -> None:
         (True, True, 158.5, "saved after the notice, and replaced"),
         (False, False, 160.0, "the time the notice gave is over"),
     ],
-    ids=["neither", "saved", "replaced", "both", "both, but a while ago", "last chance", "too late"],
+    ids=[
+        "neither",
+        "saved",
+        "replaced",
+        "both",
+        "both, but a while ago",
+        "last chance",
+        "too late",
+    ],
 )
 def test_it_trains_on_until_saved_and_replaced_or_out_of_time(
     saved: bool, replaced: bool, now: float, outcome: str
