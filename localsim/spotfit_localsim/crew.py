@@ -372,6 +372,11 @@ class SimCrew:
             worker.kill()
 
     @property
+    def warm(self) -> bool:
+        """Nothing is imported here."""
+        return True
+
+    @property
     def busy(self) -> bool:
         return bool(self._workers)
 

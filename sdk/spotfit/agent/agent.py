@@ -34,7 +34,7 @@ from spotfit.core.errors import TransientStoreError
 from spotfit.ledger.run import Ledger
 from spotfit.model.events import Entry, LeaderElected
 from spotfit.model.spec import RunSpec, Tempo
-from spotfit.model.wire import Alarm, Beat, Down, FromLeader, Halt, Join, News, Rejected
+from spotfit.model.wire import Alarm, Beat, Down, FromLeader, Halt, Join, News, Rejected, Warm
 from spotfit.model.world import Member, Notice
 from spotfit.policy.election import claim
 from spotfit.provision.launch import Launch
@@ -82,6 +82,7 @@ class Agent:
         self._net_events: deque[NetEvent] = deque()
         self._notice: Notice | None = None
         self._prepared = False
+        self._told_warm = False
         self._offered = False
         self._eager_until = 0.0
         self._polled_at = float("-inf")
@@ -213,8 +214,13 @@ class Agent:
     def _keep_in_touch(self, now: float) -> None:
         view = self._ledger.view
         running = self._shift.round if self._shift.busy else None
-        join = Join(self._ledger.run_id, self._member, view.next_slot, running, self._notice)
-        self._uplink.reach(view, join, self._tempo, now)
+        warm = self._crew.warm
+        join = Join(self._ledger.run_id, self._member, view.next_slot, running, self._notice, warm)
+        if self._uplink.reach(view, join, self._tempo, now):
+            self._told_warm = warm
+        if warm and not self._told_warm and self._uplink.hub is not None:
+            self._told_warm = True
+            self._net.send_up(Warm())
         if self._uplink.breathe(self._tempo, now, leading=self._leader is not None):
             self._shift.stop()
             self._look_sharp()

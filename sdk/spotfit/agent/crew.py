@@ -106,6 +106,10 @@ class LiveCrew:
     def busy(self) -> bool:
         return bool(self._workers)
 
+    @property
+    def warm(self) -> bool:
+        return self._zygote is None or self._zygote.ripe
+
     def events(self) -> list[CrewEvent]:
         events, self._events = self._events, []
         return events

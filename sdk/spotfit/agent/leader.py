@@ -52,6 +52,7 @@ from spotfit.model.wire import (
     Stopped,
     ToLeader,
     Up,
+    Warm,
 )
 from spotfit.model.world import Round
 from spotfit.policy.election import LEFTOVERS_S
@@ -129,6 +130,9 @@ class Leader:
                 self._note_stop(agent, number, now)
             case Alarm(notice=notice):
                 self._seating.warned(agent, notice, now)
+                self._dirty = True
+            case Warm():
+                self._seating.warmed(agent)
                 self._dirty = True
             case Beat() | Join():
                 return

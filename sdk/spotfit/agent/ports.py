@@ -146,6 +146,11 @@ class Crew(Protocol):
         """Whether any worker process is left."""
         ...
 
+    @property
+    def warm(self) -> bool:
+        """Whether workers would start without importing anything first."""
+        ...
+
     def events(self) -> list[CrewEvent]:
         """What happened since the last call, in order."""
         ...

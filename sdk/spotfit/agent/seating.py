@@ -28,7 +28,9 @@ class Seating:
     def join(self, agent: AgentId, join: Join, now: float) -> None:
         """Give that agent a seat; its connection is new."""
         noticed = now if join.notice else None
-        self.seats[agent] = Seat(join.member, now, now, join.running, join.notice, noticed)
+        self.seats[agent] = Seat(
+            join.member, now, now, join.running, join.notice, noticed, join.warm
+        )
         self.gone.pop(agent, None)
         self.known[join.member.token, join.member.node] = agent
 
@@ -63,6 +65,10 @@ class Seating:
     def warned(self, agent: AgentId, notice: Notice, now: float) -> None:
         """That machine announced its end."""
         self.seats[agent] = replace(self.seats[agent], notice=notice, noticed=now)
+
+    def warmed(self, agent: AgentId) -> None:
+        """Workers would start there at once."""
+        self.seats[agent] = replace(self.seats[agent], warm=True)
 
     def silent(self, silent_s: float, now: float) -> list[AgentId]:
         """Who has not been heard for too long."""

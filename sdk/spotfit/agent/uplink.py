@@ -79,15 +79,16 @@ class Uplink:
             self._dial_at = now + _REDIAL_S
         return True
 
-    def reach(self, view: View, join: Join, tempo: Tempo, now: float) -> None:
-        """Dial whoever leads, unless that is done or hopeless."""
+    def reach(self, view: View, join: Join, tempo: Tempo, now: float) -> bool:
+        """Dial whoever leads, unless that is done or hopeless; whether it was dialled."""
         hub = view.leader.hub if view.leader else None
         if hub is None or self.hub == hub or now < self._dial_at or self._hopeless(hub):
-            return
+            return False
         self.hub = hub
         self._heard_at, self._answered = now, False
         self._beat_at = now + tempo.beat_s
         self._net.dial(hub, join)
+        return True
 
     def breathe(self, tempo: Tempo, now: float, *, leading: bool) -> bool:
         """Greet the hub when it is time; whether it was given up because it is silent."""

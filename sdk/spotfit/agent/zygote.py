@@ -17,7 +17,7 @@ import msgspec
 from spotfit.core.codec import decoder, encode
 from spotfit.core.ids import RunId, Token
 from spotfit.host import env, log, process
-from spotfit.model.cradle import Awake, Bear, Born, FromZygote, Unfit
+from spotfit.model.cradle import Awake, Bear, Born, FromZygote, Ripe, Unfit
 from spotfit.provision.launch import Launch
 
 _messages: msgspec.json.Decoder[FromZygote] = decoder(FromZygote)  # type: ignore[arg-type]
@@ -53,6 +53,8 @@ class Zygote:
     def __init__(self, breed: Breed) -> None:
         self.breed = breed
         self.awake = False
+        self.ripe = False
+        """Whether it has imported all that workers will want."""
         self.fertile = False
         """Whether it has borne a child."""
         self.unfit: str | None = None
@@ -103,6 +105,7 @@ class Zygote:
                 return messages or None
             message = _messages.decode(packet)
             self.awake = self.awake or isinstance(message, Awake)
+            self.ripe = self.ripe or isinstance(message, Ripe)
             self.fertile = self.fertile or isinstance(message, Born)
             if isinstance(message, Unfit):
                 self.unfit = message.why

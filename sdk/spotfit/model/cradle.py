@@ -19,6 +19,10 @@ class Awake(msgspec.Struct, frozen=True, tag="awake"):
     """What every worker needs is imported: from now on a fork is at once."""
 
 
+class Ripe(msgspec.Struct, frozen=True, tag="ripe"):
+    """What a worker's first steps want is imported, too."""
+
+
 class Unfit(msgspec.Struct, frozen=True, tag="unfit"):
     """This process must not fork; its workers are to be started one by one."""
 
@@ -41,4 +45,4 @@ class Gone(msgspec.Struct, frozen=True, tag="gone"):
     """As `waitpid` gives it."""
 
 
-FromZygote = Awake | Unfit | Born | Gone
+FromZygote = Awake | Ripe | Unfit | Born | Gone

@@ -27,6 +27,8 @@ class Seat(msgspec.Struct, frozen=True):
     notice: Notice | None = None
     noticed: float | None = None
     """When the leader heard of the notice, by its own clock."""
+    warm: bool = True
+    """Whether workers would start there without importing anything first."""
 
 
 class Ready(msgspec.Struct, frozen=True):

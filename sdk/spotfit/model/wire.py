@@ -160,6 +160,12 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
     running: int | None = None
     """Number of the round whose workers still live here."""
     notice: Notice | None = None
+    warm: bool = True
+    """Whether its workers would start without importing anything first."""
+
+
+class Warm(msgspec.Struct, frozen=True, tag="warm"):
+    """From now on workers start here without importing anything first."""
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
@@ -194,7 +200,7 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
     round: int
 
 
-ToLeader = Join | Beat | Alarm | Up | Ended | Stopped
+ToLeader = Join | Warm | Beat | Alarm | Up | Ended | Stopped
 
 # --- leader -> agent -------------------------------------------------------------------------
 

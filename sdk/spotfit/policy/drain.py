@@ -13,7 +13,7 @@ from spotfit.policy.capacity import expected_slots, usable_seats
 UNKNOWN_NOTICE_S = 120.0
 """How long a machine is taken to stay whose notice names no time."""
 
-_FRESH_S = 1.0
+_FRESH_S = 0.25
 """A commit is fresh for so long: little was done since."""
 _MARGIN_S = 2.0
 """So long before the machine goes the change is made all the same."""
@@ -43,7 +43,8 @@ def regroup(view: View, watch: Watch, round_: Round, now: float) -> RoundClosed 
     spec = view.spec
     if not spec.elastic or round_.world_size >= spec.workers_max:
         return None
-    slots = min(spec.workers_max, sum(seat.member.slots for seat in usable_seats(view, watch)))
+    here = sum(seat.member.slots for seat in usable_seats(view, watch) if seat.warm)
+    slots = min(spec.workers_max, here)
     if slots <= round_.world_size:
         return None
     due = watch.turned_at + spec.resize_every_s
@@ -61,8 +62,9 @@ def _fresh(watch: Watch, now: float) -> bool:
 
 
 def _replaced(view: View, watch: Watch) -> bool:
+    """Whether the next round could open at once: machines are here, and warm."""
     assert view.spec is not None
-    slots = sum(seat.member.slots for seat in usable_seats(view, watch))
+    slots = sum(seat.member.slots for seat in usable_seats(view, watch) if seat.warm)
     if slots >= view.spec.workers_max:
         return True
     return view.spec.elastic and slots >= view.spec.workers_min and expected_slots(view, watch) == 0

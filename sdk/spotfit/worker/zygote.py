@@ -30,7 +30,7 @@ from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import SpotfitError
 from spotfit.frameworks.registry import open_framework
 from spotfit.host import log, process
-from spotfit.model.cradle import Awake, Bear, Born, FromZygote, Gone, Unfit
+from spotfit.model.cradle import Awake, Bear, Born, FromZygote, Gone, Ripe, Unfit
 from spotfit.worker import audience, birth
 from spotfit.worker import main as worker
 
@@ -102,6 +102,8 @@ class Zygote:
             self._end()
         gc.freeze()
         self._say(Awake())
+        if not self._later:
+            self._say(Ripe())
 
     def _wait(self) -> None:
         """For a request, a child's end, or a word of the successor."""
@@ -259,8 +261,8 @@ class Successor:
         match message:
             case Awake():
                 self.ready = True
-                return []
-            case Unfit():
+                return [Ripe()]
+            case Unfit() | Ripe():
                 return []  # the end of its socket follows
             case Born(serial=serial, pid=pid):
                 self._nursed[serial] = pid

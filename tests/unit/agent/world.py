@@ -225,6 +225,10 @@ class FakeCrew:
             self.exit(rank, "was killed by SIGKILL", ordered=True)
 
     @property
+    def warm(self) -> bool:
+        return True
+
+    @property
     def busy(self) -> bool:
         return bool(self.workers)
 

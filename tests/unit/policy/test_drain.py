@@ -46,8 +46,8 @@ def noticed(*, saved: bool = False, **given: Any) -> View:
 
 
 def seen(*some: Any) -> Watch:
-    """The last commit was at 109.5."""
-    return a_watch(seats=seats(a_seat(0), *some), committed_at=109.5)
+    """The last commit was at 109.9."""
+    return a_watch(seats=seats(a_seat(0), *some), committed_at=109.9)
 
 
 def leaving(view: View, watch: Watch, now: float) -> RoundClosed | Wait | None:
@@ -172,7 +172,7 @@ def test_it_grows_just_after_a_commit_and_not_too_often() -> None:
     early = growing(small(), a_watch(turned_at=990.0, committed_at=1000.0), 1000.0)
     assert isinstance(early, Wait)
     assert early.until == 1020.0
-    due = growing(small(), a_watch(turned_at=970.0, committed_at=999.0), 1000.0)
+    due = growing(small(), a_watch(turned_at=970.0, committed_at=999.9), 1000.0)
     assert due == RoundClosed(1, Blame.RESIZE, "2 workers have a place, 1 are at work")
 
 
@@ -186,3 +186,10 @@ def test_it_does_not_throw_away_steps_to_grow(committed_at: float | None) -> Non
 def test_a_commit_of_the_round_before_is_no_occasion() -> None:
     view = small(next_slot=20, latest_committed_slot=9)
     assert isinstance(growing(view, a_watch(committed_at=999.5), 1000.0), Wait)
+
+
+def test_a_replacement_that_is_still_importing_is_not_changed_over_to() -> None:
+    """The group trains on meanwhile: waiting here costs nothing, waiting there costs everybody."""
+    cold = a_seat(2, member=a_member(2, token=SPARE, node=0), warm=False)
+    verdict = leaving(noticed(saved=True), seen(LEAVING, cold), 110.0)
+    assert isinstance(verdict, Wait)
