@@ -266,7 +266,7 @@ class Leader:
             committed_at=None,
             surveyed=True,
         )
-        if any(place.agent not in self._seating.seats for place in opened.places):
+        if not all(self._seating.can_enter(place, opened.number) for place in opened.places):
             self._doom(now)  # somebody left between the decision and its entry
 
     def _close(self, closed: RoundClosed, now: float) -> None:

@@ -29,7 +29,7 @@ class Seating:
         """Give that agent a seat; its connection is new."""
         noticed = now if join.notice else None
         self.seats[agent] = Seat(
-            join.member, now, now, join.running, join.notice, noticed, join.warm
+            join.member, now, now, join.running, join.notice, noticed, join.warm, join.entered
         )
         self.gone.pop(agent, None)
         self.known[join.member.token, join.member.node] = agent
@@ -59,8 +59,13 @@ class Seating:
     def stopped(self, agent: AgentId, number: int) -> None:
         """No worker of that round, or of an older one, lives there any more."""
         seat = self.seats[agent]
-        if seat.running is not None and number >= seat.running:
-            self.seats[agent] = replace(seat, running=None)
+        still = seat.running if seat.running is not None and number < seat.running else None
+        self.seats[agent] = replace(seat, running=still, entered=max(seat.entered, number))
+
+    def can_enter(self, place: Place, number: int) -> bool:
+        """Whether that place's agent is here and has not left this round behind already."""
+        seat = self.seats.get(place.agent)
+        return seat is not None and seat.entered < number
 
     def warned(self, agent: AgentId, notice: Notice, now: float) -> None:
         """That machine announced its end."""

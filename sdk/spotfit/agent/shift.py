@@ -50,7 +50,8 @@ class Shift:
         self._events: deque[CrewEvent] = deque()
         self.round: int | None = None
         """The round whose workers were started here and are not all gone."""
-        self._last_round = -1
+        self.entered = -1
+        """The last round entered here, or halted before it was; none is entered twice."""
         self._halted = False
         self._raised: set[int] = set()
         self._returned: set[int] = set()
@@ -74,7 +75,7 @@ class Shift:
             return
         place = opened.place_of(self._me)
         watched = view.leader is not None and hub is not None and hub == view.leader.hub
-        if place is not None and watched and opened.number > self._last_round:
+        if place is not None and watched and opened.number > self.entered:
             self._begin(view, opened, place)
 
     def stop(self) -> None:
@@ -84,7 +85,7 @@ class Shift:
 
     def halt(self, number: int) -> None:
         """End that round's workers; a round not entered yet is never entered any more."""
-        self._last_round = max(self._last_round, number)
+        self.entered = max(self.entered, number)
         if number == self.round:
             self.stop()
         else:
@@ -98,7 +99,7 @@ class Shift:
                 self._crew.send(one, frame)
 
     def _begin(self, view: View, opened: Round, place: Place) -> None:
-        self.round = self._last_round = opened.number
+        self.round = self.entered = opened.number
         self._halted = False
         self._raised, self._returned = set(), set()
         self._crew.start([self._start(view, opened, place, rank) for rank in place.ranks])

@@ -29,6 +29,8 @@ class Seat(msgspec.Struct, frozen=True):
     """When the leader heard of the notice, by its own clock."""
     warm: bool = True
     """Whether workers would start there without importing anything first."""
+    entered: int = -1
+    """The last round that agent entered; it enters none up to that one any more."""
 
 
 class Ready(msgspec.Struct, frozen=True):

@@ -162,6 +162,8 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
     notice: Notice | None = None
     warm: bool = True
     """Whether its workers would start without importing anything first."""
+    entered: int = -1
+    """The last round it entered, or was told to end: it enters none up to that one any more."""
 
 
 class Warm(msgspec.Struct, frozen=True, tag="warm"):
