@@ -215,7 +215,15 @@ class Agent:
         view = self._ledger.view
         running = self._shift.round if self._shift.busy else None
         warm = self._crew.warm
-        join = Join(self._ledger.run_id, self._member, view.next_slot, running, self._notice, warm)
+        join = Join(
+            self._ledger.run_id,
+            self._member,
+            view.next_slot,
+            running,
+            self._notice,
+            warm,
+            self._shift.entered,
+        )
         if self._uplink.reach(view, join, self._tempo, now):
             self._told_warm = warm
         if warm and not self._told_warm and self._uplink.hub is not None:
