@@ -38,6 +38,17 @@ def test_all_that_must_hold_holds_in_random_storms(seeds: range) -> None:
         simulate(random_storm(seed), seed)
 
 
+@pytest.mark.parametrize(
+    ("seed", "found"),
+    [
+        (22, "a checkpoint of an abandoned round was adopted after the next one had begun"),
+        (41146, "all but the leader had left a round before the leader read that it had opened it"),
+    ],
+)
+def test_a_storm_that_once_broke_something_does_so_no_more(seed: int, found: str) -> None:
+    assert simulate(random_storm(seed), seed).broken is None, found
+
+
 def test_the_same_seed_tells_the_same_story() -> None:
     first, again = (simulate(random_storm(5), 5) for _ in range(2))
     assert str(first) == str(again)

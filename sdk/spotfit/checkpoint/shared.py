@@ -30,7 +30,7 @@ def shared_directory(place: Path, fill: Callable[[Path], None]) -> Iterator[Path
 
 def _enter(place: Path, fill: Callable[[Path], None]) -> int:
     while True:
-        lock = _locked(place, fcntl.LOCK_SH)
+        lock = _locked(_readers(place), fcntl.LOCK_SH)
         if place.is_dir():
             return lock
         os.close(lock)
@@ -38,8 +38,10 @@ def _enter(place: Path, fill: Callable[[Path], None]) -> int:
 
 
 def _fill_alone(place: Path, fill: Callable[[Path], None]) -> None:
+    """Under a lock of its own: whoever waits for the filling must not wait for a reader's end."""
     part = place.with_name(f"{place.name}.part")
-    lock = _locked(place, fcntl.LOCK_EX)
+    filling = place.with_name(f"{place.name}.fill")
+    lock = _locked(filling, fcntl.LOCK_EX)
     try:
         if not place.is_dir():
             part.mkdir(parents=True, exist_ok=True)
@@ -47,9 +49,10 @@ def _fill_alone(place: Path, fill: Callable[[Path], None]) -> None:
             part.rename(place)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
-        _lock_file(place).unlink(missing_ok=True)
+        _readers(place).unlink(missing_ok=True)
         raise
     finally:
+        filling.unlink(missing_ok=True)
         os.close(lock)
 
 
@@ -57,16 +60,15 @@ def _leave(place: Path, lock: int) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(place, ignore_errors=True)
-        _lock_file(place).unlink(missing_ok=True)
+        _readers(place).unlink(missing_ok=True)
     except BlockingIOError:
         return  # somebody still reads; the last one tidies up
     finally:
         os.close(lock)
 
 
-def _locked(place: Path, kind: int) -> int:
-    """A lock on the file that stands beside `place` now: the last reader removes it, too."""
-    file = _lock_file(place)
+def _locked(file: Path, kind: int) -> int:
+    """A lock on the file that stands there now: who is done with it removes it, too."""
     while True:
         lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, kind)
@@ -82,5 +84,5 @@ def _is_still(file: Path, lock: int) -> bool:
         return False
 
 
-def _lock_file(place: Path) -> Path:
+def _readers(place: Path) -> Path:
     return place.with_name(f"{place.name}.lock")
