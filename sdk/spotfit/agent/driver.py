@@ -47,7 +47,7 @@ CRASHED = 70
 GIVEN_UP = 75
 """The run goes on without this machine. A scheduler may start it again."""
 
-_NOTICE_POLL_S = 0.1
+_NOTICE_POLL_S = 0.25
 _LAST_LOOK_S = 1.0
 _LOCAL_PAUSE_S, _REMOTE_PAUSE_S = 0.1, 0.5
 
