@@ -26,6 +26,7 @@ from spotfit.model.events import (
     Submitted,
 )
 from spotfit.model.view import Group, View
+from spotfit.model.world import Round
 
 
 def fold(view: View, entry: Entry) -> View:
@@ -58,9 +59,7 @@ def _apply(view: View, event: Event) -> View:
                 noticed_slots={**view.noticed_slots, agent: view.next_slot},
             )
         case RoundOpened(round=opened):
-            return replace(
-                view, round=opened, last_round=opened, round_slot=view.next_slot, stillborn=0
-            )
+            return _open(view, opened)
         case RoundClosed(blame=blame):
             failures = {**view.failures, blame: view.failures.get(blame, 0) + 1}
             return replace(view, round=None, last_closed=event, failures=failures)
@@ -115,6 +114,26 @@ def _lose(view: View, event: NodeLost) -> View:
     if event.agent is None:
         return replace(lost, stillborn=view.stillborn + 1)
     return replace(lost, lost_agents=view.lost_agents | {event.agent})
+
+
+def _open(view: View, opened: Round) -> View:
+    """A new round; what was let go or refused before it is history, and needs no place any more."""
+    groups = {
+        token: group
+        for token, group in view.groups.items()
+        if not group.released and group.refused is None
+    }
+    here = {a: notice for a, notice in view.notices.items() if a not in view.lost_agents}
+    return replace(
+        view,
+        round=opened,
+        last_round=opened,
+        round_slot=view.next_slot,
+        stillborn=0,
+        groups=groups,
+        notices=here,
+        noticed_slots={agent: view.noticed_slots[agent] for agent in here},
+    )
 
 
 def _commit(view: View, event: CheckpointCommitted) -> View:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from spotfit.core.codec import UNREADABLE, decoder, encode
-from spotfit.core.ids import AgentId, Token
+from spotfit.core.ids import AgentId
 from spotfit.model.events import Blame, Entry, Event, FitEnded
 from spotfit.model.fold import fold
 from spotfit.model.view import View
@@ -56,8 +56,8 @@ def test_the_old_journal_still_means_what_it_meant() -> None:
     assert [one.name for one in view.checkpoints] == ["epoch-2"]
     assert view.dropped == {"epoch-1"}
     assert view.failures == {Blame.PREEMPTION: 1, Blame.NETWORK: 1}
-    assert view.groups[Token("t-1")].released
-    assert view.groups[Token("t-2")].refused == "no capacity in this zone"
+    assert view.last_refusal == "no capacity in this zone"
+    assert not any(group.standing for group in view.groups.values())
     assert view.lost_agents == {AgentId("a-2")}
     assert view.cancelled == "cancel() was called"
     assert isinstance(view.ended, FitEnded)
