@@ -95,7 +95,9 @@ def _serve(
     node.assignment_was_read()
     env.replace(inherited | told["environment"])
     try:
-        code = _named(told["agent"])(Assignment.read(env.everything()), zygotes=zygotes)
+        assignment = Assignment.read(env.everything())
+        zygotes.begin(assignment)  # while the agent itself is still being imported
+        code = _named(told["agent"])(assignment, zygotes=zygotes)
     except Exception as error:  # noqa: BLE001  # the border of the agent: a fact about this node
         traceback.print_exc()
         node.ended(f"its agent failed with {type(error).__name__}")

@@ -18,9 +18,9 @@ from spotfit.agent.logs import LogShipper
 from spotfit.agent.loop import READ, Loop
 from spotfit.agent.ports import ORPHANED, CrewEvent, Exited, Said
 from spotfit.agent.spawn import Spawner
-from spotfit.agent.zygote import Breed, Zygote, ZygoteKeeper
+from spotfit.agent.zygote import Breed, Zygote, ZygoteKeeper, variables_for
 from spotfit.core.codec import encode
-from spotfit.host import env, log
+from spotfit.host import log
 from spotfit.model.cradle import Awake, Born, Gone, Unfit
 from spotfit.model.spec import RunSpec
 from spotfit.model.wire import Raised, Start, ToWorker
@@ -36,12 +36,6 @@ class _Birth(NamedTuple):
     what: Literal["worker", "audience"]
     child: Child
     start: Start | None = None
-
-
-def variables_for(slots: int, given: dict[str, str]) -> dict[str, str]:
-    """What a node's workers find in their environment: several may not each take all processors."""
-    lone = slots == 1 or env.lookup("OMP_NUM_THREADS") is not None
-    return given if lone else {"OMP_NUM_THREADS": "1", **given}
 
 
 class LiveCrew:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
-import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
@@ -15,13 +14,13 @@ from pathlib import Path
 
 from spotfit.agent.agent import Agent
 from spotfit.agent.audience import LiveAudience
-from spotfit.agent.crew import LiveCrew, variables_for
+from spotfit.agent.crew import LiveCrew
 from spotfit.agent.logs import LogShipper
 from spotfit.agent.loop import Loop
 from spotfit.agent.net import TlsNet
 from spotfit.agent.notices.registry import open_source
 from spotfit.agent.ports import Audience, NoticeSource
-from spotfit.agent.zygote import Breed, ZygoteKeeper
+from spotfit.agent.zygote import ZygoteKeeper
 from spotfit.control.errands import Errands, Threaded
 from spotfit.core.clock import Clock
 from spotfit.core.errors import SpotfitError
@@ -70,8 +69,7 @@ def serve(
     """
     kept = zygotes or zygotes_of_this_process()
     try:
-        if hint := env.value(env.FRAMEWORK):  # before all else: no import takes as long
-            kept.warm(Breed.of(hint, sys.executable, variables_for(assignment.slots, {})))
+        kept.begin(assignment)
         with ExitStack() as opened:
             return _drive(assignment, kept, clock or clocks.SystemClock(), opened)
     except SpotfitError as error:

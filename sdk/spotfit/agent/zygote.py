@@ -18,7 +18,7 @@ from spotfit.core.codec import decoder, encode
 from spotfit.core.ids import RunId, Token
 from spotfit.host import env, log, process
 from spotfit.model.cradle import Awake, Bear, Born, FromZygote, Ripe, Unfit
-from spotfit.provision.launch import Launch
+from spotfit.provision.launch import Assignment, Launch
 
 _messages: msgspec.json.Decoder[FromZygote] = decoder(FromZygote)  # type: ignore[arg-type]
 _PACKET_BYTES = 64 * 1024
@@ -45,6 +45,12 @@ class Breed:
         """This process's without what it alone was told, and the run's variables on top."""
         ours = env.everything()
         return {name: ours[name] for name in ours if name not in _FOR_AGENTS} | dict(self.variables)
+
+
+def variables_for(slots: int, given: dict[str, str]) -> dict[str, str]:
+    """What a node's workers find in their environment: several may not each take all processors."""
+    lone = slots == 1 or env.lookup("OMP_NUM_THREADS") is not None
+    return given if lone else {"OMP_NUM_THREADS": "1", **given}
 
 
 class Zygote:
@@ -130,6 +136,12 @@ class ZygoteKeeper:
         self._kept: dict[Breed, Zygote] = {}
         self._barren: dict[Breed, int] = {}
         """How many of a breed died without a child: there is no point in ever more of them."""
+
+    def begin(self, assignment: Assignment) -> None:
+        """Start importing what that assignment's workers will need: nothing takes as long, so
+        this comes before all else."""
+        if framework := assignment.launch.framework:
+            self.warm(Breed.of(framework, sys.executable, variables_for(assignment.slots, {})))
 
     def warm(self, breed: Breed) -> Zygote | None:
         """A living zygote of that breed, begun now if there is none; None where it may not be."""

@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from spotfit.agent.crew import LiveCrew, variables_for
+from spotfit.agent.crew import LiveCrew
 from spotfit.agent.logs import LogShipper
 from spotfit.agent.loop import Loop
 from spotfit.agent.ports import CrewEvent, Exited, Said
-from spotfit.agent.zygote import ZygoteKeeper
+from spotfit.agent.zygote import ZygoteKeeper, variables_for
 from spotfit.core.ids import AgentId, RunId
 from spotfit.model.spec import RunSpec
 from spotfit.model.wire import Committed, Start
