@@ -28,7 +28,13 @@ from rich.table import Table
 import spotfit
 from spotfit.client.story import tell
 from spotfit.ledger.journal import Journal
-from spotfit.model.events import CheckpointCommitted, CheckpointDropped, Entry, RoundOpened
+from spotfit.model.events import (
+    CheckpointCommitted,
+    CheckpointDropped,
+    Entry,
+    RoundClosed,
+    RoundOpened,
+)
 from spotfit.store.opening import open_store
 from spotfit.torch import TorchTrainer, prepare_model
 from spotfit_localsim.live.options import LocalOptions
@@ -181,6 +187,8 @@ class Training:
         self.result: spotfit.Result
         self.seconds = 0.0
         self.news: list[str] = []
+        self.closed: list[Entry] = []
+        """The ends of rounds, as the journal tells them."""
         self.committed: list[str] = []
         self.passed_over: list[str] = []
         """Checkpoints that were committed and not used: nothing may ever stand here."""
@@ -223,6 +231,8 @@ class Training:
         match entry.event:
             case CheckpointCommitted(name=name):
                 self.committed.append(name)
+            case RoundClosed():
+                self.closed.append(entry)
             case RoundOpened(round=opened):
                 if self.committed and self.committed[-1] != opened.checkpoint:
                     self.passed_over.append(self.committed[-1])
@@ -301,18 +311,20 @@ def view(training: Training, handle: spotfit.RunHandle, market: Reclamation | No
 
 
 def timeline(training: Training, market: Reclamation) -> Table:
-    """Every stretch of training: when it began, what ended it, and what that cost."""
+    """Every round: when and what it trained, who was lost, and what that cost."""
     table = Table(title="Rounds", title_justify="left")
-    for column in ("round", "from step", "to step", "what ended it", "to the next step", "lost"):
-        table.add_column(column, justify="right")
+    for column in ("round", "from", "steps", "what ended it", "to the next step", "done again"):
+        table.add_column(column, justify="left" if column.startswith("what") else "right")
     rounds = split_by_process(training.steps())
+    began_ms = rounds[0][0].at_ms
     for number, steps in enumerate(rounds):
-        row = [str(number + 1), str(steps[0].step), str(steps[-1].step)]
+        since = f"{(steps[0].at_ms - began_ms) / 1000:.1f} s"
+        row = [str(number + 1), since, f"{steps[0].step}-{steps[-1].step}"]
         if number + 1 < len(rounds):
             following = rounds[number + 1]
-            why, at_ms = what_ended(steps, market)
-            lost = steps[-1].step - following[0].step + 1
-            row += [why, f"{(following[0].at_ms - at_ms) / 1000:.2f} s", f"{lost} steps"]
+            why, at_ms = what_ended(training.closed[number], steps, market)
+            again = steps[-1].step - following[0].step + 1
+            row += [why, f"{(following[0].at_ms - at_ms) / 1000:.2f} s", f"{again} steps"]
         table.add_row(*row)
     return table
 
@@ -327,12 +339,16 @@ def split_by_process(steps: list[Step]) -> list[list[Step]]:
     return rounds
 
 
-def what_ended(steps: list[Step], market: Reclamation) -> tuple[str, int]:
-    """Why a round ended, and when: at the kill, or when it stopped for a node that will go."""
-    for struck in market.done:
-        if not struck.announced and abs(struck.at_ms - steps[-1].at_ms) < 1000:
-            return "killed", struck.at_ms
-    return "notice", steps[-1].at_ms
+def what_ended(closed: Entry, steps: list[Step], market: Reclamation) -> tuple[str, int]:
+    """Why a round ended, and since when nobody trained: from the kill, or from the last step of
+    a group that changed over to the replacement."""
+    assert isinstance(closed.event, RoundClosed)
+    within = [struck for struck in market.done if steps[0].at_ms < struck.at_ms <= closed.at_ms]
+    for struck in within:
+        if not struck.announced:
+            return f"{struck.token}/{struck.node} was killed without a word", struck.at_ms
+    warned = ", ".join(f"{struck.token}/{struck.node}" for struck in within)
+    return f"{warned} had notice: {closed.event.why}", steps[-1].at_ms
 
 
 def report_checks(disturbed: Training, undisturbed: Training, market: Reclamation) -> bool:

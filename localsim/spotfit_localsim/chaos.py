@@ -8,12 +8,15 @@ A seed that is found again tells the same story again: `--seed-start S --virtual
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import sys
+import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from spotfit.core.clock import Clock
 from spotfit.host.clocks import SystemClock
@@ -86,7 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         held = not virtual(given.virtual, given.seed_start, _say, SystemClock()).broken
     if given.live:
         live = importlib.import_module(_LIVE)  # real processes: only where they are asked for
-        held = live.run(given.live, given.seed_start, _say) == 0 and held
+        seeds = range(given.seed_start, given.seed_start + given.live)
+        folder = Path(tempfile.mkdtemp(prefix="spotfit-chaos-"))  # keeps what went wrong
+        held = live.run(seeds, folder=folder) == 0 and held
+        with contextlib.suppress(OSError):
+            folder.rmdir()
     return 0 if held else 1
 
 

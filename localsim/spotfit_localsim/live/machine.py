@@ -184,7 +184,8 @@ class Door:
 
     def _answer(self, listening: socket.socket) -> None:
         listening.settimeout(0)
-        with contextlib.suppress(OSError):  # nobody was there, or did not wait for the answer
+        # Nobody was there, or did not wait for the answer, or died before it had asked.
+        with contextlib.suppress(OSError, ValueError, KeyError):
             wire, _ = listening.accept()
             with wire:
                 wire.settimeout(_REQUEST_WITHIN_S)

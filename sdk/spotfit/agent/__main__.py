@@ -19,7 +19,6 @@ def main() -> int:
     except ConfigError as mistake:
         log.error("agent.refused", why=str(mistake))
         return REFUSED
-    env.forget("SPOTFIT_RUN_SECRET")  # nobody started from here needs it in its environment
     try:
         return serve(assignment)
     finally:

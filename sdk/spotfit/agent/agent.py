@@ -30,7 +30,8 @@ from spotfit.agent.shift import Shift
 from spotfit.agent.uplink import Uplink
 from spotfit.agent.workplace import Workplace
 from spotfit.control.conductor import Conductor
-from spotfit.core.errors import TransientStoreError
+from spotfit.core.errors import StoreError
+from spotfit.host import log
 from spotfit.ledger.run import Ledger
 from spotfit.model.events import Entry, LeaderElected
 from spotfit.model.spec import RunSpec, Tempo
@@ -89,6 +90,8 @@ class Agent:
         self._reached_at = float("inf")
         """When the bucket last answered."""
         self._wakes: list[float] = []
+        self._troubles: dict[str, str] = {}
+        """What the store last complained of, by the part of a tick that heard it."""
         self._now = 0.0
         self.given_up = False
         """Whether the run gave this machine up; then nobody waits for it."""
@@ -120,10 +123,15 @@ class Agent:
         return max(now, min(*self._wakes, self._next_poll(now), self._uplink.wake_at))
 
     def _attempt(self, part: Callable[[], None]) -> None:
-        """Do one part of a tick. A store that fails for a while must not stop the other parts."""
+        """Do one part of a tick. A store that fails for a while must not stop the other parts,
+        whatever it says: only being cut off for very long ends an agent."""
         try:
             part()
-        except TransientStoreError:
+            self._troubles.pop(part.__name__, None)
+        except StoreError as trouble:
+            if self._troubles.get(part.__name__) != trouble.what:
+                self._troubles[part.__name__] = trouble.what
+                log.warning("store.trouble", why=trouble.what)
             self._wakes.append(self._now + _STORE_TROUBLE_S)
 
     def _prepare(self, spec: RunSpec) -> None:
@@ -150,8 +158,10 @@ class Agent:
 
     def _next_poll(self, now: float) -> float:
         """Whom a hub tells of news reads rarely; whom nobody tells reads often."""
-        if self._ledger.view.spec is None or now < self._eager_until:
+        if self._ledger.view.spec is None:
             return self._polled_at + _EAGER_POLL_S
+        if now < self._eager_until:  # but a thousand agents must not storm the bucket
+            return self._polled_at + max(_EAGER_POLL_S, self._tempo.poll_s / 5)
         if self._uplink.hub is not None and self._leader is None:
             return self._polled_at + self._tempo.lease_patience_s
         return self._polled_at + self._tempo.poll_s

@@ -72,10 +72,13 @@ class Child:
             self.ordered = True
             process.kill_group(pid)
 
-    def kill(self) -> None:
-        """End it with its whole group, now or as soon as it is born."""
+    def kill(self, *, for_cause: bool = False) -> None:
+        """End it with its whole group, now or as soon as it is born.
+
+        `for_cause`: it gave reason to, so its end is to be told as any other.
+        """
         self.doomed = True
-        if self._status is None:
+        if self._status is None and not for_cause:
             self.ordered = self.ordered or self._alive
         if self.pid is not None and self._status is None:
             process.kill_group(self.pid)
@@ -141,7 +144,7 @@ class Child:
                 self._heard(frames)
         except IntegrityError as garbage:
             log.error("worker.garbage", pid=self.pid, why=garbage.what)
-            self.kill()
+            self.kill(for_cause=True)
             self._close_talk()
 
     def _write(self) -> None:
@@ -154,7 +157,7 @@ class Child:
         except BlockingIOError:
             if len(self._unsent) > _QUEUE_LIMIT_BYTES:
                 log.error("worker.deaf", pid=self.pid, unsent_bytes=len(self._unsent))
-                self.kill()
+                self.kill(for_cause=True)
         except OSError:
             self._unsent.clear()  # it is gone; what it said last is still to be read
         self._loop.watch(self._talk, READ | (WRITE if self._unsent else 0), self._on_talk)

@@ -35,6 +35,7 @@ from spotfit.provision.launch import Assignment
 from spotfit.provision.registry import open_provisioner
 from spotfit.ship.sign import RunKey
 from spotfit.store.api import Store
+from spotfit.store.budget import Budget
 from spotfit.store.opening import open_store
 
 DONE = 0
@@ -47,6 +48,8 @@ GIVEN_UP = 75
 """The run goes on without this machine. A scheduler may start it again."""
 
 _NOTICE_POLL_S = 0.25
+_HASTY = Budget(attempts=1)
+"""The agent itself asks again; meanwhile it must hear and greet."""
 _LAST_LOOK_S = 1.0
 _LOCAL_PAUSE_S, _REMOTE_PAUSE_S = 0.1, 0.5
 
@@ -67,6 +70,7 @@ def serve(
 
     May be called again in the same process. Only the main thread hears signals.
     """
+    env.forget(env.RUN_SECRET.name)  # nobody started from here needs it in its environment
     kept = zygotes or zygotes_of_this_process()
     try:
         kept.begin(assignment)
@@ -105,7 +109,9 @@ def _drive(assignment: Assignment, zygotes: ZygoteKeeper, clock: Clock, opened: 
     notices = [open_source(name, loop.wake) for name in launch.notices]
     agent = Agent(
         member=_member(assignment, me, net.hub),
-        ledger=Ledger(store, launch.run_id, me, wall_ms=clocks.wall_ms),
+        ledger=Ledger(
+            open_store(launch.run_url, _HASTY), launch.run_id, me, wall_ms=clocks.wall_ms
+        ),
         net=net,
         crew=crew,
         notices=notices,

@@ -92,6 +92,11 @@ class Hub:
         """Rank 0's metrics in the last report all ranks have made."""
         return None if self._latest is None else _metrics.decode(self._latest)
 
+    @property
+    def saving(self) -> set[str]:
+        """Names of the checkpoints whose files are on their way, or wait for their entry."""
+        return {one.name for one in self._saving.values()} | {one.name for one in self.ready}
+
     def take(self, rank: int, frame: msgspec.Raw, now: float) -> list[Answer]:
         """A frame of that rank; what it makes the hub say. Raises `msgspec.ValidationError`."""
         match _frames.decode(frame):
@@ -181,7 +186,8 @@ class Hub:
 
     def _tell(self) -> None:
         """In order, too: one that is still being saved holds up those behind it."""
-        for n, told in list(self._untold.items()):
+        while self._untold:
+            n, told = next(iter(self._untold.items()))
             if told is None:
                 return
             self.told.append(told)

@@ -30,6 +30,7 @@ from spotfit.model.events import (
     CheckpointDropped,
     Entry,
     FitEnded,
+    NodeLost,
     Noticed,
     RankFailure,
     RoundClosed,
@@ -103,7 +104,8 @@ class Leader:
     @property
     def resting(self) -> bool:
         """Whether the fit has ended and nothing of it is left to let go."""
-        return self._conductor.resting and not self._reports.waiting
+        left = self._reports.waiting or self._to_drop
+        return self._conductor.resting and not left
 
     # --- what agents say ---------------------------------------------------------------------
 
@@ -243,6 +245,8 @@ class Leader:
                 self._to_drop.append(name)
             case Noticed():
                 self._announce(view)
+            case NodeLost(token=token, node=node, agent=agent):
+                self._seating.forget(token, node, agent)
             case _:
                 return
 
@@ -391,9 +395,15 @@ class Leader:
     def _delete_dropped(self) -> None:
         if self._to_drop:
             name = self._to_drop[0]
+            if name not in self._ledger.view.dropped or self._is_being_saved(name):
+                self._to_drop.pop(0)  # the name is in use again: what lies there is new
+                return
             done = self._errands.run(f"drop {name}", lambda: drop(self._ledger.store, name))
             if done is not None and not isinstance(done.error, TransientStoreError):
                 self._to_drop.pop(0)
+
+    def _is_being_saved(self, name: str) -> bool:
+        return self._hub is not None and name in self._hub.saving
 
     def _tell(self, view: View, now: float) -> None:
         """Pass matched reports on: to the callbacks, and to the metrics file in the bucket."""

@@ -42,6 +42,12 @@ class Seating:
         self.broken.add(agent)
         return True
 
+    def forget(self, token: Token, node: int, agent: AgentId | None) -> None:
+        """That machine is given up for good."""
+        self.known.pop((token, node), None)
+        if agent is not None:
+            self.gone.pop(agent, None)
+
     def heard(self, agent: AgentId, now: float) -> Seat | None:
         """That agent said something; its seat, if it has one."""
         seat = self.seats.get(agent)

@@ -179,14 +179,14 @@ class Shift:
         key = keys.failure(number, rank) if raised.value else None
         self._net.send_up(Ended(number, rank, RankFailure(rank, "raised", raised.told, key)))
         if key is not None:
-            body = self._workplace.sign(raised.value, "failure")
+            body = self._workplace.sign(raised.value, key)
             self._store.put(key, body)
 
     def _keep_result(self, number: int, rank: int, returned: Returned) -> msgspec.Raw:
         """What rank 0 returned must be in the bucket before anybody says the run is finished."""
         if rank == 0 and returned.value:
-            body = self._workplace.sign(returned.value, "result")
-            self._store.put(keys.result(number, rank), body)
+            key = keys.result(number, rank)
+            self._store.put(key, self._workplace.sign(returned.value, key))
         self._returned.add(rank)
         return msgspec.Raw(encode(replace(returned, value=b"")))
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import msgspec
 
-from spotfit.checkpoint.shared import shared_directory
+from spotfit.checkpoint.shared import own_folder, shared_directory
 from spotfit.core.errors import ConfigError, IntegrityError, MissingExtraError, NotFoundError
 from spotfit.host import dice, extras
 from spotfit.store.api import Store
@@ -157,7 +157,7 @@ class Checkpoint:
         return f"{self._folder}/{METADATA}"
 
     def _temporary(self) -> Path:
-        return Path(tempfile.gettempdir(), f"checkpoint_tmp_{self._id}")
+        return own_folder(Path(tempfile.gettempdir())) / f"checkpoint_tmp_{self._id}"
 
     def _download(self, directory: Path) -> None:
         if self._files is None:

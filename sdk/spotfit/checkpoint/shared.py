@@ -9,9 +9,12 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from spotfit.core.errors import StorePermissionError
 
 
 @contextmanager
@@ -26,6 +29,22 @@ def shared_directory(place: Path, fill: Callable[[Path], None]) -> Iterator[Path
         yield place
     finally:
         _leave(place, lock)
+
+
+def own_folder(parent: Path) -> Path:
+    """A folder below `parent` that only this user can use: what lies there is trusted.
+
+    Raises `StorePermissionError` where somebody else has taken its name.
+    """
+    folder = parent / f"spotfit-checkpoints-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise StorePermissionError(
+            f"{folder} is not a folder of this user's own: checkpoints put there could be changed.",
+            do="Remove it, or set TMPDIR to a directory of your own.",
+        )
+    return folder
 
 
 def _enter(place: Path, fill: Callable[[Path], None]) -> int:

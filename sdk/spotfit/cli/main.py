@@ -9,6 +9,7 @@ import typer
 
 from spotfit.cli import render
 from spotfit.client.handle import attach
+from spotfit.client.request import parse_provisioner
 from spotfit.client.revive import revive
 from spotfit.client.story import read_story
 from spotfit.core.errors import SpotfitError
@@ -68,7 +69,8 @@ def doctor(
     provisioner: Annotated[str, typer.Option(help="A provisioner to check.")] = "local",
 ) -> None:
     """Check that a bucket may be trusted with a run, and that a provisioner can be had."""
-    open_provisioner(provisioner, {})
+    name, options = parse_provisioner(provisioner)
+    open_provisioner(name, options)
     render.good(f"The provisioner {provisioner!r} is installed.")
     if storage:
         probe_create(open_store(storage))

@@ -80,7 +80,7 @@ def _exception(
         return TrainingFailedError(failure.told, rank=failure.rank)
     try:
         envelope = _envelope(failure.pickle_key, store, clock)
-        raised = load_pickle(envelope, key, purpose="failure")
+        raised = load_pickle(envelope, key, purpose=failure.pickle_key)
     except (StoreError, IntegrityError, ShippingError) as lost:
         return TrainingFailedError(
             f"{failure.told}\n(the exception itself is lost: {lost.what})", rank=failure.rank

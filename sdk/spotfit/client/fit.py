@@ -79,7 +79,12 @@ def begin(request: FitRequest, *, show: bool = False) -> RunHandle:
         spec = _write_down(request, cleared, ledger, key)
     adopted(handle, ledger, key, spec)
     handle.show = show
-    handle.mind()
+    try:
+        handle.mind()
+    except BaseException:  # Ctrl-C, too: nobody would hold the handle of what was asked for
+        handle.cancel("it was interrupted while machines were asked for")
+        handle.tidy()
+        raise
     return handle
 
 
@@ -93,7 +98,7 @@ def _same_run(request: FitRequest, view: View, store: Store) -> RunSpec:
             do=f"Follow it with spotfit.attach({store.url!r}), end it with its cancel(), or choose "
             "another RunConfig(name=...).",
         )
-    log.info("run.joined", url=store.url)
+    log.warning("run.joined", url=store.url, what="it goes on as it was started")
     return view.spec
 
 
@@ -158,7 +163,12 @@ def _tempo(store: Store, traits: Traits) -> Tempo:
     nearby = traits.observe_s < 1.0
     on_disk = store.url.startswith(("/", "file://"))
     poll_s = 0.02 if on_disk else 0.2 if nearby else 1.0
-    return Tempo(observe_s=traits.observe_s, poll_s=poll_s, rejoin_s=2.0 if nearby else 5.0)
+    return Tempo(
+        observe_s=traits.observe_s,
+        poll_s=poll_s,
+        rejoin_s=2.0 if nearby else 5.0,
+        silent_s=6.0 if on_disk else 15.0,
+    )
 
 
 @contextmanager

@@ -13,11 +13,13 @@ from spotfit.core.errors import NotFoundError, StoreError
 from spotfit.core.ids import AgentId
 from spotfit.host import log
 from spotfit.ledger import keys
-from spotfit.model.events import Entry, RoundOpened
+from spotfit.model.events import Entry, NodeLost, RoundOpened
 from spotfit.model.world import Round
 from spotfit.store.api import Store
 
 Line = dict[str, Any]
+
+_LOOKS_AT_THE_DEAD = 10
 
 
 class Output:
@@ -27,10 +29,17 @@ class Output:
         self._store = store
         self._next: dict[AgentId, int] = {}
         self._ended: set[AgentId] = set()
+        self._looks_left: dict[AgentId, int] = {}
+        """How often the dead are still asked for last words that may be on their way."""
 
     def watch(self, agent: AgentId) -> None:
         """That agent's workers are of interest from now on."""
         self._next.setdefault(agent, 0)
+
+    def lose(self, agent: AgentId) -> None:
+        """That agent's machine is gone: it will hardly write its last line."""
+        if agent in self._next:
+            self._looks_left.setdefault(agent, _LOOKS_AT_THE_DEAD)
 
     def new_lines(self) -> Iterator[Line]:
         """What was added since the last call, agent by agent.
@@ -50,6 +59,7 @@ class Output:
             try:
                 body = self._store.get(keys.logs(agent, self._next[agent]))
             except NotFoundError:
+                self._look_less(agent)
                 return
             self._next[agent] += 1
             for text in body.splitlines():
@@ -58,6 +68,14 @@ class Output:
                     self._ended.add(agent)
                 else:
                     yield line
+
+    def _look_less(self, agent: AgentId) -> None:
+        left = self._looks_left.get(agent)
+        if left is None:
+            return
+        self._looks_left[agent] = left - 1
+        if left <= 1:
+            self._ended.add(agent)
 
 
 class Console:
@@ -72,6 +90,8 @@ class Console:
         log.info("run", what=tell(entry.event))
         if isinstance(entry.event, RoundOpened):
             self.watch(entry.event.round)
+        if isinstance(entry.event, NodeLost) and entry.event.agent is not None:
+            self._output.lose(entry.event.agent)
 
     def watch(self, round_: Round) -> None:
         """What the workers of that round write is to be shown, from their first line on."""

@@ -32,6 +32,8 @@ from spotfit.store.opening import open_store
 
 _LAST_WORDS_S = 3.0
 _LONGEST_PAUSE_S = 0.5
+_TIDYING_S = 120.0
+_TIDY_AT_ONCE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,9 @@ class RunHandle:
         self.caretaker: Caretaker | None = None
         """Steps in when nobody else can; None where the run's key is not at hand."""
         self._minder: threading.Thread | None = None
+        self._broken: Exception | None = None
+        """What ended the minding thread before its time."""
+        self._ended_at = 0.0
 
     @property
     def url(self) -> str:
@@ -115,10 +120,20 @@ class RunHandle:
         """Take the first steps now: machines are asked for before this returns."""
         self._tick()
 
+    def tidy(self) -> None:
+        """After a cancel: wait a moment for the machines to be let go."""
+        self._follow(_TIDY_AT_ONCE_S)
+
     def mind_in_background(self) -> None:
         """Go on minding the run from a thread, for as long as this process lives."""
-        self._minder = threading.Thread(target=self._follow, name="spotfit-minder", daemon=True)
+        self._minder = threading.Thread(target=self._mind, name="spotfit-minder", daemon=True)
         self._minder.start()
+
+    def _mind(self) -> None:
+        try:
+            self._follow()
+        except Exception as error:  # noqa: BLE001 - the border of a thread: told by `result()`
+            self._broken = error
 
     def watch(self) -> None:
         """Wait for the end, showing the workers' output and the run's story."""
@@ -128,6 +143,8 @@ class RunHandle:
     def _wait(self, timeout_s: float | None) -> None:
         if self._minder is not None:
             self._minder.join(timeout_s)
+            if self._broken is not None:
+                raise self._broken
         else:
             self._follow(timeout_s)
         if self._ended is None:
@@ -139,9 +156,9 @@ class RunHandle:
             wake = self._tick()
             if self.show and self._console.show_new():
                 self._news_at = self._clock.now()
-            if wake is None:
-                break
             now = self._clock.now()
+            if wake is None or self._gives_up_tidying(now):
+                break
             if deadline is not None and now >= deadline:
                 return
             wake = min(wake, now + self._pause_s(now), deadline or wake)
@@ -159,6 +176,15 @@ class RunHandle:
         if self._ended is not None and wake is None:
             return None
         return now + 1.0 if wake is None else wake
+
+    def _gives_up_tidying(self, now: float) -> bool:
+        """A result must not wait for ever for machines that cannot be let go."""
+        if self._ended is None or now - self._ended_at < _TIDYING_S:
+            return False
+        groups = self._ledger.view.groups
+        left = [token for token, group in groups.items() if not group.let_go]
+        log.error("run.left_behind", groups=",".join(left), what="see whether these still cost")
+        return True
 
     def _pause_s(self, now: float) -> float:
         """Short after news, longer the longer nothing happens: looking costs the workers' time."""
@@ -180,6 +206,7 @@ class RunHandle:
     def know(self, view: View) -> None:
         """Begin from a view that was read before anybody listened."""
         self._ended, self._final = view.ended, view if view.ended else None
+        self._ended_at = self._clock.now()
         round_ = view.last_round if view.ended else view.round
         if round_ is not None:
             self._console.watch(round_)
@@ -190,6 +217,7 @@ class RunHandle:
             self._ended = self._final = None
         if isinstance(entry.event, FitEnded):
             self._ended, self._final = entry.event, self._ledger.view
+            self._ended_at = self._clock.now()
         if self.show:
             self._console.learn(slot, body, entry)
 
@@ -199,7 +227,8 @@ class RunHandle:
         if self.key is None:
             log.warning("result.unread", why="this machine does not hold the run's key")
             return None
-        return load_pickle(self._ledger.store.get(ended.result_key), self.key, purpose="result")
+        envelope = self._ledger.store.get(ended.result_key)
+        return load_pickle(envelope, self.key, purpose=ended.result_key)
 
 
 def attach(url: str | Path) -> RunHandle:

@@ -9,13 +9,15 @@ from typing import Any
 from spotfit.checkpoint.restore import check_present
 from spotfit.client.request import FitRequest
 from spotfit.core.errors import (
+    ConfigError,
     ConfigErrors,
+    NotFoundError,
     SpotfitError,
     StorePermissionError,
     TransientStoreError,
 )
 from spotfit.core.ids import RunId, Token, parse_name
-from spotfit.host import clocks
+from spotfit.host import clocks, dice
 from spotfit.model.group import GroupRequest
 from spotfit.model.view import View
 from spotfit.provision.api import Provisioner
@@ -55,6 +57,8 @@ def clear(request: FitRequest) -> Cleared:
     store = storage.under(name)
     checks.run(lambda: _probe(store))
     checks.raise_all()
+    checks.run(lambda: _reachable(store))
+    checks.raise_all()
     return Cleared(name, store, provisioner, runtime_env)
 
 
@@ -68,6 +72,21 @@ def _probe(store: Store) -> None:
         except TransientStoreError:
             clocks.SystemClock().wait(pause_s)
     return probe_create(store)
+
+
+def _reachable(store: Store) -> None:
+    """Machines find the run by its address alone: what was written must be seen through that."""
+    key = f".spotfit/reach/{dice.new_token()}"  # a new name: what is found there is ours
+    store.put(key, b"here")
+    try:
+        open_store(store.url).get(key)
+    except (NotFoundError, ConfigError) as unseen:
+        raise ConfigError(
+            f"Machines could not reach the run: {store.url} does not lead to what was written.",
+            do="Give storage_path as a URL or a directory that all machines share.",
+        ) from unseen
+    finally:
+        store.delete(key)
 
 
 class _Checks:
@@ -108,6 +127,11 @@ def _storage(request: FitRequest) -> Store:
 
         return store_on(request.run.storage_filesystem, request.run.storage_path or "")
     assert request.run.storage_path is not None
+    if request.run.storage_path.startswith("memory:"):
+        raise ConfigError(
+            "storage_path='memory://…' lives in this process only; machines could not reach it.",
+            do="Give a directory or a bucket; memory:// is for num_workers=0 and for tests.",
+        )
     return open_store(request.run.storage_path)
 
 

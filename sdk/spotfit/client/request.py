@@ -41,7 +41,7 @@ class FitRequest:
         """
         given = self.provisioner if self.provisioner is not None else env.value(env.PROVISIONER)
         if isinstance(given, str):
-            return _parsed(given)
+            return parse_provisioner(given)
         name = getattr(given, "provisioner", None)
         is_object = dataclasses.is_dataclass(given) and not isinstance(given, type)
         if isinstance(name, str) and is_object:
@@ -110,7 +110,8 @@ class FitRequest:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
-def _parsed(text: str) -> tuple[str, dict[str, Any]]:
+def parse_provisioner(text: str) -> tuple[str, dict[str, Any]]:
+    """Name and options of 'local?nodes=2'. Raises `ConfigError`."""
     name, _, query = text.partition("?")
     pairs = parse_qsl(query, keep_blank_values=True)
     options = {key: _number_or_text(value) for key, value in pairs}

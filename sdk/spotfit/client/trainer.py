@@ -55,6 +55,11 @@ class DataParallelTrainer:
 
     def submit(self) -> RunHandle:
         """Start training and return at once; the run needs this process no more."""
+        if self.scaling_config.num_workers == 0:
+            raise ConfigError(
+                "num_workers=0 runs in this very process: there is nothing to submit.",
+                do="Call fit(), or ask for at least one worker.",
+            )
         return fitting.submit(self._request())
 
     @classmethod

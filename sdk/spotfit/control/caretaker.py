@@ -110,4 +110,4 @@ class Caretaker:
 
 
 def _all_let_go(view: View) -> bool:
-    return all(group.released or group.handle is None for group in view.groups.values())
+    return all(group.let_go for group in view.groups.values())

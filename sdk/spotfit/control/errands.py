@@ -47,11 +47,13 @@ class Threaded:
     def __init__(self, wake: Callable[[], None], threads: int = 4) -> None:
         self._wake = wake
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="spotfit-errand")
+        self._sent = ThreadPoolExecutor(1, thread_name_prefix="spotfit-sent")
+        """A lease must not wait behind a slow cloud."""
         self._under_way: dict[str, Future[Done]] = {}
 
     def run(self, name: str, job: Callable[[], Any]) -> Done | None:
         if name not in self._under_way:
-            self._under_way[name] = self._start(job)
+            self._under_way[name] = self._start(job, self._pool)
             return None
         if not self._under_way[name].done():
             return None
@@ -60,14 +62,15 @@ class Threaded:
     def send(self, name: str, job: Callable[[], Any]) -> None:
         future = self._under_way.get(name)
         if future is None or future.done():
-            self._under_way[name] = self._start(job)
+            self._under_way[name] = self._start(job, self._sent)
 
     def close(self) -> None:
         """Start nothing more; what is under way may finish."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._sent):
+            pool.shutdown(wait=False, cancel_futures=True)
 
-    def _start(self, job: Callable[[], Any]) -> Future[Done]:
-        future = self._pool.submit(_done, job)
+    def _start(self, job: Callable[[], Any], pool: ThreadPoolExecutor) -> Future[Done]:
+        future = pool.submit(_done, job)
         future.add_done_callback(lambda _: self._wake())  # whoever wakes finds the answer
         return future
 

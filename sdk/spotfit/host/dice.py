@@ -28,16 +28,6 @@ def new_secret_bytes(count: int = 32) -> bytes:
     return secrets.token_bytes(count)
 
 
-def new_name(prefix: str) -> str:
-    """A name for people, unlike all others."""
-    return f"{prefix}-{secrets.token_hex(4)}"
-
-
-def jitter(seconds: float, *, part: float = 0.5) -> float:
-    """Between `seconds` and `(1 + part) * seconds`, so that many do not act at once."""
-    return seconds * (1.0 + part * random.random())  # noqa: S311 - spreads load, hides nothing
-
-
 def reseed() -> None:
     """Give a forked process dice of its own."""
     random.seed()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from spotfit.core.codec import UNREADABLE, decoder, encode
@@ -26,6 +27,8 @@ class Journal:
 
     def __init__(self, store: Store, *, whole: bool = False) -> None:
         self._store = store
+        self._lock = threading.RLock()
+        """A view and its slot belong together: one reader at a time."""
         self._whole = whole
         """Read every entry, also where a snapshot would spare it."""
         self.heard: Heard | None = None
@@ -36,22 +39,24 @@ class Journal:
 
         Who has read nothing yet begins at the newest snapshot, if the run is long enough for one.
         """
-        if self.view.next_slot == 0 and not self._whole and self._is_long():
-            self.view = snapshot.newest(self._store)
-        while True:
-            try:
-                body = self._store.get(keys.entry(self.view.next_slot))
-            except NotFoundError:
-                return self.view
-            self._take(body)
+        with self._lock:
+            if self.view.next_slot == 0 and not self._whole and self._is_long():
+                self.view = snapshot.newest(self._store)
+            while True:
+                try:
+                    body = self._store.get(keys.entry(self.view.next_slot))
+                except NotFoundError:
+                    return self.view
+                self._take(body)
 
     def told(self, slot: int, body: bytes) -> View:
         """Somebody passed on a copy: fold it if it is the next entry, else read the bucket."""
-        if slot == self.view.next_slot:
-            self._take(body)
-        elif slot > self.view.next_slot:
-            self.catch_up()
-        return self.view
+        with self._lock:
+            if slot == self.view.next_slot:
+                self._take(body)
+            elif slot > self.view.next_slot:
+                self.catch_up()
+            return self.view
 
     def append(self, entry: Entry, after: View) -> View:
         """Offer `entry` for the slot right after `after`, then read what is really there.

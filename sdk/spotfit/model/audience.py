@@ -15,6 +15,9 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     secret: str
     scratch: str = ""
 
+    def __repr__(self) -> str:
+        return f"Hello({self.storage_url!r})"
+
 
 class Reported(msgspec.Struct, frozen=True, tag="reported"):
     """A report of all ranks, in order of rank, and the name of its committed checkpoint."""

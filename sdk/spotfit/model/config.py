@@ -303,6 +303,11 @@ def _check_worker_count(count: Any) -> None:
         )
     if low < 0:
         raise ConfigError(f"num_workers cannot be negative: {count}.", do="0 runs it in process.")
+    if isinstance(count, tuple) and low < 1:
+        raise ConfigError(
+            f"num_workers={count}: a group that may shrink to nobody trains nothing.",
+            do="Let the smallest number be at least 1.",
+        )
     if low > high:
         raise ConfigError(
             f"min_workers must be <= max_workers: {count}.", do="Write (least, most)."

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from spotfit.core.ids import Token
 from spotfit.model.events import (
+    Blame,
     CancelRequested,
     CheckpointCommitted,
     CheckpointDropped,
@@ -61,8 +62,7 @@ def _apply(view: View, event: Event) -> View:
         case RoundOpened(round=opened):
             return _open(view, opened)
         case RoundClosed(blame=blame):
-            failures = {**view.failures, blame: view.failures.get(blame, 0) + 1}
-            return replace(view, round=None, last_closed=event, failures=failures)
+            return _close(view, event, blame)
         case CheckpointCommitted():
             return _commit(view, event)
         case CheckpointDropped(name=name):
@@ -116,6 +116,16 @@ def _lose(view: View, event: NodeLost) -> View:
     return replace(lost, lost_agents=view.lost_agents | {event.agent})
 
 
+def _close(view: View, event: RoundClosed, blame: Blame) -> View:
+    return replace(
+        view,
+        round=None,
+        last_closed=event,
+        failures={**view.failures, blame: view.failures.get(blame, 0) + 1},
+        fruitless=view.fruitless + (blame not in (Blame.PREEMPTION, Blame.RESIZE)),
+    )
+
+
 def _open(view: View, opened: Round) -> View:
     """A new round; what was let go or refused before it is history, and needs no place any more."""
     groups = {
@@ -141,5 +151,6 @@ def _commit(view: View, event: CheckpointCommitted) -> View:
         view,
         checkpoints=(*view.checkpoints, event),
         dropped=view.dropped - {event.name},
+        fruitless=0,
         latest_committed_slot=view.next_slot,
     )

@@ -33,6 +33,11 @@ class Group(msgspec.Struct, frozen=True):
         """Whether the intent was written and its outcome was not."""
         return self.handle is None and self.refused is None
 
+    @property
+    def let_go(self) -> bool:
+        """Whether nothing of it can cost anything any more."""
+        return self.released or self.refused is not None
+
     def stands(self, node: int) -> bool:
         """Whether that machine is here or still to come."""
         alive = not self.released and self.refused is None and node not in self.lost
@@ -63,6 +68,8 @@ class View(msgspec.Struct, frozen=True):
     last_round: Round | None = None
     last_closed: RoundClosed | None = None
     failures: dict[Blame, int] = {}
+    fruitless: int = 0
+    """Rounds in a row that failed without a commit."""
     refusals: int = 0
     """Refusals since the last group that was granted."""
     last_refusal: str | None = None

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from spotfit.core.ids import AgentId
 from spotfit.model.events import RankFailure
 from spotfit.model.world import Member, Notice
 
@@ -112,6 +111,9 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     """The run's key, as text; it never stands in argv, journal or logs."""
     spec: msgspec.Raw = msgspec.Raw(b"null")
     """The whole RunSpec, for context objects."""
+
+    def __repr__(self) -> str:
+        return f"Start(run={self.run_name!r}, round={self.round}, rank={self.rank})"
 
 
 class Named(msgspec.Struct, frozen=True, tag="named"):
@@ -235,10 +237,3 @@ class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
 
 
 FromLeader = News | Halt | Down | Beat | Rejected
-
-
-class Lost(msgspec.Struct, frozen=True):
-    """Not on the wire: what a hub notes when an agent's connection is gone."""
-
-    agent: AgentId
-    why: str

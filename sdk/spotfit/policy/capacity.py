@@ -84,6 +84,8 @@ def lost_machines(view: View, watch: Watch, now: float) -> Iterator[NodeLost]:
             if agent is not None:
                 if _will_not_stop(view, watch, agent, now):
                     yield NodeLost(token, node, agent, "its workers would not end")
+                elif _has_left(view, agent):
+                    yield NodeLost(token, node, agent, "it announced its end, and was replaced")
                 continue
             agent = sat.get((token, node))
             why = _why_lost(view, watch, now, token, node, agent)
@@ -95,6 +97,14 @@ def _will_not_stop(view: View, watch: Watch, agent: AgentId, now: float) -> bool
     assert view.spec is not None
     stuck = view.round is None and watch.seats[agent].running is not None
     return stuck and now - watch.turned_at > view.spec.tempo.stop_patience_s
+
+
+def _has_left(view: View, agent: AgentId) -> bool:
+    """A round was opened without the machine that announced its end: it is not needed any more."""
+    noticed = view.noticed_slots.get(agent)
+    if noticed is None or view.round is None or view.round_slot < noticed:
+        return False
+    return view.round.place_of(agent) is None
 
 
 def _standing_slots(view: View) -> int:

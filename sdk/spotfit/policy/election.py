@@ -57,7 +57,7 @@ def claim(view: View, me: AgentId, sighting: Sighting, *, caretaker: bool = Fals
 
 def _claim_leftovers(view: View, sighting: Sighting) -> Claim | None:
     """After the end a caretaker lets go what a dead leader left behind."""
-    left = any(not group.released and group.handle is not None for group in view.groups.values())
+    left = any(not group.let_go for group in view.groups.values())
     if not left:
         return None
     return Claim(sighting.lease_changed_at + LEFTOVERS_S, "machines are left to be let go")

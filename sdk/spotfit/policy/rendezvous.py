@@ -10,22 +10,35 @@ from spotfit.model.world import Place, Round
 from spotfit.policy.actions import Wait
 from spotfit.policy.capacity import expected_slots, may_ask_at, usable_seats
 
+_PATIENCE_ROUNDS = 5
+_LONGEST_PAUSE_S = 30.0
+
 
 def next_round(view: View, watch: Watch, now: float) -> Round | Wait:
     """The round that can be opened now, or how long to wait for what."""
     assert view.spec is not None
+    rested = watch.turned_at + _pause_s(view)
+    if now < rested:
+        return Wait(rested, f"{view.fruitless} rounds in a row ended before they saved anything")
     seats = usable_seats(view, watch)
     stopping = [seat.member.agent for seat in seats if seat.running is not None]
     if stopping:
         return Wait(now + 1.0, f"workers of the last round still end on {len(stopping)} nodes")
     slots = sum(seat.member.slots for seat in seats)
-    if slots < view.spec.workers_min:
+    if slots < max(1, view.spec.workers_min):
         return Wait(now + 5.0, f"{slots} of at least {view.spec.workers_min} workers have a place")
     patience_ends = watch.turned_at + view.spec.tempo.form_patience_s
     if slots < view.spec.workers_max and _more_may_come(view, watch, now) and now < patience_ends:
         why = f"{slots} of {view.spec.workers_max} workers have a place; more may come"
         return Wait(patience_ends, why)
     return _form(view, seats)
+
+
+def _pause_s(view: View) -> float:
+    """A few rounds may fail at once; one after the other only ever more slowly."""
+    if view.fruitless <= _PATIENCE_ROUNDS:
+        return 0.0
+    return min(_LONGEST_PAUSE_S, 0.1 * 2.0 ** min(view.fruitless - _PATIENCE_ROUNDS, 10))
 
 
 def _more_may_come(view: View, watch: Watch, now: float) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from spotfit.store.api import Store
 
 _PIP_PATIENCE_S = 1800.0
 _TAIL_LINES = 15
+_ACCESS = re.compile(r"//[^/@\s]+@")
+"""User and password in the address of a package index: nobody's business in a log."""
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -114,6 +117,8 @@ def _run(command: list[str], purpose: str, *, do: str) -> None:
 
 
 def _failed(purpose: str, how: str, output: bytes, do: str) -> ShippingError:
+    purpose = _ACCESS.sub("//***@", purpose)
     tail = "\n".join(output.decode(errors="replace").splitlines()[-_TAIL_LINES:])
+    tail = _ACCESS.sub("//***@", tail)
     said = f" Its last lines:\n{tail}" if tail else ""
     return ShippingError(f"This node could not {purpose}: it {how}.{said}", do=do, output=tail)

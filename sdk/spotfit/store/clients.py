@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Client: TypeAlias = S3Store | GCSStore | AzureStore
 
-_CALL_WITHIN = timedelta(seconds=20)
+_CALL_WITHIN = timedelta(seconds=10)
 _PART_WITHIN = timedelta(minutes=5)
 
 

@@ -19,8 +19,9 @@ from spotfit.core.errors import (
 )
 from spotfit.store import driver
 from spotfit.store.api import ObjectInfo, Store
+from spotfit.store.budget import Budget
 from spotfit.store.parts import appearing
-from spotfit.store.retry import Budget, persistently
+from spotfit.store.retry import persistently
 from spotfit.store.url import RootUrl, checked_key
 
 if TYPE_CHECKING:
@@ -205,6 +206,9 @@ _BEYOND_THE_END = re.compile(r"Range Not Satisfiable|InvalidRange", re.IGNORECAS
 _WRONG_REGION = re.compile(r"redirect without LOCATION|AuthorizationHeaderMalformed")
 _NO_ANSWER = re.compile(r"HTTP error|error sending request|timed? ?out|connection", re.IGNORECASE)
 _PASSING = frozenset({408, 409, 412, 425, 429})
+_PASSING_CODES = re.compile(
+    r"RequestTimeout|ExpiredToken|SlowDown|InternalError|ServerBusy|Throttl"
+)
 _FORBIDDEN = frozenset({401, 403})
 
 
@@ -236,6 +240,8 @@ def _refused(text: str, status: int, what: str, told: str) -> StoreError | Confi
             do="Put them into the environment, for instance AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY; those of ~/.aws are used where boto3 is installed.",
         )
+    if _PASSING_CODES.search(told):
+        return TransientStoreError(f"The storage failed at {what}: {told}", do="Try again.")
     if status in _FORBIDDEN:
         return StorePermissionError(
             f"These credentials may not do that with {what}: {told}",

@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from spotfit.store.api import Store
+from spotfit.store.budget import Budget
 from spotfit.store.url import RootUrl
 
 
-def open_store(url: str | Path | RootUrl) -> Store:
+def open_store(url: str | Path | RootUrl, budget: Budget | None = None) -> Store:
     """The store at that address; nothing is read or written yet.
 
-    Raises `ConfigError` for an address that cannot be meant.
+    `budget` says how long a call of a bucket may insist. Raises `ConfigError` for an address that
+    cannot be meant.
     """
     root = url if isinstance(url, RootUrl) else RootUrl.parse(url)
     match root.scheme:
@@ -26,4 +28,4 @@ def open_store(url: str | Path | RootUrl) -> Store:
         case _:
             from spotfit.store.objects import ObjectStore
 
-            return ObjectStore(root)
+            return ObjectStore(root, budget)

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 import tenacity
 
 from spotfit.core.errors import TransientStoreError
+from spotfit.store.budget import Budget
 
 Answer = TypeVar("Answer")
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """How often and how long to insist. Pauses double, with jitter, up to `longest_pause_s`."""
-
-    attempts: int = 6
-    within_s: float = 30.0
-    first_pause_s: float = 0.1
-    longest_pause_s: float = 5.0
 
 
 def persistently(call: Callable[[], Answer], budget: Budget) -> Answer:

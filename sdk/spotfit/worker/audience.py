@@ -17,6 +17,7 @@ from spotfit.core.errors import NotFoundError, WorkerDiedError
 from spotfit.host import env, frames
 from spotfit.host.clocks import SystemClock
 from spotfit.model.audience import Failed, Heard, Hello, RankTold, Reported, ToAudience
+from spotfit.model.metrics import metrics_from_json
 from spotfit.ship.function import load_pickle
 from spotfit.ship.prepare import prepare
 from spotfit.ship.sign import RunKey
@@ -93,7 +94,7 @@ class Audience:
         for callback in self._callbacks:
             callback.after_report(
                 run_context=self._context,
-                metrics=[msgspec.json.decode(each) for each in reported.metrics],
+                metrics=[metrics_from_json(msgspec.json.decode(each)) for each in reported.metrics],
                 checkpoint=checkpoint,
             )
 
@@ -106,7 +107,7 @@ class Audience:
         """The original, where it could be pickled; else its text."""
         envelope = self._envelope(failed.pickle_key) if failed.pickle_key else None
         if envelope is not None:
-            original = load_pickle(envelope, self._key, purpose="failure")
+            original = load_pickle(envelope, self._key, purpose=failed.pickle_key or "")
             if isinstance(original, BaseException):
                 return original
         return WorkerDiedError(failed.told, rank=failed.rank)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import logging
 import os
 import pickle
 import socket
@@ -17,6 +18,7 @@ from typing import Any, NoReturn
 import cloudpickle
 
 from spotfit.core.errors import ShippingError
+from spotfit.core.units import told_bytes
 from spotfit.frameworks.api import Framework
 from spotfit.frameworks.registry import open_framework
 from spotfit.host import env
@@ -33,6 +35,8 @@ from spotfit.worker.talk import Talk
 
 _LAST_WORDS_S = 10.0
 _FORMING_S = 300.0
+_LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
+_LARGEST_RESULT_BYTES = 32 * 2**20
 
 
 def main(talk_descriptor: int) -> NoReturn:
@@ -41,6 +45,7 @@ def main(talk_descriptor: int) -> NoReturn:
     talk = Talk(socket.socket(fileno=talk_descriptor))
     start = talk.next(None)
     assert isinstance(start, Start), "an agent begins with Start"
+    logging.basicConfig(level=start.log_level, stream=sys.stderr, format=_LOG_FORMAT)
     framework = open_framework(start.framework)
     last = _live(start, talk, framework)
     talk.send(last)
@@ -111,6 +116,12 @@ def _pickled(value: Any) -> bytes:
             f"{refused}",
             do="Return plain values; report metrics with report() and files in a checkpoint.",
         ) from refused
+    if sink.tell() > _LARGEST_RESULT_BYTES:
+        raise ShippingError(
+            f"What the training function returned takes {told_bytes(sink.tell())}; "
+            f"{told_bytes(_LARGEST_RESULT_BYTES)} is the most.",
+            do="Return plain values, and put what is big into a checkpoint.",
+        )
     return sink.getvalue()
 
 

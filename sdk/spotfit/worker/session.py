@@ -56,6 +56,8 @@ from spotfit.worker.uploads import Uploads
 
 WARN_S = 60.0
 BIG_BROADCAST_BYTES = 1024
+_LARGEST_BROADCAST_BYTES = 4 * 2**20
+_DRAIN_EVERY = 256
 
 Found = TypeVar("Found")
 _metrics = decoder(dict[str, Any])
@@ -105,6 +107,8 @@ class Session:
         body = metrics_to_json(metrics)
         n, self.reports = self.reports, self.reports + 1
         self._talk.send_report(n, body, dir_name)
+        if n % _DRAIN_EVERY == 0:
+            self._drain()
 
     def report_files(self, metrics: dict[str, Any], luggage: Luggage) -> None:
         """Agree on the directory's name with all ranks, then upload, or have it uploaded."""
@@ -179,14 +183,24 @@ class Session:
     def broadcast(self, thing: Any) -> Any:
         """What rank 0 gave."""
         mine = self._packed(thing) if self._start.rank == 0 else b""
+        if len(mine) > _LARGEST_BROADCAST_BYTES:
+            raise ConfigError(
+                f"broadcast_from_rank_zero was given {told_bytes(len(mine))}; it takes "
+                f"{told_bytes(_LARGEST_BROADCAST_BYTES)} at most.",
+                do="Broadcast tensors with torch.distributed, and files through a checkpoint.",
+            )
         told = self.gather("broadcast_from_rank_zero", mine)
         return unpickled(told, what="broadcast")
 
-    def preemption_info(self) -> PreemptionInfo | None:
-        """Rank 0's knowledge, so that all ranks decide alike."""
+    def _drain(self) -> None:
+        """Take what the agent has told: it must not pile up for one who only ever reports."""
         with self._reading:
             for frame in self._talk.pending():
                 self._take(frame)
+
+    def preemption_info(self) -> PreemptionInfo | None:
+        """Rank 0's knowledge, so that all ranks decide alike."""
+        self._drain()
         told = _preempted.decode(self.gather("preemption_info", encode(self._preempted)))
         if told is None:
             return None

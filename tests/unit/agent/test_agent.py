@@ -9,6 +9,7 @@ import pytest
 
 from spotfit.checkpoint.manifest import Manifest
 from spotfit.core.codec import encode
+from spotfit.core.errors import StoreError, StorePermissionError
 from spotfit.core.ids import Token
 from spotfit.ledger import keys
 from spotfit.model.events import (
@@ -35,7 +36,7 @@ from spotfit.model.wire import (
     Returned,
 )
 from spotfit.testing.builders import a_notice
-from tests.unit.agent.world import TEMPO, World
+from tests.unit.agent.world import TEMPO, World, signed
 
 ANY_FAILURES = Limits(worker=-1)
 
@@ -85,7 +86,7 @@ def test_when_all_have_returned_the_run_is_finished_and_everybody_leaves() -> No
     assert world.last(FitEnded) == FitEnded(
         "finished", metrics={"rank": 0, "loss": 0.5}, result_key=keys.result(1, 0)
     )
-    assert world.object_at(keys.result(1, 0)) == b"result:the result"
+    assert world.object_at(keys.result(1, 0)) == signed(keys.result(1, 0), b"the result")
     assert world.last(Released) is not None, "nothing is paid for any more"
     assert not any(node.agent.given_up for node in world.nodes.values())
 
@@ -113,7 +114,7 @@ def test_a_worker_that_raises_ends_the_round_for_all_and_the_next_begins() -> No
     closed = world.last(RoundClosed)
     assert (closed.blame, closed.why) == (Blame.WORKER, "rank 1 raised: ValueError: no")
     assert [(one.rank, one.pickle_key) for one in closed.failures] == [(1, keys.failure(1, 1))]
-    assert world.object_at(keys.failure(1, 1)) == b"failure:pickle"
+    assert world.object_at(keys.failure(1, 1)) == signed(keys.failure(1, 1), b"pickle")
     assert world.view.round is not None
     assert (world.view.round.number, world.view.round.checkpoint) == (2, "c1")
     assert world.holder(1) is failed, "survivors keep their places"
@@ -345,6 +346,39 @@ def test_once_saved_and_replaced_the_group_moves_on_without_losing_a_step() -> N
     assert world.view.round.checkpoint == "c1"
 
 
+def test_a_replacement_is_changed_over_to_once_it_is_warm_and_says_so() -> None:
+    world = World()
+    world.train()
+    world.boots = False
+    leaving = world.holder(follower(world))
+    leaving.fate.notice = a_notice(seconds_left=60.0)
+    world.until(lambda: world.last(Intended).request.workers == 1)
+    cold = world.boot(world.last(Intended).request.token, 0)
+    cold.crew.warm = False
+    world.until(lambda: cold.me in {one.agent for one in cold.ledger.offers()})
+    world.checkpoint(0, "c1")
+    world.run(2.0)
+    assert world.all_of(RoundClosed) == [], "to wait for its imports would cost everybody"
+    cold.crew.warm = True
+    world.run(0.2)
+    world.checkpoint(1, "c2")
+    world.until(lambda: world.training and world.view.round and world.view.round.number == 2)
+    assert cold.ranks != []
+
+
+def test_a_machine_that_left_in_time_is_given_up_by_the_round_after() -> None:
+    world = World()
+    world.train()
+    leaving = world.holder(follower(world))
+    leaving.fate.notice = a_notice(seconds_left=60.0)
+    world.until(lambda: len(world.nodes) == 3)
+    world.checkpoint(0, "c1")
+    world.until(lambda: leaving.over)
+    assert leaving.agent.given_up
+    assert world.last(NodeLost).why == "it announced its end, and was replaced"
+    assert world.all_of(RoundClosed)[1:] == [], "and nobody is disturbed"
+
+
 def test_without_a_replacement_it_trains_until_the_last_moment() -> None:
     world = World()
     world.boots = False
@@ -403,7 +437,68 @@ def test_nothing_is_lost_where_every_call_to_the_store_may_fail(seed: int) -> No
     assert [one.blame for one in world.all_of(RoundClosed)] == [Blame.WORKER]
     ended = world.last(FitEnded)
     assert ended.outcome == "finished"
-    assert world.object_at(ended.result_key) == b"result:the result"
+    assert world.object_at(ended.result_key) == signed(ended.result_key, b"the result")
+
+
+@pytest.mark.parametrize("trouble", [StorePermissionError, StoreError])
+def test_whatever_a_store_complains_of_agents_live_on(trouble: type[StoreError]) -> None:
+    world = World()
+    world.train()
+    world.store.trouble = trouble
+    world.store.moody = lambda: True
+    world.checkpoint(0, "c1")
+    world.run(3.0)
+    world.store.moody = lambda: False
+    world.until(lambda: world.last(CheckpointCommitted))
+    assert world.all_of(RoundClosed) == []
+
+
+def test_what_a_store_complains_of_again_and_again_is_told_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    world = World()
+    world.train()
+    node = world.leader
+    world.store.moody = lambda: True
+    for _ in range(5):
+        node.tick(world.clock.now())
+        world.clock.wait(1.0)
+    told = capsys.readouterr().err.count("the store is moody")
+    assert 1 <= told <= 3, "once by each part of a tick that needs it"
+
+
+PATIENT_FOR_20_S = msgspec.structs.replace(TEMPO, orphan_s=20.0)
+
+
+def test_who_reaches_neither_hub_nor_bucket_for_too_long_ends() -> None:
+    world = World(tempo=PATIENT_FOR_20_S)
+    world.train()
+    alone = world.holder(follower(world))
+    world.boots = False
+    world.store.moody = lambda: True
+    world.kill(world.holder(1 - follower(world)))
+    took_s = world.until(lambda: alone.over)
+    assert took_s == pytest.approx(20.0, abs=1.0)
+    assert alone.agent.given_up
+    assert not alone.crew.busy
+
+
+def test_who_still_has_a_hub_does_not_end_however_long_the_bucket_is_away() -> None:
+    world = World(tempo=PATIENT_FOR_20_S)
+    world.train()
+    world.store.moody = lambda: True
+    world.run(30.0)
+    assert not any(node.over for node in world.nodes.values())
+    assert world.training
+
+
+def test_a_machine_that_never_found_its_run_ends() -> None:
+    world = World()
+    lost = world.boot(Token("t-1"), 0)
+    world.store.moody = lambda: True
+    assert lost.agent.tick(100.0) is not None
+    assert lost.agent.tick(100.0 + TEMPO.orphan_s) is not None
+    assert lost.agent.tick(100.1 + TEMPO.orphan_s) is None
 
 
 def test_a_result_that_cannot_be_kept_holds_up_the_end_and_not_the_agent() -> None:
@@ -418,7 +513,7 @@ def test_a_result_that_cannot_be_kept_holds_up_the_end_and_not_the_agent() -> No
     world.store.moody = lambda: False
     assert world.view.active
     world.until(lambda: world.view.ended)
-    assert world.object_at(keys.result(1, 0)) == b"result:precious"
+    assert world.object_at(keys.result(1, 0)) == signed(keys.result(1, 0), b"precious")
 
 
 def test_a_name_is_made_where_nobody_chose_one() -> None:

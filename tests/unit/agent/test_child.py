@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from spotfit.agent import child as children
 from spotfit.agent.child import Child
 from spotfit.agent.loop import Loop
 from spotfit.host.frames import framed
@@ -129,6 +130,16 @@ def test_who_is_killed_before_birth_dies_at_birth(loop: Loop) -> None:
     turns_until(loop, lambda: heard.all == ["was killed by SIGKILL"])
 
 
+def test_an_end_that_was_ordered_is_told_apart_from_one_it_gave_cause_for(loop: Loop) -> None:
+    for for_cause in (False, True):
+        child, heard = a_child(loop)
+        pid = bear(child, lambda talk: talk.recv(1))
+        child.kill(for_cause=for_cause)
+        reap(child, pid)
+        turns_until(loop, lambda heard=heard: heard.all == ["was killed by SIGKILL"])
+        assert child.ordered is not for_cause
+
+
 def test_what_is_sent_before_birth_is_read_after(loop: Loop) -> None:
     child, heard = a_child(loop)
     child.send(b"x" * 1_000_000)
@@ -154,6 +165,17 @@ def test_a_process_that_sends_garbage_is_killed(loop: Loop) -> None:
     pid = bear(child, live)
     turns_until(loop, lambda: heard.all == ["was killed by SIGKILL"])
     os.waitpid(pid, 0)
+    assert not child.ordered, "it failed; nobody wanted it gone"
+
+
+def test_a_process_that_never_reads_is_killed(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "_QUEUE_LIMIT_BYTES", 1000)
+    child, heard = a_child(loop)
+    pid = bear(child, lambda _: os.read(os.pipe()[0], 1))
+    child.send(b"x" * 10_000_000)
+    turns_until(loop, lambda: heard.all == ["was killed by SIGKILL"])
+    os.waitpid(pid, 0)
+    assert not child.ordered
 
 
 def test_an_endless_line_is_cut(loop: Loop) -> None:

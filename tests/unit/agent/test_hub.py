@@ -147,6 +147,27 @@ def test_checkpoints_are_ready_in_the_order_of_their_reports() -> None:
     assert [one.name for one in hub.ready] == ["c0", "c1"]
 
 
+def test_what_is_still_being_saved_holds_up_the_reports_behind_it() -> None:
+    hub = a_hub(1)
+    take(hub, 0, report(0))
+    take(hub, 0, files(1, "c"))
+    take(hub, 0, report(2))
+    assert [one.n for one in hub.told] == [0]
+    take(hub, 0, Saved(1, "c"))
+    assert [(one.n, one.checkpoint) for one in hub.told] == [(0, None), (1, "c"), (2, None)]
+
+
+def test_a_name_is_in_use_until_its_entry_is_written() -> None:
+    hub = a_hub(1)
+    take(hub, 0, files(0, "c0"))
+    take(hub, 0, files(1, "c1"))
+    assert hub.saving == {"c0", "c1"}
+    take(hub, 0, Saved(0, "c0"))
+    assert hub.saving == {"c0", "c1"}, "its entry is still to come"
+    hub.ready.clear()
+    assert hub.saving == {"c1"}
+
+
 def test_a_save_nobody_asked_for_is_no_checkpoint() -> None:
     hub = a_hub()
     assert take(hub, 0, Saved(7, "x")) == []
@@ -259,7 +280,7 @@ def test_in_whatever_order_reports_come_each_is_told_once_and_in_order(
             assert to in answer.ranks
             assert to is not None
             take(hub, to, Saved(answer.n, answer.name))
-    assert sorted(one.n for one in hub.told) == list(range(reports))
+    assert [one.n for one in hub.told] == list(range(reports))
     for one in hub.told:
         expected = [{"r": rank, "step": one.n} for rank in range(world_size)]
         assert [msgspec.json.decode(body) for body in one.metrics] == expected

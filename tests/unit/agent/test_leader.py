@@ -7,6 +7,8 @@ import msgspec
 from spotfit.agent.ports import Said
 from spotfit.checkpoint.manifest import Manifest
 from spotfit.core.codec import encode
+from spotfit.core.errors import TransientStoreError
+from spotfit.core.ids import Token
 from spotfit.ledger import keys
 from spotfit.model.events import (
     Blame,
@@ -163,6 +165,50 @@ def test_a_store_that_fails_while_files_are_deleted_leaves_none_of_them() -> Non
     assert not any(key.startswith("c0/") for (key, _) in world.store.list())
 
 
+def test_files_of_a_dropped_name_that_is_in_use_again_stay() -> None:
+    world = World(keep=Keep(last=1))
+    world.train()
+    saved_by_rank_0(world, "c0")
+    world.checkpoint(0, "c0")
+    saved_by_rank_0(world, "c1", 1)
+    for n, name in ((1, "c1"), (2, "c0")):
+        world.say(1, Report(n, msgspec.Raw(b"{}")))
+        world.say(0, Files(n, msgspec.Raw(b"{}"), name))
+    saved_by_rank_0(world, "c0", 2)
+    world.say(0, Saved(1, "c1"))
+    world.run(1.0)
+    assert world.last(CheckpointDropped).name == "c0"
+    assert world.object_at("c0/model") == b"weights", "the next one has that name"
+    world.say(0, Saved(2, "c0"))
+    world.run(1.0)
+    assert world.last(CheckpointDropped).name == "c1"
+    assert world.object_at("c0/model") == b"weights"
+    assert not any(key.startswith("c1/") for (key, _) in world.store.list())
+
+
+def test_the_leader_stays_until_what_was_dropped_is_deleted() -> None:
+    world = World(keep=Keep(last=1))
+    world.train()
+    delete = world.store.delete
+    world.store.delete = _no_answer  # type: ignore[method-assign]  # the store fails
+    for n in (0, 1):
+        saved_by_rank_0(world, f"c{n}", n)
+        world.checkpoint(n, f"c{n}")
+    leader = world.leader
+    world.finish(1)
+    world.finish(0)
+    world.until(lambda: world.view.ended)
+    world.run(3.0)
+    assert not leader.over
+    world.store.delete = delete  # type: ignore[method-assign]  # it is well again
+    world.until(lambda: leader.over)
+    assert not any(key.startswith("c0/") for (key, _) in world.store.list())
+
+
+def _no_answer(_key: str) -> None:
+    raise TransientStoreError("no answer")
+
+
 # --- rounds --------------------------------------------------------------------------------------
 
 
@@ -181,6 +227,18 @@ def test_a_checkpoint_that_is_ready_is_committed_before_its_round_is_closed() ->
     assert kinds.index(CheckpointCommitted) < kinds.index(RoundClosed)
     assert world.view.round is not None
     assert world.view.round.checkpoint == "c1"
+
+
+def test_a_round_that_somebody_has_left_behind_already_is_over_at_once() -> None:
+    world = World()
+    world.boots = False
+    world.boot(Token("t-1"), 0)
+    left = world.boot(Token("t-1"), 1)
+    left.agent._shift.halt(1)  # by a leader before, of whom nobody else has heard
+    took_s = world.until(lambda: world.training)
+    assert took_s < 5.0
+    assert world.view.round is not None
+    assert world.view.round.number == 2
 
 
 def test_what_a_moody_store_prevented_does_not_wait_for_the_next_long_look() -> None:

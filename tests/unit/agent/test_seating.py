@@ -66,6 +66,43 @@ def test_whoever_has_a_place_is_busy_until_it_has_stopped() -> None:
     assert seating.stopped_all(places)
 
 
+def test_who_has_left_a_round_behind_cannot_enter_it() -> None:
+    seating, _, _ = a_table()
+    mine, theirs = a_round().places
+    assert seating.can_enter(theirs, 4)
+    seating.stopped(B, 4)
+    assert not seating.can_enter(theirs, 4), "it was halted before it had heard of it"
+    assert seating.can_enter(theirs, 5)
+    assert seating.can_enter(mine, 4)
+    seating.stopped(B, 3)
+    assert not seating.can_enter(theirs, 4), "an old word takes nothing back"
+
+
+def test_who_dials_in_says_what_it_has_left_behind() -> None:
+    seating, _, _ = a_table()
+    _, theirs = a_round().places
+    seating.join(B, join_of(1, entered=4), 12.0)
+    assert (seating.can_enter(theirs, 4), seating.can_enter(theirs, 5)) == (False, True)
+    seating.lose(B, 13.0)
+    assert not seating.can_enter(theirs, 5), "nobody sits there"
+
+
+def test_a_cold_machine_warms_up() -> None:
+    seating, _, _ = a_table()
+    seating.join(B, join_of(1, warm=False), 12.0)
+    assert not seating.seats[B].warm
+    seating.warmed(B)
+    assert seating.seats[B].warm
+
+
+def test_a_machine_that_is_given_up_is_forgotten() -> None:
+    seating, _, _ = a_table()
+    seating.lose(B, 20.0)
+    seating.forget(TOKEN, 1, B)
+    assert (seating.known, seating.gone) == ({(TOKEN, 0): A}, {})
+    seating.forget(TOKEN, 7, None)  # one that never joined
+
+
 def test_nobody_waits_for_those_whose_connection_is_gone() -> None:
     seating, _, _ = a_table()
     seating.occupy(a_round().places, 4)

@@ -36,7 +36,7 @@ from spotfit.testing.builders import (
     a_view,
     an_agent,
 )
-from tests.unit.agent.world import FakeCrew, FakeNet, FakeWorkplace, MoodyStore, Wire
+from tests.unit.agent.world import FakeCrew, FakeNet, FakeWorkplace, MoodyStore, Wire, signed
 from tests.unit.control.paper import LAUNCH
 
 HUB = a_member(0).hub
@@ -206,7 +206,7 @@ def test_an_exception_is_told_and_kept(working: Node) -> None:
     ]
     assert len([one for one in told if isinstance(one, Ended)]) == 1, "told once"
     assert [in_up(one) for one in told if isinstance(one, Up)] == [[A_REPORT]]
-    assert working.store.get(keys.failure(3, 2)) == b"failure:pickle"
+    assert working.store.get(keys.failure(3, 2)) == signed(keys.failure(3, 2), b"pickle")
 
 
 def test_an_exception_that_could_not_be_pickled_has_no_key(working: Node) -> None:
@@ -228,7 +228,7 @@ def test_what_rank_0_returns_is_kept_before_anybody_hears_of_it() -> None:
     up, stopped = node.hear()
     assert in_up(up) == [A_REPORT, Returned(1)], "the value itself takes no wire"
     assert stopped == Stopped(3)
-    assert node.store.get(keys.result(3, 0)) == b"result:result"
+    assert node.store.get(keys.result(3, 0)) == signed(keys.result(3, 0), b"result")
 
 
 def test_what_other_ranks_return_is_not_kept(working: Node) -> None:

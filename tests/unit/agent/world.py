@@ -25,7 +25,7 @@ from spotfit.agent.ports import (
 )
 from spotfit.control.errands import Errands, Inline
 from spotfit.core.codec import decoder, encode
-from spotfit.core.errors import TransientStoreError
+from spotfit.core.errors import StoreError, TransientStoreError
 from spotfit.core.ids import AgentId, Token
 from spotfit.ledger.run import Ledger
 from spotfit.model.events import (
@@ -62,7 +62,9 @@ from spotfit.testing.clock import ManualClock
 from tests.unit.control.paper import LAUNCH, PaperCloud, tokens
 
 STEP_S = 0.05
-TEMPO = Tempo(observe_s=0.5, poll_s=0.2, rejoin_s=1.0, lease_patience_s=8.0, lease_s=2.0)
+TEMPO = Tempo(
+    observe_s=0.5, poll_s=0.2, rejoin_s=1.0, silent_s=6.0, lease_patience_s=8.0, lease_s=2.0
+)
 
 
 class MoodyStore(MemoryStore):
@@ -71,6 +73,7 @@ class MoodyStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.moody: Callable[[], bool] = lambda: False
+        self.trouble: type[StoreError] = TransientStoreError
         self.failed = 0
 
     def get(self, key: str) -> bytes:
@@ -98,7 +101,12 @@ class MoodyStore(MemoryStore):
     def _fail(self) -> None:
         if self.moody():
             self.failed += 1
-            raise TransientStoreError("the store is moody")
+            raise self.trouble("the store is moody")
+
+
+def signed(key: str, payload: bytes) -> bytes:
+    """What a `FakeWorkplace` makes of a payload that is kept under that key."""
+    return key.encode() + b":" + payload
 
 
 class Wire:
@@ -205,6 +213,7 @@ class FakeCrew:
         self.rounds: list[int] = []
         self.immortal = False
         """Whether SIGKILL is not enough."""
+        self.warm = True
         self._events: list[CrewEvent] = []
 
     def prepare(self, spec: RunSpec) -> None:
@@ -223,10 +232,6 @@ class FakeCrew:
     def halt(self) -> None:
         for rank in [] if self.immortal else list(self.workers):
             self.exit(rank, "was killed by SIGKILL", ordered=True)
-
-    @property
-    def warm(self) -> bool:
-        return True
 
     @property
     def busy(self) -> bool:
@@ -304,7 +309,7 @@ class FakeWorkplace:
         return self._errands
 
     def sign(self, payload: bytes, purpose: str) -> bytes:
-        return purpose.encode() + b":" + payload
+        return signed(purpose, payload)
 
     def new_token(self) -> str:
         return self._world.new_token()

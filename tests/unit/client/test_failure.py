@@ -32,7 +32,7 @@ def kept(error: Any, *, key: RunKey = KEY) -> tuple[MemoryStore, RankFailure]:
     """A rank's exception as its agent leaves it in the bucket."""
     store = MemoryStore()
     name = keys.failure(1, 2)
-    store.put(name, key.sign(cloudpickle.dumps(error), purpose="failure"))
+    store.put(name, key.sign(cloudpickle.dumps(error), purpose=name))
     return store, RankFailure(2, "raised", TOLD, name)
 
 

@@ -55,7 +55,7 @@ def test_the_result_is_what_rank_0_returned(door: Door) -> None:
     handle = begin(door.request())
     key = Keyring().find(door.agent.run_id)
     assert key is not None
-    body = key.sign(cloudpickle.dumps({"answer": 42}), purpose="result")
+    body = key.sign(cloudpickle.dumps({"answer": 42}), purpose=keys.result(1, 0))
     door.agent.store.put(keys.result(1, 0), body)
     ended = FitEnded("finished", metrics={"loss": 0.5}, result_key=keys.result(1, 0))
     door.clock.coming = iter([lambda: door.agents_end_it(ended)])

@@ -146,6 +146,43 @@ def test_groups_let_go_are_forgotten_by_the_next_fit_and_others_are_not() -> Non
     assert TOKEN not in told(FitStarted(a_spec()), view=let_go).groups
 
 
+def test_a_new_round_forgets_groups_that_are_history() -> None:
+    let_go = told(*GRANTED, Released(TOKEN))
+    assert TOKEN not in told(RoundOpened(a_round()), view=let_go).groups
+    refused = told(*ASKED, Refused(TOKEN, "full"))
+    opened = told(RoundOpened(a_round()), view=refused)
+    assert (opened.groups, opened.last_refusal) == ({}, "full"), "but not that it was refused"
+    assert TOKEN in told(*ASKED, RoundOpened(a_round())).groups, "its outcome is still to come"
+    lost = told(*GRANTED, NodeLost(TOKEN, 0, an_agent(0), "gone"), RoundOpened(a_round()))
+    assert lost.groups[TOKEN].lost == {0}, "it is still to be let go"
+
+
+def test_a_new_round_forgets_notices_of_those_who_went() -> None:
+    noticed = [Noticed(an_agent(n), a_notice()) for n in (0, 1)]
+    gone = told(*GRANTED, *noticed, NodeLost(TOKEN, 1, an_agent(1), "gone"))
+    opened = told(RoundOpened(a_round()), view=gone)
+    assert opened.notices.keys() == opened.noticed_slots.keys() == {an_agent(0)}
+    assert opened.lost_agents == {an_agent(1)}, "who was given up stays so"
+
+
+def test_rounds_that_save_nothing_are_counted_until_one_does() -> None:
+    failed = [RoundClosed(n, Blame.WORKER, "raised") for n in (1, 2)]
+    assert told(*failed, view=a_view()).fruitless == 2
+    assert told(*failed, a_commit(), view=a_view()).fruitless == 0
+    assert told(*failed, FitEnded("failed"), FitStarted(a_spec()), view=a_view()).fruitless == 0
+
+
+@pytest.mark.parametrize("blame", [Blame.PREEMPTION, Blame.RESIZE])
+def test_a_round_that_a_machine_ended_was_not_fruitless(blame: Blame) -> None:
+    assert told(RoundClosed(1, blame, "why"), view=a_view(fruitless=3)).fruitless == 3
+
+
+def test_a_dropped_name_that_is_used_again_is_there_again() -> None:
+    dropped = told(FitStarted(a_spec()), a_commit("c1"), CheckpointDropped("c1", "old"))
+    again = told(a_commit("c1"), view=dropped)
+    assert ([one.name for one in again.checkpoints], again.dropped) == (["c1"], frozenset())
+
+
 # --- any sequence -------------------------------------------------------------------------------
 
 

@@ -226,6 +226,33 @@ def test_workers_that_will_not_end_cost_their_machine() -> None:
     assert losses(IN_ROUND, watch, NOW + 99) == {}, "in a round they are meant to run"
 
 
+WITHOUT_A1 = replace(
+    IN_ROUND,
+    round=a_round(2, members=[a_member(0)]),
+    round_slot=8,
+    notices={an_agent(1): a_notice()},
+    noticed_slots={an_agent(1): 7},
+)
+
+
+def test_a_machine_that_announced_its_end_is_given_up_once_a_round_goes_on_without_it() -> None:
+    assert losses(WITHOUT_A1, a_watch()) == {1: "it announced its end, and was replaced"}
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        replace(WITHOUT_A1, round=a_round(2)),
+        replace(WITHOUT_A1, round=None),
+        replace(WITHOUT_A1, noticed_slots={an_agent(1): 9}),
+        replace(WITHOUT_A1, notices={}, noticed_slots={}),
+    ],
+    ids=["it has a place", "no round yet", "it spoke later", "it announced nothing"],
+)
+def test_until_then_it_stays(view: View) -> None:
+    assert losses(view, a_watch()) == {}
+
+
 def test_who_sat_on_a_machine_is_remembered_even_without_a_place() -> None:
     watch = a_watch(seats=ONE_SEAT, known={(TOKEN, 1): an_agent(1)}, gone={an_agent(1): NOW})
     assert losses(FORMING, watch, NOW + 5.0) == {}

@@ -113,8 +113,27 @@ def test_a_leader_whose_machine_will_go_hands_over_between_rounds() -> None:
     assert event == LeaderElected(
         an_agent(2), 5, a_member(2).hub, "the leader before will be taken away"
     )
-    in_round = replace(leaving, round=a_round(members=[a_member(1), a_member(2)]))
-    assert isinstance(conduct(in_round, a_watch(seats=three), NOW), Wait), "not within one"
+    in_round = replace(leaving, round=a_round(members=[a_member(0), a_member(1)]))
+    within = a_watch(seats=three, led_since=NOW)
+    assert isinstance(conduct(in_round, within, NOW), Wait), "not within one"
+
+
+def test_nobody_is_handed_over_to_who_leaves_too() -> None:
+    both_go = {an_agent(n): a_notice() for n in (0, 1)}
+    asked = {TOKEN: a_group(), OTHER: a_group(token=OTHER, handle=None)}
+    view = a_view(notices=both_go, noticed_slots=dict.fromkeys(both_go, 3), groups=asked)
+    assert conduct(view, a_watch(), NOW) == Submit(OTHER), "it leads until those are here"
+
+
+def test_a_machine_that_leaves_without_a_place_is_given_up() -> None:
+    view = replace(
+        OPEN,
+        round=a_round(2, members=[a_member(0)]),
+        notices={an_agent(1): a_notice()},
+        noticed_slots={an_agent(1): 2},
+    )
+    event = written(view, a_watch())
+    assert event == NodeLost(TOKEN, 1, an_agent(1), "it announced its end, and was replaced")
 
 
 def test_machines_that_die_at_birth_again_and_again_end_the_run() -> None:
@@ -223,6 +242,16 @@ def test_old_checkpoints_are_dropped_but_not_before_what_is_urgent() -> None:
         OPEN, spec=a_spec(keep=Keep(last=1)), checkpoints=(a_commit("c1"), a_commit("c2"))
     )
     assert written(kept, a_watch(seats=BUSY)) == CheckpointDropped("c1", "only the last 1 stay")
+
+
+def test_what_is_not_kept_is_dropped_before_the_end() -> None:
+    kept = replace(
+        OPEN, spec=a_spec(keep=Keep(last=1)), checkpoints=(a_commit("c1"), a_commit("c2"))
+    )
+    done = a_watch(returned=frozenset({0, 1}))
+    assert isinstance(written(kept, done), CheckpointDropped)
+    after = replace(kept, checkpoints=(a_commit("c2"),), dropped=frozenset({"c1"}))
+    assert isinstance(written(after, done), FitEnded)
 
 
 # --- the end -------------------------------------------------------------------------------------

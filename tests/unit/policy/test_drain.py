@@ -188,6 +188,11 @@ def test_a_commit_of_the_round_before_is_no_occasion() -> None:
     assert isinstance(growing(view, a_watch(committed_at=999.5), 1000.0), Wait)
 
 
+def test_it_does_not_grow_for_a_machine_that_is_still_importing() -> None:
+    cold = a_watch(seats=seats(a_seat(0), a_seat(1, warm=False)), committed_at=999.9)
+    assert growing(small(), cold, 1000.0) is None
+
+
 def test_a_replacement_that_is_still_importing_is_not_changed_over_to() -> None:
     """The group trains on meanwhile: waiting here costs nothing, waiting there costs everybody."""
     cold = a_seat(2, member=a_member(2, token=SPARE, node=0), warm=False)

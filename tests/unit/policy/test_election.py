@@ -99,8 +99,11 @@ def test_after_the_end_only_a_caretaker_comes_and_only_for_what_is_left() -> Non
     claimed = claim(left, ME, ALIVE, caretaker=True)
     assert claimed is not None
     assert claimed.at == 100.0 + LEFTOVERS_S
-    done = view(ended=FitEnded("finished"), groups={TOKEN: a_group(released=True)})
-    assert claim(done, ME, ALIVE, caretaker=True) is None
+    pending = view(ended=FitEnded("finished"), groups={TOKEN: a_group(handle=None)})
+    assert claim(pending, ME, ALIVE, caretaker=True) == claimed, "it may have been granted"
+    for fate in ({"released": True}, {"handle": None, "refused": "full"}):
+        done = view(ended=FitEnded("finished"), groups={TOKEN: a_group(**fate)})
+        assert claim(done, ME, ALIVE, caretaker=True) is None
 
 
 @given(

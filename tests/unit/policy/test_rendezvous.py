@@ -68,6 +68,28 @@ def test_with_too_few_it_waits() -> None:
     )
 
 
+def test_a_round_is_never_empty() -> None:
+    view = a_view(spec=a_spec(workers_min=0, workers_max=2), groups={})
+    assert waited(view, a_watch(seats={})).why.startswith("0 of at least")
+
+
+def test_a_few_rounds_that_saved_nothing_hold_nobody_up() -> None:
+    assert formed(a_view(fruitless=5), a_watch(turned_at=NOW)).world_size == 2
+
+
+@pytest.mark.parametrize(
+    ("fruitless", "pause_s"), [(6, 0.2), (7, 0.4), (13, 25.6), (14, 30.0), (10**6, 30.0)]
+)
+def test_rounds_that_save_nothing_follow_each_other_ever_more_slowly(
+    fruitless: int, pause_s: float
+) -> None:
+    view, watch = a_view(fruitless=fruitless), a_watch(turned_at=NOW)
+    wait = waited(view, watch)
+    assert wait.until == pytest.approx(NOW + pause_s)
+    assert wait.why == f"{fruitless} rounds in a row ended before they saved anything"
+    assert formed(view, watch, wait.until).world_size == 2
+
+
 def test_who_leaves_gets_no_place() -> None:
     view = a_view(spec=a_spec(workers_min=1, workers_max=2), notices={an_agent(0): a_notice()})
     assert [place.agent for place in formed(view, a_watch()).places] == [an_agent(1)]

@@ -11,8 +11,8 @@ from spotfit.core.errors import (
     StorePermissionError,
     TransientStoreError,
 )
+from spotfit.store.budget import Budget
 from spotfit.store.objects import ObjectStore, _ours
-from spotfit.store.retry import Budget
 from spotfit.store.url import RootUrl
 from tests.unit.store.conftest import ScriptedBucket
 

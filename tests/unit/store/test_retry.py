@@ -3,7 +3,8 @@ from collections.abc import Callable
 import pytest
 
 from spotfit.core.errors import NotFoundError, TransientStoreError
-from spotfit.store.retry import Budget, persistently
+from spotfit.store.budget import Budget
+from spotfit.store.retry import persistently
 
 AT_ONCE = Budget(attempts=3, longest_pause_s=0.0)
 

@@ -48,7 +48,7 @@ def test_every_callback_hears_of_a_report(store: MemoryStore) -> None:
 
 
 def test_the_original_exception_comes_back_where_there_is_one(store: MemoryStore) -> None:
-    store.put("f/1", KEY.sign(cloudpickle.dumps(KeyError("weights")), purpose="failure"))
+    store.put("f/1", KEY.sign(cloudpickle.dumps(KeyError("weights")), purpose="f/1"))
     listener = Listener()
     house = Audience([listener], None, store, KEY)
     house.hear(Failed((RankTold(0, "it was killed"), RankTold(1, "KeyError", "f/1"))))
