@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from spotfit.core.errors import StorePermissionError
@@ -37,7 +37,8 @@ def own_folder(parent: Path) -> Path:
     Raises `StorePermissionError` where somebody else has taken its name.
     """
     folder = parent / f"spotfit-checkpoints-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise StorePermissionError(

@@ -127,7 +127,8 @@ def _offer(ledger: Ledger, spec: RunSpec) -> None:
     for pause_s in _PAUSES_S:
         before = ledger.view
         after = ledger.append(FitStarted(spec), after=before)
-        if after.spec is not None and after.spec.luggage == _plain(spec.luggage):
+        taken = after.fits > before.fits  # else it is still the fit before, perhaps of the same
+        if taken and after.spec is not None and after.spec.luggage == _plain(spec.luggage):
             return
         if after.active:
             raise RunActiveError(

@@ -76,6 +76,11 @@ def _probe(store: Store) -> None:
 
 def _reachable(store: Store) -> None:
     """Machines find the run by its address alone: what was written must be seen through that."""
+    if store.url.startswith("memory:"):
+        raise ConfigError(
+            f"storage_path={store.url!r} lives in this process only; machines could not reach it.",
+            do="Give a directory or a bucket; memory:// is for num_workers=0 and for tests.",
+        )
     key = f".spotfit/reach/{dice.new_token()}"  # a new name: what is found there is ours
     store.put(key, b"here")
     try:
@@ -127,11 +132,6 @@ def _storage(request: FitRequest) -> Store:
 
         return store_on(request.run.storage_filesystem, request.run.storage_path or "")
     assert request.run.storage_path is not None
-    if request.run.storage_path.startswith("memory:"):
-        raise ConfigError(
-            "storage_path='memory://…' lives in this process only; machines could not reach it.",
-            do="Give a directory or a bucket; memory:// is for num_workers=0 and for tests.",
-        )
     return open_store(request.run.storage_path)
 
 

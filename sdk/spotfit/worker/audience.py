@@ -13,8 +13,8 @@ import msgspec
 
 from spotfit.checkpoint.restore import open_committed
 from spotfit.core.codec import decoder, encode
-from spotfit.core.errors import NotFoundError, WorkerDiedError
-from spotfit.host import env, frames
+from spotfit.core.errors import IntegrityError, NotFoundError, ShippingError, WorkerDiedError
+from spotfit.host import env, frames, log
 from spotfit.host.clocks import SystemClock
 from spotfit.model.audience import Failed, Heard, Hello, RankTold, Reported, ToAudience
 from spotfit.model.metrics import metrics_from_json
@@ -105,12 +105,19 @@ class Audience:
 
     def _exception(self, failed: RankTold) -> BaseException:
         """The original, where it could be pickled; else its text."""
-        envelope = self._envelope(failed.pickle_key) if failed.pickle_key else None
-        if envelope is not None:
-            original = load_pickle(envelope, self._key, purpose=failed.pickle_key or "")
-            if isinstance(original, BaseException):
-                return original
-        return WorkerDiedError(failed.told, rank=failed.rank)
+        original = self._original(failed.pickle_key) if failed.pickle_key else None
+        return original or WorkerDiedError(failed.told, rank=failed.rank)
+
+    def _original(self, pickle_key: str) -> BaseException | None:
+        envelope = self._envelope(pickle_key)
+        if envelope is None:
+            return None
+        try:
+            original = load_pickle(envelope, self._key, purpose=pickle_key)
+        except (IntegrityError, ShippingError) as lost:
+            log.warning("failure.unread", key=pickle_key, why=lost.what)
+            return None
+        return original if isinstance(original, BaseException) else None
 
     def _envelope(self, key: str) -> bytes | None:
         """The rank's node is still writing it when we are told: wait a little."""

@@ -3,12 +3,15 @@
 import socket
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from spotfit.agent.zygote import Breed, Zygote, ZygoteKeeper
+from spotfit.core.ids import RunId, Token
 from spotfit.host import process
-from spotfit.model.cradle import Awake, Born, FromZygote, Gone
+from spotfit.model.cradle import Awake, Born, FromZygote, Gone, Ripe
+from spotfit.provision.launch import Assignment, Launch
 
 
 @pytest.fixture
@@ -64,6 +67,22 @@ def test_a_child_is_born_and_its_end_told(keeper: ZygoteKeeper) -> None:
     gone = hear(zygote, Gone)
     assert isinstance(gone, Gone)
     assert (gone.serial, gone.pid) == (serial, born.pid)
+
+
+def test_it_is_ripe_once_it_says_so(keeper: ZygoteKeeper) -> None:
+    zygote = warm(keeper)
+    assert not zygote.ripe
+    hear(zygote, Ripe)
+    assert (zygote.awake, zygote.ripe) == (True, True)
+
+
+def test_an_assignment_says_what_to_begin_with(keeper: ZygoteKeeper) -> None:
+    launch = Launch("/run", RunId("r"), "secret", framework="none")
+    keeper.begin(Assignment(launch, Token("t"), 0, 1))
+    (begun,) = keeper._kept.values()
+    assert begun.breed.framework == "none"
+    keeper.begin(Assignment(replace(launch, framework=""), Token("t"), 0, 1))
+    assert list(keeper._kept.values()) == [begun], "nobody knows yet what will be needed"
 
 
 def test_only_the_latest_are_kept(keeper: ZygoteKeeper) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spotfit.checkpoint.shared import shared_directory
+from spotfit.checkpoint.shared import own_folder, shared_directory
+from spotfit.core.errors import StorePermissionError
 
 
 class Filler:
@@ -72,6 +75,46 @@ def test_a_failed_fill_leaves_nothing_to_be_believed(tmp_path: Path) -> None:
     fill = Filler()
     with shared_directory(tmp_path / "d", fill):
         assert fill.times == 1
+
+
+# --- where downloads lie -------------------------------------------------------------------------
+
+
+def test_a_folder_of_ones_own_is_made_once_and_for_nobody_else(tmp_path: Path) -> None:
+    own = own_folder(tmp_path)
+    assert stat.S_IMODE(own.stat().st_mode) == 0o700
+    (own / "x").write_text("kept")
+    assert own_folder(tmp_path) == own
+    assert (own / "x").read_text() == "kept"
+
+
+def open_to_all(own: Path) -> None:
+    own.chmod(0o755)
+
+
+def a_link(own: Path) -> None:
+    own.rmdir()
+    (own.parent / "elsewhere").mkdir(mode=0o700)
+    own.symlink_to("elsewhere")
+
+
+def a_file(own: Path) -> None:
+    own.rmdir()
+    own.write_text("in the way")
+
+
+@pytest.mark.parametrize("taken", [open_to_all, a_link, a_file])
+def test_what_somebody_else_could_change_is_not_trusted(
+    tmp_path: Path, taken: Callable[[Path], None]
+) -> None:
+    own = own_folder(tmp_path)
+    taken(own)
+    with pytest.raises(StorePermissionError, match="not a folder of this user's own") as refused:
+        own_folder(tmp_path)
+    assert "TMPDIR" in refused.value.do
+
+
+# --- readers that die ----------------------------------------------------------------------------
 
 
 def _hold(place: Path, ready: Any) -> None:

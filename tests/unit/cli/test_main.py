@@ -136,6 +136,12 @@ def test_doctor_tries_the_bucket_and_the_provisioner(tmp_path: Path) -> None:
     assert isinstance(called("doctor", "--provisioner", "locla").exception, ConfigError)
 
 
+def test_doctor_takes_a_provisioner_as_fit_does() -> None:
+    shown = called("doctor", "--provisioner", "local?nodes=2").stdout
+    assert "'local?nodes=2' is installed" in shown
+    assert isinstance(called("doctor", "--provisioner", "local?nodez=2").exception, ConfigError)
+
+
 @pytest.mark.parametrize("command", ["status", "story", "logs", "cancel", "sweep", "follow"])
 def test_where_no_run_is_every_command_says_so(tmp_path: Path, command: str) -> None:
     assert isinstance(called(command, str(tmp_path)).exception, RunNotFoundError)

@@ -17,9 +17,12 @@ from spotfit.core.errors import (
     RunActiveError,
     RunCancelledError,
     ShippingError,
+    TransientStoreError,
 )
+from spotfit.ledger import keys
 from spotfit.model.config import RunConfig
 from spotfit.model.events import CheckpointCommitted, FitEnded
+from spotfit.store.local import LocalStore
 from tests.unit.client.door import Door
 
 FINISHED = FitEnded("finished", metrics={"loss": 0.5})
@@ -119,6 +122,53 @@ def test_submit_returns_at_once_and_minds_the_run_beside(door: Door) -> None:
     assert handle.result(timeout_s=30).metrics == {"loss": 0.5}
 
 
+# --- a bucket that fails -------------------------------------------------------------------------
+
+
+def lose_creates(monkeypatch: pytest.MonkeyPatch, count: int) -> list[str]:
+    """The next entries of the journal get no answer, and are not there; those that were lost."""
+    create, lost = LocalStore.create, list[str]()
+
+    def lossy(store: LocalStore, key: str, body: bytes) -> None:
+        if key.startswith(keys.JOURNAL) and len(lost) < count:
+            lost.append(key)
+            raise TransientStoreError("no answer")
+        create(store, key, body)
+
+    monkeypatch.setattr(LocalStore, "create", lossy)
+    return lost
+
+
+def test_a_run_is_begun_although_the_bucket_stumbles(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = lose_creates(monkeypatch, 3)
+    begin(door.request())
+    assert lost == [keys.entry(0)] * 3
+    assert door.view.fits == 1
+    assert len(door.cloud.submits) == 1
+
+
+def test_the_fit_before_is_not_taken_for_one_that_was_lost(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(door.request())
+    door.agents_end_it(FINISHED)
+    lost = lose_creates(monkeypatch, 1)
+    begin(door.request())
+    assert len(lost) == 1
+    assert (door.view.fits, door.view.active) == (2, True)
+
+
+def test_a_bucket_that_never_takes_the_first_entry_is_told(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_creates(monkeypatch, 99)
+    with pytest.raises(TransientStoreError, match="could not be begun in 6 tries"):
+        begin(door.request())
+    assert door.cloud.submits == []
+
+
 # --- Ctrl-C --------------------------------------------------------------------------------------
 
 
@@ -135,6 +185,19 @@ def test_ctrl_c_lets_the_machines_go_before_it_interrupts(door: Door) -> None:
     assert (ended.outcome, ended.why) == ("cancelled", "Ctrl-C")
     assert door.cloud.groups == {}
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_while_machines_are_asked_for_leaves_none_behind(door: Door) -> None:
+    door.cloud.answers = [KeyboardInterrupt()]
+    with pytest.raises(KeyboardInterrupt):
+        submit(door.request())
+    ended = door.view.ended
+    assert ended is not None
+    assert (ended.outcome, ended.why) == (
+        "cancelled",
+        "it was interrupted while machines were asked for",
+    )
+    assert door.cloud.groups == {}
 
 
 def test_who_was_cancelled_by_another_is_told_so(door: Door) -> None:

@@ -8,9 +8,9 @@ from spotfit.client.follow import Console, Output
 from spotfit.core.codec import encode
 from spotfit.core.errors import TransientStoreError
 from spotfit.ledger import keys
-from spotfit.model.events import RoundOpened
+from spotfit.model.events import NodeLost, RoundOpened
 from spotfit.store.memory import MemoryStore
-from spotfit.testing.builders import a_round, an_agent, an_entry
+from spotfit.testing.builders import TOKEN, a_round, an_agent, an_entry
 
 A, B = an_agent(0), an_agent(1)
 
@@ -23,6 +23,18 @@ class Moody(MemoryStore):
     def get(self, key: str) -> bytes:
         if key == self.fails_at:
             raise TransientStoreError("no answer")
+        return super().get(key)
+
+
+class Asked(MemoryStore):
+    """Remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def get(self, key: str) -> bytes:
+        self.asked.append(key)
         return super().get(key)
 
 
@@ -80,6 +92,37 @@ def test_it_is_complete_when_every_agent_has_written_its_last_line() -> None:
     assert texts(output) == []
     completed.append(output.complete)
     assert completed == [True, False, True], "of nobody nothing is missing"
+
+
+def test_the_dead_are_asked_for_their_last_words_but_not_for_ever() -> None:
+    store = Asked()
+    output = Output(store)
+    output.watch(A)
+    output.watch(B)
+    output.lose(A)
+    store.put(keys.logs(A, 0), lines("last words"))
+    assert texts(output) == ["last words"]
+    for _ in range(20):
+        assert texts(output) == []
+    assert store.asked.count(keys.logs(A, 1)) == 10
+    assert store.asked.count(keys.logs(B, 0)) == 21, "the living may still speak"
+    assert not output.complete
+    output.lose(B)
+    for _ in range(10):
+        assert texts(output) == []
+    assert output.complete
+
+
+def test_nobody_waits_for_a_machine_that_was_lost() -> None:
+    console = Console(MemoryStore(), write=list[str]().append)
+    console.learn(0, b"", an_entry(RoundOpened(a_round())))
+    for node, agent in enumerate((A, B)):
+        console.learn(1, b"", an_entry(NodeLost(TOKEN, node, agent, "reclaimed")))
+    console.learn(2, b"", an_entry(NodeLost(TOKEN, 2, None, "it never joined")))
+    assert not console.complete
+    for _ in range(10):
+        console.show_new()
+    assert console.complete
 
 
 def test_a_store_that_fails_on_the_way_loses_no_line() -> None:

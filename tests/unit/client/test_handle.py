@@ -12,7 +12,13 @@ from spotfit.client.fit import begin
 from spotfit.client.handle import attach
 from spotfit.client.keyring import Keyring
 from spotfit.core.codec import encode
-from spotfit.core.errors import RunCancelledError, RunNotFoundError, WorkerGroupError
+from spotfit.core.errors import (
+    IntegrityError,
+    ProvisionError,
+    RunCancelledError,
+    RunNotFoundError,
+    WorkerGroupError,
+)
 from spotfit.ledger import keys
 from spotfit.model.events import (
     Blame,
@@ -144,6 +150,45 @@ def test_without_the_key_nobody_minds_it(
         door.attached().result(timeout_s=60)
     assert len(door.cloud.submits) == 1
     assert not (tmp_path / "another machine").exists(), "and no key is made up"
+
+
+class Broken:
+    """A caretaker with a bug."""
+
+    def tick(self, _now: float) -> float:
+        raise ZeroDivisionError("a bug of ours")
+
+
+def test_what_ended_the_thread_that_minds_is_raised_where_it_is_waited_for(door: Door) -> None:
+    handle = begin(door.request())
+    handle.caretaker = Broken()  # type: ignore[assignment]  # it only ever ticks
+    handle.mind_in_background()
+    with pytest.raises(ZeroDivisionError, match="a bug of ours"):
+        handle.result(timeout_s=30)
+
+
+def test_a_result_does_not_wait_for_ever_for_machines_that_cannot_be_let_go(
+    door: Door, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handle = begin(door.request())
+    door.cloud.broken = ProvisionError("the cloud is away")
+    door.write(LeaderElected(an_agent(0), 9, a_member(0).hub), FINISHED)
+    begun = door.clock.now()
+    assert handle.result().metrics == {"loss": 0.5}
+    assert 120.0 <= door.clock.now() - begun < 125.0
+    left = f"run.left_behind groups={door.cloud.submits[0]}"
+    assert left in capsys.readouterr().err
+
+
+def test_what_was_returned_must_be_of_this_very_round(door: Door) -> None:
+    handle = begin(door.request())
+    key = Keyring().find(door.agent.run_id)
+    assert key is not None
+    old = key.sign(cloudpickle.dumps("of the round before"), purpose=keys.result(1, 0))
+    door.agent.store.put(keys.result(2, 0), old)
+    door.agents_end_it(FitEnded("finished", result_key=keys.result(2, 0)))
+    with pytest.raises(IntegrityError):
+        handle.result()
 
 
 def test_logs_are_of_every_agent_there_ever_was(door: Door) -> None:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spotfit.client import preflight
 from spotfit.client.preflight import clear
-from spotfit.core.errors import ConfigError, ConfigErrors, SpotfitError, UntrustworthyStoreError
+from spotfit.core.errors import (
+    ConfigError,
+    ConfigErrors,
+    SpotfitError,
+    StoreError,
+    StorePermissionError,
+    TransientStoreError,
+    UntrustworthyStoreError,
+)
+from spotfit.host import clocks
 from spotfit.model.config import RunConfig, ScalingConfig
-from spotfit.store import memory
+from spotfit.store.api import Store
+from spotfit.store.local import LocalStore
+from spotfit.testing.clock import ManualClock
 from tests.unit.client.test_request import a_request
 
 
@@ -77,10 +90,75 @@ def test_a_storage_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     assert "file" in str(refused.value)
 
 
-def test_a_bucket_whose_create_lies_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory.MemoryStore, "create", memory.MemoryStore.put)
+def test_a_bucket_whose_create_lies_is_not_trusted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(LocalStore, "create", LocalStore.put)
     with pytest.raises(UntrustworthyStoreError):
-        clear(a_request(run=RunConfig(name="n", storage_path="memory://liar")))
+        clear(a_request(run=RunConfig(name="n", storage_path=str(tmp_path))))
+
+
+def test_what_lives_in_this_process_only_is_no_storage() -> None:
+    with pytest.raises(ConfigError, match="lives in this process only") as refused:
+        clear(a_request(run=RunConfig(name="n", storage_path="memory://here")))
+    assert "num_workers=0" in refused.value.do
+
+
+@pytest.mark.parametrize("scheme", ["elsewhere", "file"])
+def test_a_file_system_that_machines_cannot_reach_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scheme: str
+) -> None:
+    memory = pytest.importorskip("fsspec.implementations.memory")
+    private = type("Private", (memory.MemoryFileSystem,), {"protocol": scheme})()
+    monkeypatch.setattr(preflight, "probe_create", lambda _store: None)
+    run = RunConfig(name="n", storage_path=str(tmp_path), storage_filesystem=private)
+    with pytest.raises(ConfigError, match="achines could not reach"):
+        clear(a_request(run=run))
+
+
+def a_probe_that_fails(*errors: StoreError) -> tuple[Callable[[Store], None], list[StoreError]]:
+    """A probe that raises these, one each time, then is content; and those still to come."""
+    to_come = list(errors)
+
+    def probe(_store: Store) -> None:
+        if to_come:
+            raise to_come.pop(0)
+
+    return probe, to_come
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    clock = ManualClock()
+    monkeypatch.setattr(clocks, "SystemClock", lambda: clock)
+    return clock
+
+
+def test_a_bucket_that_stumbles_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, clock: ManualClock
+) -> None:
+    probe, to_come = a_probe_that_fails(*[TransientStoreError("no answer")] * 4)
+    monkeypatch.setattr(preflight, "probe_create", probe)
+    begun = clock.now()
+    clear(a_request(run=RunConfig(name="n", storage_path=str(tmp_path))))
+    assert to_come == []
+    assert clock.now() - begun == pytest.approx(3.7)
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize(
+    ("errors", "left"),
+    [([TransientStoreError("no answer")] * 9, 4), ([StorePermissionError("not yours")] * 9, 8)],
+    ids=["it never answers", "it will not"],
+)
+def test_but_not_for_ever_and_not_where_it_is_no_use(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, errors: list[StoreError], left: int
+) -> None:
+    probe, to_come = a_probe_that_fails(*errors)
+    monkeypatch.setattr(preflight, "probe_create", probe)
+    with pytest.raises(type(errors[0])):
+        clear(a_request(run=RunConfig(name="n", storage_path=str(tmp_path))))
+    assert len(to_come) == left
 
 
 def test_a_backend_is_asked_whether_it_can_plan_for_so_many(tmp_path: Path) -> None:

@@ -84,3 +84,10 @@ def test_without_workers_it_runs_right_here(door: Door) -> None:
     )
     assert here.fit().return_value == 42
     assert door.cloud.submits == []
+
+
+def test_what_runs_right_here_cannot_be_left_alone(door: Door) -> None:
+    here = DataParallelTrainer(train, scaling_config=ScalingConfig(num_workers=0))
+    with pytest.raises(ConfigError, match="there is nothing to submit"):
+        here.submit()
+    assert door.cloud.submits == []

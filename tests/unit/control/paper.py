@@ -35,7 +35,7 @@ class PaperCloud:
         self.launches: list[Launch] = []
         self.observed: list[Token] = []
         self.cancelled: list[Token] = []
-        self.answers: list[Refusal | Exception] = []
+        self.answers: list[Refusal | BaseException] = []
         """What the next calls of `submit` get instead of machines."""
         self.broken: Exception | None = None
         """What `observe` and `cancel` raise."""
@@ -48,7 +48,7 @@ class PaperCloud:
         self.launches.append(launch)
         if self.answers:
             answer = self.answers.pop(0)
-            if isinstance(answer, Exception):
+            if isinstance(answer, BaseException):
                 raise answer
             return answer
         self.groups.setdefault(plan.token, [NodeStatus(NodeState.RUNNING)] * plan.nodes)

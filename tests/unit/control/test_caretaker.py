@@ -155,6 +155,19 @@ def test_it_is_done_when_the_run_is_over_and_everything_let_go() -> None:
     assert driver.tick(house.clock.now()) is None
 
 
+def test_machines_that_may_have_been_granted_are_seen_to_after_the_end() -> None:
+    house = started()
+    driver = house.caretaker()
+    house.cloud.answers = [ConnectionError("no answer")]
+    driver.tick(100.0)
+    assert driver.view.groups[TOKEN].pending
+    house.write(AGENT_LEADS, FitEnded("cancelled"))
+    assert driver.tick(101.0) is not None, "nobody knows what became of them"
+    house.mind(driver)
+    assert driver.view.groups[TOKEN].released
+    assert house.cloud.groups == {}
+
+
 def test_after_the_end_the_leader_is_given_time_to_let_go_itself() -> None:
     house = started()
     driver = house.caretaker()

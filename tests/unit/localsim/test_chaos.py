@@ -1,5 +1,10 @@
 """Random worlds by the thousand: seeds that break something are found, told and counted."""
 
+import importlib
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 
 from spotfit.testing.clock import ManualClock
@@ -34,3 +39,33 @@ def test_a_simulation_that_breaks_is_a_finding_too(monkeypatch: pytest.MonkeyPat
 
 def test_without_work_there_is_nothing_to_do() -> None:
     assert chaos.main([]) == 0
+
+
+@pytest.mark.parametrize("failed", [0, 1])
+def test_live_seeds_are_played_and_what_went_wrong_is_kept(
+    failed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    played: list[int] = []
+
+    def run(seeds: Sequence[int], *, folder: Path) -> int:
+        played.extend(seeds)
+        for seed in seeds[:failed]:
+            (folder / str(seed)).write_text("what went wrong")
+        return failed
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(importlib.import_module("spotfit_localsim.live.chaos"), "run", run)
+    assert chaos.main(["--live", "1", "--seed-start", "7"]) == failed
+    assert played == [7]
+    assert len(list(tmp_path.glob("spotfit-chaos-*/7"))) == failed
+    assert len(list(tmp_path.iterdir())) == failed, "nothing is left where all held"
+
+
+def test_a_broken_virtual_world_is_not_forgotten_over_live_ones_that_held(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    live = importlib.import_module("spotfit_localsim.live.chaos")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(live, "run", lambda _seeds, *, folder: 0)
+    monkeypatch.setattr(chaos, "random_storm", lambda _: 1 / 0)
+    assert chaos.main(["--virtual", "1", "--live", "1"]) == 1

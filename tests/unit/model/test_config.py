@@ -90,6 +90,7 @@ def test_what_is_deprecated_raises(make: Any) -> None:
         ({"num_workers": (1, 2, 3)}, "must be an int or a tuple of two ints"),
         ({"num_workers": -1}, "cannot be negative"),
         ({"num_workers": (4, 2)}, "must be <= max_workers"),
+        ({"num_workers": (0, 4)}, "may shrink to nobody"),
         ({"elastic_resize_monitor_interval_s": -1}, "must be non-negative"),
         ({"resources_per_worker": {"GPU": 1}}, "`use_gpu` is False but `GPU` was found"),
         ({"resources_per_worker": {"TPU": 1}}, "`use_tpu` is False but `TPU` was found"),

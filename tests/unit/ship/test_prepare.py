@@ -95,6 +95,16 @@ def test_a_pip_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Monkey
         prepare(wanting(tmp_path), store=MemoryStore(), scratch=tmp_path)
 
 
+def test_what_pip_says_tells_no_password() -> None:
+    index = "https://me:hunter2@packages.example/simple"
+    says = f"print('Looking in indexes: {index}'); raise SystemExit(1)"
+    with pytest.raises(ShippingError) as refused:
+        preparing._run([sys.executable, "-c", says], f"install --index-url {index}", do="See.")
+    for told in (str(refused.value), refused.value.facts["output"]):
+        assert "hunter2" not in told
+        assert "//***@packages.example" in told
+
+
 def test_pip_asks_nobody_anything() -> None:
     command = pip_install_command("python3", Path("requirements.txt"))
     assert command[:4] == ["python3", "-m", "pip", "install"]

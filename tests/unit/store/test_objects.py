@@ -95,6 +95,18 @@ def test_what_a_server_says_becomes_ours(
         assert type(told.value) is kind
 
 
+@pytest.mark.parametrize("code", ["RequestTimeout", "ExpiredToken", "SlowDown"])
+def test_what_passes_is_known_by_its_name_where_its_number_says_otherwise(
+    bucket: ScriptedBucket, store: ObjectStore, code: str
+) -> None:
+    bucket.will_answer(400, code=code)
+    store.put("a", b"x")
+    assert len(bucket.asked) == 2
+    bucket.will_answer(400, code=code)
+    with pytest.raises(TransientStoreError, match=code):
+        store.create("b", b"x")
+
+
 def test_credentials_that_do_not_suffice_are_told_of_a_listing_too(
     bucket: ScriptedBucket, store: ObjectStore
 ) -> None:

@@ -1,5 +1,6 @@
 """The callbacks' own process: everybody is told, originals come back, a mistake is kept."""
 
+import math
 from typing import Any
 
 import cloudpickle
@@ -8,6 +9,7 @@ import pytest
 
 from spotfit.core.errors import WorkerDiedError
 from spotfit.model.audience import Failed, RankTold, Reported
+from spotfit.model.metrics import metrics_to_json
 from spotfit.ship.sign import RunKey
 from spotfit.store.memory import MemoryStore
 from spotfit.store.url import RootUrl
@@ -35,7 +37,7 @@ class Clumsy:
 
 @pytest.fixture
 def store(request: pytest.FixtureRequest) -> MemoryStore:
-    return MemoryStore(RootUrl.parse(f"memory://audience-{request.node.name}"))
+    return MemoryStore(RootUrl.parse(f"memory://audience-{request.node.originalname}"))
 
 
 def test_every_callback_hears_of_a_report(store: MemoryStore) -> None:
@@ -45,6 +47,39 @@ def test_every_callback_hears_of_a_report(store: MemoryStore) -> None:
     assert house.hear(Reported(metrics)) is None
     told = {"run_context": "context", "metrics": [{"rank": 0}, {"rank": 1}], "checkpoint": None}
     assert [listener.heard for listener in both] == [[told], [told]]
+
+
+def test_numbers_that_json_does_not_know_arrive_as_numbers(store: MemoryStore) -> None:
+    listener = Listener()
+    metrics = metrics_to_json({"loss": float("nan"), "best": [float("inf")]})
+    Audience([listener], None, store, KEY).hear(Reported((msgspec.Raw(metrics),)))
+    (told,) = listener.heard[0]["metrics"]
+    assert math.isnan(told["loss"])
+    assert told["best"] == [float("inf")]
+
+
+class UnreadableError(Exception):
+    """Cannot be made again from its text, as many exceptions of users."""
+
+    def __init__(self, *, why: str) -> None:
+        super().__init__(why)
+
+
+@pytest.mark.parametrize(
+    ("error", "purpose"),
+    [(KeyError("weights"), "f/0"), (UnreadableError(why="odd"), "f/1")],
+    ids=["of-another-rank", "not-to-be-loaded"],
+)
+def test_one_whose_pickle_cannot_be_had_is_told_in_words_and_no_trouble(
+    store: MemoryStore, error: Exception, purpose: str
+) -> None:
+    store.put("f/1", KEY.sign(cloudpickle.dumps(error), purpose=purpose))
+    listener = Listener()
+    house = Audience([listener], None, store, KEY)
+    assert house.hear(Failed((RankTold(1, "it raised", "f/1"),))) is None
+    told = listener.heard[0]["worker_exceptions"][1]
+    assert isinstance(told, WorkerDiedError)
+    assert "it raised" in str(told)
 
 
 def test_the_original_exception_comes_back_where_there_is_one(store: MemoryStore) -> None:

@@ -1,6 +1,7 @@
 """What a worker brings home, and how its process ends."""
 
 import atexit
+import logging
 import os
 import pickle
 import threading
@@ -9,6 +10,7 @@ import pytest
 
 from spotfit.core.errors import ShippingError
 from spotfit.worker import main
+from tests.unit.worker.agent_end import AgentEnd, start
 
 
 def test_plain_values_come_home_as_they_are() -> None:
@@ -24,6 +26,28 @@ def test_tensors_stay_where_they_are() -> None:
 def test_what_cannot_be_pickled_is_named() -> None:
     with pytest.raises(ShippingError, match="a lock, cannot be pickled"):
         main._pickled(threading.Lock())
+
+
+def test_a_value_too_big_to_bring_home_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "_LARGEST_RESULT_BYTES", 1024)
+    assert main._pickled(b"x" * 900)
+    with pytest.raises(ShippingError, match=r"takes 1\.\d KiB; 1\.0 KiB is the most") as refused:
+        main._pickled(b"x" * 1100)
+    assert "checkpoint" in refused.value.do
+
+
+@pytest.mark.parametrize("level", ["DEBUG", "ERROR"])
+def test_what_is_logged_is_as_much_as_was_asked_for(level: str) -> None:
+    agent = AgentEnd()
+    agent.say(start(log_level=level))
+    child = os.fork()
+    if child == 0:
+        logging.root.handlers.clear()
+        main.open_framework = lambda _name: os._exit(logging.root.level)  # type: ignore[assignment]
+        main.main(agent.talk._wire.fileno())
+    _, status = os.waitpid(child, 0)
+    agent.close()
+    assert os.waitstatus_to_exitcode(status) == getattr(logging, level)
 
 
 def ended(code: int, leave: object) -> tuple[int, bytes]:

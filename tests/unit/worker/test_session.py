@@ -14,7 +14,7 @@ import pytest
 from spotfit.checkpoint.handle import Checkpoint
 from spotfit.checkpoint.manifest import manifests_of
 from spotfit.core.codec import encode
-from spotfit.core.errors import CollectiveTimeoutError
+from spotfit.core.errors import CollectiveTimeoutError, ConfigError
 from spotfit.core.ids import AgentId, RunId
 from spotfit.ledger.journal import Journal
 from spotfit.model.events import CheckpointCommitted, CheckpointDropped, Entry, Event
@@ -23,6 +23,7 @@ from spotfit.model.spec import Keep, RunSpec
 from spotfit.model.wire import Committed, Files, Gather, Gathered, Preempted, Report, Saved
 from spotfit.store.memory import MemoryStore
 from spotfit.store.opening import open_store
+from spotfit.worker import session as sessions
 from spotfit.worker.reported import Luggage
 from spotfit.worker.session import Session
 from tests.unit.checkpoint.kept import directory, part, saved
@@ -81,6 +82,19 @@ def test_a_refused_report_was_none(session: Session, agent: AgentEnd) -> None:
         session.report_metrics({"loss": object()})
     session.report_metrics({"loss": 1})
     assert [frame.n for frame in agent.heard_of(Report)] == [0]
+
+
+def test_who_only_ever_reports_takes_in_what_it_is_told_now_and_then(
+    session: Session, agent: AgentEnd
+) -> None:
+    session.report_metrics({})
+    agent.say(Committed("a", {}))
+    for _ in range(255):
+        session.report_metrics({})
+    agent.heard()
+    assert agent.talk._readable.poll(0), "not at every report: that would cost"
+    session.report_metrics({})
+    assert not agent.talk._readable.poll(0), "or the agent's queue would grow for ever"
 
 
 # --- reports with files ----------------------------------------------------------------------
@@ -333,6 +347,16 @@ def test_ranks_that_never_came_are_named(session: Session, agent: AgentEnd) -> N
 def test_a_collective_of_ours_has_a_time_limit_of_its_own(session: Session) -> None:
     with pytest.raises(CollectiveTimeoutError, match="mine timed out after 0 s on rank 0"):
         session.gather("mine", timeout_s=0)
+
+
+def test_what_is_too_big_to_broadcast_is_refused_before_it_is_sent(
+    session: Session, agent: AgentEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "_LARGEST_BROADCAST_BYTES", 1024)
+    with pytest.raises(ConfigError, match=r"was given 1\.\d KiB; it takes 1\.0 KiB") as refused:
+        session.broadcast(b"x" * 1100)
+    assert "torch.distributed" in refused.value.do
+    assert agent.heard() == []
 
 
 def test_rank_0_broadcasts_and_the_others_receive(
