@@ -192,9 +192,10 @@ class Checker:
             case NodeLost(token=token, node=node):
                 standing = token in truth.groups and node in truth.groups[token].standing
                 return None if standing else f"{token}.{node} did not stand"
-            case Released(token=token):
-                held = token in truth.groups and not truth.groups[token].released
-                return None if held else f"{token} was not held"
+            case Released(token=token, others=others):
+                groups = truth.groups
+                lost = [t for t in (token, *others) if t not in groups or groups[t].released]
+                return f"{', '.join(lost)} was not held" if lost else None
             case Noticed():
                 return None
             case RoundOpened():

@@ -91,8 +91,8 @@ def tell(event: Event) -> str:  # one line a kind of event
             return f"refused {token}{' for good' if final else ''}: {why}"
         case NodeLost(token=token, node=node, agent=agent, why=why):
             return f"lost {token}.{node} ({agent}): {why}"
-        case Released(token=token):
-            return f"released {token}"
+        case Released(token=token, others=others):
+            return f"released {', '.join((token, *others))}"
         case Noticed(agent=agent, notice=notice):
             return f"{agent} has a notice: {notice.seconds_left} s"
         case RoundOpened(round=opened):

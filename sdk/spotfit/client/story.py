@@ -72,8 +72,8 @@ def tell(event: Event) -> str:
             return f"refused: {why}"
         case NodeLost(token=token, node=node, why=why):
             return f"machine {token}/{node} is lost: {why}"
-        case Released(token=token):
-            return f"let go: {token}"
+        case Released(token=token, others=others):
+            return f"let go: {', '.join((token, *others))}"
         case Noticed(agent=agent, notice=notice):
             left = "" if notice.seconds_left is None else f" in {notice.seconds_left:.0f} s"
             return f"the machine of {agent} will be taken away{left}: {notice.reason}"

@@ -47,6 +47,7 @@ class Conductor:
         """When each group was first seen to have a running machine."""
         self.refused_at: float | None = None
         """When the market last refused, or gave a machine that died at birth."""
+        self._cancelled: set[Token] = set()
         self.resting = False
         self._tries: dict[Token, int] = {}
         self._again_at: dict[Token, float] = {}
@@ -70,8 +71,8 @@ class Conductor:
                 return True, _at_once(now)
             case Submit(token=token):
                 return self._submit(token, now)
-            case Release(token=token):
-                return self._release(token, now)
+            case Release(token=token, others=others):
+                return self._release((token, *others), now)
         assert_never(action)
 
     def observe(self, now: float, *, every_s: float) -> None:
@@ -169,15 +170,27 @@ class Conductor:
             return Refused(token, done.value.why, done.value.final)
         return Submitted(token, done.value)
 
-    def _release(self, token: Token, now: float) -> tuple[bool, Wait]:
-        handle = self._ledger.view.groups[token].handle
-        assert handle is not None
-        done = self._errands.run(f"release {token}", lambda: self._provisioner.cancel(handle))
-        if done is None:
-            return False, Wait(now + _SOON_S, f"letting {token} go")
-        if done.error is not None:
-            return False, Wait(now + 2.0, f"cannot let {token} go yet: {_told(done.error)}")
-        self._write(Released(token))
+    def _release(self, tokens: tuple[Token, ...], now: float) -> tuple[bool, Wait]:
+        """All at once where the errands are: a big run ends as quickly as a small one."""
+        open_: list[Token] = []
+        trouble = ""
+        for token in tokens:
+            handle = self._ledger.view.groups[token].handle
+            if token in self._cancelled or handle is None:
+                continue
+            done = self._errands.run(f"release {token}", partial(self._provisioner.cancel, handle))
+            if done is None:
+                open_.append(token)
+            elif done.error is not None:
+                trouble = f"cannot let {token} go yet: {_told(done.error)}"
+            else:
+                self._cancelled.add(token)
+        if open_:
+            return False, Wait(now + _SOON_S, f"letting {len(open_)} groups go")
+        gone = [token for token in tokens if token in self._cancelled]
+        if not gone:
+            return False, Wait(now + 2.0, trouble)
+        self._write(Released(gone[0], tuple(gone[1:])))
         return True, _at_once(now)
 
 

@@ -87,9 +87,10 @@ class NodeLost(msgspec.Struct, frozen=True, tag="node_lost"):
 
 
 class Released(msgspec.Struct, frozen=True, tag="released"):
-    """The group was let go; nothing of it is paid for any more."""
+    """The group was let go (and others with it); nothing of it is paid for any more."""
 
     token: Token
+    others: tuple[Token, ...] = ()
 
 
 class Noticed(msgspec.Struct, frozen=True, tag="noticed"):

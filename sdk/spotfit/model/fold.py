@@ -51,8 +51,8 @@ def _apply(view: View, event: Event) -> View:
             return _refuse(view, event)
         case NodeLost():
             return _lose(view, event)
-        case Released(token=token):
-            return _with_group(view, token, replace(view.groups[token], released=True))
+        case Released(token=token, others=others):
+            return _release(view, (token, *others))
         case Noticed(agent=agent, notice=notice):
             return replace(
                 view,
@@ -96,6 +96,11 @@ def _start(view: View, event: FitStarted) -> View:
 
 def _with_group(view: View, token: Token, group: Group) -> View:
     return replace(view, groups={**view.groups, token: group})
+
+
+def _release(view: View, tokens: tuple[Token, ...]) -> View:
+    gone = {token: replace(view.groups[token], released=True) for token in tokens}
+    return replace(view, groups={**view.groups, **gone})
 
 
 def _refuse(view: View, event: Refused) -> View:

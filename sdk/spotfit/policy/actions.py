@@ -28,9 +28,10 @@ class Submit(msgspec.Struct, frozen=True):
 
 
 class Release(msgspec.Struct, frozen=True):
-    """Let a group go, and write that down."""
+    """Let a group go (and others with it), and write that down."""
 
     token: Token
+    others: tuple[Token, ...] = ()
 
 
 class Wait(msgspec.Struct, frozen=True):

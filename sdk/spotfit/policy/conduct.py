@@ -207,17 +207,17 @@ def _let_go(view: View, watch: Watch, now: float) -> Iterator[Action]:
     here = {seat.member.token for agent, seat in watch.seats.items() if agent != watch.me}
     mine = {seat.member.token for agent, seat in watch.seats.items() if agent == watch.me}
     linger = watch.turned_at + _LINGER_S
-    for token, group in sorted(view.groups.items(), key=lambda pair: pair[0] in mine):
-        if group.handle is None or group.released:
-            continue
-        if token in here and now < linger:
-            yield Wait(min(now + 1.0, linger), "machines are leaving by themselves")
-        elif token not in mine:
-            yield Release(token)
-        elif watch.ends_itself and _all_leave(view, watch, token):
-            yield Write(Released(token))
-        else:
-            yield Release(token)
+    held = [token for token, group in view.groups.items() if group.handle and not group.let_go]
+    leaving = [token for token in held if token in here and now < linger]
+    if leaving:
+        yield Wait(min(now + 1.0, linger), "machines are leaving by themselves")
+    due = [token for token in held if token not in leaving and token not in mine]
+    if due:
+        yield Release(due[0], tuple(due[1:]))
+    for token in held:
+        if token in mine and token not in leaving:
+            ends = watch.ends_itself and _all_leave(view, watch, token)
+            yield Write(Released(token)) if ends else Release(token)
 
 
 def _all_leave(view: View, watch: Watch, token: Token) -> bool:

@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -34,6 +35,10 @@ def loop() -> Iterator[Loop]:
     loop = Loop(Skipping())
     yield loop
     loop.close()
+
+
+def _was_killed(heard: Heard) -> bool:
+    return bool(heard.all == ["was killed by SIGKILL"])
 
 
 def a_child(loop: Loop) -> tuple[Child, Heard]:
@@ -136,7 +141,7 @@ def test_an_end_that_was_ordered_is_told_apart_from_one_it_gave_cause_for(loop: 
         pid = bear(child, lambda talk: talk.recv(1))
         child.kill(for_cause=for_cause)
         reap(child, pid)
-        turns_until(loop, lambda heard=heard: heard.all == ["was killed by SIGKILL"])
+        turns_until(loop, partial(_was_killed, heard))
         assert child.ordered is not for_cause
 
 

@@ -190,7 +190,7 @@ def test_the_leader_stays_until_what_was_dropped_is_deleted() -> None:
     world = World(keep=Keep(last=1))
     world.train()
     delete = world.store.delete
-    world.store.delete = _no_answer  # type: ignore[method-assign]  # the store fails
+    world.store.delete = _no_answer  # type: ignore[method-assign, assignment]  # the store fails
     for n in (0, 1):
         saved_by_rank_0(world, f"c{n}", n)
         world.checkpoint(n, f"c{n}")

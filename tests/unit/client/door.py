@@ -12,11 +12,13 @@ from spotfit.client import handle as handles
 from spotfit.client import preflight
 from spotfit.client.handle import RunHandle, attach
 from spotfit.client.request import FitRequest
+from spotfit.core.codec import decoder
 from spotfit.core.ids import RunId
 from spotfit.host import clocks
+from spotfit.ledger import keys
 from spotfit.ledger.run import Ledger
 from spotfit.model.config import RunConfig, ScalingConfig
-from spotfit.model.events import Event, FitEnded, LeaderElected, Released
+from spotfit.model.events import Entry, Event, FitEnded, LeaderElected, Released
 from spotfit.model.view import View
 from spotfit.store.opening import open_store
 from spotfit.testing.builders import TOKEN, a_member, an_agent
@@ -75,10 +77,17 @@ class Door:
         return self.agent.view
 
     def write(self, *events: Event) -> None:
-        """As that agent."""
+        """As that agent; where a thread that minds the run was faster, once more."""
         for event in events:
-            ledger = self.agent
-            ledger.append(event, after=ledger.view)
+            while not self._wrote(event):
+                continue
+
+    def _wrote(self, event: Event) -> bool:
+        ledger = self.agent
+        slot = ledger.view.next_slot
+        ledger.append(event, after=ledger.view)
+        entry = decoder(Entry).decode(ledger.store.get(keys.entry(slot)))
+        return (entry.by, entry.event) == (ledger.me, event)
 
     def agents_end_it(self, ended: FitEnded) -> None:
         """An agent leads, and the run comes to its end."""

@@ -43,7 +43,7 @@ def test_what_is_logged_is_as_much_as_was_asked_for(level: str) -> None:
     child = os.fork()
     if child == 0:
         logging.root.handlers.clear()
-        main.open_framework = lambda _name: os._exit(logging.root.level)  # type: ignore[assignment]
+        main.open_framework = lambda _name: os._exit(logging.root.level)  # type: ignore[assignment, attr-defined]
         main.main(agent.talk._wire.fileno())
     _, status = os.waitpid(child, 0)
     agent.close()
