@@ -34,6 +34,7 @@ _LAST_WORDS_S = 3.0
 _LONGEST_PAUSE_S = 0.5
 _TIDYING_S = 120.0
 _TIDY_AT_ONCE_S = 10.0
+_CANCEL_AGAIN_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ class RunHandle:
         """Ask the run to end; machines are let go. Of a run that has ended, nothing happens."""
         ledger = self._ledger.another()  # ours may be in the hands of the thread that waits
         while (view := ledger.catch_up()).active and view.cancelled is None:
-            ledger.append(CancelRequested(why), after=view)
+            if ledger.append(CancelRequested(why), after=view).cancelled is None:
+                self._clock.wait(_CANCEL_AGAIN_S)
 
     def logs(self) -> Iterator[str]:
         """Every line the workers wrote so far, with its rank."""
