@@ -92,7 +92,8 @@ class Leader:
         )
         self._hub: Hub | None = None
         self._adopted: tuple[Ready, ...] = ()
-        self._to_drop: list[str] = []
+        self._to_drop: list[tuple[int, str]] = []
+        """By the slot that says so: a name may come back."""
         self._last_news: News | None = None
         self._beat_at = now
         self._lease_at = now
@@ -242,7 +243,7 @@ class Leader:
             case CheckpointCommitted() as committed:
                 self._committed(committed, now)
             case CheckpointDropped(name=name):
-                self._to_drop.append(name)
+                self._to_drop.append((slot, name))
             case Noticed():
                 self._announce(view)
             case NodeLost(token=token, node=node, agent=agent):
@@ -394,11 +395,11 @@ class Leader:
 
     def _delete_dropped(self) -> None:
         if self._to_drop:
-            name = self._to_drop[0]
+            slot, name = self._to_drop[0]
             if name not in self._ledger.view.dropped or self._is_being_saved(name):
                 self._to_drop.pop(0)  # the name is in use again: what lies there is new
                 return
-            done = self._errands.run(f"drop {name}", lambda: drop(self._ledger.store, name))
+            done = self._errands.run(f"drop {slot} {name}", lambda: drop(self._ledger.store, name))
             if done is not None and not isinstance(done.error, TransientStoreError):
                 self._to_drop.pop(0)
 

@@ -70,7 +70,8 @@ def begin(request: FitRequest, *, show: bool = False) -> RunHandle:
     view = ledger.catch_up()
     ledger.run_id = view.run_id or ledger.run_id
     key = Keyring().find(ledger.run_id)
-    if view.active:
+    joined = view.active
+    if joined:
         spec = _same_run(request, view, cleared.store)
         handle.know(view)
     else:
@@ -82,6 +83,8 @@ def begin(request: FitRequest, *, show: bool = False) -> RunHandle:
     try:
         handle.mind()
     except BaseException:  # Ctrl-C, too: nobody would hold the handle of what was asked for
+        if joined:
+            raise
         handle.cancel("it was interrupted while machines were asked for")
         handle.tidy()
         raise

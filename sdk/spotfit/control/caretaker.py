@@ -55,7 +55,8 @@ class Caretaker:
         return self._conduct(view, now)
 
     def _stand_by(self, view: View, now: float) -> float | None:
-        if now >= self._look_at:
+        leader = view.leader.leader if view.leader else None
+        if leader != self._watched or now >= self._look_at:  # what was seen was of the one before
             self._look_at = now + _LOOK_S
             self._look_at_the_lease(view, now)
             self._look_at_the_machines(view, now)

@@ -122,6 +122,26 @@ def test_when_every_machine_is_lost_at_once_it_asks_for_new_ones() -> None:
     assert view.groups[TOKEN].released, "and lets the dead group go; no lease need run out"
 
 
+def test_who_takes_over_is_not_deposed_for_what_befell_the_leader_before() -> None:
+    """Seen live on a loaded machine: it cost the new leader's first round."""
+    house = started()
+    driver = house.caretaker()
+    driver.tick(100.0)
+    house.write(AGENT_LEADS, RoundOpened(a_round()))
+    house.mind(driver, for_s=3.0)
+    for node in (0, 1):
+        house.cloud.lose(TOKEN, node)
+    while driver.view.epoch < AGENT_LEADS.epoch + 1:
+        house.clock.wait(0.05)
+        driver.tick(house.clock.now())
+    newcomer = an_agent(5)
+    house.write(LeaderElected(newcomer, driver.view.epoch + 1, "127.0.0.1:5"))
+    for _ in range(3):  # looks within the same second
+        driver.tick(house.clock.now())
+        house.clock.wait(0.02)
+    assert driver.view.leads(newcomer)
+
+
 def test_a_machine_that_is_left_is_given_the_time_to_lead() -> None:
     house = started()
     driver = house.caretaker()

@@ -193,6 +193,7 @@ def test_a_child_a_dead_successor_was_asked_for_is_told_as_gone() -> None:
     successor = zygote.Successor(pid, ours)
     successor.ready = True
     successor.pass_on(zygote._Asked(Bear(7), (os.dup(1), os.dup(1), os.dup(1))))
+    assert select.select([ours], [], [], 30)[0], "its end is seen at its socket"
     assert successor.hear() == [Gone(7, 0, signal.SIGKILL)]
     assert (successor.over, successor.ready) == (True, False)
     ours.close()
