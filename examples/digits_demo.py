@@ -41,10 +41,10 @@ from spotfit_localsim.live.options import LocalOptions
 from spotfit_localsim.live.reclaimer import Reclamation, at_step, reclaiming
 
 WORKERS, NODES = 4, 2
-BATCH, EPOCHS, SAVE_EVERY = 16, 20, 20
+BATCH, EPOCHS, SAVE_EVERY = 16, 40, 20
 SEED = 7
 BUCKET = "spotfit-demo"
-PLAN = [at_step(60, node=1, notice_s=6.0), at_step(270, node=0)]
+PLAN = [at_step(60, node=1, notice_s=8.0), at_step(640, node=0)]
 GOOD = 0.97
 console = Console()
 
