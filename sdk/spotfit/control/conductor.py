@@ -47,9 +47,6 @@ class Conductor:
         """When each group was first seen to have a running machine."""
         self.refused_at: float | None = None
         """When the market last refused, or gave a machine that died at birth."""
-        self._unsure = False
-        """Whether an entry was offered and not read back: nothing is done before it was. Else a
-        request that is already written down as refused would be sent once more."""
         self._cancelled: set[Token] = set()
         self.resting = False
         self._tries: dict[Token, int] = {}
@@ -57,9 +54,6 @@ class Conductor:
 
     def step(self, watch: Watch, now: float) -> tuple[bool, Wait]:
         """Judge once and act. True if the world has changed and must be judged again at once."""
-        if self._unsure:
-            self._ledger.catch_up()
-            self._unsure = False
         action = conduct(self._ledger.view, watch, now)
         match action:
             case Wait():
@@ -128,9 +122,8 @@ class Conductor:
         self._observed_at = None
 
     def _write(self, event: Event) -> None:
-        self._unsure = True
-        self._ledger.append(event, after=self._ledger.view)
-        self._unsure = False
+        view = self._ledger.view
+        self._ledger.append(event, after=view)
 
     def _intend(self, order: Order) -> None:
         view = self._ledger.view
