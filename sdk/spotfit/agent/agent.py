@@ -35,6 +35,7 @@ from spotfit.host import log
 from spotfit.ledger.run import Ledger
 from spotfit.model.events import Entry, LeaderElected
 from spotfit.model.spec import RunSpec, Tempo
+from spotfit.model.view import View
 from spotfit.model.wire import Alarm, Beat, Down, FromLeader, Halt, Join, News, Rejected, Warm
 from spotfit.model.world import Member, Notice
 from spotfit.policy.election import claim
@@ -305,10 +306,19 @@ class Agent:
 
     def _is_over(self) -> bool:
         view = self._ledger.view
-        if self._ledger.me in view.lost_agents or self._is_cut_off():
+        given_up = self._ledger.me in view.lost_agents or self._is_unwanted(view)
+        if given_up or self._is_cut_off():
             self.given_up = True
             return True
         return view.ended is not None and (self._leader is None or self._leader.resting)
+
+    def _is_unwanted(self, view: View) -> bool:
+        """Whether no request that stands asked for this machine: somebody deposed rented it late,
+        and nobody else would ever let it go."""
+        if view.ended is not None or self._leader is not None:
+            return False
+        group = view.groups.get(self._member.token)
+        return group.let_go if group is not None else not self._ledger.unsure
 
     def _is_cut_off(self) -> bool:
         """Whether neither a hub nor the bucket was reached for so long that nobody waits for us."""

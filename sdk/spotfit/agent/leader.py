@@ -334,7 +334,7 @@ class Leader:
 
     def _conduct(self, now: float) -> None:
         again = True
-        while again and self._ledger.view.leads(self._ledger.me):
+        while again and self._ledger.settled().leads(self._ledger.me):
             again, wait = self._conductor.step(self._present(), now)
             self._wait_until = wait.until
         self._dirty = False  # not before: a store that failed half-way leaves work undone

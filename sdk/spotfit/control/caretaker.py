@@ -96,7 +96,7 @@ class Caretaker:
             self._ledger.renew_lease()
         self._conductor.observe(now, every_s=view.spec.tempo.observe_s)
         again, until = True, now
-        while again and self._ledger.view.leads(self._ledger.me):
+        while again and self._ledger.settled().leads(self._ledger.me):
             self._watch = replace(
                 self._watch,
                 statuses=self._conductor.statuses,

@@ -33,6 +33,8 @@ class Journal:
         """Read every entry, also where a snapshot would spare it."""
         self.heard: Heard | None = None
         self.view = View()
+        self.unsure = True
+        """Whether reading or writing stopped half-way: `view` may be older than what we did."""
 
     def catch_up(self) -> View:
         """Read every entry that is there. Raises `JournalError` for one that is no entry of ours.
@@ -40,12 +42,14 @@ class Journal:
         Who has read nothing yet begins at the newest snapshot, if the run is long enough for one.
         """
         with self._lock:
+            self.unsure = True
             if self.view.next_slot == 0 and not self._whole and self._is_long():
                 self.view = snapshot.newest(self._store)
             while True:
                 try:
                     body = self._store.get(keys.entry(self.view.next_slot))
                 except NotFoundError:
+                    self.unsure = False
                     return self.view
                 self._take(body)
 
@@ -63,8 +67,9 @@ class Journal:
 
         `after` is the view the entry was decided from. If the run has moved on, the slot is taken
         and the decision is void. Whether the offer was accepted, refused or lost, the journal is
-        the only answer.
+        the only answer; where reading fails, too, `unsure` stays set until somebody can.
         """
+        self.unsure = True
         try:
             self._store.create(keys.entry(after.next_slot), encode(entry))
         except (AlreadyExistsError, TransientStoreError):

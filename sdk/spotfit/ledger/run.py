@@ -52,6 +52,15 @@ class Ledger:
         """Read on."""
         return self._journal.catch_up()
 
+    @property
+    def unsure(self) -> bool:
+        """Whether reading or writing stopped half-way; see `Journal.unsure`."""
+        return self._journal.unsure
+
+    def settled(self) -> View:
+        """The view to decide from: with all in it that we offered. Reads only where need be."""
+        return self._journal.catch_up() if self._journal.unsure else self._journal.view
+
     def told(self, slot: int, body: bytes) -> View:
         """Take a copy of an entry that somebody passed on."""
         return self._journal.told(slot, body)

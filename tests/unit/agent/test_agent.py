@@ -287,6 +287,17 @@ def test_an_agent_that_was_given_up_leaves_when_it_wakes() -> None:
     assert not slept.crew.busy, "its workers went first"
 
 
+def test_a_machine_that_no_standing_request_asked_for_leaves_by_itself() -> None:
+    """Whoever rented it was deposed while asking; nobody else would let it go."""
+    world = World()
+    world.train()
+    stray = world.boot(Token("t-unheard-of"), 0)
+    world.until(lambda: stray.over)
+    assert stray.agent.given_up
+    assert stray.crew.rounds == []
+    assert world.training
+
+
 def test_who_does_not_lead_turns_callers_away() -> None:
     world = World()
     world.train()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from spotfit.core.codec import decoder
+from spotfit.core.errors import TransientStoreError
 from spotfit.core.ids import AgentId
 from spotfit.ledger import keys
 from spotfit.ledger.run import Ledger
@@ -29,6 +32,33 @@ def test_two_ledgers_tell_the_same_run() -> None:
     one.append(FitStarted(a_spec()), after=one.view)
     assert two.catch_up() == one.view
     assert two.view.run_id == RUN
+
+
+class Deaf(MemoryStore):
+    """Cannot be read while it is deaf; what is written arrives."""
+
+    deaf = False
+
+    def get(self, key: str) -> bytes:
+        if self.deaf:
+            raise TransientStoreError("deaf")
+        return super().get(key)
+
+
+def test_nothing_is_decided_before_what_was_offered_is_read_back() -> None:
+    store = Deaf()
+    ledger = ledger_of(store)
+    ledger.append(FitStarted(a_spec()), after=ledger.view)
+    store.deaf = True
+    with pytest.raises(TransientStoreError):
+        ledger.append(CancelRequested("enough"), after=ledger.view)
+    assert ledger.unsure
+    assert ledger.view.cancelled is None, "the entry stands, but nobody has read it"
+    with pytest.raises(TransientStoreError):
+        ledger.settled()
+    store.deaf = False
+    assert ledger.settled().cancelled == "enough"
+    assert not ledger.unsure
 
 
 def test_who_listens_hears_of_what_is_folded() -> None:
