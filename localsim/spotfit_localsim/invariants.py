@@ -12,7 +12,7 @@ from typing import assert_never
 import msgspec
 
 from spotfit.core.codec import decoder
-from spotfit.core.ids import AgentId
+from spotfit.core.ids import AgentId, Token
 from spotfit.ledger import keys
 from spotfit.ledger.snapshot import Snapshot
 from spotfit.model.events import (
@@ -72,6 +72,8 @@ class Checker:
         self.views: list[View] = [self.truth]
         self.entries: list[Entry] = []
         self.broken: str | None = None
+        self.intended: set[Token] = set()
+        """Every token the journal ever spoke of; a view forgets those that came to nothing."""
         self.deep = True
         """Whether views are compared with the truth, besides the entries they are made of."""
         self._objects = objects
@@ -132,6 +134,8 @@ class Checker:
         wrong = self._wrong_with(entry, who)
         if wrong is not None:
             self.complain(f"{who}, entry {self.truth.next_slot}: {wrong}")
+        if isinstance(entry.event, Intended):
+            self.intended.add(entry.event.plan.token)
         self.truth = fold(self.truth, entry)
         self.views.append(self.truth)
 
@@ -185,7 +189,7 @@ class Checker:
         truth = self.truth
         match event:
             case Intended(plan=plan):
-                return f"token {plan.token} was used before" if plan.token in truth.groups else None
+                return f"token {plan.token} was used before" if plan.token in self.intended else None
             case Submitted(token=token) | Refused(token=token):
                 pending = token in truth.groups and truth.groups[token].pending
                 return None if pending else f"{token} was not pending"
@@ -285,8 +289,12 @@ class Checker:
     # --- machines ----------------------------------------------------------------------------
 
     def requested(self, plan: GroupPlan) -> None:
-        """The cloud is about to make machines: the journal must have said so before."""
-        if plan.token not in self.truth.groups:
+        """The cloud is about to make machines: the journal must have said so before.
+
+        A request that a deposed leader sends late may since have been written down as refused; its
+        machines find that out and leave by themselves.
+        """
+        if plan.token not in self.intended:
             self.complain(f"machines for {plan.token}, of which the journal knows nothing")
 
     # --- the end -----------------------------------------------------------------------------

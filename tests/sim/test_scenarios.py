@@ -45,6 +45,7 @@ def test_all_that_must_hold_holds_in_random_storms(seeds: range) -> None:
         (41146, "all but the leader had left a round before the leader read that it had opened it"),
         (104733, "a refusal was written but not read back, and the request was sent once more"),
         (202222, "a refusal was written but not read back, and the request was sent once more"),
+        (303276, "a deposed leader's late request brought a machine that nobody let go"),
     ],
 )
 def test_a_storm_that_once_broke_something_does_so_no_more(seed: int, found: str) -> None:
