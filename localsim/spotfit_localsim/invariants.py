@@ -189,7 +189,8 @@ class Checker:
         truth = self.truth
         match event:
             case Intended(plan=plan):
-                return f"token {plan.token} was used before" if plan.token in self.intended else None
+                again = plan.token in self.intended
+                return f"token {plan.token} was used before" if again else None
             case Submitted(token=token) | Refused(token=token):
                 pending = token in truth.groups and truth.groups[token].pending
                 return None if pending else f"{token} was not pending"
