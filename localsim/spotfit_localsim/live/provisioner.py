@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId, Token, parse_name
@@ -29,6 +29,7 @@ class LocalProvisioner:
     """Starts agents as processes that outlive whoever asked for them."""
 
     name = "local"
+    Options: ClassVar = LocalOptions
 
     def __init__(self, options: LocalOptions | None = None, **given: Any) -> None:
         """With options, or with the fields of `LocalOptions` one by one."""

@@ -18,6 +18,7 @@ from spotfit.core.ids import RunId
 from spotfit.host import env
 from spotfit.model.config import RunConfig, ScalingConfig
 from spotfit.model.spec import Keep, Limits, RunSpec, Tempo
+from spotfit.provision.profile import provisioner_of_profile, resolve
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,21 @@ class FitRequest:
     tempo: Tempo = field(default_factory=Tempo)
 
     def chosen_provisioner(self) -> tuple[str, dict[str, Any]]:
-        """Name and options: from the argument, else SPOTFIT_PROVISIONER, else 'local'.
+        """Name and options, with those that the environment and `spotfit.toml` say.
+
+        See `provision.profile`. Raises `ConfigError` for whatever of it cannot be meant.
+        """
+        name, options = self.named_provisioner()
+        return name, resolve(name, options)
+
+    def named_provisioner(self) -> tuple[str, dict[str, Any]]:
+        """From the argument, else SPOTFIT_PROVISIONER, the profile, or 'local'.
 
         Text may carry options as a query: 'local?nodes=2'. Raises `ConfigError`.
         """
-        given = self.provisioner if self.provisioner is not None else env.value(env.PROVISIONER)
+        given = self.provisioner
+        if given is None:
+            given = env.value(env.PROVISIONER) or provisioner_of_profile() or "local"
         if isinstance(given, str):
             return parse_provisioner(given)
         name = getattr(given, "provisioner", None)
@@ -111,10 +122,13 @@ class FitRequest:
 
 
 def parse_provisioner(text: str) -> tuple[str, dict[str, Any]]:
-    """Name and options of 'local?nodes=2'. Raises `ConfigError`."""
-    name, _, query = text.partition("?")
+    """Name and options of 'local?nodes=2' or 'sim://aws_batch?seed=1'. Raises `ConfigError`."""
+    address, _, query = text.partition("?")
+    name, _, cloud = address.partition("://")
     pairs = parse_qsl(query, keep_blank_values=True)
-    options = {key: _number_or_text(value) for key, value in pairs}
+    options: dict[str, Any] = {key: _number_or_text(value) for key, value in pairs}
+    if cloud:
+        options["cloud"] = cloud.rstrip("/")
     if not name:
         raise ConfigError(
             f"provisioner={text!r} names none.", do="Write 'local', or 'local?nodes=2'."

@@ -46,7 +46,9 @@ DEVICES = Setting("SPOTFIT_DEVICES", str, "", "accelerators to use, as 'cuda:0,c
 NOTICE_FILE = Setting("SPOTFIT_NOTICE_FILE", str, "", "a file whose appearance is a notice")
 FORK = Setting("SPOTFIT_FORK", str, "auto", "'never' starts every worker in a new interpreter")
 HOME_DIR = Setting("SPOTFIT_HOME", str, "~/.spotfit", "where this user's keys are kept")
-PROVISIONER = Setting("SPOTFIT_PROVISIONER", str, "local", "who gives machines, with options")
+PROVISIONER = Setting("SPOTFIT_PROVISIONER", str, "", "who gives machines, with options")
+CONFIG = Setting("SPOTFIT_CONFIG", str, "", "file with options of backends, for spotfit.toml")
+PROFILE = Setting("SPOTFIT_PROFILE", str, "", "which profile of spotfit.toml holds")
 RUN_SECRET = Setting("SPOTFIT_RUN_SECRET", str, "", "the key of a run, as text")
 COLLECTIVE_TIMEOUT_S = Setting(
     "SPOTFIT_COLLECTIVE_TIMEOUT_S", units.seconds, 0.0, "how long collectives wait; 0: for ever"
@@ -69,6 +71,8 @@ SETTINGS: tuple[Setting[object], ...] = (
     FORK,
     HOME_DIR,
     PROVISIONER,
+    CONFIG,
+    PROFILE,
     RUN_SECRET,
     COLLECTIVE_TIMEOUT_S,
     LEAVE_S,

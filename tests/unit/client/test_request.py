@@ -164,21 +164,34 @@ class LocalLike:
     ids=["default", "a name", "with options", "texts", "JSON", "an object"],
 )
 def test_a_backend_is_chosen(given: Any, chosen: tuple[str, dict[str, Any]]) -> None:
-    assert a_request(provisioner=given).chosen_provisioner() == chosen
+    assert a_request(provisioner=given).named_provisioner() == chosen
 
 
 def test_the_environment_chooses_where_the_trainer_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SPOTFIT_PROVISIONER", "slurm?queue=long")
-    assert a_request().chosen_provisioner() == ("slurm", {"queue": "long"})
-    assert a_request(provisioner="local").chosen_provisioner() == ("local", {})
+    assert a_request().named_provisioner() == ("slurm", {"queue": "long"})
+    assert a_request(provisioner="local").named_provisioner() == ("local", {})
+
+
+def test_a_simulated_cloud_is_named_like_an_address() -> None:
+    assert a_request(provisioner="sim://aws_batch?seed=1").named_provisioner() == (
+        "sim",
+        {"cloud": "aws_batch", "seed": 1},
+    )
+
+
+def test_what_nobody_says_in_the_call_comes_from_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPOTFIT_LOCAL_NODES", "2")
+    assert a_request().chosen_provisioner() == ("local", {"nodes": 2})
+    assert a_request(provisioner="local?nodes=3").chosen_provisioner() == ("local", {"nodes": 3})
 
 
 @pytest.mark.parametrize("given", ["?nodes=2", "", 7, {"name": "local"}, LocalLike, object()])
 def test_what_names_no_backend_is_refused_with_an_example(given: Any) -> None:
     with pytest.raises(ConfigError) as refused:
-        a_request(provisioner=given).chosen_provisioner()
+        a_request(provisioner=given).named_provisioner()
     assert "'local?nodes=2'" in refused.value.do
 
 
