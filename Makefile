@@ -34,8 +34,8 @@ quick: $(STAMP) ## ten seconds: ruff and the unit tests
 	$(PYTEST) -q -x -m "$(EVERYDAY)" tests/unit
 
 .PHONY: check
-check: lint ## the gates: ruff, mypy, rooms, unit and house tests
-	$(PYTEST) -q -m "$(EVERYDAY)" tests/unit tests/house
+check: lint ## the gates: ruff, mypy, rooms, unit, house and parity tests
+	$(PYTEST) -q -m "$(EVERYDAY)" tests/unit tests/house tests/parity
 
 .PHONY: lint
 lint: $(STAMP)

@@ -1,0 +1,125 @@
+"""What a module offers, as plain data: names, parameters, kinds, defaults, members.
+
+The same eyes look at Ray Train, in an environment of its own, and at us. Nothing but the standard
+library is imported here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+KINDS = {
+    inspect.Parameter.POSITIONAL_ONLY: "positional only",
+    inspect.Parameter.POSITIONAL_OR_KEYWORD: "positional",
+    inspect.Parameter.VAR_POSITIONAL: "*",
+    inspect.Parameter.KEYWORD_ONLY: "keyword only",
+    inspect.Parameter.VAR_KEYWORD: "**",
+}
+COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+NOT_OURS_TO_TELL = ("abc", "builtins", "enum", "typing")
+
+Facts = dict[str, Any]
+
+
+def describe(thing: Any, example: Callable[[Any], Any] | None = None) -> Facts:
+    """One public thing. `example` makes an instance, whose public attributes are noted, too."""
+    if isinstance(thing, type) and issubclass(thing, enum.Enum):
+        return {"kind": "enum", "values": {member.name: member.value for member in thing}}
+    if isinstance(thing, type):
+        attributes = _fields_it_makes(thing) | (set(vars(example(thing))) if example else set())
+        return _class(thing) | {"attributes": sorted(filter(public, attributes))}
+    if callable(thing):
+        return {"kind": "function", "parameters": parameters(thing)}
+    return {"kind": "constant", "value": repr(thing)}
+
+
+def parameters(thing: Any) -> list[list[Any]]:
+    """Name, kind and default of each; None where there is no default, else its text."""
+    return [
+        [_name(given), KINDS[given.kind], _default(given.default)]
+        for given in inspect.signature(thing).parameters.values()
+        if given.name not in ("self", "cls") and public(_name(given))
+    ]
+
+
+def public(name: str) -> bool:
+    return not name.startswith("_")
+
+
+def _name(given: inspect.Parameter) -> str:
+    """Nobody can tell what `*args` is called."""
+    return KINDS[given.kind] if given.kind in COLLECTING else given.name
+
+
+def _class(thing: type) -> Facts:
+    protocol = bool(getattr(thing, "_is_protocol", False))
+    facts: Facts = {"kind": "protocol" if protocol else "class"}
+    facts["parents"] = sorted({kind.__name__ for kind in _spelled(thing)} - {thing.__name__})
+    if dataclasses.is_dataclass(thing):
+        frozen: Any = thing
+        facts["dataclass"] = "frozen" if frozen.__dataclass_params__.frozen else "open"
+    if not protocol and "__init__" in _spelled_out(thing):
+        facts["parameters"] = parameters(thing)
+    members = {name: _member(thing, name) for name in _member_names(thing)}
+    return facts | {"members": {name: fact for name, fact in sorted(members.items()) if fact}}
+
+
+def _spelled_out(thing: type) -> set[str]:
+    """What the class or a parent of it defines that is not Python's own."""
+    return {name for kind in _spelled(thing) for name in vars(kind)}
+
+
+def _spelled(thing: type) -> list[type]:
+    return [kind for kind in thing.__mro__ if kind.__module__ not in NOT_OURS_TO_TELL]
+
+
+def _member_names(thing: type) -> list[str]:
+    names = {name for name in _spelled_out(thing) if public(name)} - _fields(thing)
+    return sorted(names | ({"__call__"} & _spelled_out(thing)))
+
+
+def _fields(thing: type) -> set[str]:
+    """Fields of a dataclass are parameters already."""
+    if not dataclasses.is_dataclass(thing):
+        return set()
+    return {field.name for field in dataclasses.fields(thing)}
+
+
+def _fields_it_makes(thing: type) -> set[str]:
+    """Fields of a dataclass that nobody passes."""
+    if not dataclasses.is_dataclass(thing):
+        return set()
+    return {field.name for field in dataclasses.fields(thing) if not field.init}
+
+
+def _member(thing: type, name: str) -> Facts:
+    found = inspect.getattr_static(thing, name)
+    if isinstance(found, property | functools.cached_property):
+        return {"kind": "property"}
+    if isinstance(found, classmethod):
+        return {"kind": "class method", "parameters": parameters(found.__func__)}
+    if isinstance(found, staticmethod):
+        return {"kind": "static method", "parameters": parameters(found.__func__)}
+    if inspect.isfunction(found):
+        return {"kind": "method", "parameters": parameters(found)}
+    return {"kind": "constant", "value": repr(found)}
+
+
+def _default(value: Any) -> str | None:
+    if value is inspect.Parameter.empty:
+        return None
+    if isinstance(value, enum.Enum):
+        return str(value)
+    return repr(value)
+
+
+def described(
+    things: Mapping[str, Any], examples: Mapping[str, Callable[[Any], Any]]
+) -> dict[str, Facts]:
+    """All of them, by name."""
+    return {name: describe(thing, examples.get(name)) for name, thing in sorted(things.items())}

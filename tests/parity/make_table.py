@@ -1,0 +1,43 @@
+"""Print the table of facts about Ray Train: run it where `ray[train]` of that version is installed.
+
+    .bench/venv-ray/bin/python -m tests.parity.make_table > tests/parity/ray_train_2_60.json
+
+`make parity` does so, and compares what comes out with the table that is kept here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import warnings
+from typing import Any
+
+from tests.parity.describe import described
+from tests.parity.scope import EXAMPLES, HOMES, RAY
+
+
+def main() -> None:
+    version = importlib.import_module("ray").__version__
+    if version != RAY:
+        raise SystemExit(f"The table is about Ray {RAY}; here is {version}.")
+    warnings.simplefilter("ignore")
+    print("{")
+    print(",\n".join(f"{json.dumps(module)}: {{\n{_lines(module)}\n}}" for module in HOMES))
+    print("}")
+
+
+def _lines(module: str) -> str:
+    """One line a name: what changes in Ray is seen as a line that changes here."""
+    return ",\n".join(
+        f" {json.dumps(name)}: {json.dumps(facts)}" for name, facts in _module(module).items()
+    )
+
+
+def _module(name: str) -> dict[str, Any]:
+    module = importlib.import_module(name)
+    names = HOMES[name] or module.__all__
+    return described({one: getattr(module, one) for one in names}, EXAMPLES)
+
+
+if __name__ == "__main__":
+    main()

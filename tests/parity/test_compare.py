@@ -1,0 +1,96 @@
+"""The comparison is awake: each way to differ from Ray Train is told, and more is no difference."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.parity.compare import differences
+from tests.parity.describe import describe
+
+
+class Theirs:
+    def __init__(self, path: str, *, size: int = 3) -> None: ...
+
+    @property
+    def metrics(self) -> None: ...
+
+    def fit(self, times: int = 1) -> None: ...
+
+
+class Reordered:
+    def __init__(self, size: int = 3, path: str = "") -> None: ...
+
+    @property
+    def metrics(self) -> None: ...
+
+    def fit(self, times: int = 1) -> None: ...
+
+
+class Shorter:
+    def __init__(self, path: str, *, size: int = 4) -> None: ...
+
+    @classmethod
+    def fit(cls, times: int = 1) -> None: ...
+
+
+class Longer(Theirs):
+    def __init__(self, path: str, *, size: int = 3, colour: str = "red") -> None: ...
+
+    def submit(self) -> None: ...
+
+
+class Greedy(Theirs):
+    def __init__(self, path: str, *, size: int = 3, colour: str) -> None: ...
+
+
+class Mode(enum.Enum):
+    SYNC = "SYNC"
+
+
+class OtherMode(enum.Enum):
+    SYNC = "sync"
+
+
+@dataclass
+class Record:
+    name: str = "run"
+
+
+@dataclass(frozen=True)
+class FrozenRecord:
+    name: str = "run"
+
+
+def told(theirs: Any, ours: Any) -> list[str]:
+    known = frozenset({"Theirs"})
+    return [one.what for one in differences(describe(theirs), describe(ours), known=known)]
+
+
+def test_more_is_no_difference() -> None:
+    assert told(Theirs, Theirs) == []
+    assert told(Theirs, Longer) == []
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "words"),
+    [
+        (Theirs, Reordered, "takes ['size', 'path'] by position, not ['path']"),
+        (Theirs, Shorter, "parameter size is ['keyword only', '4'], not ['keyword only', '3']"),
+        (Theirs, Shorter, "has no property metrics"),
+        (Theirs, Shorter, "fit is a class method, not a method"),
+        (Theirs, Greedy, "asks for colour"),
+        (Theirs, print, "is a function, not a class"),
+        (Longer, Theirs, "has no parameter colour"),
+        (Longer, Theirs, "has no method submit"),
+        (Longer, Reordered, "is no Theirs"),
+        (Mode, OtherMode, "values is {'SYNC': 'sync'}, not {'SYNC': 'SYNC'}"),
+        (Record, FrozenRecord, "dataclass is frozen, not open"),
+        ("train", "test", "value is 'test', not 'train'"),
+    ],
+)
+def test_each_way_to_differ_is_told(theirs: Any, ours: Any, words: str) -> None:
+    assert words in told(theirs, ours)

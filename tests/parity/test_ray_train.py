@@ -1,0 +1,54 @@
+"""Every public name of Ray Train is here, with its parameters, their order, kinds and defaults."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.parity.compare import differences
+from tests.parity.describe import describe
+from tests.parity.differences import MEANT, NOT_YET
+from tests.parity.scope import EXAMPLES, HOMES, OURS
+
+TABLE: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("ray_train_2_60.json").read_text()
+)
+NAMES = [(module, name) for module, names in TABLE.items() for name in names]
+KNOWN = frozenset(name for _, name in NAMES)
+
+
+def test_the_table_holds_what_is_compared() -> None:
+    assert TABLE.keys() == HOMES.keys() == OURS.keys()
+
+
+@pytest.mark.parametrize(("module", "name"), NAMES, ids=[".".join(one) for one in NAMES])
+def test_a_name_of_ray_train_is_here(module: str, name: str) -> None:
+    found = different(module, name)
+    if name in NOT_YET and found:
+        pytest.skip(f"not yet: {name} {'; '.join(found.values())}")
+    unexplained = [what for key, what in found.items() if key not in MEANT and name not in MEANT]
+    assert not unexplained, f"{OURS[module]}.{name} {'; '.join(unexplained)}"
+
+
+@pytest.mark.parametrize("key", MEANT)
+def test_a_difference_that_is_gone_is_no_longer_explained(key: str) -> None:
+    found = [one for module, name in NAMES for one in different(module, name)]
+    assert any(one == key or one.startswith(f"{key}.") for one in found)
+
+
+def different(module: str, name: str) -> dict[str, str]:
+    """How our namesake differs, by its name or by its name and member."""
+    try:
+        here = importlib.import_module(OURS[module])
+        ours = describe(getattr(here, name), EXAMPLES.get(name))
+    except (ImportError, AttributeError):
+        return {name: "is not there"}
+    found: dict[str, str] = {}
+    for member, what in differences(TABLE[module][name], ours, known=KNOWN):
+        key = f"{name}.{member}" if member else name
+        found[key] = f"{found[key]}; {what}" if key in found else what
+    return found
