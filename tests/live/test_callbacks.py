@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,13 @@ class Diary(spotfit.UserCallback):
 
     def read(self) -> list[list[Any]]:
         return [json.loads(line) for line in self.page.read_text().splitlines()]
+
+
+class Secretary(Diary):
+    """Knows by itself where to write."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(os.environ["PAGE"]))
 
 
 class Grumbler(spotfit.UserCallback):
@@ -102,8 +110,18 @@ def test_a_callback_that_raises_ends_the_run_without_another_try(cloud: Cloud) -
     with pytest.raises(spotfit.ControllerError, match=r"ArithmeticError: a loss of 2\.0") as told:
         cloud.fit(train, callbacks=[Grumbler()], max_failures=5)
 
-    assert "a loss of 2.0" in str(told.value.controller_failure)
+    assert repr(told.value.controller_failure) == "ArithmeticError('a loss of 2.0')"
     assert len(cloud.opened()) == 1
+
+
+def test_a_callback_that_the_environment_names_hears_too(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = cloud.folder / "diary"
+    monkeypatch.setenv("PAGE", str(page))
+    monkeypatch.setenv("SPOTFIT_CALLBACKS", f"{__name__}.Secretary")
+    cloud.fit(lambda: spotfit.report({"loss": 0.5}), name=None, config={"rate": 1})
+    assert Diary(page).read() == [["report", [{"loss": 0.5}], None, 1]]
 
 
 def test_what_a_callback_does_last_is_waited_for(cloud: Cloud) -> None:

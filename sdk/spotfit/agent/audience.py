@@ -9,6 +9,7 @@ import msgspec
 
 from spotfit.core.codec import decoder, encode
 from spotfit.model.audience import Failed, Heard, Hello, RankTold, Reported
+from spotfit.model.watch import Trouble
 
 _heard = decoder(Heard)
 
@@ -34,7 +35,7 @@ class LiveAudience:
         self._ear: Ear | None = None
         self._said = 0
         self._heard = 0
-        self._trouble: str | None = None
+        self._trouble: Trouble | None = None
 
     def reported(self, metrics: Sequence[msgspec.Raw], checkpoint: str | None) -> None:
         self._tell(encode(Reported(tuple(metrics), checkpoint)))
@@ -43,7 +44,7 @@ class LiveAudience:
         ranks = tuple(RankTold(rank, told[rank], pickles.get(rank)) for rank in sorted(told))
         self._tell(encode(Failed(ranks)))
 
-    def trouble(self) -> str | None:
+    def trouble(self) -> Trouble | None:
         return self._trouble
 
     @property
@@ -65,8 +66,13 @@ class LiveAudience:
     def _hear(self, frames: list[bytes]) -> None:
         for frame in frames:
             self._heard += 1
-            self._trouble = self._trouble or _heard.decode(frame).trouble
+            self._note(_heard.decode(frame))
+
+    def _note(self, heard: Heard) -> None:
+        if heard.trouble is not None and self._trouble is None:
+            self._trouble = Trouble("a callback raised", heard.trouble, heard.pickle_key)
 
     def _ended(self, how: str, _clean: bool) -> None:  # noqa: FBT001 - as a child's end is told
         if self._trouble is None:
-            self._trouble = f"The process of the callbacks {how}."
+            why = "the process of the callbacks died"
+            self._trouble = Trouble(why, f"The process of the callbacks {how}.")

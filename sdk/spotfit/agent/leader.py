@@ -358,7 +358,7 @@ class Leader:
             refused_at=self._conductor.refused_at,
             metrics=self._latest_metrics(),
             result_key=keys.result(hub.round, 0) if hub and 0 in hub.returned else None,
-            callback_failure=self._audience.trouble() if self._audience else None,
+            trouble=self._audience.trouble() if self._audience else None,
         )
         return self._watch
 

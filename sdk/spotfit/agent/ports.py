@@ -9,6 +9,7 @@ import msgspec
 
 from spotfit.core.ids import AgentId
 from spotfit.model.spec import RunSpec
+from spotfit.model.watch import Trouble
 from spotfit.model.wire import FromLeader, Join, Start, ToLeader, ToWorker
 from spotfit.model.world import Notice
 
@@ -170,8 +171,8 @@ class Audience(Protocol):
         """A round failed: by rank the key of its pickled exception, and its text."""
         ...
 
-    def trouble(self) -> str | None:
-        """Traceback of a callback that raised, if one did."""
+    def trouble(self) -> Trouble | None:
+        """What a callback raised, if one did."""
         ...
 
     @property

@@ -45,10 +45,17 @@ def error_of(
             exceptions = {one.rank: _exception(one, store, key, clock) for one in told}
             return WorkerGroupError(grouped_message(told), exceptions)
         case Blame.PLATFORM:
-            first = ended.failures[0].told if ended.failures else ""
-            return ControllerError(SpotfitError(f"{ended.why}\n{first}".strip()))
+            return ControllerError(_cause(ended, store, key, clock))
         case _:
             return TrainingFailedError(ended.why)
+
+
+def _cause(ended: FitEnded, store: Store, key: RunKey | None, clock: Clock) -> BaseException:
+    """What the user's callback or hook raised; else an error of ours that tells what happened."""
+    first = ended.failures[0] if ended.failures else None
+    if first is not None and first.pickle_key is not None and key is not None:
+        return _exception(first, store, key, clock)
+    return SpotfitError(f"{ended.why}\n{first.told if first else ''}".strip())
 
 
 def grouped_message(failures: Sequence[RankFailure]) -> str:
@@ -86,7 +93,8 @@ def _exception(
             f"{failure.told}\n(the exception itself is lost: {lost.what})", rank=failure.rank
         )
     if isinstance(raised, BaseException):
-        raised.add_note(f"raised in the worker of rank {failure.rank}:\n{failure.told}")
+        where = f"in the worker of rank {failure.rank}" if failure.rank >= 0 else "by a callback"
+        raised.add_note(f"raised {where}:\n{failure.told}")
         return raised
     return TrainingFailedError(failure.told, rank=failure.rank)
 

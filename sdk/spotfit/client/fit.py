@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import threading
@@ -59,6 +60,7 @@ def submit(request: FitRequest) -> RunHandle:
 def begin(request: FitRequest, *, show: bool = False) -> RunHandle:
     """Everything up to the first machines asked for; or the handle of this run, if it goes on."""
     cleared = clear(request)
+    request = dataclasses.replace(request, run=cleared.run)
     ledger = Ledger(
         cleared.store,
         dice.new_run_id(),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spotfit.checkpoint.restore import check_present
+from spotfit.client.callbacks import named_callbacks
 from spotfit.client.request import FitRequest
 from spotfit.core.errors import (
     ConfigError,
@@ -18,6 +19,7 @@ from spotfit.core.errors import (
 )
 from spotfit.core.ids import RunId, Token, parse_name
 from spotfit.host import clocks, dice
+from spotfit.model.config import RunConfig
 from spotfit.model.group import GroupRequest
 from spotfit.model.view import View
 from spotfit.provision.api import Provisioner
@@ -35,15 +37,22 @@ _PAUSES_S = (0.2, 0.5, 1.0, 2.0)
 class Cleared:
     """A request that may take off."""
 
-    name: str
+    run: RunConfig
+    """As it was given, with its name, and the callbacks that the environment adds."""
     store: Store
     """Rooted at the run: `<storage_path>/<name>`."""
     provisioner: Provisioner
     runtime_env: RuntimeEnv
 
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        assert self.run.name is not None
+        return self.run.name
+
 
 def clear(request: FitRequest) -> Cleared:
-    """Check the function, the name, the bucket, the backend and the environment.
+    """Check the function, the name, the callbacks, the bucket, the backend and the environment.
 
     Raises the one error there is, or `ConfigErrors` with all of them.
     """
@@ -53,13 +62,17 @@ def clear(request: FitRequest) -> Cleared:
     storage = checks.run(lambda: _storage(request))
     runtime_env = checks.run(lambda: RuntimeEnv.parse(request.run.worker_runtime_env))
     provisioner = checks.run(lambda: _provisioner(request))
+    callbacks = checks.run(named_callbacks)
     checks.raise_all()
     store = storage.under(name)
     checks.run(lambda: _probe(store))
     checks.raise_all()
     checks.run(lambda: _reachable(store))
     checks.raise_all()
-    return Cleared(name, store, provisioner, runtime_env)
+    callbacks = [*callbacks, *(request.run.callbacks or [])]
+    return Cleared(
+        replace(request.run, name=name, callbacks=callbacks), store, provisioner, runtime_env
+    )
 
 
 def _probe(store: Store) -> None:

@@ -159,11 +159,17 @@ class WorkerGroupError(TrainingFailedError):
 
 
 class ControllerError(TrainingFailedError):
-    """The run's control or one of its callbacks failed; `controller_failure` is the cause."""
+    """The run's control or something of the user's beside the workers failed.
+
+    `controller_failure` is the cause: what a callback raised, as itself, where it could be pickled.
+    """
 
     def __init__(self, controller_failure: BaseException) -> None:
-        super().__init__(f"Training failed outside the workers: {controller_failure}")
+        ours = isinstance(controller_failure, SpotfitError)
+        kind = "" if ours else f"{type(controller_failure).__name__}: "
+        super().__init__(f"Training failed outside the workers: {kind}{controller_failure}")
         self.controller_failure = controller_failure
+        self.__cause__ = controller_failure
 
 
 class PreemptionError(TrainingFailedError):

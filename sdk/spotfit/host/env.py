@@ -23,6 +23,8 @@ class Setting(Generic[Value]):
     parse: Callable[[str], Value]
     default: Value
     meaning: str
+    also: str = ""
+    """Ray Train's name for it, heard where ours is not set."""
 
 
 def _level(text: str) -> str:
@@ -35,6 +37,10 @@ def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
         raise ConfigError(f"{text!r} is no port.", do="Write a number from 0 to 65535.")
     return int(text)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 LOG_LEVEL = Setting("SPOTFIT_LOG_LEVEL", _level, "INFO", "the least level that is logged")
@@ -52,6 +58,13 @@ PROFILE = Setting("SPOTFIT_PROFILE", str, "", "which profile of spotfit.toml hol
 RUN_SECRET = Setting("SPOTFIT_RUN_SECRET", str, "", "the key of a run, as text")
 COLLECTIVE_TIMEOUT_S = Setting(
     "SPOTFIT_COLLECTIVE_TIMEOUT_S", units.seconds, 0.0, "how long collectives wait; 0: for ever"
+)
+CALLBACKS: Setting[tuple[str, ...]] = Setting(
+    "SPOTFIT_CALLBACKS",
+    _names,
+    (),
+    "classes of callbacks every run gets, as 'package.module.Class,...'",
+    also="RAY_TRAIN_CALLBACKS",
 )
 LEAVE_S = Setting(
     "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S",
@@ -75,22 +88,29 @@ SETTINGS: tuple[Setting[object], ...] = (
     PROFILE,
     RUN_SECRET,
     COLLECTIVE_TIMEOUT_S,
+    CALLBACKS,
     LEAVE_S,
 )
 
 
 def value(setting: Setting[Value], environment: Mapping[str, str] | None = None) -> Value:
     """What the environment says, else the default. Raises `ConfigError` naming the variable."""
-    text = (os.environ if environment is None else environment).get(setting.name, "")
+    name, text = _said(setting, os.environ if environment is None else environment)
     if not text:
         return setting.default
     try:
         return setting.parse(text)
     except (ConfigError, ValueError) as wrong:
         raise ConfigError(
-            f"{setting.name} ({setting.meaning}) cannot be {text!r}: {wrong}",
+            f"{name} ({setting.meaning}) cannot be {text!r}: {wrong}",
             do=f"Correct the variable, or unset it: then {setting.default!r} holds.",
         ) from wrong
+
+
+def _said(setting: Setting[Value], environment: Mapping[str, str]) -> tuple[str, str]:
+    """By which name it was set, and what was said."""
+    heard = [name for name in (setting.name, setting.also) if name and environment.get(name)]
+    return (heard[0], environment[heard[0]]) if heard else (setting.name, "")
 
 
 def check(environment: Mapping[str, str] | None = None) -> None:

@@ -12,6 +12,7 @@ third kind: nothing is ever read, modified and written back.
     .spotfit/code/<sha256>.tar.gz                fixed  the door
     .spotfit/manifests/<name>/<round>-<rank>.json  fixed  that rank
     .spotfit/failures/<round>-<rank>.pkl         own    the agent of that rank
+    .spotfit/failures/hook-<sha256>.pkl          fixed  the process of the callbacks
     .spotfit/results/<round>-<rank>.pkl          own    the agent of that rank
     .spotfit/reports/<agent>/<n>.jsonl           fixed  that agent, while it leads
     .spotfit/logs/<agent>/<n>.jsonl              fixed  that agent
@@ -56,6 +57,11 @@ def manifest(name: str, round_number: int, rank: int) -> str:
 def failure(round_number: int, rank: int) -> str:
     """The signed pickle of a rank's exception."""
     return f".spotfit/failures/{round_number}-{rank}.pkl"
+
+
+def hook_failure(sha256: str) -> str:
+    """The signed pickle of what a callback or a hook raised, by its hash."""
+    return f".spotfit/failures/hook-{sha256}.pkl"
 
 
 def result(round_number: int, rank: int) -> str:

@@ -47,3 +47,5 @@ class Heard(msgspec.Struct, frozen=True):
     """One frame was dealt with; `trouble` is the traceback, if a callback raised."""
 
     trouble: str | None = None
+    pickle_key: str | None = None
+    """Where what it raised lies, pickled and signed, if it can be pickled."""

@@ -26,7 +26,8 @@ class UserCallback:
     """Told of reports and failures, in a process of its own beside the run's leader.
 
     Derive from it and override what you need. It works on a copy of the object that was given to
-    `RunConfig(callbacks=...)`; an exception in it ends the run as a `ControllerError`.
+    `RunConfig(callbacks=...)`, or of one made from its class where SPOTFIT_CALLBACKS names that; a
+    new leader begins with a fresh copy. An exception in it ends the run as a `ControllerError`.
     """
 
     def after_report(

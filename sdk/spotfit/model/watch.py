@@ -44,6 +44,16 @@ class Ready(msgspec.Struct, frozen=True):
     size_bytes: int = 0
 
 
+class Trouble(msgspec.Struct, frozen=True):
+    """Something of the user's beside the workers raised: that ends the run."""
+
+    why: str
+    told: str
+    """Its traceback."""
+    pickle_key: str | None = None
+    """Where the signed pickle of what it raised lies, if it could be pickled."""
+
+
 class Watch(msgspec.Struct, frozen=True):
     """The leader's picture of the present, as far as the journal does not hold it.
 
@@ -73,8 +83,8 @@ class Watch(msgspec.Struct, frozen=True):
     """When the first failure or loss in the open round was seen."""
     settled: bool = True
     """Whether every report of the open round was matched, and the callbacks have heard all."""
-    callback_failure: str | None = None
-    """Traceback of a callback that raised: that ends the run."""
+    trouble: Trouble | None = None
+    """What a callback raised, if one did."""
     ready: tuple[Ready, ...] = ()
     surveyed: bool = True
     """Whether the bucket was searched for complete checkpoints since the last round ended."""

@@ -58,9 +58,9 @@ def _cancel(view: View, watch: Watch, now: float) -> Iterator[Action]:
 
 
 def _end_on_trouble(view: View, watch: Watch, now: float) -> Iterator[Action]:
-    if watch.callback_failure is not None:
-        told = RankFailure(-1, "raised", watch.callback_failure)
-        yield Write(FitEnded("failed", "a callback raised", Blame.PLATFORM, (told,), watch.metrics))
+    if watch.trouble is not None:
+        told = RankFailure(-1, "raised", watch.trouble.told, watch.trouble.pickle_key)
+        yield Write(FitEnded("failed", watch.trouble.why, Blame.PLATFORM, (told,), watch.metrics))
     why = view.final_refusal or capacity.hopeless(view)
     if why is not None and view.round is None:
         yield Write(FitEnded("failed", why, Blame.PLATFORM, metrics=watch.metrics))

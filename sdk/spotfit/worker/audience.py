@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import sys
@@ -13,9 +14,16 @@ import msgspec
 
 from spotfit.checkpoint.restore import open_committed
 from spotfit.core.codec import decoder, encode
-from spotfit.core.errors import IntegrityError, NotFoundError, ShippingError, WorkerDiedError
+from spotfit.core.errors import (
+    IntegrityError,
+    NotFoundError,
+    ShippingError,
+    StoreError,
+    WorkerDiedError,
+)
 from spotfit.host import env, frames, log
 from spotfit.host.clocks import SystemClock
+from spotfit.ledger import keys
 from spotfit.model.audience import Failed, Heard, Hello, RankTold, Reported, ToAudience
 from spotfit.model.metrics import metrics_from_json
 from spotfit.ship.function import load_pickle
@@ -37,15 +45,15 @@ def main(descriptor: int) -> NoReturn:
     hello = _next(wire)
     assert isinstance(hello, Hello), "a leader begins with Hello"
     house: Audience | None = None
-    trouble: str | None = None
+    heard = Heard()
     try:
         house = Audience.seat(hello)
     except Exception as error:  # noqa: BLE001 - loading the user's callbacks runs the user's code
-        trouble = crash.told(error)
+        heard = as_heard(error, open_store(hello.storage_url), RunKey.from_text(hello.secret))
     while (frame := _next(wire)) is not None:
         if house is not None:
-            trouble = house.hear(frame)
-        frames.write(wire, encode(Heard(trouble)))
+            heard = house.hear(frame)
+        frames.write(wire, encode(heard))
     sys.stdout.flush()
     os._exit(0)
 
@@ -74,8 +82,8 @@ class Audience:
         sys.path[:0] = prepared.sys_path
         return cls(payload.load("callbacks"), payload.load("run_context"), store, key)
 
-    def hear(self, frame: ToAudience) -> str | None:
-        """Call every callback; the traceback of the first that raises."""
+    def hear(self, frame: ToAudience) -> Heard:
+        """Call every callback, up to the first that raises."""
         try:
             match frame:
                 case Reported():
@@ -85,8 +93,8 @@ class Audience:
                 case Hello():
                     pass  # said once already
         except Exception as error:  # noqa: BLE001 - the user's callback may raise anything
-            return crash.told(error)
-        return None
+            return as_heard(error, self._store, self._key)
+        return Heard()
 
     def _tell_report(self, reported: Reported) -> None:
         name = reported.checkpoint
@@ -127,3 +135,17 @@ class Audience:
             except NotFoundError:
                 SystemClock().wait(_PICKLE_PAUSE_S)
         return None
+
+
+def as_heard(error: Exception, store: Store, key: RunKey) -> Heard:
+    """The answer that tells of what was raised; itself, pickled, where that can be done."""
+    body, told = crash.pickled(error), crash.told(error)
+    if not body:
+        return Heard(told)
+    name = keys.hook_failure(hashlib.sha256(body).hexdigest())
+    try:
+        store.put(name, key.sign(body, purpose=name))
+    except StoreError as trouble:
+        log.warning("failure.unwritten", key=name, why=trouble.what)
+        return Heard(told)
+    return Heard(told, name)

@@ -7,6 +7,7 @@ import msgspec
 from spotfit.agent.audience import LiveAudience
 from spotfit.core.codec import encode
 from spotfit.model.audience import Heard, Hello
+from spotfit.model.watch import Trouble
 
 
 class Ear:
@@ -30,8 +31,8 @@ class Ear:
     def kill(self) -> None:
         self.killed = True
 
-    def hears(self, trouble: str | None = None) -> None:
-        self.answer([encode(Heard(trouble))])
+    def hears(self, trouble: str | None = None, pickle_key: str | None = None) -> None:
+        self.answer([encode(Heard(trouble, pickle_key))])
 
 
 def an_audience() -> tuple[LiveAudience, Ear]:
@@ -63,9 +64,9 @@ def test_the_first_trouble_stays_and_nothing_more_is_waited_for() -> None:
     audience, ear = an_audience()
     for _ in range(3):
         audience.reported([], None)
-    ear.hears("Traceback: first")
+    ear.hears("Traceback: first", "f/1")
     ear.hears("Traceback: second")
-    assert audience.trouble() == "Traceback: first"
+    assert audience.trouble() == Trouble("a callback raised", "Traceback: first", "f/1")
     assert audience.caught_up
 
 
@@ -73,4 +74,6 @@ def test_a_process_that_dies_is_trouble() -> None:
     audience, ear = an_audience()
     audience.reported([], None)
     ear.end("was killed by SIGKILL", False)
-    assert audience.trouble() == "The process of the callbacks was killed by SIGKILL."
+    trouble = audience.trouble()
+    assert trouble is not None
+    assert trouble.told == "The process of the callbacks was killed by SIGKILL."

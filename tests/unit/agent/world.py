@@ -40,6 +40,7 @@ from spotfit.model.events import (
 from spotfit.model.group import GroupHandle, GroupRequest, NodeState
 from spotfit.model.spec import RunSpec, Tempo
 from spotfit.model.view import View
+from spotfit.model.watch import Trouble
 from spotfit.model.wire import (
     Files,
     FromLeader,
@@ -278,8 +279,8 @@ class Told:
     def failed(self, pickles: dict[int, str], told: dict[int, str]) -> None:
         self.failures.append(told)
 
-    def trouble(self) -> str | None:
-        return self.raised
+    def trouble(self) -> Trouble | None:
+        return Trouble("a callback raised", self.raised) if self.raised else None
 
 
 class Fate:

@@ -133,6 +133,19 @@ def test_every_end_has_its_exception(ended: FitEnded, kind: type[Exception], say
     assert says in str(error)
 
 
+def test_what_a_callback_raised_is_the_cause_itself() -> None:
+    store, name = MemoryStore(), keys.hook_failure("0" * 64)
+    store.put(name, KEY.sign(cloudpickle.dumps(KeyError("lr")), purpose=name))
+    told = RankFailure(-1, "raised", TOLD, name)
+    ended = FitEnded("failed", "a callback raised", Blame.PLATFORM, (told,))
+    error = error_of(ended, store, KEY)
+    assert isinstance(error, ControllerError)
+    assert isinstance(error.controller_failure, KeyError)
+    assert error.__cause__ is error.controller_failure
+    assert error.controller_failure.__notes__ == [f"raised by a callback:\n{TOLD}"]
+    assert "KeyError: 'lr'" in str(error)
+
+
 # --- the message ---------------------------------------------------------------------------------
 
 

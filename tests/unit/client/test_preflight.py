@@ -20,6 +20,7 @@ from spotfit.core.errors import (
     UntrustworthyStoreError,
 )
 from spotfit.host import clocks
+from spotfit.model.callbacks import UserCallback
 from spotfit.model.config import RunConfig, ScalingConfig
 from spotfit.store.api import Store
 from spotfit.store.local import LocalStore
@@ -44,6 +45,19 @@ def test_a_run_without_a_name_gets_one_of_its_own(tmp_path: Path) -> None:
     one, two = clear(request), clear(request)
     assert one.name.startswith("spotfit_run-")
     assert one.name != two.name
+
+
+def test_callbacks_that_the_environment_names_come_before_those_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = UserCallback()
+    run = RunConfig(name="digits", storage_path=str(tmp_path), callbacks=[mine])
+    monkeypatch.setenv("SPOTFIT_CALLBACKS", "spotfit.model.callbacks.UserCallback")
+    cleared = clear(a_request(run=run))
+    assert cleared.run.callbacks is not None
+    assert len(cleared.run.callbacks) == 2
+    assert cleared.run.callbacks[-1] is mine
+    assert run.callbacks == [mine], "what the user holds stays as it is"
 
 
 def test_all_mistakes_are_told_at_once() -> None:

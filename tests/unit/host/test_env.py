@@ -20,6 +20,13 @@ def test_texts_become_what_they_mean() -> None:
     assert env.value(env.LEAVE_S, {"TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "1m"}) == 60.0
 
 
+def test_the_name_a_user_knows_is_heard_where_ours_is_not_set() -> None:
+    theirs = {"RAY_TRAIN_CALLBACKS": "their.Callback"}
+    assert env.value(env.CALLBACKS, theirs) == ("their.Callback",)
+    both = {**theirs, "SPOTFIT_CALLBACKS": "our.First, our.Second,"}
+    assert env.value(env.CALLBACKS, both) == ("our.First", "our.Second")
+
+
 def test_a_mistake_names_the_variable_and_what_would_hold_without_it() -> None:
     with pytest.raises(ConfigError, match="SPOTFIT_PORT") as caught:
         env.value(env.PORT, {"SPOTFIT_PORT": "seventy"})

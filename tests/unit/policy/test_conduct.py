@@ -26,7 +26,7 @@ from spotfit.model.events import (
 from spotfit.model.group import NodeState
 from spotfit.model.spec import Keep, Limits, Tempo
 from spotfit.model.view import View
-from spotfit.model.watch import Watch
+from spotfit.model.watch import Trouble, Watch
 from spotfit.policy.actions import Action, Order, Release, Rest, Submit, Wait, Write
 from spotfit.policy.conduct import conduct
 from spotfit.testing.builders import (
@@ -264,10 +264,11 @@ def test_a_cancelled_run_ends_before_anything_else() -> None:
 
 
 def test_a_callback_that_raised_ends_the_run() -> None:
-    event = written(OPEN, a_watch(callback_failure="Traceback\nKeyError: 'x'"))
+    trouble = Trouble("a callback raised", "Traceback\nKeyError: 'x'", "f/1")
+    event = written(OPEN, a_watch(trouble=trouble))
     assert isinstance(event, FitEnded)
-    assert (event.outcome, event.blame) == ("failed", Blame.PLATFORM)
-    assert event.failures[0].told.endswith("KeyError: 'x'")
+    assert (event.outcome, event.why, event.blame) == ("failed", trouble.why, Blame.PLATFORM)
+    assert event.failures == (RankFailure(-1, "raised", trouble.told, "f/1"),)
 
 
 def test_a_final_refusal_ends_the_run_once_no_round_is_open() -> None:
@@ -459,7 +460,7 @@ def watches(draw: st.DrawFn) -> Watch:
         failures=draw(FAILURES),
         doomed_since=draw(st.none() | TIMES),
         settled=draw(st.booleans()),
-        callback_failure=draw(st.none() | st.just("Traceback")),
+        trouble=draw(st.none() | st.just(Trouble("a callback raised", "Traceback"))),
         ready=draw(st.sampled_from([(), (a_ready(),)])),
         surveyed=draw(st.booleans()),
         statuses=draw(

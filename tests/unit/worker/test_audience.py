@@ -1,15 +1,17 @@
 """The callbacks' own process: everybody is told, originals come back, a mistake is kept."""
 
 import math
+import threading
 from typing import Any
 
 import cloudpickle
 import msgspec
 import pytest
 
-from spotfit.core.errors import WorkerDiedError
-from spotfit.model.audience import Failed, RankTold, Reported
+from spotfit.core.errors import TransientStoreError, WorkerDiedError
+from spotfit.model.audience import Failed, Heard, RankTold, Reported
 from spotfit.model.metrics import metrics_to_json
+from spotfit.ship.function import load_pickle
 from spotfit.ship.sign import RunKey
 from spotfit.store.memory import MemoryStore
 from spotfit.store.url import RootUrl
@@ -44,7 +46,7 @@ def test_every_callback_hears_of_a_report(store: MemoryStore) -> None:
     both = [Listener(), Listener()]
     house = Audience(both, "context", store, KEY)
     metrics = tuple(msgspec.Raw(b'{"rank":%d}' % rank) for rank in range(2))
-    assert house.hear(Reported(metrics)) is None
+    assert house.hear(Reported(metrics)) == Heard()
     told = {"run_context": "context", "metrics": [{"rank": 0}, {"rank": 1}], "checkpoint": None}
     assert [listener.heard for listener in both] == [[told], [told]]
 
@@ -76,7 +78,7 @@ def test_one_whose_pickle_cannot_be_had_is_told_in_words_and_no_trouble(
     store.put("f/1", KEY.sign(cloudpickle.dumps(error), purpose=purpose))
     listener = Listener()
     house = Audience([listener], None, store, KEY)
-    assert house.hear(Failed((RankTold(1, "it raised", "f/1"),))) is None
+    assert house.hear(Failed((RankTold(1, "it raised", "f/1"),))) == Heard()
     told = listener.heard[0]["worker_exceptions"][1]
     assert isinstance(told, WorkerDiedError)
     assert "it raised" in str(told)
@@ -102,8 +104,29 @@ def test_one_whose_pickle_never_comes_is_told_in_words(
     assert "KeyError" in str(listener.heard[0]["worker_exceptions"][0])
 
 
-def test_a_callback_that_raises_is_told_with_its_traceback(store: MemoryStore) -> None:
-    trouble = Audience([Clumsy()], None, store, KEY).hear(Reported(()))
-    assert trouble is not None
-    assert "ZeroDivisionError: in the callback" in trouble
-    assert "after_report" in trouble
+def test_a_callback_that_raises_is_told_with_its_traceback_and_as_itself(
+    store: MemoryStore,
+) -> None:
+    heard = Audience([Clumsy()], None, store, KEY).hear(Reported(()))
+    assert heard.trouble is not None
+    assert "ZeroDivisionError: in the callback" in heard.trouble
+    assert "after_report" in heard.trouble
+    assert heard.pickle_key is not None
+    original = load_pickle(store.get(heard.pickle_key), KEY, purpose=heard.pickle_key)
+    assert isinstance(original, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("how", ["it cannot be pickled", "the bucket refuses"])
+def test_one_that_cannot_be_kept_is_told_in_words(
+    store: MemoryStore, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = ValueError("odd")
+    if how == "it cannot be pickled":
+        error.lock = threading.Lock()  # type: ignore[attr-defined]
+    else:
+        monkeypatch.setattr(store, "put", refuse)
+    assert audience.as_heard(error, store, KEY) == Heard("ValueError: odd")
+
+
+def refuse(_key: str, _body: bytes) -> None:
+    raise TransientStoreError("no answer")
