@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spotfit import collective as collective
     from spotfit.checkpoint.handle import Checkpoint as Checkpoint
+    from spotfit.client.config import RunConfig as RunConfig
     from spotfit.client.handle import RunHandle as RunHandle
     from spotfit.client.handle import attach as attach
     from spotfit.client.result import Result as Result
@@ -28,9 +29,10 @@ if TYPE_CHECKING:
     from spotfit.model.config import CheckpointConfig as CheckpointConfig
     from spotfit.model.config import FailureConfig as FailureConfig
     from spotfit.model.config import LoggingConfig as LoggingConfig
-    from spotfit.model.config import RunConfig as RunConfig
     from spotfit.model.config import ScalingConfig as ScalingConfig
     from spotfit.model.config import SyncConfig as SyncConfig
+    from spotfit.model.data import TRAIN_DATASET_KEY as TRAIN_DATASET_KEY
+    from spotfit.model.data import DataConfig as DataConfig
     from spotfit.model.preemption import PreemptionInfo as PreemptionInfo
     from spotfit.model.reporting import CheckpointConsistencyMode as CheckpointConsistencyMode
     from spotfit.model.reporting import CheckpointUploadMode as CheckpointUploadMode
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from spotfit.worker.report import get_all_reported_checkpoints as get_all_reported_checkpoints
     from spotfit.worker.report import get_checkpoint as get_checkpoint
     from spotfit.worker.report import get_context as get_context
+    from spotfit.worker.report import get_dataset_shard as get_dataset_shard
     from spotfit.worker.report import get_preemption_info as get_preemption_info
     from spotfit.worker.report import report as report
     from spotfit.worker.reported import ReportedCheckpoint as ReportedCheckpoint
@@ -51,6 +54,7 @@ _HOMES = {
     "CheckpointUploadMode": "model.reporting",
     "ConfigError": "core.errors",
     "ControllerError": "core.errors",
+    "DataConfig": "model.data",
     "DataParallelTrainer": "client.trainer",
     "FailureConfig": "model.config",
     "LoggingConfig": "model.config",
@@ -60,12 +64,13 @@ _HOMES = {
     "ReportedCheckpointStatus": "model.reporting",
     "Result": "client.result",
     "RunCancelledError": "core.errors",
-    "RunConfig": "model.config",
+    "RunConfig": "client.config",
     "RunHandle": "client.handle",
     "ScalingConfig": "model.config",
     "SessionMisuseError": "core.errors",
     "SpotfitError": "core.errors",
     "SyncConfig": "model.config",
+    "TRAIN_DATASET_KEY": "model.data",
     "TrainContext": "worker.context",
     "TrainingFailedError": "core.errors",
     "UserCallback": "model.callbacks",
@@ -74,6 +79,7 @@ _HOMES = {
     "get_all_reported_checkpoints": "worker.report",
     "get_checkpoint": "worker.report",
     "get_context": "worker.report",
+    "get_dataset_shard": "worker.report",
     "get_preemption_info": "worker.report",
     "report": "worker.report",
 }

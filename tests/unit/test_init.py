@@ -14,7 +14,7 @@ import sys
 import spotfit
 ours = [name for name in sys.modules if name.startswith("spotfit")]
 assert ours == ["spotfit"], ours
-spotfit.RunConfig
+spotfit.ScalingConfig
 assert "spotfit.model.config" in sys.modules
 assert "spotfit.client" not in sys.modules
 """

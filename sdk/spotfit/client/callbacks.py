@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from functools import partial
 
-from spotfit.core.errors import ConfigError, ConfigErrors, SpotfitError
+from spotfit.core.errors import ConfigError
+from spotfit.core.mistakes import Mistakes
 from spotfit.host import env
 from spotfit.model.callbacks import UserCallback
 
@@ -14,17 +16,9 @@ def named_callbacks() -> list[UserCallback]:
 
     Raises `ConfigError` for one that cannot be had, or `ConfigErrors` with all of them.
     """
-    found: list[UserCallback] = []
-    mistakes: list[SpotfitError] = []
-    for path in env.value(env.CALLBACKS):
-        try:
-            found.append(_made(path))
-        except ConfigError as mistake:
-            mistakes.append(mistake)
-    if len(mistakes) == 1:
-        raise mistakes[0]
-    if mistakes:
-        raise ConfigErrors(mistakes)
+    mistakes = Mistakes()
+    found = [mistakes.check(partial(_made, path)) for path in env.value(env.CALLBACKS)]
+    mistakes.raise_all()
     return found
 
 

@@ -160,6 +160,7 @@ def _objects(request: FitRequest, ledger: Ledger) -> dict[str, object]:
         train_loop_config=request.config,
         scaling_config=request.scaling,
         backend_config=request.backend_config,
+        dataset_config=request.dataset_config,
     )
     return {"callbacks": list(request.run.callbacks), "run_context": context}
 

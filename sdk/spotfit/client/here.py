@@ -12,12 +12,9 @@ from spotfit.worker.local import LocalSession
 def fit_here(request: FitRequest) -> Result:
     """Call the function and return its result; what it raises comes through as it is."""
     wants_config = takes_config(request.fn)
-    session = LocalSession(request.run.name or "local")
-    current.enter(session)
-    try:
+    session = LocalSession(request.run.name or "", datasets=request.datasets)
+    with current.entered(session):
         value = request.fn(request.config or {}) if wants_config else request.fn()
-    finally:
-        current.leave()
     return Result(
         metrics=session.metrics,
         checkpoint=session.last_checkpoint,

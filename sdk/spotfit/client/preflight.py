@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from spotfit.checkpoint.restore import check_present
 from spotfit.client.callbacks import named_callbacks
+from spotfit.client.config import RunConfig, storage_of
 from spotfit.client.request import FitRequest
 from spotfit.core.errors import (
     ConfigError,
-    ConfigErrors,
     NotFoundError,
-    SpotfitError,
     StorePermissionError,
     TransientStoreError,
 )
 from spotfit.core.ids import RunId, Token, parse_name
+from spotfit.core.mistakes import Mistakes
 from spotfit.host import clocks, dice
-from spotfit.model.config import RunConfig
 from spotfit.model.group import GroupRequest
 from spotfit.model.view import View
 from spotfit.provision.api import Provisioner
@@ -38,7 +35,7 @@ class Cleared:
     """A request that may take off."""
 
     run: RunConfig
-    """As it was given, with its name, and the callbacks that the environment adds."""
+    """As it was given, with the callbacks that the environment adds."""
     store: Store
     """Rooted at the run: `<storage_path>/<name>`."""
     provisioner: Provisioner
@@ -56,23 +53,21 @@ def clear(request: FitRequest) -> Cleared:
 
     Raises the one error there is, or `ConfigErrors` with all of them.
     """
-    checks = _Checks()
-    checks.run(lambda: takes_config(request.fn))
-    name = checks.run(lambda: _name_of(request))
-    storage = checks.run(lambda: _storage(request))
-    runtime_env = checks.run(lambda: RuntimeEnv.parse(request.run.worker_runtime_env))
-    provisioner = checks.run(lambda: _provisioner(request))
-    callbacks = checks.run(named_callbacks)
+    checks = Mistakes()
+    checks.check(lambda: takes_config(request.fn))
+    name = checks.check(lambda: parse_name(request.run.name or "", what="The run's name"))
+    storage = checks.check(lambda: storage_of(request.run))
+    runtime_env = checks.check(lambda: RuntimeEnv.parse(request.run.worker_runtime_env))
+    provisioner = checks.check(lambda: _provisioner(request))
+    callbacks = checks.check(named_callbacks)
     checks.raise_all()
     store = storage.under(name)
-    checks.run(lambda: _probe(store))
+    checks.check(lambda: _probe(store))
     checks.raise_all()
-    checks.run(lambda: _reachable(store))
+    checks.check(lambda: _reachable(store))
     checks.raise_all()
     callbacks = [*callbacks, *(request.run.callbacks or [])]
-    return Cleared(
-        replace(request.run, name=name, callbacks=callbacks), store, provisioner, runtime_env
-    )
+    return Cleared(replace(request.run, callbacks=callbacks), store, provisioner, runtime_env)
 
 
 def _probe(store: Store) -> None:
@@ -107,45 +102,10 @@ def _reachable(store: Store) -> None:
         store.delete(key)
 
 
-class _Checks:
-    """Runs checks one by one and keeps what they complain of."""
-
-    def __init__(self) -> None:
-        self._errors: list[SpotfitError] = []
-
-    def run(self, check: Callable[[], Any]) -> Any:
-        try:
-            return check()
-        except SpotfitError as error:
-            self._errors.append(error)
-            return None
-
-    def raise_all(self) -> None:
-        if len(self._errors) == 1:
-            raise self._errors[0]
-        if self._errors:
-            raise ConfigErrors(self._errors)
-
-
 def check_history(view: View, store: Store) -> None:
     """A continued run needs its latest checkpoint. Raises `IntegrityError` if that is gone."""
     if view.latest_checkpoint is not None:
         check_present(store, view.latest_checkpoint.name)
-
-
-def _name_of(request: FitRequest) -> str:
-    if request.run.name is None:
-        return f"spotfit_run-{clocks.wall_stamp()}"
-    return parse_name(request.run.name, what="The run's name")
-
-
-def _storage(request: FitRequest) -> Store:
-    if request.run.storage_filesystem is not None:
-        from spotfit.store.filesystem import store_on
-
-        return store_on(request.run.storage_filesystem, request.run.storage_path or "")
-    assert request.run.storage_path is not None
-    return open_store(request.run.storage_path)
 
 
 def _provisioner(request: FitRequest) -> Provisioner:

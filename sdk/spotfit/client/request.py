@@ -13,10 +13,12 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from spotfit.client.config import RunConfig
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId
 from spotfit.host import env
-from spotfit.model.config import RunConfig, ScalingConfig
+from spotfit.model.config import ScalingConfig
+from spotfit.model.data import DataConfig
 from spotfit.model.spec import Keep, Limits, RunSpec, Tempo
 from spotfit.provision.profile import provisioner_of_profile, resolve
 
@@ -33,6 +35,8 @@ class FitRequest:
     framework_options: dict[str, Any]
     backend_config: Any
     provisioner: Any = None
+    datasets: dict[str, Any] = field(default_factory=dict)
+    dataset_config: DataConfig = field(default_factory=DataConfig)
     tempo: Tempo = field(default_factory=Tempo)
 
     def chosen_provisioner(self) -> tuple[str, dict[str, Any]]:

@@ -6,11 +6,21 @@ from collections.abc import Callable
 from typing import Any
 
 from spotfit.client import fit as fitting
+from spotfit.client.config import RunConfig, kind_of
 from spotfit.client.handle import RunHandle
 from spotfit.client.request import FitRequest
 from spotfit.client.result import Result
+from spotfit.core.deprecated import refuse_deprecated
 from spotfit.core.errors import ConfigError
-from spotfit.model.config import RunConfig, ScalingConfig
+from spotfit.core.mistakes import Mistakes
+from spotfit.model.config import ScalingConfig
+from spotfit.model.data import DataConfig, no_datasets_on_workers
+
+_INSTEAD = {
+    "resume_from_checkpoint": "fit() with the same name and storage_path goes on from there; "
+    "another run's checkpoint may be passed in train_loop_config",
+    "metadata": "pass it in train_loop_config",
+}
 
 
 class DataParallelTrainer:
@@ -36,14 +46,28 @@ class DataParallelTrainer:
         validation_config: Any = None,
         provisioner: Any = None,
     ) -> None:
-        _refuse_deprecated(resume_from_checkpoint=resume_from_checkpoint, metadata=metadata)
-        _refuse_missing(datasets=datasets, validation_config=validation_config)
+        refuse_deprecated(
+            type(self).__name__,
+            {"resume_from_checkpoint": resume_from_checkpoint, "metadata": metadata},
+            instead=_INSTEAD,
+            unset=None,
+        )
+        mistakes = Mistakes()
+        scaling = mistakes.check(lambda: _typed("scaling_config", scaling_config, ScalingConfig))
+        run = mistakes.check(lambda: _typed("run_config", run_config, RunConfig))
+        feeding = mistakes.check(lambda: _typed("dataset_config", dataset_config, DataConfig))
+        if scaling is not None:
+            mistakes.check(lambda: _check_datasets(datasets, scaling))
+        if validation_config is not None:
+            mistakes.add(_no_validation())
+        mistakes.raise_all()
         self.train_loop_per_worker = train_loop_per_worker
         self.train_loop_config = train_loop_config
         self.backend_config = backend_config
-        self.scaling_config = _typed("scaling_config", scaling_config, ScalingConfig)
-        self.run_config = _typed("run_config", run_config, RunConfig)
-        self.dataset_config = dataset_config
+        self.scaling_config: ScalingConfig = scaling
+        self.run_config: RunConfig = run
+        self.datasets = dict(datasets or {})
+        self.dataset_config: DataConfig = feeding
         self.provisioner = provisioner
 
     def fit(self) -> Result:
@@ -85,6 +109,8 @@ class DataParallelTrainer:
             framework_options=options,
             backend_config=self.backend_config,
             provisioner=self.provisioner,
+            datasets=self.datasets,
+            dataset_config=self.dataset_config,
         )
 
     def _framework(self) -> tuple[str, dict[str, Any]]:
@@ -107,23 +133,25 @@ def _typed(name: str, given: Any, kind: type[Any]) -> Any:
         return kind()
     if not isinstance(given, kind):
         raise ConfigError(
-            f"{name} must be a spotfit.{kind.__name__}, not {type(given).__name__}.",
+            f"{name} must be a spotfit.{kind.__name__}, not {kind_of(given)}.",
             do=f"Write {name}=spotfit.{kind.__name__}(...).",
         )
     return given
 
 
-def _refuse_deprecated(**given: Any) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise DeprecationWarning(
-                f"`{name}` is gone: use the same name and storage_path, or the config."
-            )
+def _check_datasets(datasets: Any, scaling: ScalingConfig) -> None:
+    if not datasets:
+        return
+    if not isinstance(datasets, dict):
+        raise ConfigError(
+            f"datasets must be a dictionary by name, not {kind_of(datasets)}.",
+            do="Write datasets={'train': ...}.",
+        )
+    if scaling.num_workers != 0:
+        raise no_datasets_on_workers()
 
 
-def _refuse_missing(**given: Any) -> None:
-    for name, value in given.items():
-        if value:
-            raise ConfigError(
-                f"`{name}` is not supported yet.", do="Read the data in the training function."
-            )
+def _no_validation() -> ConfigError:
+    return ConfigError(
+        "`validation_config` is not supported yet.", do="Validate in the training function."
+    )

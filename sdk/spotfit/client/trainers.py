@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from spotfit.client.config import RunConfig
 from spotfit.client.trainer import DataParallelTrainer
 from spotfit.frameworks.torch.config import TorchConfig
-from spotfit.model.config import RunConfig, ScalingConfig
+from spotfit.model.config import ScalingConfig
 
 
 class TorchTrainer(DataParallelTrainer):

@@ -2,7 +2,8 @@
 
 SpotfitError
 ├── ConfigError (ValueError)             what the caller wrote cannot be meant
-│   └── ConfigErrors                     several of them, told at once
+│   ├── ConfigErrors                     several of them, told at once
+│   └── ConfigTypeError (TypeError)      it is of another kind altogether
 ├── MissingExtraError (ImportError)      an optional dependency is not installed
 ├── ShippingError (TypeError)            the function or its luggage cannot be taken along
 │   └── EnvironmentMismatchError         here and there differ in Python or packages
@@ -27,6 +28,7 @@ SpotfitError
 ├── RunCancelledError                    somebody asked for the end
 ├── WorkerDiedError                      a worker process ended without a word
 ├── CollectiveTimeoutError               some ranks never came
+├── UnknownDatasetError (KeyError)       the trainer was given no dataset of that name
 └── SessionMisuseError (RuntimeError)    a worker function called where there is no worker
 """
 
@@ -72,6 +74,10 @@ class ConfigErrors(ConfigError):
         listed = "\n".join(f"  {n}. {error}" for n, error in enumerate(errors, 1))
         super().__init__(f"{len(errors)} things stand in the way:\n{listed}")
         self.errors = tuple(errors)
+
+
+class ConfigTypeError(ConfigError, TypeError):
+    """What the caller wrote is of another kind altogether."""
 
 
 class MissingExtraError(SpotfitError, ImportError):
@@ -200,6 +206,10 @@ class WorkerDiedError(SpotfitError):
 
 class CollectiveTimeoutError(SpotfitError):
     """A barrier or broadcast waited too long; the message names the ranks that never came."""
+
+
+class UnknownDatasetError(SpotfitError, KeyError):
+    """The trainer was given no dataset of that name."""
 
 
 class SessionMisuseError(SpotfitError, RuntimeError):

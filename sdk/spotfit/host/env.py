@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from spotfit.core import units
-from spotfit.core.errors import ConfigError, ConfigErrors, SpotfitError
+from spotfit.core.errors import ConfigError
+from spotfit.core.mistakes import Mistakes
 from spotfit.core.nearest import did_you_mean
 
 Value = TypeVar("Value")
@@ -114,15 +116,11 @@ def _said(setting: Setting[Value], environment: Mapping[str, str]) -> tuple[str,
 
 
 def check(environment: Mapping[str, str] | None = None) -> None:
-    """Read every setting once, so that all mistakes are told together. Raises `ConfigErrors`."""
-    mistakes: list[SpotfitError] = []
+    """Read every setting once, so that all mistakes are told together. Raises `ConfigError`."""
+    mistakes = Mistakes()
     for setting in SETTINGS:
-        try:
-            value(setting, environment)
-        except ConfigError as mistake:
-            mistakes.append(mistake)
-    if mistakes:
-        raise ConfigErrors(mistakes)
+        mistakes.check(partial(value, setting, environment))
+    mistakes.raise_all()
 
 
 def everything() -> dict[str, str]:

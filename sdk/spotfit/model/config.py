@@ -1,26 +1,29 @@
-"""What the user writes: scaling, storage, failures, checkpoints. Checked when it is made.
+"""What the user writes about width, failures, checkpoints and logs. Checked when it is made.
 
 Names, order and defaults follow Ray Train V2, so that moving a script over is a change of imports.
-A deprecated argument raises `DeprecationWarning` as an exception, as it does there.
+All mistakes of one object are told together; a deprecated argument raises `DeprecationWarning` as
+an exception, as it does there.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any
 
+from spotfit.core.deprecated import DEPRECATED, refuse_deprecated
 from spotfit.core.errors import ConfigError
+from spotfit.core.mistakes import Mistakes
 from spotfit.core.nearest import did_you_mean
-from spotfit.model.callbacks import UserCallback
 
-DEPRECATED: Any = "DEPRECATED"
-STORAGE_PATH = "~/spotfit_results"
 _ACCELERATOR_SHARE = 0.001
 _TPU_CHIPS_PER_HOST = 4
+_TPU_OF_ONE_HOST = ("1x1", "2x2", "2x4")
+"""Topologies that one host of these kinds holds whole."""
+_TPU_WITH_BIG_HOSTS = ("V5LITEPOD", "V5E", "V6E")
+_STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _LOG_LEVELS = ("CRITICAL", "DEBUG", "ERROR", "FATAL", "INFO", "NOTSET", "WARN", "WARNING")
+_NO_LIMIT = -1
 
 
 @dataclass
@@ -28,6 +31,8 @@ class ScalingConfig:
     """How many workers, and what each of them needs.
 
     `num_workers` is a count, `(min, max)` for an elastic group, or 0 to run in this very process.
+    A worker needs one CPU unless `resources_per_worker` says otherwise; with `use_gpu`, one GPU
+    and no CPU.
     """
 
     trainer_resources: Any = None
@@ -42,19 +47,24 @@ class ScalingConfig:
     elastic_resize_monitor_interval_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.trainer_resources is not None:
-            raise _deprecated("ScalingConfig", "trainer_resources", "the trainer takes none")
-        _check_worker_count(self.num_workers)
-        if self.elastic_resize_monitor_interval_s < 0:
-            raise ConfigError(
-                "elastic_resize_monitor_interval_s must be non-negative, not "
-                f"{self.elastic_resize_monitor_interval_s}.",
-                do="Give the seconds between two looks at whether more workers fit.",
-            )
-        self._drop_zero_resources()
-        self._check_accelerators()
-        self._check_slices()
-        self._check_label_selector()
+        refuse_deprecated(
+            "ScalingConfig",
+            {"trainer_resources": self.trainer_resources},
+            instead={"trainer_resources": "nothing but workers needs machines"},
+            unset=None,
+        )
+        mistakes = Mistakes()
+        counted = mistakes.check(lambda: _checked_count(self.num_workers)) is not None
+        weighed = mistakes.check(lambda: _checked_amounts(self.resources_per_worker)) is not None
+        mistakes.check(self._check_interval)
+        mistakes.check(self._check_strategy)
+        if weighed:
+            mistakes.check(self._check_accelerators)
+        if counted:
+            mistakes.check(self._check_label_selector)
+        if counted and weighed:
+            mistakes.check(self._check_slices)
+        mistakes.raise_all()
 
     @property
     def elasticity_enabled(self) -> bool:
@@ -73,12 +83,12 @@ class ScalingConfig:
 
     @property
     def worker_resources(self) -> dict[str, float]:
-        """Everything one worker needs, defaults included."""
+        """Everything one worker needs, defaults included and zeros left out."""
         needs = self._explicit_or_default()
         if self.use_gpu:
             needs.setdefault("GPU", 1)
         if self.use_tpu:
-            needs.setdefault("TPU", _TPU_CHIPS_PER_HOST if self.topology else 1)
+            needs.setdefault("TPU", self._chips_per_host())
         if self.accelerator_type:
             needs.setdefault(f"accelerator_type:{self.accelerator_type}", _ACCELERATOR_SHARE)
         return needs
@@ -105,9 +115,8 @@ class ScalingConfig:
 
     @property
     def additional_resources_per_worker(self) -> dict[str, float]:
-        """What one worker needs besides CPUs and accelerators."""
-        known = {"CPU", "GPU", "TPU"}
-        return {name: n for name, n in self.worker_resources.items() if name not in known}
+        """What one worker needs besides CPUs and GPUs."""
+        return {name: n for name, n in self.worker_resources.items() if name not in ("CPU", "GPU")}
 
     def as_placement_group_factory(self) -> Any:
         """Not offered: there are no placement groups here."""
@@ -119,28 +128,41 @@ class ScalingConfig:
         raise _no_placement_groups()
 
     def _explicit_or_default(self) -> dict[str, float]:
-        if self.resources_per_worker:
-            return dict(self.resources_per_worker)
-        return {} if self.use_gpu or self.use_tpu else {"CPU": 1}
-
-    def _drop_zero_resources(self) -> None:
         if self.resources_per_worker is None:
-            return
-        for name, amount in self.resources_per_worker.items():
-            if not amount >= 0 or math.isinf(amount):
-                raise ConfigError(
-                    f"resources_per_worker[{name!r}] cannot be {amount}.",
-                    do="Give a number that is not negative.",
-                )
-        kept = {name: amount for name, amount in self.resources_per_worker.items() if amount}
-        self.resources_per_worker = kept
+            return {} if self.use_gpu or self.use_tpu else {"CPU": 1}
+        return {name: amount for name, amount in self.resources_per_worker.items() if amount}
+
+    def _chips_per_host(self) -> int:
+        if not self.topology:
+            return 1
+        big = str(self.accelerator_type).upper().endswith(_TPU_WITH_BIG_HOSTS)
+        if big and self.topology.lower() in _TPU_OF_ONE_HOST:
+            return _chips(self.topology)
+        return _TPU_CHIPS_PER_HOST
+
+    # --- checks ------------------------------------------------------------------------------
+
+    def _check_interval(self) -> None:
+        if not _is_number(self.elastic_resize_monitor_interval_s, least=0):
+            raise ConfigError(
+                "elastic_resize_monitor_interval_s must be non-negative, not "
+                f"{self.elastic_resize_monitor_interval_s!r}.",
+                do="Give the seconds between two looks at whether more workers fit.",
+            )
+
+    def _check_strategy(self) -> None:
+        if self.placement_strategy not in _STRATEGIES:
+            raise ConfigError(
+                f"placement_strategy cannot be {self.placement_strategy!r}.",
+                do=did_you_mean(str(self.placement_strategy), _STRATEGIES),
+            )
 
     def _check_accelerators(self) -> None:
         explicit = self.resources_per_worker or {}
         if self.use_gpu and self.use_tpu:
             raise ConfigError("Cannot specify both use_gpu and use_tpu.", do="Choose one.")
         for name, used in (("GPU", self.use_gpu), ("TPU", self.use_tpu)):
-            if name in explicit and not used:
+            if explicit.get(name) and not used:
                 raise ConfigError(
                     f"`use_{name.lower()}` is False but `{name}` was found in "
                     "resources_per_worker.",
@@ -148,18 +170,20 @@ class ScalingConfig:
                 )
 
     def _check_slices(self) -> None:
-        if not self.use_tpu or self.max_workers <= 1:
+        if not self.use_tpu:
             return
         if not self.topology or not self.accelerator_type:
+            if self.max_workers > 1:
+                raise ConfigError(
+                    "use_tpu with more than one worker needs topology and accelerator_type.",
+                    do="Say which slice, for instance topology='4x4', accelerator_type='TPU-V4'.",
+                )
+            return
+        workers = _workers_of_a_slice(self.topology, self.num_tpus_per_worker)
+        if self.max_workers % workers or self.min_workers % workers:
             raise ConfigError(
-                "use_tpu with more than one worker needs topology and accelerator_type.",
-                do="Say which slice, for instance topology='4x4', accelerator_type='TPU-V4'.",
-            )
-        hosts = max(1, _chips(self.topology) // _TPU_CHIPS_PER_HOST)
-        if self.max_workers % hosts or self.min_workers % hosts:
-            raise ConfigError(
-                f"A slice of topology {self.topology} has {hosts} hosts; num_workers must be a "
-                f"multiple of that, not {self.num_workers}.",
+                f"A slice of topology {self.topology} has {workers} workers; num_workers must be "
+                f"a multiple of that, not {self.num_workers}.",
                 do="Ask for whole slices: one worker a host.",
             )
 
@@ -186,20 +210,29 @@ class CheckpointConfig:
     checkpoint_at_end: Any = DEPRECATED
 
     def __post_init__(self) -> None:
-        for name in ("checkpoint_frequency", "checkpoint_at_end"):
-            if getattr(self, name) != DEPRECATED:
-                raise _deprecated("CheckpointConfig", name, "the training function reports them")
-        if self.num_to_keep is not None and self.num_to_keep < 1:
-            raise ConfigError(
-                f"num_to_keep must be None or at least 1, not {self.num_to_keep}.",
-                do="Give None to keep all; the latest checkpoint always stays.",
+        gone = ("checkpoint_frequency", "checkpoint_at_end")
+        refuse_deprecated(
+            "CheckpointConfig",
+            {name: getattr(self, name) for name in gone},
+            instead=dict.fromkeys(gone, "call report(checkpoint=...) when one is due"),
+        )
+        mistakes = Mistakes()
+        if self.num_to_keep is not None and not _is_count(self.num_to_keep, least=1):
+            mistakes.add(
+                ConfigError(
+                    f"num_to_keep must be None or at least 1, not {self.num_to_keep!r}.",
+                    do="Give None to keep all; the latest checkpoint always stays.",
+                )
             )
         if self.checkpoint_score_order not in ("max", "min"):
-            raise ConfigError(
-                "checkpoint_score_order must be 'max' or 'min', not "
-                f"{self.checkpoint_score_order!r}.",
-                do="'max' keeps the highest scores, 'min' the lowest.",
+            mistakes.add(
+                ConfigError(
+                    "checkpoint_score_order must be 'max' or 'min', not "
+                    f"{self.checkpoint_score_order!r}.",
+                    do="'max' keeps the highest scores, 'min' the lowest.",
+                )
             )
+        mistakes.raise_all()
 
 
 @dataclass
@@ -217,13 +250,34 @@ class FailureConfig:
     preemption_grace_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.fail_fast != DEPRECATED:
-            raise _deprecated("FailureConfig", "fail_fast", "max_failures=0 says the same")
+        refuse_deprecated(
+            "FailureConfig",
+            {"fail_fast": self.fail_fast},
+            instead={"fail_fast": "max_failures=0 says the same"},
+        )
+        mistakes = Mistakes()
+        for name in ("max_failures", "controller_failure_limit", "max_preemption_failures"):
+            if not _is_count(getattr(self, name), least=_NO_LIMIT):
+                mistakes.add(
+                    ConfigError(
+                        f"{name} must be a whole number, and at least -1, not "
+                        f"{getattr(self, name)!r}.",
+                        do="Give how many failures to survive; -1 is no limit.",
+                    )
+                )
+        if not _is_number(self.preemption_grace_s, least=0):
+            mistakes.add(
+                ConfigError(
+                    f"preemption_grace_s must be non-negative, not {self.preemption_grace_s!r}.",
+                    do="Give the seconds that survivors may go on past the deadline.",
+                )
+            )
+        mistakes.raise_all()
 
 
 @dataclass
 class LoggingConfig:
-    """How much the run tells."""
+    """How much spotfit itself tells; what the training function prints and logs is all kept."""
 
     log_level: str = "INFO"
 
@@ -246,52 +300,7 @@ class SyncConfig:
     sync_artifacts_on_checkpoint: bool = True
 
 
-@dataclass
-class RunConfig:
-    """The name of a run, where it is kept, and what it may survive.
-
-    A run without a name gets one when it is fitted. The same name and storage path again
-    continue the old run. `storage_path` is a directory or a URL (s3://, gs://, az://, file://).
-    """
-
-    name: str | None = None
-    storage_path: str | None = None
-    storage_filesystem: Any = None
-    failure_config: FailureConfig | None = None
-    checkpoint_config: CheckpointConfig | None = None
-    callbacks: list[UserCallback] | None = None
-    worker_runtime_env: dict[str, Any] | None = None
-    logging_config: LoggingConfig | None = None
-    sync_config: Any = DEPRECATED
-    verbose: Any = DEPRECATED
-    stop: Any = DEPRECATED
-    progress_reporter: Any = DEPRECATED
-    log_to_file: Any = DEPRECATED
-
-    def __post_init__(self) -> None:
-        for name in ("sync_config", "verbose", "stop", "progress_reporter", "log_to_file"):
-            if getattr(self, name) != DEPRECATED:
-                raise _deprecated("RunConfig", name, "there is nothing left for it to do")
-        self.name = self.name or None
-        self.storage_path = _as_text(self.storage_path)
-        self.failure_config = self.failure_config or FailureConfig()
-        self.checkpoint_config = self.checkpoint_config or CheckpointConfig()
-        self.logging_config = self.logging_config or LoggingConfig()
-        self.worker_runtime_env = dict(self.worker_runtime_env or {})
-        self.callbacks = _checked_callbacks(self.callbacks)
-        for name, kind in (
-            ("failure_config", FailureConfig),
-            ("checkpoint_config", CheckpointConfig),
-            ("logging_config", LoggingConfig),
-        ):
-            if not isinstance(getattr(self, name), kind):
-                raise ConfigError(
-                    f"Invalid `{name}` type: {type(getattr(self, name)).__name__}.",
-                    do=f"Give a spotfit.{kind.__name__}.",
-                )
-
-
-def _check_worker_count(count: Any) -> None:
+def _checked_count(count: Any) -> Any:
     if isinstance(count, tuple) and len(count) == 2 and all(isinstance(n, int) for n in count):
         low, high = count
     elif isinstance(count, int):
@@ -312,6 +321,39 @@ def _check_worker_count(count: Any) -> None:
         raise ConfigError(
             f"min_workers must be <= max_workers: {count}.", do="Write (least, most)."
         )
+    return count
+
+
+def _checked_amounts(resources: Any) -> Any:
+    if resources is None:
+        return {}
+    if not isinstance(resources, dict):
+        raise ConfigError(
+            f"resources_per_worker must be a dictionary, not {resources!r}.",
+            do="Write {'CPU': 2, 'GPU': 1}.",
+        )
+    mistakes = Mistakes()
+    for name, amount in resources.items():
+        if not _is_number(amount, least=0):
+            mistakes.add(
+                ConfigError(
+                    f"resources_per_worker[{name!r}] cannot be {amount!r}.",
+                    do="Give a number that is not negative.",
+                )
+            )
+    mistakes.raise_all()
+    return resources
+
+
+def _workers_of_a_slice(topology: str, chips_each: float) -> int:
+    chips = _chips(topology)
+    if chips % chips_each:
+        raise ConfigError(
+            f"The {chips} chips of topology {topology} cannot be shared by workers with "
+            f"{chips_each:g} TPU each.",
+            do="Leave TPU out of resources_per_worker, or choose a divisor.",
+        )
+    return int(chips // chips_each)
 
 
 def _chips(topology: str) -> int:
@@ -321,22 +363,12 @@ def _chips(topology: str) -> int:
     return math.prod(int(side) for side in sides)
 
 
-def _checked_callbacks(callbacks: Sequence[Any] | None) -> list[UserCallback]:
-    strangers = [one for one in callbacks or () if not isinstance(one, UserCallback)]
-    if strangers:
-        raise ConfigError(
-            f"callbacks holds {strangers[0]!r}, which is no instance of spotfit.UserCallback.",
-            do="Derive its class from UserCallback, and pass an instance.",
-        )
-    return list(callbacks or ())
+def _is_number(value: Any, *, least: float) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value) and value >= least
 
 
-def _as_text(path: str | PurePath | None) -> str:
-    return STORAGE_PATH if path is None else str(path)
-
-
-def _deprecated(owner: str, name: str, instead: str) -> DeprecationWarning:
-    return DeprecationWarning(f"{owner}({name}=...) is no longer supported: {instead}.")
+def _is_count(value: Any, *, least: int) -> bool:
+    return isinstance(value, int) and value >= least
 
 
 def _no_placement_groups() -> DeprecationWarning:

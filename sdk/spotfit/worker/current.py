@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from spotfit.checkpoint.handle import Checkpoint
@@ -37,6 +39,10 @@ class TrainSession(Protocol):
         """What to start or go on from."""
         ...
 
+    def dataset(self, name: str | None) -> Any:
+        """This worker's part of a dataset. Raises `UnknownDatasetError`."""
+        ...
+
     def reported(
         self, mode: CheckpointConsistencyMode, timeout_s: float | None
     ) -> list[ReportedCheckpoint]:
@@ -69,6 +75,17 @@ def leave() -> None:
     """Worker functions have nobody to ask any more."""
     global _session
     _session = None
+
+
+@contextmanager
+def entered(session: TrainSession) -> Iterator[None]:
+    """While it lasts worker functions mean `session`; then whatever they meant before."""
+    global _session
+    before, _session = _session, session
+    try:
+        yield
+    finally:
+        _session = before
 
 
 def current(asker: str) -> TrainSession:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from spotfit.checkpoint.handle import Checkpoint
+from spotfit.model.data import unknown_dataset
 from spotfit.model.metrics import metrics_to_json
 from spotfit.model.preemption import PreemptionInfo
 from spotfit.model.reporting import CheckpointConsistencyMode
@@ -30,8 +32,17 @@ class LocalSession:
 
     devices: tuple[str, ...] = ()
 
-    def __init__(self, name: str, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        ranks: Ranks | None = None,
+        *,
+        datasets: Mapping[str, Any] | None = None,
+    ) -> None:
         self.context = TrainContext(_start(name, ranks or Ranks()), None)
+        self._given = dict(datasets or {})
+        self._datasets: dict[str, Any] = {}
+        """Those that were asked for."""
         self.metrics: dict[str, Any] | None = None
         """Of the last report, with or without a checkpoint."""
         self.last_checkpoint: Checkpoint | None = None
@@ -49,6 +60,15 @@ class LocalSession:
     def checkpoint(self) -> Checkpoint | None:
         """The last one reported."""
         return self.last_checkpoint
+
+    def dataset(self, name: str | None) -> Any:
+        """The whole of it; where the trainer was given a function, what that returns."""
+        if name not in self._given:
+            raise unknown_dataset(name, self._given)
+        if name not in self._datasets:
+            given = self._given[name]
+            self._datasets[name] = given() if callable(given) else given
+        return self._datasets[name]
 
     def reported(
         self, mode: CheckpointConsistencyMode, timeout_s: float | None

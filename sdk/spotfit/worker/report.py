@@ -77,6 +77,14 @@ def get_context() -> TrainContext:
     return current("spotfit.get_context").context
 
 
+def get_dataset_shard(dataset_name: str | None = None) -> Any:
+    """This worker's part of that dataset of the trainer, the same object on every call.
+
+    With `num_workers=0` it is the whole of it. Raises `UnknownDatasetError`, which is a KeyError.
+    """
+    return current("spotfit.get_dataset_shard").dataset(dataset_name)
+
+
 def get_all_reported_checkpoints(
     consistency_mode: CheckpointConsistencyMode = CheckpointConsistencyMode.VALIDATED,
     timeout_s: float | None = None,

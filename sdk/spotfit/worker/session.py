@@ -25,6 +25,7 @@ from spotfit.frameworks.devices import own_devices
 from spotfit.host import log
 from spotfit.host.clocks import SystemClock
 from spotfit.ledger.journal import Journal
+from spotfit.model.data import unknown_dataset
 from spotfit.model.metrics import metrics_from_json, metrics_to_json
 from spotfit.model.preemption import PreemptionInfo
 from spotfit.model.reporting import (
@@ -133,6 +134,10 @@ class Session:
     def checkpoint(self) -> Checkpoint | None:
         """What this worker reported last, once it is uploaded; else what the round began from."""
         return self._latest or self._restored
+
+    def dataset(self, name: str | None) -> Any:
+        """Workers are not fed yet: there is none of any name."""
+        raise unknown_dataset(name, ())
 
     def reported(
         self, mode: CheckpointConsistencyMode, timeout_s: float | None

@@ -10,6 +10,7 @@ import pytest
 
 from spotfit.client import handle as handles
 from spotfit.client import preflight
+from spotfit.client.config import RunConfig
 from spotfit.client.handle import RunHandle, attach
 from spotfit.client.request import FitRequest
 from spotfit.core.codec import decoder
@@ -17,7 +18,7 @@ from spotfit.core.ids import RunId
 from spotfit.host import clocks
 from spotfit.ledger import keys
 from spotfit.ledger.run import Ledger
-from spotfit.model.config import RunConfig, ScalingConfig
+from spotfit.model.config import ScalingConfig
 from spotfit.model.events import Entry, Event, FitEnded, LeaderElected, Released
 from spotfit.model.view import View
 from spotfit.store.opening import open_store

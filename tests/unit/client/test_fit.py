@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from spotfit.client.config import RunConfig
 from spotfit.client.fit import begin, fit, submit
 from spotfit.client.keyring import Keyring
 from spotfit.core.errors import (
@@ -20,7 +21,6 @@ from spotfit.core.errors import (
     TransientStoreError,
 )
 from spotfit.ledger import keys
-from spotfit.model.config import RunConfig
 from spotfit.model.events import CheckpointCommitted, FitEnded
 from spotfit.store.local import LocalStore
 from tests.unit.client.door import Door

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from spotfit.client import preflight
+from spotfit.client.config import RunConfig
 from spotfit.client.preflight import clear
 from spotfit.core.errors import (
     ConfigError,
@@ -21,7 +22,7 @@ from spotfit.core.errors import (
 )
 from spotfit.host import clocks
 from spotfit.model.callbacks import UserCallback
-from spotfit.model.config import RunConfig, ScalingConfig
+from spotfit.model.config import ScalingConfig
 from spotfit.store.api import Store
 from spotfit.store.local import LocalStore
 from spotfit.testing.clock import ManualClock
@@ -40,11 +41,10 @@ def test_a_request_that_may_take_off_is_rooted_at_its_run(tmp_path: Path) -> Non
     assert list(cleared.store.list()) == [], "the probe leaves nothing behind"
 
 
-def test_a_run_without_a_name_gets_one_of_its_own(tmp_path: Path) -> None:
+def test_a_run_without_a_name_keeps_the_one_it_was_given_at_once(tmp_path: Path) -> None:
     request = a_request(run=RunConfig(storage_path=str(tmp_path)))
-    one, two = clear(request), clear(request)
-    assert one.name.startswith("spotfit_run-")
-    assert one.name != two.name
+    one, again = clear(request), clear(request)
+    assert one.name == again.name == request.run.name, "fitted again, it goes on"
 
 
 def test_callbacks_that_the_environment_names_come_before_those_of_the_run(

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from spotfit.client.config import RunConfig
 from spotfit.client.request import FitRequest
 from spotfit.core.errors import ConfigError
 from spotfit.model.config import (
     CheckpointConfig,
     FailureConfig,
     LoggingConfig,
-    RunConfig,
     ScalingConfig,
 )
 from spotfit.model.spec import Keep, Limits
@@ -108,8 +108,9 @@ def test_what_is_bound_to_a_function_is_part_of_it(
 
 
 SCRIPT = """
+from spotfit.client.config import RunConfig
 from spotfit.client.request import FitRequest
-from spotfit.model.config import RunConfig, ScalingConfig
+from spotfit.model.config import ScalingConfig
 def train(config):
     return config["x"] in {"apple", "pear", "plum", "quince"}
 config = {"names": {"one", "two", "three"}, "x": "plum"}

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+import spotfit
+from spotfit.client.config import RunConfig
 from spotfit.client.trainer import DataParallelTrainer
-from spotfit.core.errors import ConfigError
-from spotfit.model.config import RunConfig, ScalingConfig
+from spotfit.core.errors import ConfigError, ConfigErrors
+from spotfit.model.config import ScalingConfig
 from spotfit.model.events import FitEnded
 from tests.unit.client.door import Door, train
 
@@ -27,7 +29,8 @@ class Backend:
 def test_without_configs_there_are_the_usual_ones() -> None:
     trainer = DataParallelTrainer(train)
     assert trainer.scaling_config == ScalingConfig()
-    assert trainer.run_config == RunConfig()
+    assert trainer.run_config.failure_config == RunConfig().failure_config
+    assert (trainer.datasets, trainer.dataset_config.datasets_to_split) == ({}, "all")
 
 
 @pytest.mark.parametrize(
@@ -35,13 +38,29 @@ def test_without_configs_there_are_the_usual_ones() -> None:
     [
         ({"scaling_config": {"num_workers": 2}}, "must be a spotfit.ScalingConfig, not dict"),
         ({"run_config": "digits"}, "must be a spotfit.RunConfig, not str"),
-        ({"datasets": {"train": [1]}}, "`datasets` is not supported yet"),
+        ({"datasets": {"train": [1]}}, "Workers are not fed with `datasets` yet"),
+        ({"datasets": [1]}, "datasets must be a dictionary by name, not list"),
+        ({"dataset_config": "all"}, "must be a spotfit.DataConfig, not str"),
         ({"validation_config": object()}, "`validation_config` is not supported yet"),
     ],
 )
 def test_what_it_cannot_use_it_refuses_when_it_is_made(given: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         DataParallelTrainer(train, **given)
+
+
+def test_all_that_it_cannot_use_is_told_at_once() -> None:
+    wrong: dict[str, Any] = {"scaling_config": 2, "run_config": 3, "dataset_config": 4}
+    with pytest.raises(ConfigErrors) as told:
+        DataParallelTrainer(train, **wrong)
+    assert len(told.value.errors) == 3
+    with pytest.raises(DeprecationWarning, match=r"resume_from_checkpoint=.*metadata="):
+        DataParallelTrainer(train, resume_from_checkpoint=1, metadata={"a": 1})
+
+
+def test_everything_but_the_function_goes_by_name() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        DataParallelTrainer(train, {"lr": 1})  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("name", ["resume_from_checkpoint", "metadata"])
@@ -84,6 +103,16 @@ def test_without_workers_it_runs_right_here(door: Door) -> None:
     )
     assert here.fit().return_value == 42
     assert door.cloud.submits == []
+
+
+def test_right_here_datasets_come_as_they_are() -> None:
+    rows = [{"x": 1}, {"x": 2}]
+    here = DataParallelTrainer(
+        lambda: spotfit.get_dataset_shard(spotfit.TRAIN_DATASET_KEY),
+        datasets={"train": rows},
+        scaling_config=ScalingConfig(num_workers=0),
+    )
+    assert here.fit().return_value is rows
 
 
 def test_what_runs_right_here_cannot_be_left_alone(door: Door) -> None:

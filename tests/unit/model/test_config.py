@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
+import math
 from typing import Any
 
 import pytest
 
-from spotfit.model.callbacks import UserCallback
+from spotfit.core.errors import ConfigErrors
 from spotfit.model.config import (
     CheckpointConfig,
     FailureConfig,
     LoggingConfig,
-    RunConfig,
     ScalingConfig,
     SyncConfig,
 )
@@ -49,16 +48,6 @@ def test_positions_are_those_of_ray_train() -> None:
         "checkpoint_score_attribute",
         "checkpoint_score_order",
     ]
-    assert parameters(RunConfig)[:8] == [
-        "name",
-        "storage_path",
-        "storage_filesystem",
-        "failure_config",
-        "checkpoint_config",
-        "callbacks",
-        "worker_runtime_env",
-        "logging_config",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -68,11 +57,6 @@ def test_positions_are_those_of_ray_train() -> None:
         lambda: CheckpointConfig(checkpoint_frequency=1),
         lambda: CheckpointConfig(checkpoint_at_end=True),
         lambda: FailureConfig(fail_fast=False),
-        lambda: RunConfig(sync_config=SyncConfig()),
-        lambda: RunConfig(verbose=1),
-        lambda: RunConfig(stop={"step": 3}),
-        lambda: RunConfig(progress_reporter=None),
-        lambda: RunConfig(log_to_file=False),
         lambda: ScalingConfig().as_placement_group_factory(),
         lambda: ScalingConfig.from_placement_group_factory(None),
     ],
@@ -95,6 +79,21 @@ def test_what_is_deprecated_raises(make: Any) -> None:
         ({"resources_per_worker": {"GPU": 1}}, "`use_gpu` is False but `GPU` was found"),
         ({"resources_per_worker": {"TPU": 1}}, "`use_tpu` is False but `TPU` was found"),
         ({"resources_per_worker": {"CPU": -1}}, "cannot be -1"),
+        ({"resources_per_worker": {"CPU": math.inf}}, "cannot be inf"),
+        ({"resources_per_worker": {"CPU": "two"}}, "cannot be 'two'"),
+        ({"resources_per_worker": ["CPU"]}, "must be a dictionary"),
+        ({"elastic_resize_monitor_interval_s": "60"}, "must be non-negative"),
+        ({"placement_strategy": "SPRAED"}, "Did you mean 'SPREAD'"),
+        ({"use_tpu": True, "topology": "4by4", "accelerator_type": "TPU-V4"}, "is no topology"),
+        (
+            {
+                "use_tpu": True,
+                "topology": "2x2x2",
+                "accelerator_type": "TPU-V4",
+                "resources_per_worker": {"TPU": 3},
+            },
+            "cannot be shared",
+        ),
         ({"use_gpu": True, "use_tpu": True}, "Cannot specify both"),
         ({"use_tpu": True, "num_workers": 2}, "topology and accelerator_type"),
         (
@@ -109,10 +108,69 @@ def test_a_scaling_that_cannot_be_meant_is_refused(arguments: dict[str, Any], sa
         ScalingConfig(**arguments)
 
 
+def test_all_mistakes_of_one_config_are_told_at_once() -> None:
+    with pytest.raises(ConfigErrors) as told:
+        ScalingConfig(
+            num_workers=-1,
+            use_gpu=True,
+            use_tpu=True,
+            placement_strategy="NEAR",
+            elastic_resize_monitor_interval_s=-1,
+        )
+    assert len(told.value.errors) == 4
+    with pytest.raises(ConfigErrors) as told:
+        ScalingConfig(num_workers=2, label_selector=[{}], resources_per_worker={"GPU": 1})
+    assert len(told.value.errors) == 2
+    with pytest.raises(ConfigErrors):
+        ScalingConfig(resources_per_worker={"CPU": -1, "disk": "big"})  # type: ignore[dict-item]
+    with pytest.raises(ConfigErrors):
+        CheckpointConfig(0, checkpoint_score_order="best")
+    with pytest.raises(ConfigErrors):
+        FailureConfig(-2, preemption_grace_s=-1)
+
+
+def test_all_deprecated_arguments_are_told_at_once() -> None:
+    with pytest.raises(DeprecationWarning, match=r"checkpoint_frequency.*checkpoint_at_end"):
+        CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=None)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"max_failures": -2},
+        {"max_failures": 1.5},
+        {"max_failures": math.inf},
+        {"max_failures": None},
+        {"controller_failure_limit": "3"},
+        {"max_preemption_failures": -3},
+        {"preemption_grace_s": -0.5},
+        {"preemption_grace_s": math.nan},
+    ],
+)
+def test_a_budget_is_a_number_or_minus_one(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        FailureConfig(**arguments)
+
+
+def test_the_usual_ones_may_be_given_by_position() -> None:
+    assert FailureConfig(3).max_failures == 3
+    assert CheckpointConfig(2, "loss", "min").checkpoint_score_order == "min"
+    assert FailureConfig(-1, controller_failure_limit=-1) == FailureConfig(max_failures=-1)
+
+
+def test_what_was_to_be_synced_can_still_be_described() -> None:
+    assert SyncConfig() == SyncConfig(300, 1800, False, True)
+
+
 def test_zero_entries_are_dropped_and_gpu_counts_for_one() -> None:
     scaling = ScalingConfig(use_gpu=True, resources_per_worker={"GPU": 0})
-    assert scaling.resources_per_worker == {}
     assert scaling.worker_resources == {"GPU": 1}
+    assert scaling.resources_per_worker == {"GPU": 0}, "what was written stays as it is"
+
+
+def test_a_worker_may_need_nothing() -> None:
+    assert ScalingConfig(resources_per_worker={}).worker_resources == {}
+    assert ScalingConfig(resources_per_worker={"CPU": 0}).total_resources == {}
 
 
 def test_resources_have_the_documented_defaults() -> None:
@@ -124,6 +182,40 @@ def test_resources_have_the_documented_defaults() -> None:
     assert (both.num_cpus_per_worker, both.num_gpus_per_worker) == (2, 1)
     typed = ScalingConfig(use_gpu=True, accelerator_type="L4")
     assert typed.worker_resources["accelerator_type:L4"] == 0.001
+
+
+def test_explicit_resources_count_with_gpus_and_tpus_beside_them() -> None:
+    tpu = ScalingConfig(use_tpu=True, resources_per_worker={"CPU": 2})
+    assert tpu.worker_resources == {"CPU": 2, "TPU": 1}
+    assert tpu.additional_resources_per_worker == {"TPU": 1}
+    assert ScalingConfig(use_gpu=True, resources_per_worker={"GPU": 2}).num_gpus_per_worker == 2
+
+
+@pytest.mark.parametrize(
+    ("topology", "kind", "explicit", "workers"),
+    [
+        ("2x2x2", "TPU-V4", None, 2),
+        ("4x4", "TPU-V6E", None, 4),
+        ("2x4", "TPU-V6E", None, 1),
+        ("2x2x2", "TPU-V4", {"TPU": 8}, 1),
+    ],
+)
+def test_a_slice_is_taken_whole(
+    topology: str, kind: str, explicit: dict[str, float] | None, workers: int
+) -> None:
+    def asked(count: int) -> ScalingConfig:
+        return ScalingConfig(
+            num_workers=count,
+            use_tpu=True,
+            topology=topology,
+            accelerator_type=kind,
+            resources_per_worker=explicit,
+        )
+
+    assert asked(workers * 2).max_workers == workers * 2
+    if workers > 1:
+        with pytest.raises(ValueError, match=f"has {workers} workers"):
+            asked(workers + 1)
 
 
 def test_a_total_is_for_the_greatest_number() -> None:
@@ -146,6 +238,7 @@ def test_equal_scalings_are_equal_and_tell_themselves() -> None:
     ("arguments", "said"),
     [
         ({"num_to_keep": 0}, "num_to_keep"),
+        ({"num_to_keep": "2"}, "num_to_keep"),
         ({"checkpoint_score_order": "best"}, "'max' or 'min'"),
     ],
 )
@@ -156,37 +249,7 @@ def test_what_to_keep_is_checked(arguments: dict[str, Any], said: str) -> None:
 
 def test_a_log_level_is_known_in_any_case() -> None:
     assert LoggingConfig("debug").log_level == "DEBUG"
-    with pytest.raises(ValueError, match="Invalid log_level"):
-        LoggingConfig("LOUD")
-
-
-def test_a_run_has_defaults_for_everything() -> None:
-    run = RunConfig("", Path("/data"))  # type: ignore[arg-type]  # a Path is taken, too
-    assert run.name is None
-    assert run.storage_path == "/data"
-    assert RunConfig().storage_path == "~/spotfit_results"
-    assert run.failure_config == FailureConfig(max_failures=0)
-    assert run.checkpoint_config == CheckpointConfig()
-    assert run.logging_config == LoggingConfig()
-    assert run.callbacks == []
-    assert run.worker_runtime_env == {}
-
-
-@pytest.mark.parametrize("name", ["failure_config", "checkpoint_config", "logging_config"])
-def test_a_config_of_another_kind_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"Invalid `{name}` type"):
-        RunConfig(**{name: {"max_failures": 3}})  # type: ignore[arg-type]
-
-
-def test_a_callback_must_be_one() -> None:
-    mine = UserCallback()
-    assert RunConfig(callbacks=[mine]).callbacks == [mine]
-    with pytest.raises(ValueError, match=r"no instance of spotfit.UserCallback"):
-        RunConfig(callbacks=[print])  # type: ignore[list-item]
-
-
-def test_the_driver_s_environment_is_not_shared() -> None:
-    mine = {"env_vars": {"A": "1"}}
-    run = RunConfig(worker_runtime_env=mine)
-    assert run.worker_runtime_env == mine
-    assert run.worker_runtime_env is not mine
+    assert LoggingConfig("warn").log_level == "WARN"
+    for strange in ("LOUD", 20, None):
+        with pytest.raises(ValueError, match="Invalid log_level"):
+            LoggingConfig(strange)  # type: ignore[arg-type]

@@ -50,3 +50,19 @@ def test_it_is_alone_unless_a_launcher_says_otherwise() -> None:
     assert (launched.get_world_size(), launched.get_world_rank()) == (4, 3)
     with pytest.raises(RuntimeError, match="local mode"):
         alone.get_storage()
+
+
+def test_a_dataset_is_given_whole_and_the_same_each_time() -> None:
+    made: list[list[int]] = []
+
+    def make() -> list[int]:
+        made.append([1, 2])
+        return made[-1]
+
+    session = LocalSession("run", datasets={"train": make, "valid": (3, 4)})
+    assert session.dataset("valid") == (3, 4)
+    assert session.dataset("train") is session.dataset("train")
+    assert made == [[1, 2]]
+    for unknown in ("test", None):
+        with pytest.raises(KeyError, match="no dataset"):
+            session.dataset(unknown)

@@ -388,3 +388,11 @@ def test_what_rank_0_knows_of_a_preemption_is_what_all_are_told(
     assert told is not None
     assert (told.deadline_ms, told.preempted_ranks) == (5_000, [1, 2, 3])
     assert told.preempted_node_to_ranks == {"node-b": [2, 3], "node-a": [1]}
+
+
+# --- datasets --------------------------------------------------------------------------------
+
+
+def test_a_worker_has_no_dataset_of_any_name(session: Session) -> None:
+    with pytest.raises(KeyError, match="no dataset 'train'"):
+        session.dataset("train")
