@@ -29,6 +29,10 @@ class LocalOptions:
     agent: str = "spotfit.agent.driver:serve"
     """What a node runs, as module:function."""
 
+    python: str = "here"
+    """What its nodes are said to run before there are any: 'here' is the truth, this interpreter's
+    version; a version such as '3.12' plays a cloud with that one, '' a cloud that does not know."""
+
     def __post_init__(self) -> None:
         if self.nodes < 1:
             raise ConfigError(f"LocalOptions(nodes={self.nodes}): a run needs at least one node.")
@@ -36,3 +40,8 @@ class LocalOptions:
             raise ConfigError(f"LocalOptions(capacity={self.capacity}) is below zero.")
         if self.notice_s < 0 or self.idle_s < 0:
             raise ConfigError("LocalOptions(notice_s, idle_s): no duration is below zero.")
+        if not isinstance(self.python, str):
+            raise ConfigError(
+                f"LocalOptions(python={self.python!r}) must be text: 3.10 and 3.1 are one number.",
+                do="""Write python="3.12"; in a text: 'local?python="3.12"'.""",
+            )

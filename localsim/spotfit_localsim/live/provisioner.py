@@ -12,7 +12,9 @@ from typing import Any, ClassVar
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId, Token, parse_name
 from spotfit.host import env
+from spotfit.host.machine import python_version
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatus, gone
+from spotfit.model.software import Software
 from spotfit.provision.api import Refusal, Traits
 from spotfit.provision.launch import Launch
 from spotfit_localsim.live import pool, processes
@@ -44,7 +46,12 @@ class LocalProvisioner:
     @property
     def traits(self) -> Traits:
         """It reclaims as a spot market would, if a reclaimer is set on it."""
-        return Traits(notice_s=self.options.notice_s, observe_s=_OBSERVE_S, notices=_NOTICES)
+        return Traits(
+            notice_s=self.options.notice_s,
+            observe_s=_OBSERVE_S,
+            notices=_NOTICES,
+            runs=Software(self._python(), sys.implementation.name),
+        )
 
     def plan(self, request: GroupRequest) -> GroupPlan:
         """As many nodes as the workers need, each as big as a node of the whole run."""
@@ -88,6 +95,9 @@ class LocalProvisioner:
             for node in group.nodes():
                 _end(node)
         group.remove()
+
+    def _python(self) -> str:
+        return python_version() if self.options.python == "here" else self.options.python
 
     def _group(self, handle: GroupHandle) -> Group:
         run, _, token = handle.name.partition("/")

@@ -23,6 +23,7 @@ from spotfit.provision.api import Provisioner
 from spotfit.provision.registry import open_provisioner
 from spotfit.ship.environment import RuntimeEnv
 from spotfit.ship.function import takes_config
+from spotfit.ship.pins import foresee
 from spotfit.store.api import Store
 from spotfit.store.opening import open_store
 from spotfit.store.probe import probe_create
@@ -49,7 +50,7 @@ class Cleared:
 
 
 def clear(request: FitRequest) -> Cleared:
-    """Check the function, the name, the callbacks, the bucket, the backend and the environment.
+    """Check the function, the name, the callbacks, the bucket, the backend and its machines.
 
     Raises the one error there is, or `ConfigErrors` with all of them.
     """
@@ -60,6 +61,10 @@ def clear(request: FitRequest) -> Cleared:
     runtime_env = checks.check(lambda: RuntimeEnv.parse(request.run.worker_runtime_env))
     provisioner = checks.check(lambda: _provisioner(request))
     callbacks = checks.check(named_callbacks)
+    if provisioner is not None:
+        bringing = runtime_env.brings() if runtime_env is not None else ()
+        for mismatch in foresee(provisioner.traits.runs, bringing=bringing):
+            checks.add(mismatch)
     checks.raise_all()
     store = storage.under(name)
     checks.check(lambda: _probe(store))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatus
+from spotfit.model.software import UNKNOWN, Software
 from spotfit.provision.launch import Launch
 
 
@@ -27,6 +28,9 @@ class Traits:
     """How often looking at a group is worth its while."""
     notices: tuple[str, ...] = ("signal",)
     """Which notice sources its machines should watch."""
+    runs: Software = UNKNOWN
+    """What its machines will run, as far as that is known before one is rented: `fit()` refuses to
+    start where a function pickled by its caller could not be loaded there."""
 
 
 @dataclass(frozen=True, slots=True)

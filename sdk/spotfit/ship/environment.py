@@ -69,6 +69,10 @@ class RuntimeEnv(msgspec.Struct, frozen=True):
         _raise_all(mistakes)
         return cls(**fields)
 
+    def brings(self) -> frozenset[str]:
+        """The distributions that `pip` names, for `pins.foresee`."""
+        return _named(self.pip)
+
 
 class ShippedEnv(msgspec.Struct, frozen=True):
     """What a node prepares: `RuntimeEnv` once its code lies in the run's store."""
@@ -87,8 +91,7 @@ class ShippedEnv(msgspec.Struct, frozen=True):
 
     def brings(self) -> frozenset[str]:
         """The distributions that `pip` names, for `pins.compare`."""
-        lines = [line for line in self.pip if not line.startswith("-")]
-        return frozenset(_canonical(_requirement(line).name) for line in lines)
+        return _named(self.pip)
 
 
 def _reader(key: str) -> Callable[[Any], Any]:
@@ -210,6 +213,11 @@ def _version_here(name: str) -> str | None:
     except (metadata.PackageNotFoundError, InvalidVersion):
         return None
     return None if version.is_devrelease else version.public
+
+
+def _named(pip: Iterable[str]) -> frozenset[str]:
+    lines = [line for line in pip if not line.startswith("-")]
+    return frozenset(_canonical(_requirement(line).name) for line in lines)
 
 
 def _requirement(line: str) -> Requirement:

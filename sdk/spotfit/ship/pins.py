@@ -10,6 +10,7 @@ from importlib import metadata
 import msgspec
 
 from spotfit.core.errors import EnvironmentMismatchError
+from spotfit.model.software import Software
 
 _ALWAYS = ("cloudpickle", "numpy", "spotfit", "torch")
 
@@ -44,15 +45,7 @@ def here(packages: Iterable[str] = ()) -> Environment:
     Reads what is written on disk about the packages; imports none of them.
     """
     needs = {distribution_of(package) for package in packages}
-    versions = {name: _version(name) for name in sorted(needs.union(_ALWAYS))}
-    installed = {name: version for name, version in versions.items() if version}
-    return Environment(
-        python=".".join(map(str, sys.version_info[:3])),
-        implementation=sys.implementation.name,
-        platform=f"{sys.platform}-{os.uname().machine}",
-        packages=installed,
-        needs=tuple(sorted(needs & installed.keys())),
-    )
+    return _environment(needs.union(_ALWAYS), needs)
 
 
 def distribution_of(package: str) -> str:
@@ -73,6 +66,33 @@ def compare(
     return [verdict for verdict in verdicts if verdict is not None]
 
 
+def foresee(there: Software, *, bringing: Collection[str] = ()) -> list[EnvironmentMismatchError]:
+    """All that would keep luggage packed here from loading on machines said to run `there`.
+
+    What is not said of them is not judged: a machine compares the rest when it is there.
+    """
+    ours = _environment(there.packages)
+    said = Environment(
+        python=there.python or ours.python,
+        implementation=there.implementation if there.python else ours.implementation,
+        platform=ours.platform,
+        packages=there.packages,
+    )
+    return compare(ours, said, bringing=bringing)
+
+
+def _environment(distributions: Iterable[str], needs: Collection[str] = ()) -> Environment:
+    versions = {name: _version(name) for name in sorted(distributions)}
+    installed = {name: version for name, version in versions.items() if version}
+    return Environment(
+        python=".".join(map(str, sys.version_info[:3])),
+        implementation=sys.implementation.name,
+        platform=f"{sys.platform}-{os.uname().machine}",
+        packages=installed,
+        needs=tuple(sorted(installed.keys() & set(needs))),
+    )
+
+
 def _version(distribution: str) -> str | None:
     try:
         return metadata.version(distribution)
@@ -85,8 +105,9 @@ def _python_differs(here: Environment, there: Environment) -> EnvironmentMismatc
     if ours == theirs:
         return None
     return EnvironmentMismatchError(
-        f"Here runs {ours}, there {theirs}: functions cannot be carried from one to the other.",
-        do=f"Use machines (or an image) with {ours}, or call fit() from {theirs}.",
+        f"Here runs {here.implementation} {here.python}, the machines run {there.implementation} "
+        f"{there.python}. A function travels as byte code, which only the same minor version runs.",
+        do=f"Choose machines (or an image) with {ours}, or call fit() from {theirs}.",
         here=here.python,
         there=there.python,
     )

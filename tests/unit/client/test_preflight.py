@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from spotfit.client.preflight import clear
 from spotfit.core.errors import (
     ConfigError,
     ConfigErrors,
+    EnvironmentMismatchError,
     SpotfitError,
     StoreError,
     StorePermissionError,
@@ -23,10 +25,12 @@ from spotfit.core.errors import (
 from spotfit.host import clocks
 from spotfit.model.callbacks import UserCallback
 from spotfit.model.config import ScalingConfig
+from spotfit.model.software import Software
 from spotfit.store.api import Store
 from spotfit.store.local import LocalStore
 from spotfit.testing.clock import ManualClock
 from tests.unit.client.test_request import a_request
+from tests.unit.control.paper import PaperCloud
 
 
 def two_parameters(config: Any, more: Any) -> None:
@@ -181,3 +185,31 @@ def test_a_backend_is_asked_whether_it_can_plan_for_so_many(tmp_path: Path) -> N
     )
     with pytest.raises(ConfigError, match="Machines for 0"):
         clear(request)
+
+
+# --- what the machines will run ------------------------------------------------------------------
+
+
+def test_machines_with_another_python_are_refused_before_there_are_any(tmp_path: Path) -> None:
+    run = RunConfig(name="n", storage_path=str(tmp_path))
+    with pytest.raises(EnvironmentMismatchError, match=r"the machines run cpython 3\.9"):
+        clear(a_request(run=run, provisioner='local?python="3.9"'))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("told", ["local", "local?python="], ids=["as here", "unknown"])
+def test_machines_like_this_one_and_those_nobody_knows_are_let_pass(
+    tmp_path: Path, told: str
+) -> None:
+    clear(a_request(run=RunConfig(name="n", storage_path=str(tmp_path)), provisioner=told))
+
+
+@pytest.mark.parametrize(("pip", "fine"), [(["msgspec==99.0"], True), ([], False)])
+def test_a_package_that_the_run_brings_may_differ_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pip: list[str], fine: bool
+) -> None:
+    cloud = PaperCloud(runs=Software(packages={"msgspec": "99.0"}))
+    monkeypatch.setattr(preflight, "open_provisioner", lambda _name, _options: cloud)
+    run = RunConfig(name="n", storage_path=str(tmp_path), worker_runtime_env={"pip": pip})
+    with nullcontext() if fine else pytest.raises(EnvironmentMismatchError, match=r"99\.0 there"):
+        clear(a_request(run=run))

@@ -248,7 +248,7 @@ def test_the_machine_that_packed_may_be_the_one_that_unpacks() -> None:
 
 
 def test_another_python_is_refused() -> None:
-    with pytest.raises(EnvironmentMismatchError, match=r"Here runs cpython 2\.7, there cpython"):
+    with pytest.raises(EnvironmentMismatchError, match=r"Here runs cpython 2\.7\.18, the machines"):
         check_environment(made_with(python="2.7.18"), ShippedEnv())
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import EnvironmentMismatchError
-from spotfit.ship.pins import Environment, compare, distribution_of, here
+from spotfit.model.software import Software
+from spotfit.ship.pins import Environment, compare, distribution_of, foresee, here
 
 LAPTOP = Environment(
     python="3.11.7",
@@ -64,7 +65,9 @@ def test_what_breaks_no_pickle_is_not_told(python: dict[str, str]) -> None:
 def test_another_minor_version_of_python_is_told() -> None:
     (told,) = compare(LAPTOP, msgspec.structs.replace(LAPTOP, python="3.12.7"))
     assert isinstance(told, EnvironmentMismatchError)
-    assert "cpython 3.11, there cpython 3.12" in str(told)
+    assert "Here runs cpython 3.11.7, the machines run cpython 3.12.7" in told.what
+    assert "byte code" in told.what, "why that matters"
+    assert "machines (or an image) with cpython 3.11, or call fit() from cpython 3.12" in told.do
 
 
 def test_another_implementation_is_told() -> None:
@@ -110,3 +113,39 @@ def test_what_will_be_installed_there_is_not_judged() -> None:
 def test_all_differences_are_told_at_once() -> None:
     other = msgspec.structs.replace(there(numpy="1.26.4", pandas=None), python="3.12.0")
     assert len(compare(LAPTOP, other)) == 3
+
+
+# --- before there is a machine -------------------------------------------------------------------
+
+MINOR = ".".join(map(str, sys.version_info[:2]))
+
+
+@pytest.mark.parametrize(
+    "said", [Software(), Software(MINOR), Software(f"{MINOR}.99"), Software("", "pypy")]
+)
+def test_what_is_not_said_of_machines_to_come_is_not_judged(said: Software) -> None:
+    assert foresee(said) == []
+
+
+@pytest.mark.parametrize("said", [Software("3.9"), Software("3.9.1"), Software(MINOR, "pypy")])
+def test_another_python_is_foreseen(said: Software) -> None:
+    (told,) = foresee(said)
+    assert f"the machines run {said.implementation} {said.python}" in told.what
+    assert told.facts == {"here": here().python, "there": said.python}
+
+
+def test_packages_are_foreseen_as_far_as_they_are_said() -> None:
+    ours = metadata.version("msgspec")
+    assert foresee(Software(packages={"msgspec": ours})) == []
+    (told,) = foresee(
+        Software(packages={"msgspec": "99.0", "cloudpickle": here().packages["cloudpickle"]})
+    )
+    assert f"msgspec is {ours} here and 99.0 there" in told.what
+
+
+def test_what_is_not_installed_here_is_no_matter_of_ours() -> None:
+    assert foresee(Software(packages={"no-such-package": "1.0"})) == []
+
+
+def test_what_the_run_brings_is_not_foreseen() -> None:
+    assert foresee(Software(packages={"msgspec": "99.0"}), bringing={"msgspec"}) == []

@@ -7,8 +7,9 @@ from spotfit_localsim.live.options import LocalOptions
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"nodes": 0}, {"capacity": -1}, {"notice_s": -1.0}, {"idle_s": -0.5}]
+    "wrong",
+    [{"nodes": 0}, {"capacity": -1}, {"notice_s": -1.0}, {"idle_s": -0.5}, {"python": 3.12}],
 )
-def test_what_cannot_be_meant_is_refused(wrong: dict[str, int]) -> None:
+def test_what_cannot_be_meant_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         LocalOptions(**wrong)  # type: ignore[arg-type]  # wrong on purpose
