@@ -24,6 +24,7 @@ from spotfit.core.errors import (
     StoreError,
     UntrustworthyStoreError,
 )
+from spotfit.model.events import Intended
 from spotfit.ship import pins
 from tests.live.cloud import Cloud, eventually
 
@@ -342,10 +343,20 @@ def test_a_checkpoint_that_was_changed_is_not_loaded(cloud: Cloud) -> None:
 # --- another world there -------------------------------------------------------------------------
 
 
-def test_a_python_other_than_the_workers(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    def train(config: Config) -> None:
-        (Path(config["marks"]) / "was run").touch()
+def leaves_a_mark(config: Config) -> None:
+    (Path(config["marks"]) / "was run").touch()
 
+
+def test_machines_said_to_run_another_python_are_not_even_asked_for(cloud: Cloud) -> None:
+    with pytest.raises(EnvironmentMismatchError, match=r"the machines run cpython 3\.9\.") as told:
+        cloud.fit(leaves_a_mark, local={"python": "3.9"})
+    assert "or call fit() from cpython 3.9" in told.value.do
+    assert cloud.untouched
+
+
+def test_a_python_nobody_foretold_ends_the_run_on_the_first_machine(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = pins.here
 
     def older(packages: Any = ()) -> pins.Environment:
@@ -353,10 +364,11 @@ def test_a_python_other_than_the_workers(cloud: Cloud, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(pins, "here", older)  # of this process; the machines know better
 
-    with pytest.raises(spotfit.WorkerGroupError, match=r"Here runs cpython 3\.9, there") as told:
-        cloud.fit(train)
+    with pytest.raises(spotfit.WorkerGroupError, match=r"Here runs cpython 3\.9\.1, ") as told:
+        cloud.fit(leaves_a_mark, local={"python": ""}, max_failures=-1)
     assert isinstance(told.value.worker_failures[0], EnvironmentMismatchError)
     assert not (cloud.marks / "was run").exists()
+    assert len([event for event in cloud.events() if isinstance(event, Intended)]) == 1
 
 
 def test_a_machine_that_cannot_be_started_is_told_with_its_reason(cloud: Cloud) -> None:

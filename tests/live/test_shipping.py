@@ -8,13 +8,15 @@ import sys
 import textwrap
 import threading
 import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 import spotfit
 from spotfit.core.errors import ShippingError
+from spotfit.model.events import Blame
 from tests.live.cloud import Cloud
 
 Config = dict[str, Any]
@@ -169,7 +171,60 @@ def test_a_package_that_cannot_be_installed_is_told_with_pips_own_words(cloud: C
         "pip": [f"no-such-thing @ file://{cloud.folder}/no-such-thing-1-py3-none-any.whl"]
     }
     with pytest.raises(spotfit.WorkerGroupError, match="could not install no-such-thing"):
-        cloud.fit(lambda: None, worker_runtime_env=environment)
+        cloud.fit(lambda: None, worker_runtime_env=environment, max_failures=-1)
+    assert len(cloud.opened()) == 1, "no try will change that, whatever the budget"
+
+
+class Index(BaseHTTPRequestHandler):
+    """A package index that is down when it is asked first."""
+
+    wheel: Path
+    asked: ClassVar[list[str]]
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        if len(self.asked) == 1:
+            self.send_error(503)
+        elif self.path.endswith(".whl"):
+            self._answer(self.wheel.read_bytes())
+        else:
+            link = f'<a href="/{self.wheel.name}">{self.wheel.name}</a>'
+            self._answer(f"<!DOCTYPE html><html><body>{link}</body></html>".encode())
+
+    def _answer(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/html")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
+        """Say nothing."""
+
+
+def test_an_index_that_is_down_for_a_moment_costs_the_user_nothing(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    handler = type("Down", (Index,), {"wheel": tiny_wheel(cloud.folder), "asked": []})
+
+    def train() -> Any:
+        import tiny_spotfit_test
+
+        return tiny_spotfit_test.WORD
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        index = f"--index-url http://127.0.0.1:{server.server_port}/simple"
+        environment = {"pip": [index, "tiny-spotfit-test"]}
+        try:
+            result = cloud.fit(train, worker_runtime_env=environment, max_failures=0)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert result.return_value == "installed"
+    assert cloud.view().failures == {Blame.PLATFORM: 1}
 
 
 # --- what cannot travel --------------------------------------------------------------------------
@@ -212,7 +267,7 @@ def test_a_module_that_is_missing_there_is_named(cloud: Cloud) -> None:
         import lives_elsewhere  # type: ignore[import-not-found]
 
         with pytest.raises((spotfit.WorkerGroupError, ShippingError), match="lives_elsewhere"):
-            cloud.fit(lives_elsewhere.train)
+            cloud.fit(lives_elsewhere.train, max_failures=-1)
     finally:
         sys.path.pop(0)
         sys.modules.pop("lives_elsewhere", None)

@@ -20,10 +20,12 @@ from spotfit.agent.ports import ORPHANED, CrewEvent, Exited, Said
 from spotfit.agent.spawn import Spawner
 from spotfit.agent.zygote import Breed, Zygote, ZygoteKeeper, variables_for
 from spotfit.core.codec import encode
+from spotfit.core.errors import MachineError
 from spotfit.host import log
 from spotfit.model.cradle import Awake, Born, Gone, Unfit
 from spotfit.model.spec import RunSpec
 from spotfit.model.wire import Raised, Start, ToWorker
+from spotfit.policy.failure import while_preparing
 from spotfit.ship.luggage import Luggage, Payload, check_environment, fetch
 from spotfit.ship.prepare import Prepared, prepare
 from spotfit.ship.sign import RunKey
@@ -64,6 +66,8 @@ class LiveCrew:
         """What workers are made from; None until the luggage was opened."""
         self._broken: Exception | None = None
         """Why the luggage could not be opened here."""
+        self._spec: RunSpec | None = None
+        self._unpacking = False
         self._zygote: Zygote | None = None
         self._unborn: list[_Birth] = []
         """To be borne once the luggage is open."""
@@ -79,9 +83,8 @@ class LiveCrew:
     def prepare(self, spec: RunSpec) -> None:
         """Import the framework while the luggage is fetched: most runs bring no variables."""
         self._adopt(Breed.of(spec.framework, sys.executable, variables_for(self._slots, {})))
-        threading.Thread(
-            target=self._unpack, args=(spec,), name="spotfit-luggage", daemon=True
-        ).start()
+        self._spec = spec
+        self._begin_unpacking(spec)
 
     def start(self, starts: Sequence[Start]) -> None:
         for start in starts:
@@ -145,10 +148,22 @@ class LiveCrew:
 
     # --- what workers are made from ------------------------------------------------------------
 
+    def _begin_unpacking(self, spec: RunSpec) -> None:
+        self._unpacking = True
+        threading.Thread(
+            target=self._unpack, args=(spec,), name="spotfit-luggage", daemon=True
+        ).start()
+
     def _unpack(self, spec: RunSpec) -> None:
         """In a thread: the bucket and pip take their time."""
         try:
             prepared = self._prepared(spec)
+        except OSError as error:
+            spoiled = MachineError(
+                f"This node could not unpack the run's luggage: {error}",
+                do="See that its disk has room, or give machines with more.",
+            )
+            self._loop.post(partial(self._give_up, spoiled))
         except Exception as error:  # noqa: BLE001 - the user's luggage, and pip, may raise anything
             self._loop.post(partial(self._give_up, error))
         else:
@@ -171,15 +186,20 @@ class LiveCrew:
         draft.rename(folder / name)
 
     def _unpacked(self, spec: RunSpec, prepared: Prepared) -> None:
+        self._unpacking = False
         variables = variables_for(self._slots, prepared.env_vars)
         self._breed = Breed.of(spec.framework, prepared.python, variables)
         self._adopt(self._breed)
         self._bear_unborn()
 
     def _give_up(self, why: Exception) -> None:
+        """Whoever waits for the luggage fails; what may pass is tried again with the next round."""
         log.error("crew.luggage", why=str(why))
+        self._unpacking = False
         self._broken = why
         self._bear_unborn()
+        if not while_preparing(why).final:
+            self._broken = None
 
     def _bear_unborn(self) -> None:
         unborn, self._unborn = self._unborn, []
@@ -259,6 +279,8 @@ class LiveCrew:
             self._fail(birth, self._broken)
         elif self._breed is None:
             self._unborn.append(birth)
+            if self._spec is not None and not self._unpacking:
+                self._begin_unpacking(self._spec)
         else:
             self._bear_now(birth, self._breed)
 
@@ -271,15 +293,17 @@ class LiveCrew:
             else:
                 self._spawner.bear(birth.what, breed, birth.child)
         except OSError as error:
-            self._fail(birth, OSError(f"This node could not start a process: {error}"))
+            do = "See how many processes and open files the node allows."
+            self._fail(birth, MachineError(f"This node could not start a process: {error}", do=do))
 
     def _fail(self, birth: _Birth, why: Exception) -> None:
         """As if it had lived to say so."""
         log.error("crew.birth", what=birth.what, why=str(why))
         if birth.start is not None:
-            raised = encode(Raised(str(why), pickle.dumps(why)))
-            self._hear(birth.start.round, birth.start.rank, [raised])
-        birth.child.reaped(signal.SIGKILL)
+            fault = while_preparing(why)
+            raised = Raised(str(why), pickle.dumps(why), fault.blame, fault.final)
+            self._hear(birth.start.round, birth.start.rank, [encode(raised)])
+        birth.child.reaped(signal.SIGKILL, how=f"could not be started: {why}")
 
     def _hear(self, round_number: int, rank: int, frames: list[bytes]) -> None:
         self._events.append(Said(round_number, rank, [msgspec.Raw(frame) for frame in frames]))

@@ -177,7 +177,8 @@ class Shift:
         if self._halted:
             return
         key = keys.failure(number, rank) if raised.value else None
-        self._net.send_up(Ended(number, rank, RankFailure(rank, "raised", raised.told, key)))
+        failure = RankFailure(rank, "raised", raised.told, key, raised.blame, raised.final)
+        self._net.send_up(Ended(number, rank, failure))
         if key is not None:
             body = self._workplace.sign(raised.value, key)
             self._store.put(key, body)

@@ -54,7 +54,10 @@ def variables_for(slots: int, given: dict[str, str]) -> dict[str, str]:
 
 
 class Zygote:
-    """A process that imports what workers need, then forks one on demand."""
+    """A process that imports what workers need, then forks one on demand.
+
+    Raises `OSError` where no process can be started.
+    """
 
     def __init__(self, breed: Breed) -> None:
         self.breed = breed
@@ -69,14 +72,11 @@ class Zygote:
         self.control.settimeout(0)
         self._serial = 0
         with theirs:
-            arguments = [str(theirs.fileno()), str(os.getpid()), breed.framework]
-            self._process = subprocess.Popen(  # noqa: S603 - our own module in a given interpreter
-                [breed.python, "-m", "spotfit.worker.zygote", *arguments],
-                env=breed.environment(),
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                process_group=0,
-            )
+            try:
+                self._process = _process_of(breed, theirs.fileno())
+            except OSError:
+                self.control.close()
+                raise
 
     @property
     def pid(self) -> int:
@@ -129,6 +129,17 @@ class Zygote:
         self.control.close()
 
 
+def _process_of(breed: Breed, descriptor: int) -> subprocess.Popen[bytes]:
+    arguments = [str(descriptor), str(os.getpid()), breed.framework]
+    return subprocess.Popen(  # noqa: S603 - our own module in a given interpreter
+        [breed.python, "-m", "spotfit.worker.zygote", *arguments],
+        env=breed.environment(),
+        stdin=subprocess.DEVNULL,
+        pass_fds=[descriptor],
+        process_group=0,
+    )
+
+
 class ZygoteKeeper:
     """Has zygotes ready. Outlives a run: the next one on this machine finds them warm."""
 
@@ -156,7 +167,10 @@ class ZygoteKeeper:
             zygote = None
         if zygote is None and self._barren.get(breed, 0) >= _BARREN_LIVES:
             return None
-        self._kept[breed] = zygote = zygote or Zygote(breed)
+        try:
+            self._kept[breed] = zygote = zygote or Zygote(breed)
+        except OSError as refused:  # whoever needs a process now will meet this again, and tell
+            log.warning("zygote.refused", why=str(refused))
         return zygote
 
     def spare(self, in_use: Breed) -> None:

@@ -7,6 +7,7 @@ SpotfitError
 ├── MissingExtraError (ImportError)      an optional dependency is not installed
 ├── ShippingError (TypeError)            the function or its luggage cannot be taken along
 │   └── EnvironmentMismatchError         here and there differ in Python or packages
+├── MachineError                         a machine's disk, network or processes, not the user's code
 ├── IntegrityError                       a payload is not what was signed
 ├── StoreError                           the bucket
 │   ├── NotFoundError                    no such object
@@ -90,6 +91,10 @@ class ShippingError(SpotfitError, TypeError):
 
 class EnvironmentMismatchError(ShippingError):
     """Python or a package here differs from the one there in a way that breaks pickles."""
+
+
+class MachineError(SpotfitError):
+    """A machine failed at what any machine can do: its disk, its network, its processes."""
 
 
 class IntegrityError(SpotfitError):

@@ -34,6 +34,10 @@ class RankFailure(msgspec.Struct, frozen=True):
     kind: Literal["raised", "died", "lost", "timeout"]
     told: str
     pickle_key: str | None = None
+    blame: Blame | None = None
+    """Whose fault it was, where its machine knows; else `kind` tells."""
+    final: bool = False
+    """Whether another try would end the same way."""
 
 
 class FitStarted(msgspec.Struct, frozen=True, tag="fit_started"):

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from spotfit.model.events import RankFailure
+from spotfit.model.events import Blame, RankFailure
 from spotfit.model.world import Member, Notice
 
 # --- worker -> agent -------------------------------------------------------------------------
@@ -71,10 +71,15 @@ class Returned(msgspec.Struct, frozen=True, tag="returned"):
 
 
 class Raised(msgspec.Struct, frozen=True, tag="raised"):
-    """The function raised; `told` is the traceback, `value` the pickled exception if it has one."""
+    """The function raised; `told` is the traceback, `value` the pickled exception if it has one.
+
+    Of a worker that could not be prepared, `blame` and `final` are those of `RankFailure`.
+    """
 
     told: str
     value: bytes = b""
+    blame: Blame | None = None
+    final: bool = False
 
 
 FromWorker = Running | Report | Files | Saved | Gather | Returned | Raised

@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from spotfit.core.errors import MachineError, SpotfitError, TransientStoreError
 from spotfit.model.events import Blame, FitEnded, RankFailure, RoundClosed
 from spotfit.model.spec import Limits
 from spotfit.model.view import View
 from spotfit.model.watch import Watch
 from spotfit.model.world import Place, Round
+
+
+class Fault(NamedTuple):
+    """Whose fault a failure was, and whether another try would end the same way."""
+
+    blame: Blame
+    final: bool
+
+
+def while_preparing(error: BaseException) -> Fault:
+    """Why a worker could not be got ready to call the user's function.
+
+    What a bucket or a machine fails at for a while is the platform's. What the user asked for or
+    sent along is his, and no machine will judge it otherwise, unless the error itself says
+    `may_pass`. What nobody expected is ours: not his to pay, nor better the next time.
+    """
+    match error:
+        case TransientStoreError() | MachineError() | OSError() | MemoryError():
+            return Fault(Blame.PLATFORM, final=False)
+        case SpotfitError():
+            return Fault(Blame.WORKER, final=not error.facts.get("may_pass", False))
+        case Exception():
+            return Fault(Blame.PLATFORM, final=True)
+        case _:
+            return Fault(Blame.WORKER, final=False)
 
 
 def closing(view: View, watch: Watch, round_: Round) -> RoundClosed:
@@ -30,10 +58,9 @@ def closing(view: View, watch: Watch, round_: Round) -> RoundClosed:
     if failures and leaving and all(_on(leaving, failure.rank) for failure in failures):
         why = f"{_machines(leaving)} as announced"
         return RoundClosed(round_.number, Blame.PREEMPTION, why, failures)
-    if any(failure.kind == "lost" for failure in failures):
-        return RoundClosed(round_.number, Blame.PLATFORM, _first_words(failures), failures)
     if failures:
-        return RoundClosed(round_.number, Blame.WORKER, _first_words(failures), failures)
+        blame, cause = _blamed(failures)
+        return RoundClosed(round_.number, blame, _in_words(cause), failures)
     return RoundClosed(round_.number, Blame.SUCCESSION, "its hub is gone: another agent leads now")
 
 
@@ -43,6 +70,9 @@ def verdict(view: View) -> FitEnded | None:
     assert view.spec is not None
     if closed is None or closed.blame not in (Blame.WORKER, Blame.PLATFORM, Blame.PREEMPTION):
         return None
+    if closed.blame != Blame.PREEMPTION and any(failure.final for failure in closed.failures):
+        why = f"another try would end the same way: {closed.why}"
+        return FitEnded("failed", why, closed.blame, closed.failures)
     allowed = _limit(view.spec.limits, closed.blame)
     failed = view.failures.get(closed.blame, 0)
     if allowed < 0 or failed <= allowed:
@@ -89,7 +119,18 @@ def _machines(places: list[Place]) -> str:
     return f"lost {len(places)} machine{'s' if len(places) > 1 else ''} ({names})"
 
 
-def _first_words(failures: tuple[RankFailure, ...]) -> str:
-    first = failures[0]
-    last_line = first.told.strip().splitlines()[-1] if first.told.strip() else first.kind
-    return f"rank {first.rank} {first.kind}: {last_line[:200]}"
+def _blamed(failures: tuple[RankFailure, ...]) -> tuple[Blame, RankFailure]:
+    """Whom the round is charged to, and for what: what no try will change says most, then what is
+    nobody's code."""
+    decisive = next((one for one in failures if one.final), None)
+    decisive = decisive or next((one for one in failures if _platform(one)), failures[0])
+    return (Blame.PLATFORM if _platform(decisive) else Blame.WORKER), decisive
+
+
+def _platform(failure: RankFailure) -> bool:
+    return failure.blame is Blame.PLATFORM or failure.kind == "lost"
+
+
+def _in_words(failure: RankFailure) -> str:
+    last_line = failure.told.strip().splitlines()[-1] if failure.told.strip() else failure.kind
+    return f"rank {failure.rank} {failure.kind}: {last_line[:200]}"

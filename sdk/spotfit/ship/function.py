@@ -130,7 +130,13 @@ def unpickled(body: bytes, *, what: str) -> Any:
             f"The {what} could not be loaded here: {type(error).__name__}: {error}",
             do="Most often a package has another version here than where fit() was called, or an "
             "object needs a device that is not here (move tensors to the CPU first).",
+            may_pass=not isinstance(error, _SAME_EVERYWHERE),
         ) from error
+
+
+_SAME_EVERYWHERE = (ImportError, AttributeError, SyntaxError, pickle.UnpicklingError)
+"""What a module that was carried there raises again on every machine; another of its errors may
+come from what it asks of the world when it is imported."""
 
 
 def _parameters(fn: Any) -> list[inspect.Parameter]:

@@ -11,18 +11,28 @@ import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from spotfit.core.errors import ShippingError
+from spotfit.core.errors import MachineError, ShippingError, SpotfitError
 from spotfit.ship.environment import ShippedEnv
 from spotfit.ship.unpack import unpacked
 from spotfit.store.api import Store
 
 _PIP_PATIENCE_S = 1800.0
 _TAIL_LINES = 15
+_PIP_LOG = "pip.log"
 _ACCESS = re.compile(r"//[^/@\s]+@")
 """User and password in the address of a package index: nobody's business in a log."""
+_NOT_OF_THE_REQUIREMENTS = re.compile(
+    r"Max retries exceeded|connection error:|timed out|\b429 Client Error"
+    r"|\b5\d\d Server Error|\bHTTP error (?:429|5\d\d)|IncompleteRead|Connection reset by peer"
+    r"|Name or service not known|Temporary failure in name resolution|Network is unreachable"
+    r"|No space left on device|Disk quota exceeded|Read-only file system|Input/output error"
+    r"|Too many open files|Cannot allocate memory|Resource temporarily unavailable"
+)
+"""What pip says where an index or the machine failed; a package that is not there it tells else."""
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -40,7 +50,9 @@ def prepare(env: ShippedEnv, *, store: Store, scratch: Path) -> Prepared:
     """Fetch, unpack and install below `scratch`, a directory of this node.
 
     May be called again and by several processes at once; what is there is used. Raises
-    `IntegrityError` for bundles that are not what was signed, `ShippingError` when pip fails.
+    `IntegrityError` for bundles that are not what was signed, `ShippingError` for requirements
+    that pip cannot satisfy, `MachineError` and `OSError` where the index, the network or this node
+    failed: then the same may go well a moment later.
     """
     code = scratch / "code"
     cwd = unpacked(env.working_dir, store=store, into=code) if env.working_dir else None
@@ -51,9 +63,10 @@ def prepare(env: ShippedEnv, *, store: Store, scratch: Path) -> Prepared:
 
 
 def pip_install_command(python: str, requirements: Path) -> list[str]:
-    """What is run to install a requirements file for `python`."""
+    """What is run to install a requirements file for `python`; the whole story goes to a log."""
     quiet = ["--quiet", "--no-input", "--disable-pip-version-check", "--no-warn-script-location"]
-    return [python, "-m", "pip", "install", *quiet, "--requirement", str(requirements)]
+    log = ["--log", str(requirements.with_name(_PIP_LOG))]
+    return [python, "-m", "pip", "install", *quiet, *log, "--requirement", str(requirements)]
 
 
 def _installed(env: ShippedEnv, folder: Path) -> str:
@@ -81,15 +94,32 @@ def _locked(path: Path) -> Iterator[None]:
 def _install(env: ShippedEnv, home: Path, python: Path) -> None:
     shutil.rmtree(home, ignore_errors=True)  # what somebody left who died halfway
     make = [sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", str(home)]
-    _run(make, "make a virtual environment", do="See that the node's disk has room.")
+    if told := _told_by_failing(make):
+        raise _failed(MachineError, "make a virtual environment", told, _ROOM)
     _show_our_packages(home)
     requirements = home / "requirements.txt"
     requirements.write_text("\n".join(env.pip) + "\n", encoding="utf-8")
-    _run(
-        pip_install_command(str(python), requirements),
-        f"install {', '.join(env.pip)}",
-        do="Correct worker_runtime_env={'pip': ...}, or put the packages into the machines' image.",
-    )
+    told = _told_by_failing(pip_install_command(str(python), requirements))
+    if not told:
+        return
+    purpose = f"install {', '.join(env.pip)}"
+    if not told.finished or _NOT_OF_THE_REQUIREMENTS.search(told.output + _log_of(requirements)):
+        raise _failed(MachineError, purpose, told, _AGAIN)
+    raise _failed(ShippingError, purpose, told, _OTHERS)
+
+
+_ROOM = "See that the node's disk has room."
+_AGAIN = (
+    "See that the machines reach the package index, and that their disks have room; or put the "
+    "packages into the machines' image."
+)
+_OTHERS = "Correct worker_runtime_env={'pip': ...}, or put the packages into the machines' image."
+
+
+def _log_of(requirements: Path) -> str:
+    """All that pip has done: what it prints keeps quiet about an index that did not answer."""
+    log = requirements.with_name(_PIP_LOG)
+    return log.read_text(errors="replace") if log.exists() else ""
 
 
 def _show_our_packages(home: Path) -> None:
@@ -100,7 +130,17 @@ def _show_our_packages(home: Path) -> None:
     (site / "_below.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _run(command: list[str], purpose: str, *, do: str) -> None:
+class _Failing(NamedTuple):
+    """How a command failed."""
+
+    how: str
+    output: str
+    finished: bool
+    """Whether it came to its own end: was neither killed nor given up."""
+
+
+def _told_by_failing(command: list[str]) -> _Failing | None:
+    """How that command failed; None if it did not."""
     try:
         done = subprocess.run(  # noqa: S603 - our own command; requirements come in a file
             command,
@@ -111,14 +151,15 @@ def _run(command: list[str], purpose: str, *, do: str) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired as expired:
-        raise _failed(purpose, f"was not done in {expired.timeout:.0f} s", b"", do) from expired
-    if done.returncode != 0:
-        raise _failed(purpose, f"ended with {done.returncode}", done.stdout, do)
+        return _Failing(f"was not done in {expired.timeout:.0f} s", "", finished=False)
+    if done.returncode == 0:
+        return None
+    output = done.stdout.decode(errors="replace")
+    return _Failing(f"ended with {done.returncode}", output, finished=done.returncode > 0)
 
 
-def _failed(purpose: str, how: str, output: bytes, do: str) -> ShippingError:
+def _failed(kind: type[SpotfitError], purpose: str, told: _Failing, do: str) -> SpotfitError:
     purpose = _ACCESS.sub("//***@", purpose)
-    tail = "\n".join(output.decode(errors="replace").splitlines()[-_TAIL_LINES:])
-    tail = _ACCESS.sub("//***@", tail)
+    tail = _ACCESS.sub("//***@", "\n".join(told.output.splitlines()[-_TAIL_LINES:]))
     said = f" Its last lines:\n{tail}" if tail else ""
-    return ShippingError(f"This node could not {purpose}: it {how}.{said}", do=do, output=tail)
+    return kind(f"This node could not {purpose}: it {told.how}.{said}", do=do, output=tail)

@@ -10,6 +10,7 @@ from types import TracebackType
 import cloudpickle
 
 from spotfit.model.wire import Raised
+from spotfit.policy.failure import while_preparing
 
 _OURS = f"{Path(__file__).parents[1]}/"
 _PICKLE_LIMIT_BYTES = 16 * 2**20
@@ -18,6 +19,12 @@ _PICKLE_LIMIT_BYTES = 16 * 2**20
 def as_raised(error: BaseException) -> Raised:
     """What the agent is told of it."""
     return Raised(told(error), pickled(error))
+
+
+def unprepared(error: BaseException) -> Raised:
+    """The same of what came before the function could be called."""
+    fault = while_preparing(error)
+    return Raised(told(error), pickled(error), fault.blame, fault.final)
 
 
 def told(error: BaseException) -> str:

@@ -57,6 +57,9 @@ def _live(start: Start, talk: Talk, framework: Framework) -> FromWorker:
     try:
         store = open_store(start.storage_url)
         shipped = unpack(start, store)
+    except BaseException as error:  # noqa: BLE001 - importing the user's modules may raise anything
+        return crash.unprepared(error)
+    try:
         session = Session(start, talk, store)
         current.enter(session)
         _form(start, framework, session)

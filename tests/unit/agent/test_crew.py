@@ -1,7 +1,9 @@
 """What workers find, and what is told when their luggage cannot be opened."""
 
 import json
+import pickle
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -11,10 +13,15 @@ from spotfit.agent.crew import LiveCrew
 from spotfit.agent.logs import LogShipper
 from spotfit.agent.loop import Loop
 from spotfit.agent.ports import CrewEvent, Exited, Said
-from spotfit.agent.zygote import ZygoteKeeper, variables_for
+from spotfit.agent.zygote import Breed, ZygoteKeeper, variables_for
+from spotfit.core.codec import decoder
+from spotfit.core.errors import MachineError, TransientStoreError
 from spotfit.core.ids import AgentId, RunId
+from spotfit.model.events import Blame
 from spotfit.model.spec import RunSpec
-from spotfit.model.wire import Committed, Start
+from spotfit.model.wire import Committed, Raised, Start
+from spotfit.ship.environment import RuntimeEnv
+from spotfit.ship.luggage import Luggage, pack
 from spotfit.ship.sign import RunKey
 from spotfit.store.memory import MemoryStore
 from spotfit.store.url import RootUrl
@@ -35,14 +42,39 @@ def test_several_workers_share_the_processors_and_one_takes_them_all(
     assert variables_for(4, {}) == {}
 
 
+class Sulking(MemoryStore):
+    """Counts who asks, and answers nobody while it sulks."""
+
+    def __init__(self) -> None:
+        super().__init__(RootUrl.parse("memory://crew"))
+        self.sulks = False
+        self.asked = 0
+
+    def get(self, key: str) -> bytes:
+        self.asked += 1
+        if self.sulks:
+            raise TransientStoreError("it sulks")
+        return super().get(key)
+
+
 @pytest.fixture
-def crew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveCrew]:
+def store() -> Sulking:
+    return Sulking()
+
+
+@pytest.fixture
+def crew(tmp_path: Path, store: Sulking, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveCrew]:
     monkeypatch.setenv("SPOTFIT_FORK", "never")
+    with a_crew(store, tmp_path) as crew:
+        yield crew
+
+
+@contextmanager
+def a_crew(store: Sulking, scratch: Path) -> Iterator[LiveCrew]:
     loop, keeper = Loop(Skipping()), ZygoteKeeper()
-    store = MemoryStore(RootUrl.parse("memory://crew"))
     logs = LogShipper(store, AgentId("a"), wall_ms=lambda: 0, clock=loop.clock, pause_s=0)
     crew = LiveCrew(
-        loop, keeper, store=store, secret=SECRET, logs=logs, scratch=str(tmp_path), slots=1
+        loop, keeper, store=store, secret=SECRET, logs=logs, scratch=str(scratch), slots=1
     )
     yield crew
     crew.close()
@@ -70,8 +102,9 @@ def a_start(rank: int) -> Start:
     return msgspec.convert(plain, Start)
 
 
-def spec() -> RunSpec:
-    return RunSpec(RunId("r"), "n", "f", 2, 2, luggage=NO_LUGGAGE, storage_url="memory://crew")
+def spec(luggage: Luggage | None = None) -> RunSpec:
+    plain = NO_LUGGAGE if luggage is None else msgspec.to_builtins(luggage)
+    return RunSpec(RunId("r"), "n", "f", 2, 2, luggage=plain, storage_url="memory://crew")
 
 
 def events_of(crew: LiveCrew, count: int) -> list[CrewEvent]:
@@ -99,3 +132,75 @@ def test_who_is_halted_before_birth_is_told_as_gone(crew: LiveCrew) -> None:
     crew.halt()
     assert crew.events() == [Exited(3, 0, "was killed by SIGKILL", clean=False, ordered=True)]
     assert not crew.busy
+
+
+# --- whose fault it is ---------------------------------------------------------------------------
+
+
+def failure_in(crew: LiveCrew, rank: int = 0) -> Raised:
+    """What is told of a worker that could not even be started."""
+    crew.start([a_start(rank)])
+    said, ended = events_of(crew, 2)
+    assert isinstance(said, Said)
+    assert isinstance(ended, Exited)
+    return decoder(Raised).decode(said.frames[0])
+
+
+def test_a_bucket_that_does_not_answer_is_asked_again_with_the_next_round(
+    crew: LiveCrew, store: Sulking
+) -> None:
+    store.sulks = True
+    crew.prepare(spec())
+    first = failure_in(crew)
+    assert (first.blame, first.final) == (Blame.PLATFORM, False)
+    assert "it sulks" in first.told
+    assert failure_in(crew).blame is Blame.PLATFORM
+    store.sulks = False
+    assert (failure_in(crew).blame, store.asked >= 3) == (Blame.WORKER, True), "it has none"
+
+
+def test_luggage_that_is_not_there_is_not_asked_for_again(crew: LiveCrew, store: Sulking) -> None:
+    crew.prepare(spec())
+    first = failure_in(crew)
+    assert (first.blame, first.final) == (Blame.WORKER, True)
+    asked = store.asked
+    assert failure_in(crew) == first
+    assert store.asked == asked
+
+
+def packed(store: Sulking) -> Luggage:
+    key = RunKey.from_text(SECRET)
+    return pack(lambda: 7, None, runtime_env=RuntimeEnv(), key=key, store=store)
+
+
+def test_a_disk_without_room_is_the_machines_fault(
+    tmp_path: Path, store: Sulking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTFIT_FORK", "never")
+    in_the_way = tmp_path / "scratch"
+    in_the_way.write_text("")  # as good as full: nothing can be written below it
+    with a_crew(store, in_the_way) as crew:
+        crew.prepare(spec(packed(store)))
+        told = failure_in(crew)
+        assert (told.blame, told.final) == (Blame.PLATFORM, False)
+        assert "could not unpack the run's luggage" in told.told
+        assert "disk has room" in told.told
+        in_the_way.unlink()
+        crew.start([a_start(0)])
+        turns_until(crew._loop, lambda: crew._breed is not None)
+
+
+def test_so_is_a_process_that_cannot_be_started(crew: LiveCrew) -> None:
+    crew._breed = Breed("none", "/no/such/python")
+    told = failure_in(crew)
+    assert (told.blame, told.final) == (Blame.PLATFORM, False)
+    assert "This node could not start a process" in told.told
+    assert isinstance(pickle.loads(told.value), MachineError)
+
+
+def test_callbacks_that_cannot_be_started_are_told_why(crew: LiveCrew) -> None:
+    crew._breed = Breed("none", "/no/such/python")
+    ends: list[str] = []
+    crew.audience(lambda _frames: None, lambda how, _clean: ends.append(how))
+    turns_until(crew._loop, lambda: bool(ends))
+    assert ends[0].startswith("could not be started: This node could not start a process")

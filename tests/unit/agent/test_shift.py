@@ -13,7 +13,7 @@ from spotfit.agent.shift import Shift
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import TransientStoreError
 from spotfit.ledger import keys
-from spotfit.model.events import RankFailure
+from spotfit.model.events import Blame, RankFailure
 from spotfit.model.view import View
 from spotfit.model.wire import (
     Committed,
@@ -212,6 +212,18 @@ def test_an_exception_is_told_and_kept(working: Node) -> None:
 def test_an_exception_that_could_not_be_pickled_has_no_key(working: Node) -> None:
     working.crew.say(2, Raised("Traceback"))
     assert working.hear() == [Ended(3, 2, RankFailure(2, "raised", "Traceback"))]
+
+
+def test_why_a_worker_could_not_be_prepared_is_passed_on_with_the_blame(working: Node) -> None:
+    working.crew.say(
+        2,
+        Raised("no room", b"", Blame.PLATFORM),
+    )
+    working.crew.say(3, Raised("no such package", b"", Blame.WORKER, final=True))
+    assert [one.failure for one in working.hear()] == [
+        RankFailure(2, "raised", "no room", blame=Blame.PLATFORM),
+        RankFailure(3, "raised", "no such package", blame=Blame.WORKER, final=True),
+    ]
 
 
 def test_what_rank_0_returns_is_kept_before_anybody_hears_of_it() -> None:

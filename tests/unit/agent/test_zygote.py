@@ -98,6 +98,11 @@ def test_a_breed_that_cannot_live_is_given_up(keeper: ZygoteKeeper) -> None:
     assert keeper.warm(Breed.of("none", sys.executable, variables)) is None
 
 
+def test_where_no_process_can_be_started_there_is_none_for_now(keeper: ZygoteKeeper) -> None:
+    assert keeper.warm(Breed("none", "/no/such/python")) is None
+    assert keeper._kept == {}
+
+
 def test_where_forks_are_forbidden_there_is_none(
     keeper: ZygoteKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,7 +55,7 @@ def test_the_old_journal_still_means_what_it_meant() -> None:
     assert view.leads(AgentId("a-1"))
     assert [one.name for one in view.checkpoints] == ["epoch-2"]
     assert view.dropped == {"epoch-1"}
-    assert view.failures == {Blame.PREEMPTION: 1, Blame.NETWORK: 1}
+    assert view.failures == {Blame.PREEMPTION: 1, Blame.NETWORK: 1, Blame.WORKER: 1}
     assert view.last_refusal == "no capacity in this zone"
     assert not any(group.standing for group in view.groups.values())
     assert view.lost_agents == {AgentId("a-2")}
@@ -83,5 +83,9 @@ def assert_within(part: Any, whole: Any) -> None:
     if isinstance(part, dict):
         for key, value in part.items():
             assert_within(value, whole[key])
+    elif isinstance(part, list):
+        assert len(part) == len(whole)
+        for one, other in zip(part, whole, strict=True):
+            assert_within(one, other)
     else:
         assert part == whole

@@ -5,9 +5,18 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from spotfit.core.errors import (
+    EnvironmentMismatchError,
+    IntegrityError,
+    MachineError,
+    MissingExtraError,
+    NotFoundError,
+    ShippingError,
+    TransientStoreError,
+)
 from spotfit.model.events import Blame, LeaderElected, RankFailure, RoundClosed
 from spotfit.model.spec import Limits
-from spotfit.policy.failure import closing, verdict
+from spotfit.policy.failure import closing, verdict, while_preparing
 from spotfit.testing.builders import (
     a_notice,
     a_round,
@@ -127,3 +136,77 @@ def test_a_budget_broken_by_another_kind_does_not_end_it() -> None:
         last_closed=RoundClosed(50, Blame.PREEMPTION, "lost"),
     )
     assert verdict(view) is None
+
+
+# --- while a worker is prepared ------------------------------------------------------------------
+
+UNREACHABLE = RankFailure(1, "raised", "the index did not answer", blame=Blame.PLATFORM)
+NO_SUCH = RankFailure(0, "raised", "no such package", blame=Blame.WORKER, final=True)
+OURS = RankFailure(0, "raised", "KeyError: 3", blame=Blame.PLATFORM, final=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "blame", "final"),
+    [
+        (TransientStoreError("no answer"), Blame.PLATFORM, False),
+        (MachineError("no process could be started"), Blame.PLATFORM, False),
+        (OSError(28, "No space left on device"), Blame.PLATFORM, False),
+        (MemoryError(), Blame.PLATFORM, False),
+        (ShippingError("there is no module 'his'"), Blame.WORKER, True),
+        (ShippingError("his module raised", may_pass=True), Blame.WORKER, False),
+        (EnvironmentMismatchError("Python differs"), Blame.WORKER, True),
+        (IntegrityError("it was changed"), Blame.WORKER, True),
+        (MissingExtraError("no torch"), Blame.WORKER, True),
+        (NotFoundError("the luggage is gone"), Blame.WORKER, True),
+        (KeyError("a mistake of ours"), Blame.PLATFORM, True),
+        (SystemExit(3), Blame.WORKER, False),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
+)
+def test_what_keeps_a_worker_from_being_prepared(
+    error: BaseException, blame: Blame, final: bool
+) -> None:
+    assert while_preparing(error) == (blame, final)
+
+
+@pytest.mark.parametrize(
+    ("failures", "blame", "why"),
+    [
+        ([UNREACHABLE], Blame.PLATFORM, "rank 1 raised: the index did not answer"),
+        ([RAISED, UNREACHABLE], Blame.PLATFORM, "rank 1 raised: the index did not answer"),
+        ([UNREACHABLE, NO_SUCH], Blame.WORKER, "rank 0 raised: no such package"),
+        ([OURS, UNREACHABLE], Blame.PLATFORM, "rank 0 raised: KeyError: 3"),
+    ],
+    ids=["alone", "its peers echo", "what no try will change", "a mistake of ours"],
+)
+def test_a_round_is_charged_to_whoever_kept_it_from_beginning(
+    failures: list[RankFailure], blame: Blame, why: str
+) -> None:
+    watch = a_watch(failures={one.rank: one for one in failures})
+    closed = closing(VIEW, watch, a_round())
+    assert (closed.blame, closed.why) == (blame, why)
+
+
+@pytest.mark.parametrize(
+    ("failure", "blame", "ends"),
+    [
+        (NO_SUCH, Blame.WORKER, True),
+        (OURS, Blame.PLATFORM, True),
+        (UNREACHABLE, Blame.PLATFORM, False),
+        (NO_SUCH, Blame.PREEMPTION, False),
+    ],
+    ids=["his mistake", "our mistake", "what may pass", "his mistake on a machine that is gone"],
+)
+def test_what_no_try_will_change_is_not_tried_again_whatever_the_budget(
+    failure: RankFailure, blame: Blame, ends: bool
+) -> None:
+    view = a_view(
+        spec=a_spec(limits=Limits(worker=-1, platform=-1)),
+        failures={blame: 1},
+        last_closed=RoundClosed(1, blame, f"rank {failure.rank} raised", (failure,)),
+    )
+    ended = verdict(view)
+    assert (ended is not None) == ends
+    if ended is not None:
+        assert (ended.blame, ended.failures) == (blame, (failure,))
+        assert "another try would end the same way" in ended.why

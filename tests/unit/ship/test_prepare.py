@@ -2,13 +2,17 @@
 
 import subprocess
 import sys
+import threading
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spotfit.core.errors import ShippingError
+from spotfit.core.errors import MachineError, ShippingError
 from spotfit.ship import prepare as preparing
 from spotfit.ship.bundle import bundle_directory, bundle_module
 from spotfit.ship.environment import ShippedEnv
@@ -91,15 +95,70 @@ def test_what_pip_says_is_told_and_the_next_try_begins_afresh(tmp_path: Path) ->
 
 def test_a_pip_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparing, "_PIP_PATIENCE_S", 0.0)
-    with pytest.raises(ShippingError, match="was not done in 0 s"):
+    with pytest.raises(MachineError, match="was not done in 0 s"):
         prepare(wanting(tmp_path), store=MemoryStore(), scratch=tmp_path)
 
 
-def test_what_pip_says_tells_no_password() -> None:
+class Index(BaseHTTPRequestHandler):
+    """A package index that answers everything with one status."""
+
+    status = 404
+
+    def do_GET(self) -> None:
+        self.send_response(self.status)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
+        """Say nothing."""
+
+
+@contextmanager
+def an_index(status: int) -> Iterator[str]:
+    handler = type("Answers", (Index,), {"status": status})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/simple"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "whose"),
+    [(404, ShippingError), (503, MachineError), (429, MachineError), (None, MachineError)],
+    ids=["it has none", "it is down", "it is asked too often", "nobody listens"],
+)
+def test_an_index_that_does_not_answer_is_no_mistake_of_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int | None, whose: type[Exception]
+) -> None:
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    with an_index(status or 404) as url:
+        index = url if status else "http://127.0.0.1:9/simple"
+        env = ShippedEnv(pip=(f"--index-url {index}", "spotless==1.2"))
+        with pytest.raises(whose, match=r"could not install .*spotless") as told:
+            prepare(env, store=MemoryStore(), scratch=tmp_path)
+    assert "No matching distribution" in str(told.value), "pip says the same of all of them"
+
+
+def test_a_pip_that_was_killed_is_no_mistake_of_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suicide = "import os; os.kill(os.getpid(), 9)"
+    monkeypatch.setattr(
+        preparing, "pip_install_command", lambda *_: [sys.executable, "-c", suicide]
+    )
+    with pytest.raises(MachineError, match="it ended with -9"):
+        prepare(wanting(tmp_path), store=MemoryStore(), scratch=tmp_path)
+
+
+def test_what_pip_says_tells_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = "https://me:hunter2@packages.example/simple"
     says = f"print('Looking in indexes: {index}'); raise SystemExit(1)"
+    monkeypatch.setattr(preparing, "pip_install_command", lambda *_: [sys.executable, "-c", says])
+    env = ShippedEnv(pip=(f"--index-url {index}", "spotless==1.2"))
     with pytest.raises(ShippingError) as refused:
-        preparing._run([sys.executable, "-c", says], f"install --index-url {index}", do="See.")
+        prepare(env, store=MemoryStore(), scratch=tmp_path)
     for told in (str(refused.value), refused.value.facts["output"]):
         assert "hunter2" not in told
         assert "//***@packages.example" in told

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from spotfit.core.errors import ShippingError
+from spotfit.model.events import Blame
 from spotfit.worker import crash
 
 
@@ -75,3 +77,11 @@ def test_an_error_of_ours_keeps_its_traceback() -> None:
 def from_below_the_test(error: BaseException) -> BaseException:
     assert error.__traceback__ is not None
     return error.with_traceback(error.__traceback__.tb_next)
+
+
+def test_what_came_before_the_function_is_told_with_whose_fault_it_was() -> None:
+    mine = crash.unprepared(caught(ShippingError("there is no module 'his'")))
+    assert (mine.blame, mine.final) == (Blame.WORKER, True)
+    theirs = crash.unprepared(caught(OSError(28, "No space left on device")))
+    assert (theirs.blame, theirs.final) == (Blame.PLATFORM, False)
+    assert "No space left" in theirs.told
