@@ -124,7 +124,7 @@ def _in_its_folder(file: Path, write: Callable[[Path], object]) -> Path:
         try:
             return _written(part, write)
         except FileNotFoundError:
-            with suppress(FileExistsError):
+            with suppress(FileExistsError, FileNotFoundError):  # tidied away while it is made
                 file.parent.mkdir(parents=True, exist_ok=True)
     return _written(part, write)
 
