@@ -12,7 +12,10 @@ from spotfit.model.config import ScalingConfig
 
 
 class TorchTrainer(DataParallelTrainer):
-    """Runs one function on many workers that form a `torch.distributed` process group."""
+    """Runs one function on many workers that form a `torch.distributed` process group.
+
+    Its backend is written into the `torch_config` that was given, if that named none.
+    """
 
     def __init__(
         self,
@@ -29,10 +32,11 @@ class TorchTrainer(DataParallelTrainer):
         resume_from_checkpoint: Any = None,
         provisioner: Any = None,
     ) -> None:
+        torch_config = torch_config or TorchConfig()
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,
-            backend_config=torch_config or TorchConfig(),
+            backend_config=torch_config,
             scaling_config=scaling_config,
             run_config=run_config,
             datasets=datasets,
@@ -42,3 +46,4 @@ class TorchTrainer(DataParallelTrainer):
             validation_config=validation_config,
             provisioner=provisioner,
         )
+        torch_config.backend = torch_config.backend_for(self.scaling_config)

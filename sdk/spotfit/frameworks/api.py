@@ -20,6 +20,11 @@ class Framework(Protocol):
         its first steps will want. None of them may start threads or touch an accelerator."""
         ...
 
+    @property
+    def beside_peers(self) -> bool:
+        """Whether a worker sees the accelerators of its node's other workers beside its own."""
+        ...
+
     def environment(self, start: Start) -> dict[str, str]:
         """Variables to set before the library is used."""
         ...

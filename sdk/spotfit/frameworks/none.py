@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from spotfit.frameworks.api import Gather
+from spotfit.frameworks.place import place
 from spotfit.model.wire import Start
 
 
@@ -10,15 +11,10 @@ class Alone:
     """Nothing to import, nothing to form."""
 
     stages: tuple[tuple[str, ...], ...] = ()
+    beside_peers = False
 
     def environment(self, start: Start) -> dict[str, str]:
-        return {
-            "RANK": str(start.rank),
-            "LOCAL_RANK": str(start.local_rank),
-            "WORLD_SIZE": str(start.world_size),
-            "LOCAL_WORLD_SIZE": str(start.local_world_size),
-            "NODE_RANK": str(start.node_rank),
-        }
+        return place(start, beside_peers=self.beside_peers)
 
     def enter(self, start: Start, gather: Gather) -> None:
         """There is no group."""

@@ -8,11 +8,13 @@ import os
 import platform
 import socket
 import struct
+from itertools import takewhile
 from pathlib import Path
 
 from spotfit.host import env
 
 _SIOCGIFADDR = 0x8915
+_CARD_NAMES = ("GPU-", "MIG-")
 _ANYWHERE = ("192.0.2.1", 9)  # a documentation address: asked for a route, never written to
 
 
@@ -49,12 +51,29 @@ def cpu_count() -> int:
 
 
 def devices() -> tuple[str, ...]:
-    """Accelerators of this machine, without touching one: told, or as the kernel lists them."""
+    """Accelerators of this machine, without touching one: told, or as the kernel lists them.
+
+    A process numbers the cards it may see: of CUDA_VISIBLE_DEVICES=2,3 they are cuda:0 and cuda:1.
+    """
     if told := env.value(env.DEVICES):
         return tuple(part.strip() for part in told.split(",") if part.strip())
     cards = Path("/proc/driver/nvidia/gpus")
     count = len(list(cards.iterdir())) if cards.is_dir() else 0
-    return tuple(f"cuda:{n}" for n in range(count))
+    visible = visible_cards(count, env.lookup("CUDA_VISIBLE_DEVICES"))
+    return tuple(f"cuda:{n}" for n, _ in enumerate(visible))
+
+
+def visible_cards(count: int, told: str | None) -> tuple[str, ...]:
+    """Which of `count` cards CUDA shows to a process that was told so in CUDA_VISIBLE_DEVICES.
+
+    Numbers and names (GPU-…, MIG-…) in the order given, up to the first that is no card; all
+    without the variable, none where it is empty.
+    """
+    cards = tuple(str(n) for n in range(count))
+    if told is None or not cards:
+        return cards
+    entries = (entry.strip() for entry in told.split(","))
+    return tuple(takewhile(lambda one: one in cards or one.startswith(_CARD_NAMES), entries))
 
 
 def python_version() -> str:

@@ -19,16 +19,22 @@ def prepare_model(
 ) -> torch.nn.Module:
     """The model on this worker's device, wrapped so that all workers train it together.
 
-    `parallel_strategy` is "ddp", "fsdp" (GPUs only) or None; one worker alone gets no wrapper.
+    `parallel_strategy` is "ddp", "fsdp" (GPUs only), "fsdp2" (torch's `fully_shard`, in place) or
+    None; one worker alone gets no wrapper but fsdp2's. `parallel_strategy_kwargs` go to it. Both
+    sharding ones take `auto_wrap_policy`: for fsdp2 simply the classes of the model's blocks.
     """
     from spotfit.frameworks.torch import prepare
 
     session = current("spotfit.torch.prepare_model")
-    device = prepare.devices(session.devices)[0] if move_to_device is True else move_to_device
+    if isinstance(move_to_device, bool):
+        device = prepare.devices(session.devices)[0]
+    else:
+        device = move_to_device
     return prepare.prepare_model(
         model,
         world_size=session.context.get_world_size(),
-        device=device or None,
+        device=device,
+        move=move_to_device is not False,
         strategy=parallel_strategy,
         options=parallel_strategy_kwargs or {},
     )
@@ -42,8 +48,10 @@ def prepare_data_loader(
 ) -> DataLoader[Any]:
     """A loader of this worker's share, with batches on its device.
 
-    Its batch size is per worker. A DistributedSampler of your own is kept, and an IterableDataset
-    is not split. Call `loader.sampler.set_epoch(epoch)` to shuffle anew each epoch.
+    Its batch size is per worker, and shares are filled up to equal length. A DistributedSampler of
+    your own is kept, any other sampler replaced by one; an IterableDataset is not split. Call
+    `loader.sampler.set_epoch(epoch)` to shuffle anew each epoch. With `auto_transfer` the next
+    batch moves to a GPU while you work on this one: give the loader pin_memory=True for that.
     """
     from spotfit.frameworks.torch import loader, prepare
 
@@ -54,7 +62,7 @@ def prepare_data_loader(
     if not move_to_device:
         return data_loader
     device = prepare.devices(session.devices)[0]
-    return loader.MovingLoader(data_loader, device, ahead=auto_transfer)
+    return loader.on_device(data_loader, device, ahead=auto_transfer)
 
 
 def get_device() -> torch.device:

@@ -23,8 +23,8 @@ class TrainSession(Protocol):
         ...
 
     @property
-    def devices(self) -> tuple[str, ...]:
-        """Accelerators that are this worker's own."""
+    def devices(self) -> tuple[str, ...] | None:
+        """Accelerators that are this worker's own; None in local mode, where nobody deals out."""
         ...
 
     def report_metrics(self, metrics: dict[str, Any], dir_name: str | None = None) -> None:

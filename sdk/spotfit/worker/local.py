@@ -30,7 +30,7 @@ class Ranks(msgspec.Struct, frozen=True):
 class LocalSession:
     """Remembers the last metrics and checkpoint; copies nothing and meets nobody."""
 
-    devices: tuple[str, ...] = ()
+    devices: tuple[str, ...] | None = None
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ import cloudpickle
 from spotfit.core.errors import ShippingError
 from spotfit.core.units import told_bytes
 from spotfit.frameworks.api import Framework
+from spotfit.frameworks.devices import own_devices
 from spotfit.frameworks.registry import open_framework
 from spotfit.host import env
 from spotfit.model.wire import FromWorker, Returned, Running, Start
@@ -60,7 +61,8 @@ def _live(start: Start, talk: Talk, framework: Framework) -> FromWorker:
     except BaseException as error:  # noqa: BLE001 - importing the user's modules may raise anything
         return crash.unprepared(error)
     try:
-        session = Session(start, talk, store)
+        devices = own_devices(start, beside_peers=framework.beside_peers)
+        session = Session(start, talk, store, devices=devices)
         current.enter(session)
         _form(start, framework, session)
         talk.send(Running())

@@ -21,7 +21,6 @@ from spotfit.core.clock import Clock
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import CollectiveTimeoutError, ConfigError
 from spotfit.core.units import told_bytes
-from spotfit.frameworks.devices import own_devices
 from spotfit.host import log
 from spotfit.host.clocks import SystemClock
 from spotfit.ledger.journal import Journal
@@ -69,8 +68,8 @@ _specs = decoder(RunSpec)
 class Session:
     """One worker's part in one round.
 
-    `store` is rooted at the run. A failing background upload is told to `fail`, which ends the
-    process at once: the function may be anywhere.
+    `store` is rooted at the run, `devices` are the worker's own accelerators. A failing background
+    upload is told to `fail`, which ends the process at once: the function may be anywhere.
     """
 
     def __init__(
@@ -79,11 +78,12 @@ class Session:
         talk: Talk,
         store: Store,
         *,
+        devices: tuple[str, ...] = (),
         clock: Clock | None = None,
         fail: Callable[[BaseException], None] | None = None,
     ) -> None:
         self.context = TrainContext(start, store)
-        self.devices = own_devices(start)
+        self.devices = devices
         self._start = start
         self._talk = talk
         self._store = store

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from spotfit.client.trainers import TorchTrainer
 from spotfit.frameworks.torch.config import TorchConfig
 from spotfit.model.config import ScalingConfig
@@ -10,9 +12,33 @@ from tests.unit.client.door import Door, train
 
 
 def test_torch_brings_its_own_config_unless_one_is_given() -> None:
-    assert TorchTrainer(train).backend_config == TorchConfig()
+    assert TorchTrainer(train).backend_config == TorchConfig("gloo")
     given = TorchConfig(backend="gloo", timeout_s=60)
     assert TorchTrainer(train, torch_config=given).backend_config is given
+
+
+@pytest.mark.parametrize(
+    ("scaling", "backend"),
+    [
+        (None, "gloo"),
+        (ScalingConfig(use_gpu=True), "nccl"),
+        (ScalingConfig(use_tpu=True), "tpu_dist"),
+    ],
+)
+def test_the_chosen_backend_is_written_into_the_config(
+    scaling: ScalingConfig | None, backend: str
+) -> None:
+    given = TorchConfig()
+    TorchTrainer(train, torch_config=given, scaling_config=scaling)
+    assert given.backend == backend
+
+
+def test_a_wrong_init_method_is_told_before_anything_is_rented(door: Door) -> None:
+    trainer = TorchTrainer(
+        train, torch_config=TorchConfig(init_method="file"), run_config=door.request().run
+    )
+    with pytest.raises(ValueError, match="init_method must be"):
+        trainer.fit()
 
 
 def test_everything_else_goes_where_it_goes_for_any_trainer(door: Door) -> None:

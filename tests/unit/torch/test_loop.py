@@ -10,7 +10,6 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import spotfit.torch
-from spotfit.frameworks.torch.loader import MovingLoader
 from spotfit.torch import loop
 from spotfit.worker import current
 from spotfit.worker.local import LocalSession, Ranks
@@ -18,9 +17,15 @@ from spotfit.worker.local import LocalSession, Ranks
 NUMBERS = TensorDataset(torch.arange(10))
 
 
+class OnCpus(LocalSession):
+    """A worker that asked for no accelerator."""
+
+    devices = ()
+
+
 @pytest.fixture
 def one_of_two() -> Iterator[None]:
-    current.enter(LocalSession("run", Ranks(world_rank=1, world_size=2)))
+    current.enter(OnCpus("run", Ranks(world_rank=1, world_size=2)))
     yield
     current.leave()
 
@@ -28,7 +33,6 @@ def one_of_two() -> Iterator[None]:
 @pytest.mark.usefixtures("one_of_two")
 def test_a_loader_reads_the_share_of_its_rank() -> None:
     prepared = loop.prepare_data_loader(DataLoader(NUMBERS, batch_size=5))
-    assert isinstance(prepared, MovingLoader)
     assert [batch.tolist() for (batch,) in prepared] == [[1, 3, 5, 7, 9]]
 
 
@@ -38,7 +42,8 @@ def test_a_loader_is_shared_and_moved_only_as_asked() -> None:
     assert loop.prepare_data_loader(plain, add_dist_sampler=False, move_to_device=False) is plain
     shared = loop.prepare_data_loader(plain, move_to_device=False)
     assert isinstance(shared.sampler, DistributedSampler)
-    assert not isinstance(shared, MovingLoader)
+    moved = loop.prepare_data_loader(plain, add_dist_sampler=False)
+    assert [number.device for (number,) in moved] == [loop.get_device()] * 10
 
 
 @pytest.mark.usefixtures("one_of_two")
@@ -51,6 +56,27 @@ def test_a_model_may_stay_or_go_to_a_device_of_its_own() -> None:
     assert prepared() == "cpu"
     assert prepared(move_to_device=False) == "meta"
     assert prepared(move_to_device=torch.device("meta")) == "meta"
+
+
+class OnGpus(LocalSession):
+    """A worker that owns two of the cards it sees."""
+
+    devices = ("cuda:2", "cuda:3")
+
+
+def test_a_worker_s_devices_are_those_it_owns_and_the_first_is_the_device() -> None:
+    current.enter(OnGpus("run"))
+    try:
+        assert loop.get_devices() == [torch.device("cuda:2"), torch.device("cuda:3")]
+        assert loop.get_device() == torch.device("cuda:2")
+    finally:
+        current.leave()
+
+
+@pytest.mark.parametrize("old", [{"wrap_ddp": False}, {"ddp_kwargs": {}}])
+def test_arguments_of_long_ago_are_unknown(old: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        loop.prepare_model(torch.nn.Linear(1, 1), **old)
 
 
 @pytest.mark.usefixtures("one_of_two")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import datetime
+import importlib
 import socket
 import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from spotfit.core.errors import ConfigError
+from spotfit.core.errors import MissingExtraError
 from spotfit.frameworks.api import Gather
 from spotfit.frameworks.devices import own_devices
+from spotfit.frameworks.place import place
+from spotfit.frameworks.torch.config import default_backend
 from spotfit.host import env, log, machine
 from spotfit.host.extras import need
 from spotfit.model.wire import Start
@@ -20,12 +24,14 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported in fact
 
 _BACKLOG = 4096
+_TPU_BACKEND = default_backend(gpu=False, tpu=True)
+_NCCL_ENDS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT")
 
 
 class TorchOptions(msgspec.Struct, frozen=True):
     """What `TorchConfig` says."""
 
-    backend: str | None = None
+    backend: str = "gloo"
     init_method: str = "env"
     timeout_s: float = 1800
 
@@ -51,14 +57,11 @@ class Torch:
             "torch.utils.serialization.config",
         ),
     )
+    beside_peers = True  # NCCL's way between two GPUs of a node needs both to be seen
 
     def environment(self, start: Start) -> dict[str, str]:
         return {
-            "RANK": str(start.rank),
-            "LOCAL_RANK": str(start.local_rank),
-            "WORLD_SIZE": str(start.world_size),
-            "LOCAL_WORLD_SIZE": str(start.local_world_size),
-            "NODE_RANK": str(start.node_rank),
+            **place(start, beside_peers=self.beside_peers),
             "MASTER_ADDR": start.host,
             "ACCELERATE_TORCH_DEVICE": _device(start),
         }
@@ -70,13 +73,16 @@ class Torch:
         import torch.distributed as dist
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # exported in fact
 
-        options = _options(start)
+        options = msgspec.convert(start.framework_options, TorchOptions)
+        device = _device(start)
         torch.set_num_threads(_threads())
         _name_interface(start.host)
-        if _device(start) != "cpu":
-            torch.cuda.set_device(_device(start))
+        env.update(nccl_settings(options.backend, env.everything()))
+        _register(options.backend)
+        if device.startswith("cuda"):
+            torch.cuda.set_device(device)
         dist.init_process_group(
-            options.backend or ("gloo" if _device(start) == "cpu" else "nccl"),
+            options.backend,
             store=PrefixStore(f"round-{start.round}", _meet(start, gather, options)),
             rank=start.rank,
             world_size=start.world_size,
@@ -97,14 +103,15 @@ class Torch:
             log.warning("torch.leave.given_up", after_s=patience_s)
 
 
-def _options(start: Start) -> TorchOptions:
-    options = msgspec.convert(start.framework_options, TorchOptions)
-    if options.init_method not in ("env", "tcp"):
-        raise ConfigError(
-            f"init_method must be 'env' or 'tcp', not {options.init_method!r}.",
-            do="Leave it out: both meet at rank 0's address and port.",
-        )
-    return options
+def nccl_settings(backend: str, told: Mapping[str, str]) -> dict[str, str]:
+    """Have a collective that failed, or took longer than `timeout_s`, end its worker.
+
+    Nothing where no device uses NCCL, or where somebody has already decided.
+    """
+    uses_nccl = "nccl" in (part.rpartition(":")[2] for part in backend.split(","))
+    if not uses_nccl or any(name in told for name in _NCCL_ENDS):
+        return {}
+    return {_NCCL_ENDS[0]: "1"}
 
 
 def _meet(start: Start, gather: Gather, options: TorchOptions) -> TCPStore:
@@ -151,6 +158,21 @@ def _threads() -> int:
     return int(told) if told.isdecimal() and int(told) > 0 else machine.cpu_count()
 
 
+def _register(backend: str) -> None:
+    """The backend of TPUs comes with a package of its own, and wants to be made known."""
+    if backend != _TPU_BACKEND:
+        return
+    try:
+        loader = importlib.import_module("torch_tpu._loader")
+    except ImportError as missing:
+        raise MissingExtraError(
+            f"The backend {backend!r} needs the package torch_tpu: {missing}",
+            do="Install torch_tpu on the machines, or name another backend in TorchConfig.",
+            module="torch_tpu",
+        ) from missing
+    loader.load()
+
+
 def _device(start: Start) -> str:
-    mine = own_devices(start)
+    mine = own_devices(start, beside_peers=Torch.beside_peers)
     return mine[0] if mine else "cpu"

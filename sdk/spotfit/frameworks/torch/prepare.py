@@ -13,41 +13,56 @@ from torch.nn.parallel import DistributedDataParallel
 from spotfit.core.errors import ConfigError, SessionMisuseError
 from spotfit.host import env
 
+STRATEGIES = ("ddp", "fsdp", "fsdp2")
 
-def devices(own: Sequence[str]) -> list[torch.device]:
-    """The accelerators of this worker, or its CPU."""
-    return [torch.device(name) for name in own] or [torch.device("cpu")]
+
+def devices(own: Sequence[str] | None) -> list[torch.device]:
+    """The accelerators of this worker, or its CPU; where nobody deals them out, torch's own."""
+    names = _current() if own is None else own
+    return [torch.device(name) for name in names] or [torch.device("cpu")]
 
 
 def prepare_model(
     model: torch.nn.Module,
     *,
     world_size: int,
-    device: torch.device | None,
+    device: torch.device,
+    move: bool,
     strategy: str | None,
     options: dict[str, Any],
 ) -> torch.nn.Module:
-    """Move the model to `device` (None leaves it where it is), and wrap it for its group.
+    """Move the model to `device` if it is to `move`, and wrap it for its group.
 
-    One worker alone needs no wrapper. `strategy` is "ddp", "fsdp" or None; `options` go to the
-    wrapper.
+    `strategy` is "ddp", "fsdp", "fsdp2" or None; `options` go to the wrapper. One worker alone
+    needs none but "fsdp2", which means the same at every size of a group.
     """
-    if strategy not in (None, "ddp", "fsdp"):
+    if strategy is not None and strategy not in STRATEGIES:
         raise ConfigError(
-            f"parallel_strategy must be 'ddp', 'fsdp' or None, not {strategy!r}.",
+            f"parallel_strategy must be 'ddp', 'fsdp', 'fsdp2' or None, not {strategy!r}.",
             do="Leave it out for DistributedDataParallel.",
         )
-    if device is not None:
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if strategy == "fsdp2" and torch.distributed.is_initialized():
+        from spotfit.frameworks.torch import sharding  # its imports cost a second, for few
+
+        return sharding.sharded(model, device, options)
+    if move:
         model = model.to(device)
-    if strategy is None or world_size <= 1:
-        return model
-    if strategy == "fsdp":
+    if strategy == "fsdp" and world_size > 1:
         return _fully_sharded(model, options)
-    if device is not None and device.type == "cuda":
-        options = {"device_ids": [device], "output_device": device, **options}
-    return DistributedDataParallel(model, **options)
+    if strategy == "ddp" and world_size > 1:
+        return DistributedDataParallel(model, **{**ddp_options(model), **options})
+    return model
+
+
+def ddp_options(model: torch.nn.Module) -> dict[str, Any]:
+    """What DistributedDataParallel wants to be told of a model that lies on one GPU."""
+    homes = {weight.device for weight in model.parameters()}
+    if len(homes) != 1 or "cuda" not in {home.type for home in homes}:
+        return {}
+    home = homes.pop()
+    return {"device_ids": [home], "output_device": home}
 
 
 def enable_reproducibility(seed: int) -> None:
@@ -61,11 +76,16 @@ def enable_reproducibility(seed: int) -> None:
     env.update({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
 
 
+def _current() -> tuple[str, ...]:
+    return (f"cuda:{torch.cuda.current_device()}",) if torch.cuda.is_available() else ()
+
+
 def _fully_sharded(model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
     if not torch.cuda.is_available():
         raise SessionMisuseError(
             "FSDP is only available with GPU-enabled training.",
-            do="Set use_gpu=True in ScalingConfig, or take parallel_strategy='ddp'.",
+            do="Set use_gpu=True in ScalingConfig, or take parallel_strategy='fsdp2', which shards "
+            "on CPUs, too.",
         )
     from torch.distributed.fsdp import FullyShardedDataParallel  # a second of imports for few
 

@@ -10,9 +10,12 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported in fact
 
-from spotfit.core.errors import ConfigError
-from spotfit.frameworks.torch import backend
+from spotfit.core.codec import encode
+from spotfit.core.errors import MissingExtraError
+from spotfit.core.ids import RunId
+from spotfit.frameworks.torch import backend as backend_of
 from spotfit.frameworks.torch.backend import Torch
+from spotfit.model.spec import RunSpec
 from spotfit.model.wire import Start
 
 
@@ -50,7 +53,15 @@ def alone(_kind: str, value: bytes) -> bytes:
 
 def test_everything_a_library_asks_for_is_set() -> None:
     told = Torch().environment(start(rank=1, world_size=2))
-    assert (told["RANK"], told["WORLD_SIZE"], told["ACCELERATE_TORCH_DEVICE"]) == ("1", "2", "cpu")
+    assert told == {
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "NODE_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "ACCELERATE_TORCH_DEVICE": "cpu",
+    }
 
 
 def test_one_worker_has_a_group_too_and_may_have_the_next() -> None:
@@ -73,7 +84,7 @@ def test_every_round_has_a_port_of_its_own() -> None:
 
 
 def test_the_meeting_place_listens_on_one_address_only() -> None:
-    with backend._listen("127.0.0.1") as listener:
+    with backend_of._listen("127.0.0.1") as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
 
 
@@ -85,7 +96,7 @@ def test_other_ranks_go_where_rank_0_says() -> None:
         asked.append((kind, value))
         return f"127.0.0.1 {store.port}".encode()
 
-    theirs = backend._meet(start(rank=1, world_size=2), gather, backend.TorchOptions())
+    theirs = backend_of._meet(start(rank=1, world_size=2), gather, backend_of.TorchOptions())
     store.set("key", "value")
     assert theirs.get("key") == b"value"
     assert asked == [("torch_master", b"")]
@@ -97,15 +108,47 @@ def test_both_init_methods_meet_alike(method: str) -> None:
     assert dist.is_initialized()
 
 
-def test_any_other_init_method_is_refused() -> None:
-    with pytest.raises(ConfigError, match="init_method") as caught:
-        Torch().enter(start(init_method="file"), alone)
-    assert isinstance(caught.value, ValueError)
+@pytest.mark.parametrize("backend", ["nccl", "cpu:gloo,cuda:nccl"])
+def test_a_collective_that_hangs_ends_its_worker(backend: str) -> None:
+    assert backend_of.nccl_settings(backend, {}) == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+
+
+@pytest.mark.parametrize("name", ["TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT"])
+def test_what_somebody_has_decided_for_nccl_stays(name: str) -> None:
+    assert backend_of.nccl_settings("nccl", {name: "0"}) == {}
+
+
+def test_without_nccl_nothing_is_set_for_it() -> None:
+    assert backend_of.nccl_settings("gloo", {}) == {}
+    assert backend_of.nccl_settings("cpu:gloo", {}) == {}
+
+
+def test_several_backends_go_as_torch_writes_them() -> None:
+    Torch().enter(start(backend="cpu:gloo"), alone)
+    assert dist.get_backend() == "cpu:gloo"
+
+
+def test_the_package_of_tpus_is_named_where_it_is_missing() -> None:
+    with pytest.raises(MissingExtraError, match="needs the package torch_tpu"):
+        Torch().enter(start(backend="tpu_dist"), alone)
+
+
+def test_a_gpu_of_its_node_is_told_by_the_number_the_worker_has_for_it() -> None:
+    spec = RunSpec(RunId("r"), "n", "f", 2, 2, resources_per_worker={"GPU": 1})
+    told = Torch().environment(
+        msgspec.structs.replace(
+            start(rank=1, world_size=2),
+            devices=("cuda:2", "cuda:3", "cuda:4"),
+            spec=msgspec.Raw(encode(spec)),
+        )
+    )
+    assert told["ACCELERATE_TORCH_DEVICE"] == "cuda:1"
+    assert told["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
 def test_a_told_interface_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    backend._name_interface("127.0.0.1")
+    backend_of._name_interface("127.0.0.1")
     assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
 
 

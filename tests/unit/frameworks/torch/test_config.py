@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import inspect
 from contextlib import nullcontext
+from typing import Any
+
+import pytest
 
 from spotfit.frameworks.config import BackendConfig
 from spotfit.frameworks.torch.config import TorchConfig
@@ -14,6 +17,36 @@ def test_it_has_the_parameters_of_ray_train() -> None:
     assert str(inspect.signature(TorchConfig)).startswith(
         "(backend: 'str | None' = None, init_method: 'str' = 'env', timeout_s: 'int' = 1800)"
     )
+
+
+@pytest.mark.parametrize(
+    ("scaling", "backend"),
+    [({}, "gloo"), ({"use_gpu": True}, "nccl"), ({"use_tpu": True}, "tpu_dist")],
+)
+def test_tensors_travel_as_their_devices_want(scaling: dict[str, Any], backend: str) -> None:
+    assert TorchConfig().backend_for(ScalingConfig(**scaling)) == backend
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        (TorchConfig(init_method="file"), "init_method must be 'env' or 'tcp'"),
+        (TorchConfig(timeout_s=0), "timeout_s must be more than nothing"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_rented(
+    wrong: TorchConfig, name: str
+) -> None:
+    with pytest.raises(ValueError, match=name):
+        wrong.framework_options(ScalingConfig())
+
+
+def test_it_tells_its_fields() -> None:
+    assert TorchConfig("gloo", "tcp", 60).to_dict() == {
+        "backend": "gloo",
+        "init_method": "tcp",
+        "timeout_s": 60,
+    }
 
 
 def test_the_backend_follows_the_accelerator_unless_it_is_named() -> None:
