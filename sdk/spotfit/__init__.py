@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spotfit import collective as collective
+    from spotfit import torch as torch
     from spotfit.checkpoint.handle import Checkpoint as Checkpoint
     from spotfit.client.config import RunConfig as RunConfig
     from spotfit.client.handle import RunHandle as RunHandle
@@ -84,12 +85,14 @@ _HOMES = {
     "report": "worker.report",
 }
 
+_MODULES = ("collective", "torch")  # `import spotfit` is enough to write spotfit.torch.get_device()
+
 __all__ = sorted([*_HOMES, "collective"])  # pyright: ignore[reportUnsupportedDunderAll] # pinned by a test
 
 
 def __getattr__(name: str) -> Any:
-    if name == "collective":
-        return importlib.import_module("spotfit.collective")
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -17,6 +17,8 @@ assert ours == ["spotfit"], ours
 spotfit.ScalingConfig
 assert "spotfit.model.config" in sys.modules
 assert "spotfit.client" not in sys.modules
+assert spotfit.torch.get_device and spotfit.collective.barrier
+assert "torch" not in sys.modules
 """
 
 

@@ -28,9 +28,9 @@ def status(run: RunStatus, url: str) -> None:
 
 
 def lines(texts: Iterable[str]) -> None:
-    """Plain lines, as they are."""
+    """Plain lines, to the letter: no colours, and tabs stay tabs."""
     for text in texts:
-        _console.print(text, markup=False)
+        _console.file.write(f"{text}\n")
 
 
 def good(text: str) -> None:
