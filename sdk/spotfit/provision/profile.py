@@ -13,8 +13,9 @@ Machines never read any of it: what was chosen here is in the run's spec.
 
 from __future__ import annotations
 
+import dataclasses
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,10 @@ def resolve(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """
     kind = plugins.load(GROUP, name)
     options = getattr(kind, "Options", None)
-    told = {**from_profile(name), **_from_environment(name), **given}
     if options is None:
-        return told
+        return {**from_profile(name), **given}
+    known = [field.name for field in dataclasses.fields(options)]
+    told = {**from_profile(name), **_from_environment(name, known), **given}
     return chosen(parse_options(options, told))
 
 
@@ -58,13 +60,9 @@ def from_profile(name: str) -> dict[str, Any]:
     return dict(found)
 
 
-def _from_environment(name: str) -> dict[str, str]:
-    prefix = f"SPOTFIT_{name.upper()}_"
-    return {
-        variable.removeprefix(prefix).lower(): text
-        for variable, text in env.everything().items()
-        if variable.startswith(prefix) and text
-    }
+def _from_environment(name: str, known: Iterable[str]) -> dict[str, str]:
+    told = {option: env.lookup(f"SPOTFIT_{name}_{option}".upper()) for option in known}
+    return {option: text for option, text in told.items() if text}
 
 
 def _tables() -> dict[str, Any]:
