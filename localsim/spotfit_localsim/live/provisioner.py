@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from spotfit.core.errors import ConfigError
-from spotfit.core.ids import RunId, Token, parse_name
+from spotfit.core.ids import RunId, Token
 from spotfit.host import env
 from spotfit.host.machine import python_version
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatus, gone
 from spotfit.model.software import Software
 from spotfit.provision.api import Refusal, Traits
 from spotfit.provision.launch import Launch
+from spotfit.provision.sizing import nodes_for
 from spotfit_localsim.live import pool, processes
 from spotfit_localsim.live.options import LocalOptions
 from spotfit_localsim.live.places import Group, Node, Root
@@ -55,11 +55,10 @@ class LocalProvisioner:
 
     def plan(self, request: GroupRequest) -> GroupPlan:
         """As many nodes as the workers need, each as big as a node of the whole run."""
-        parse_name(request.token, what="The token")
-        if request.workers < 1 or request.of < 1:
-            raise ConfigError(f"Machines for {request.workers} of {request.of} workers cannot be.")
-        slots = math.ceil(request.of / self.options.nodes)
-        return GroupPlan(request.token, self.name, math.ceil(request.workers / slots), slots)
+        slots = max(1, math.ceil(request.of / self.options.nodes))
+        most = self.traits.max_nodes
+        nodes = nodes_for(request, slots=slots, max_nodes=most, backend=self.name)
+        return GroupPlan(request.token, self.name, nodes, slots)
 
     def submit(self, plan: GroupPlan, launch: Launch) -> GroupHandle | Refusal:
         """Start the machines, or those of them that a first call did not come to start."""

@@ -1,0 +1,53 @@
+"""Every provisioner against the one suite: through its real client, to a cloud on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spotfit.provision.api import Provisioner
+from spotfit.testing.provisioner_suite import Cloud, ProvisionerSuite
+from spotfit_localsim.live.options import LocalOptions
+from spotfit_localsim.live.provisioner import LocalProvisioner
+from spotfit_localsim.wire.options import CLOUDS
+from spotfit_localsim.wire.provisioner import SimProvisioner
+
+
+class TestLocal(ProvisionerSuite):
+    remembers = False
+
+    @pytest.fixture
+    def provisioner(self, tmp_path: Path) -> Provisioner:
+        return LocalProvisioner(LocalOptions(root=str(tmp_path / "machines"), nodes=2))
+
+
+class Simulated:
+    """A simulated cloud, as the suite wants to be able to plague it."""
+
+    def __init__(self, sim: SimProvisioner) -> None:
+        self._sim = sim
+
+    def trouble(self, kind: str, times: int) -> None:
+        self._sim.ask("trouble", {"kind": kind, "times": times})
+
+    def reclaim(self) -> None:
+        self._sim.ask("reclaim", {"notice": False})
+
+
+@pytest.mark.parametrize("name", sorted(CLOUDS))
+class TestSimulated(ProvisionerSuite):
+    @pytest.fixture
+    def sim(self, name: str, tmp_path: Path) -> Iterator[SimProvisioner]:
+        sim = SimProvisioner.with_options(cloud=name, root=str(tmp_path / "cloud"), boot_s=0.05)
+        yield sim
+        sim.ask("leave", {"machines": True})
+
+    @pytest.fixture
+    def provisioner(self, sim: SimProvisioner) -> Provisioner:
+        return sim
+
+    @pytest.fixture
+    def cloud(self, sim: SimProvisioner) -> Cloud:
+        return Simulated(sim)

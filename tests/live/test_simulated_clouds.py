@@ -1,0 +1,160 @@
+"""`fit()` on every simulated cloud, through its real client: machines go, the result does not."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spotfit
+from spotfit.core.errors import TrainingFailedError
+from spotfit.host import env
+from spotfit.ledger.journal import Journal
+from spotfit.model.events import Blame
+from spotfit.model.view import View
+from spotfit.store.opening import open_store
+from spotfit.torch import TorchTrainer
+from spotfit_localsim.live.jobs import descend
+from spotfit_localsim.wire.options import CLOUDS
+from spotfit_localsim.wire.provisioner import SimProvisioner
+from tests.live.cloud import eventually
+
+CONFIG: dict[str, Any] = {"steps": 120, "save_every": 5, "pace_s": 0.03}
+
+pytestmark = pytest.mark.parametrize("name", sorted(CLOUDS))
+
+
+@cache
+def undisturbed() -> str:
+    """What two ranks come to when nothing happens, by a way on which nothing can."""
+    import torch
+
+    weights = torch.linspace(-1.0, 1.0, 64)
+    for step in range(1, CONFIG["steps"] + 1):
+        gradient = torch.sin(weights * step) + torch.sin(weights * step + 1)
+        weights = weights - 0.05 * gradient
+    return hashlib.sha256(weights.numpy().tobytes()).hexdigest()
+
+
+class Stage:
+    """A simulated cloud and a bucket of this test's own."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.sim = SimProvisioner.with_options(
+            cloud=name, root=str(folder / "cloud"), boot_s=0.1, notice_s=4.0, idle_s=5.0
+        )
+        self.provisioner = f"sim://{name}?root={self.sim.root}"
+        self.storage = folder / "runs"
+
+    def trainer(self) -> TorchTrainer:
+        """Two workers on two machines."""
+        return TorchTrainer(
+            descend,
+            train_loop_config=CONFIG,
+            scaling_config=spotfit.ScalingConfig(num_workers=2),
+            run_config=spotfit.RunConfig(storage_path=str(self.storage), name="run"),
+            provisioner=self.provisioner,
+        )
+
+    def journal(self) -> Journal:
+        journal = Journal(open_store(str(self.storage / "run")))
+        journal.catch_up()
+        return journal
+
+    @property
+    def view(self) -> View:
+        return self.journal().view
+
+    def saved(self, step: int) -> bool:
+        latest = self.view.latest_checkpoint
+        return latest is not None and latest.metrics["step"] >= step
+
+    def nobody_is_paid(self) -> bool:
+        return all(machine["state"] == "over" for machine in self.sim.ask("machines"))
+
+
+@pytest.fixture
+def stage(name: str, tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(name, tmp_path)
+    stage.sim.start()
+    yield stage
+    stage.sim.ask("leave", {"machines": True})
+
+
+def test_a_machine_goes_with_notice_and_one_without_and_the_result_stays(stage: Stage) -> None:
+    handle = stage.trainer().submit()
+    eventually(lambda: stage.saved(5))
+    stage.sim.ask("reclaim", {"notice": True})
+    eventually(lambda: stage.view.failures.get(Blame.PREEMPTION))
+    eventually(lambda: stage.saved(60))
+    stage.sim.ask("reclaim", {"notice": False})
+    assert handle.result().return_value == undisturbed()
+    assert stage.view.failures == {Blame.PREEMPTION: 2}
+    eventually(stage.nobody_is_paid)
+
+
+def test_a_cloud_that_is_started_anew_knows_its_machines(stage: Stage) -> None:
+    handle = stage.trainer().submit()
+    eventually(lambda: stage.saved(5))
+    stage.sim.ask("leave", {"machines": False})
+    eventually(lambda: stage.saved(60))
+    stage.sim.ask("reclaim", {"notice": False})
+    assert handle.result().return_value == undisturbed()
+    assert stage.view.failures == {Blame.PREEMPTION: 1}
+    eventually(stage.nobody_is_paid)
+
+
+def test_where_there_is_no_capacity_for_a_while_the_run_waits_for_it(stage: Stage) -> None:
+    stage.sim.ask("trouble", {"kind": "capacity", "times": 1_000_000})
+    handle = stage.trainer().submit()
+    eventually(lambda: stage.view.groups or stage.view.refusals)
+    stage.sim.ask("trouble", {"kind": "capacity", "times": 0})
+    assert handle.result().return_value == undisturbed()
+
+
+@pytest.mark.parametrize("kind", ["quota", "permission", "credentials"])
+def test_what_waiting_does_not_cure_ends_the_run_and_says_so(stage: Stage, kind: str) -> None:
+    stage.sim.ask("trouble", {"kind": kind, "times": 1_000_000})
+    with pytest.raises(TrainingFailedError) as told:
+        stage.trainer().fit()
+    assert len(str(told.value)) > 40
+    assert stage.view.ended is not None
+    assert not stage.sim.ask("machines")
+
+
+LAPTOP = """
+    import sys
+    from pathlib import Path
+    from tests.live.test_simulated_clouds import Stage
+
+    if __name__ == "__main__":
+        Stage(sys.argv[1], Path(sys.argv[2])).trainer().fit()
+"""
+
+
+def test_the_laptop_dies_and_another_one_gets_the_result(
+    stage: Stage, name: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "laptop.py"
+    script.write_text(textwrap.dedent(LAPTOP))
+    laptop = subprocess.Popen(
+        [sys.executable, str(script), name, str(tmp_path)],
+        env=env.everything() | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    try:
+        eventually(lambda: stage.saved(5))
+    finally:
+        laptop.send_signal(signal.SIGKILL)
+        laptop.wait()
+    stage.sim.ask("reclaim", {"notice": False})
+    handle = spotfit.attach(str(tmp_path / "runs" / "run"))
+    assert handle.result().return_value == undisturbed()
+    eventually(stage.nobody_is_paid)
