@@ -9,6 +9,7 @@ import pytest
 
 from spotfit.core import errors
 from spotfit.core.errors import SpotfitError
+from spotfit.model.preemption import PreemptionInfo
 
 KINDS = sorted(
     (
@@ -22,7 +23,9 @@ KINDS = sorted(
 OF_THEIR_OWN_SHAPE: dict[str, Callable[[], SpotfitError]] = {
     "ConfigErrors": lambda: errors.ConfigErrors([errors.ConfigError("one"), SpotfitError("two")]),
     "ControllerError": lambda: errors.ControllerError(ValueError("a callback")),
-    "PreemptionError": lambda: errors.PreemptionError({"node": [0, 1]}, drain_timed_out=True),
+    "PreemptionError": lambda: errors.PreemptionError(
+        PreemptionInfo(77, {"node": [0, 1]}), drain_timed_out=True
+    ),
     "WorkerGroupError": lambda: errors.WorkerGroupError("rank 1 failed", {1: KeyError("loss")}),
 }
 

@@ -284,8 +284,12 @@ def test_more_reclaims_than_allowed_are_a_preemption_error(cloud: Cloud) -> None
     cloud.sees("at work")
     cloud.reclaimer.kill(cloud.node_of_rank(1))
 
-    with pytest.raises(spotfit.PreemptionError, match="lost 1 machine"):
+    with pytest.raises(
+        spotfit.PreemptionError, match=r"the last were those of ranks \[1\]"
+    ) as told:
         handle.result(60)
+    assert told.value.preemption_info.preempted_ranks == [1]
+    assert told.value.drain_timed_out is False
 
 
 # --- nobody waits for the dead -------------------------------------------------------------------

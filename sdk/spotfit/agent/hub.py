@@ -75,8 +75,10 @@ class Hub:
         self._untold: dict[int, Told | None] = {}
         """Matched reports by number, with None for those whose files are on their way."""
         self._matched = 0
-        self.excused: frozenset[int] = frozenset()
+        self._excused: frozenset[int] = frozenset()
         """Ranks that collectives of ours need not wait for, because their machine is leaving."""
+        self._gathered_without: dict[tuple[str, int], Gathered] = {}
+        """Collectives that were completed before everybody had come."""
         self.returned: set[int] = set()
         self.ready: list[Ready] = []
         self.told: deque[Told] = deque()
@@ -93,9 +95,28 @@ class Hub:
         return None if self._latest is None else _metrics.decode(self._latest)
 
     @property
+    def uploading(self) -> frozenset[int]:
+        """Ranks whose files the next checkpoint still waits for."""
+        if not self._saving:
+            return frozenset()
+        first = self._saving[min(self._saving)]
+        return frozenset(first.ranks) - first.done
+
+    @property
     def saving(self) -> set[str]:
         """Names of the checkpoints whose files are on their way, or wait for their entry."""
         return {one.name for one in self._saving.values()} | {one.name for one in self.ready}
+
+    def excuse(self, ranks: frozenset[int]) -> list[Answer]:
+        """From now on reports, and our own collective, may be complete without these ranks.
+
+        Nothing changes where rank 0 is one of them: names, metrics and values are its to give.
+        """
+        if 0 in ranks:
+            return []
+        self._excused = ranks
+        answers = [answer for n in self._newly_matched() for answer in self._match(n)]
+        return answers + [told for key in list(self._gathers) for told in self._complete(*key)]
 
     def take(self, rank: int, frame: msgspec.Raw, now: float) -> list[Answer]:
         """A frame of that rank; what it makes the hub say. Raises `msgspec.ValidationError`."""
@@ -139,6 +160,8 @@ class Hub:
         self, rank: int, n: int, metrics: msgspec.Raw, dir_name: str | None, *, files: bool
     ) -> list[Answer]:
         self._made[rank] = n + 1
+        if n < self._matched:  # it was matched without this rank
+            return [(rank, Named(n, "", (), _NOTHING))] if files else []
         if rank == 0 or self._keep_all:
             self._keep(rank, n, metrics, dir_name)
         if files:
@@ -152,8 +175,7 @@ class Hub:
             del kept[next(iter(kept))]
 
     def _newly_matched(self) -> Iterator[int]:
-        excused = self.excused - {0}
-        slowest = min(made for rank, made in enumerate(self._made) if rank not in excused)
+        slowest = min(made for rank, made in enumerate(self._made) if rank not in self._excused)
         while self._matched < slowest:
             yield self._matched
             self._matched += 1
@@ -204,15 +226,22 @@ class Hub:
 
     def _gather(self, rank: int, gather: Gather, now: float) -> list[Answer]:
         key = (gather.kind, gather.seq)
-        waiting = self._gathers.setdefault(key, _Gather(now))
-        waiting.values[rank] = gather.value
-        excused = self.excused if _may_excuse(gather.kind) else frozenset()
-        needed = set(range(self._world_size)) - excused
-        if not waiting.values.keys() >= needed | {0}:
+        if (told := self._gathered_without.get(key)) is not None:
+            return [(rank, told)]
+        self._gathers.setdefault(key, _Gather(now)).values[rank] = gather.value
+        return self._complete(*key)
+
+    def _complete(self, kind: str, seq: int) -> list[Answer]:
+        """The answers of a collective, if all have come who must."""
+        values = self._gathers[kind, seq].values
+        excused = self._excused if _may_excuse(kind) else frozenset()
+        if not values.keys() >= set(range(self._world_size)) - excused:
             return []
-        del self._gathers[key]
-        told = Gathered(gather.kind, gather.seq, waiting.values[0])
-        return [(member, told) for member in waiting.values]
+        del self._gathers[kind, seq]
+        told = Gathered(kind, seq, values[0])
+        if len(values) < self._world_size:
+            self._gathered_without[kind, seq] = told
+        return [(member, told) for member in values]
 
 
 def _may_excuse(kind: str) -> bool:

@@ -56,7 +56,9 @@ from spotfit.model.wire import (
     Warm,
 )
 from spotfit.model.world import Round
+from spotfit.policy.drain import may_outlive
 from spotfit.policy.election import LEFTOVERS_S
+from spotfit.policy.failure import taken
 
 _SOON_S = 0.1
 
@@ -158,8 +160,9 @@ class Leader:
             return
         self._conductor.observe_soon()
         self._dirty = True
-        round_ = self._ledger.view.round
-        if self._hub is not None and round_ is not None and round_.place_of(agent):
+        view = self._ledger.view
+        place = view.round.place_of(agent) if self._hub and view.round else None
+        if place is not None and not may_outlive(view, place):
             self._doom(now)
 
     def _note_end(self, number: int, rank: int, failure: RankFailure | None, now: float) -> None:
@@ -268,6 +271,7 @@ class Leader:
             turned_at=now,
             doomed_since=None,
             failures={},
+            saving=frozenset(),
             committed_at=None,
             surveyed=True,
         )
@@ -307,11 +311,11 @@ class Leader:
         leaving = [place for place in view.round.places if place.agent in view.notices]
         if not leaving:
             return
-        nodes = {f"{place.token}/{place.node}": tuple(place.ranks) for place in leaving}
-        deadline_ms = min(view.notices[place.agent].deadline_ms for place in leaving)
-        self._answer([(None, Preempted(deadline_ms, nodes))])
+        going = taken(leaving, view)
+        self._answer([(None, Preempted(going.deadline_ms, going.nodes))])
         if view.spec and view.spec.relax_collectives:
-            self._hub.excused = frozenset(rank for ranks in nodes.values() for rank in ranks) - {0}
+            ranks = frozenset(rank for ranks in going.nodes.values() for rank in ranks)
+            self._answer(self._hub.excuse(ranks))
 
     # --- one tick ----------------------------------------------------------------------------
 
@@ -348,9 +352,11 @@ class Leader:
             seats=seating.seats,
             gone=seating.gone,
             broken=seating.broken,
+            noticed_at=seating.noticed_at,
             known=seating.known,
             stopped=view.round is None or seating.stopped_all(view.round.places),
             returned=hub.returned if hub else set(),
+            saving=hub.uploading if hub else frozenset(),
             settled=(hub is None or hub.settled) and self._told_all(),
             ready=tuple(one for one in saved if _is_news(view, one)),
             statuses=self._conductor.statuses,

@@ -22,14 +22,17 @@ class Seating:
         """Whose connection was lost and who did not come back, since when."""
         self.broken: set[AgentId] = set()
         """Whose connection was lost since the round was opened, back or not."""
+        self.noticed_at: dict[AgentId, float] = {}
+        """When each was first known to announce its end."""
         self.known: dict[tuple[Token, int], AgentId] = {}
         """Who sat here last from each machine."""
 
     def join(self, agent: AgentId, join: Join, now: float) -> None:
         """Give that agent a seat; its connection is new."""
-        noticed = now if join.notice else None
+        if join.notice is not None:
+            self.noticed_at.setdefault(agent, now)
         self.seats[agent] = Seat(
-            join.member, now, now, join.running, join.notice, noticed, join.warm, join.entered
+            join.member, now, now, join.running, join.notice, join.warm, join.entered
         )
         self.gone.pop(agent, None)
         self.known[join.member.token, join.member.node] = agent
@@ -75,7 +78,8 @@ class Seating:
 
     def warned(self, agent: AgentId, notice: Notice, now: float) -> None:
         """That machine announced its end."""
-        self.seats[agent] = replace(self.seats[agent], notice=notice, noticed=now)
+        self.noticed_at.setdefault(agent, now)
+        self.seats[agent] = replace(self.seats[agent], notice=notice)
 
     def warmed(self, agent: AgentId) -> None:
         """Workers would start there at once."""

@@ -21,7 +21,8 @@ from spotfit.core.errors import (
     WorkerGroupError,
 )
 from spotfit.host.clocks import SystemClock
-from spotfit.model.events import Blame, FitEnded, RankFailure
+from spotfit.model.events import Blame, FitEnded, RankFailure, Taken
+from spotfit.model.preemption import PreemptionInfo
 from spotfit.ship.function import load_pickle
 from spotfit.ship.sign import RunKey
 from spotfit.store.api import Store
@@ -39,7 +40,7 @@ def error_of(
         return RunCancelledError(f"The run was cancelled: {ended.why}")
     match ended.blame:
         case Blame.PREEMPTION:
-            return PreemptionError(ended.why)
+            return _preemption(ended)
         case Blame.WORKER:
             told = [failure for failure in ended.failures if failure.rank >= 0]
             exceptions = {one.rank: _exception(one, store, key, clock) for one in told}
@@ -48,6 +49,14 @@ def error_of(
             return ControllerError(_cause(ended, store, key, clock))
         case _:
             return TrainingFailedError(ended.why)
+
+
+def _preemption(ended: FitEnded) -> PreemptionError:
+    taken = ended.taken or Taken({})
+    nodes = {node: list(ranks) for node, ranks in taken.nodes.items()}
+    error = PreemptionError(PreemptionInfo(taken.deadline_ms or None, nodes), taken.timed_out)
+    error.add_note(ended.why)
+    return error
 
 
 def _cause(ended: FitEnded, store: Store, key: RunKey | None, clock: Clock) -> BaseException:

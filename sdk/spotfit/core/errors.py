@@ -184,10 +184,20 @@ class ControllerError(TrainingFailedError):
 
 
 class PreemptionError(TrainingFailedError):
-    """Machines were reclaimed more often than `FailureConfig.max_preemption_failures` allows."""
+    """Machines were reclaimed more often than `FailureConfig.max_preemption_failures` allows.
+
+    `preemption_info` tells which machines were the last, and their ranks; `drain_timed_out` that
+    workers were still running when the time that was announced was over.
+    """
 
     def __init__(self, preemption_info: Any, drain_timed_out: bool = False) -> None:
-        super().__init__(f"The run lost more machines than its budget allows: {preemption_info}")
+        ranks = ", ".join(str(rank) for rank in preemption_info.preempted_ranks)
+        super().__init__(
+            "The run lost more machines than its budget allows; the last were those of ranks "
+            f"[{ranks}].",
+            do="Raise FailureConfig(max_preemption_failures=...), where -1 is no limit, and fit "
+            "again: the run continues from its latest checkpoint.",
+        )
         self.preemption_info = preemption_info
         self.drain_timed_out = drain_timed_out
 

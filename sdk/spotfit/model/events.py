@@ -40,6 +40,16 @@ class RankFailure(msgspec.Struct, frozen=True):
     """Whether another try would end the same way."""
 
 
+class Taken(msgspec.Struct, frozen=True):
+    """Machines of a round that were reclaimed, with the ranks they held."""
+
+    nodes: dict[str, tuple[int, ...]]
+    deadline_ms: int = 0
+    """When the first of them was to go, as their notices said; 0 where nobody knew."""
+    timed_out: bool = False
+    """Whether workers were still running when the notices' time was over."""
+
+
 class FitStarted(msgspec.Struct, frozen=True, tag="fit_started"):
     """A `fit()` took this name; earlier fits of it are history, their checkpoints stay."""
 
@@ -118,6 +128,7 @@ class RoundClosed(msgspec.Struct, frozen=True, tag="round_closed"):
     blame: Blame
     why: str
     failures: tuple[RankFailure, ...] = ()
+    taken: Taken | None = None
 
 
 class CheckpointCommitted(msgspec.Struct, frozen=True, tag="checkpoint_committed"):
@@ -157,6 +168,8 @@ class FitEnded(msgspec.Struct, frozen=True, tag="fit_ended"):
     """The last metrics reported by rank 0, with or without a checkpoint."""
     result_key: str | None = None
     """Where what rank 0 returned lies, signed."""
+    taken: Taken | None = None
+    """The machines whose loss was one too many, where it ended for that."""
 
 
 Event = (

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class PreemptionInfo:
     """Nodes that announced their end, with the world ranks that live there."""
 
-    deadline_ms: int
-    """When the first of them goes, in milliseconds since 1970; 0 when nobody knows."""
+    deadline_ms: int | None
+    """When the first of them goes, in milliseconds since 1970; None when nobody knows."""
     preempted_node_to_ranks: dict[str, list[int]]
 
     @property

@@ -25,8 +25,6 @@ class Seat(msgspec.Struct, frozen=True):
     running: int | None = None
     """The round whose workers still live there."""
     notice: Notice | None = None
-    noticed: float | None = None
-    """When the leader heard of the notice, by its own clock."""
     warm: bool = True
     """Whether workers would start there without importing anything first."""
     entered: int = -1
@@ -71,12 +69,16 @@ class Watch(msgspec.Struct, frozen=True):
     """Agents whose connection was lost and that did not come back, since when."""
     broken: AbstractSet[AgentId] = frozenset()
     """Agents whose connection was lost since the round was opened, back or not."""
+    noticed_at: Mapping[AgentId, float] = {}
+    """When the leader first heard of each agent's notice, whether that is still here or not."""
     known: Mapping[tuple[Token, int], AgentId] = {}
     """Who was last connected from each machine that ever was."""
     stopped: bool = True
     """Whether no worker of the open round lives on a machine that is connected."""
     returned: AbstractSet[int] = frozenset()
     """Ranks of the open round whose function came back."""
+    saving: AbstractSet[int] = frozenset()
+    """Ranks that still bring files of the open round's next checkpoint."""
     failures: dict[int, RankFailure] = {}
     """Ranks of the open round that failed."""
     doomed_since: float | None = None

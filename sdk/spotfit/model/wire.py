@@ -122,7 +122,10 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
 
 class Named(msgspec.Struct, frozen=True, tag="named"):
-    """All ranks have made their n-th report: its directory, who brings files, rank 0's metrics."""
+    """All ranks have made their n-th report: its directory, who brings files, rank 0's metrics.
+
+    Without a name it was made without this rank, whose files nobody waits for any more.
+    """
 
     n: int
     name: str
@@ -150,6 +153,7 @@ class Preempted(msgspec.Struct, frozen=True, tag="preempted"):
     """Nodes of this round will be taken away: node id to its ranks."""
 
     deadline_ms: int
+    """When the first of them goes; 0 when nobody knows."""
     nodes: dict[str, tuple[int, ...]]
 
 

@@ -40,6 +40,11 @@ class Place(msgspec.Struct, frozen=True):
     def ranks(self) -> range:
         return range(self.first_rank, self.first_rank + self.workers)
 
+    @property
+    def machine(self) -> str:
+        """The name of its machine, as users see it."""
+        return f"{self.token}/{self.node}"
+
 
 class Round(msgspec.Struct, frozen=True):
     """One formation of the group; any loss ends it and the next has a new number."""

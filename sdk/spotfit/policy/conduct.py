@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from msgspec.structs import replace
+
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import Token
 from spotfit.model.events import (
@@ -141,7 +143,7 @@ def _finish(watch: Watch, now: float) -> Iterator[Action]:
 
 
 def _interrupt(view: View, watch: Watch, round_: Round, now: float) -> Iterator[Action]:
-    for judge in (drain.leave_in_time, drain.regroup):
+    for judge in (drain.last_words, drain.leave_in_time, drain.regroup):
         verdict = judge(view, watch, round_, now)
         if isinstance(verdict, Wait):
             yield verdict
@@ -245,7 +247,7 @@ def _committed(ready: Ready) -> CheckpointCommitted:
 
 
 def _with_metrics(ended: FitEnded, watch: Watch) -> FitEnded:
-    return FitEnded(ended.outcome, ended.why, ended.blame, ended.failures, watch.metrics)
+    return replace(ended, metrics=watch.metrics)
 
 
 _WHILE_IT_RUNS: tuple[Judge, ...] = (

@@ -6,15 +6,18 @@ from spotfit.core.ids import AgentId
 from spotfit.model.events import Blame, RoundClosed
 from spotfit.model.view import View
 from spotfit.model.watch import Watch
-from spotfit.model.world import Round
+from spotfit.model.world import Place, Round
 from spotfit.policy.actions import Wait
 from spotfit.policy.capacity import expected_slots, usable_seats
+from spotfit.policy.failure import closing, is_lost, taken
 
 UNKNOWN_NOTICE_S = 120.0
 """How long a machine is taken to stay whose notice names no time."""
 
 _FRESH_S = 0.25
 """A commit is fresh for so long: little was done since."""
+_LOOK_S = 1.0
+"""How often, at most, a wait for a commit is looked at; the commit itself wakes the leader."""
 _MARGIN_S = 2.0
 """So long before the machine goes the change is made all the same."""
 
@@ -29,12 +32,43 @@ def leave_in_time(view: View, watch: Watch, round_: Round, now: float) -> RoundC
         return None
     deadline = min(_deadline(view, watch, place.agent) for place in leaving)
     if now >= deadline:
-        return RoundClosed(round_.number, Blame.PREEMPTION, "the time the notice gave is over")
+        why = "the time the notice gave is over"
+        gone = taken(leaving, view, timed_out=True)
+        return RoundClosed(round_.number, Blame.PREEMPTION, why, taken=gone)
     if not _replaced(view, watch) or not _saved_since(view, [place.agent for place in leaving]):
         return Wait(deadline, f"{len(leaving)} machines leave in {deadline - now:.0f} s")
     if _fresh(watch, now) or now >= deadline - _MARGIN_S:
-        return RoundClosed(round_.number, Blame.PREEMPTION, "saved after the notice, and replaced")
+        why = "saved after the notice, and replaced"
+        return RoundClosed(round_.number, Blame.PREEMPTION, why, taken=taken(leaving, view))
     return Wait(deadline - _MARGIN_S, "replaced; changing over at the next commit")
+
+
+def may_outlive(view: View, place: Place) -> bool:
+    """Whether a round may go on for a while when the machine of that place is gone: it was
+    announced, and the user wants those who stay to save what they can."""
+    assert view.spec is not None
+    wanted = view.spec.relax_collectives or view.spec.limits.preemption_grace_s > 0
+    return wanted and place.agent in view.notices and 0 not in place.ranks
+
+
+def last_words(view: View, watch: Watch, round_: Round, now: float) -> RoundClosed | Wait | None:
+    """When a machine has gone as announced: let those who stay save, but not for ever.
+
+    They may finish a checkpoint they can finish; with relaxed collectives they may begin one.
+    None where no machine has gone.
+    """
+    assert view.spec is not None
+    lost = [place for place in round_.places if is_lost(view, watch, place)]
+    if not lost:
+        return None
+    agents = [place.agent for place in lost if place.agent in view.notices]
+    until = min((_deadline(view, watch, agent) for agent in agents), default=now)
+    gone = {rank for place in lost for rank in place.ranks}
+    finishing = bool(watch.saving) and gone.isdisjoint(watch.saving)
+    beginning = view.spec.relax_collectives and not _saved_since(view, agents)
+    if now < until and (finishing or beginning):
+        return Wait(until, f"those who stay save; ranks {sorted(gone)} are gone")
+    return closing(view, watch, round_)
 
 
 def regroup(view: View, watch: Watch, round_: Round, now: float) -> RoundClosed | Wait | None:
@@ -52,7 +86,7 @@ def regroup(view: View, watch: Watch, round_: Round, now: float) -> RoundClosed 
         return Wait(due, f"{slots} workers would have a place; the size changes at intervals")
     if not (_fresh(watch, now) and view.latest_committed_slot > view.round_slot):
         why = f"{slots} workers would have a place; growing after a commit"
-        return Wait(now + spec.resize_every_s, why)
+        return Wait(now + max(spec.resize_every_s, _LOOK_S), why)
     why = f"{slots} workers have a place, {round_.world_size} are at work"
     return RoundClosed(round_.number, Blame.RESIZE, why)
 
@@ -76,8 +110,7 @@ def _saved_since(view: View, agents: list[AgentId]) -> bool:
 
 def _deadline(view: View, watch: Watch, agent: AgentId) -> float:
     assert view.spec is not None
-    seat = watch.seats.get(agent)
-    noticed = seat.noticed if seat and seat.noticed is not None else watch.led_since
+    noticed = watch.noticed_at.get(agent, watch.led_since)
     left = view.notices[agent].seconds_left
     stay = UNKNOWN_NOTICE_S if left is None else left
     return float(noticed + stay + view.spec.limits.preemption_grace_s)

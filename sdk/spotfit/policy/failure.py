@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from spotfit.core.errors import MachineError, SpotfitError, TransientStoreError
-from spotfit.model.events import Blame, FitEnded, RankFailure, RoundClosed
+from spotfit.model.events import Blame, FitEnded, RankFailure, RoundClosed, Taken
 from spotfit.model.spec import Limits
 from spotfit.model.view import View
 from spotfit.model.watch import Watch
@@ -41,23 +42,27 @@ def closing(view: View, watch: Watch, round_: Round) -> RoundClosed:
     """The entry that ends a round in which something failed, with the blame where it belongs.
 
     A lost machine outweighs the errors of its peers: they fail because it is gone, so their
-    exceptions are its echo.
+    exceptions are its echo. So does a worker that died on a machine that announced its end.
     """
-    lost = [place for place in round_.places if _is_lost(view, watch, place)]
+    lost = [place for place in round_.places if is_lost(view, watch, place)]
+    leaving = [place for place in round_.places if place.agent in view.notices]
     failures = tuple(sorted(watch.failures.values(), key=_tells_most))
     if lost:
         told = tuple(_lost_rank(rank) for place in lost for rank in place.ranks)
         return RoundClosed(
-            round_.number, Blame.PREEMPTION, _machines(lost), told + _raised(failures, told)
+            round_.number,
+            Blame.PREEMPTION,
+            _machines(lost),
+            told + _raised(failures, told),
+            taken([place for place in round_.places if place in lost or place in leaving], view),
         )
     broken = [place for place in round_.places if place.agent in watch.broken]
     if broken:
-        why = f"the connection to {broken[0].token}/{broken[0].node} broke"
+        why = f"the connection to {broken[0].machine} broke"
         return RoundClosed(round_.number, Blame.NETWORK, why, failures)
-    leaving = [place for place in round_.places if place.agent in view.notices]
-    if failures and leaving and all(_on(leaving, failure.rank) for failure in failures):
+    if _part_of_leaving(failures, leaving):
         why = f"{_machines(leaving)} as announced"
-        return RoundClosed(round_.number, Blame.PREEMPTION, why, failures)
+        return RoundClosed(round_.number, Blame.PREEMPTION, why, failures, taken(leaving, view))
     if failures:
         blame, cause = _blamed(failures)
         return RoundClosed(round_.number, blame, _in_words(cause), failures)
@@ -78,7 +83,21 @@ def verdict(view: View) -> FitEnded | None:
     if allowed < 0 or failed <= allowed:
         return None
     why = f"failure {failed} of kind {closed.blame.value!r}, {allowed} allowed: {closed.why}"
-    return FitEnded("failed", why, closed.blame, closed.failures)
+    return FitEnded("failed", why, closed.blame, closed.failures, taken=closed.taken)
+
+
+def taken(places: Sequence[Place], view: View, *, timed_out: bool = False) -> Taken:
+    """These machines as reclaimed, with the earliest end that their notices told."""
+    notices = [view.notices[place.agent] for place in places if place.agent in view.notices]
+    deadlines = [notice.deadline_ms for notice in notices if notice.deadline_ms]
+    nodes = {place.machine: tuple(place.ranks) for place in places}
+    return Taken(nodes, min(deadlines, default=0), timed_out)
+
+
+def is_lost(view: View, watch: Watch, place: Place) -> bool:
+    """Whether the machine of that place is gone."""
+    former_leader = view.leader is not None and view.leader.lost == place.agent
+    return place.agent in view.lost_agents or place.agent in watch.gone or former_leader
 
 
 def _limit(limits: Limits, blame: Blame) -> int:
@@ -87,11 +106,6 @@ def _limit(limits: Limits, blame: Blame) -> int:
         Blame.PLATFORM: limits.platform,
         Blame.PREEMPTION: limits.preemption,
     }[blame]
-
-
-def _is_lost(view: View, watch: Watch, place: Place) -> bool:
-    former_leader = view.leader is not None and view.leader.lost == place.agent
-    return place.agent in view.lost_agents or place.agent in watch.gone or former_leader
 
 
 def _lost_rank(rank: int) -> RankFailure:
@@ -110,12 +124,20 @@ def _raised(
     return tuple(failure for failure in failures if failure.rank not in ranks)
 
 
+def _part_of_leaving(failures: Sequence[RankFailure], leaving: list[Place]) -> bool:
+    """A process that dies there was ended with its machine; an exception is the user's own, unless
+    nobody else has one."""
+    there = [failure for failure in failures if _on(leaving, failure.rank)]
+    died = any(failure.kind != "raised" for failure in there)
+    return died or (len(there) > 0 and len(there) == len(failures))
+
+
 def _on(places: list[Place], rank: int) -> bool:
     return any(rank in place.ranks for place in places)
 
 
 def _machines(places: list[Place]) -> str:
-    names = ", ".join(f"{place.token}/{place.node}" for place in places)
+    names = ", ".join(place.machine for place in places)
     return f"lost {len(places)} machine{'s' if len(places) > 1 else ''} ({names})"
 
 

@@ -117,6 +117,9 @@ class Session:
         n = self._send_files(metrics, luggage)
         named = self._wait_for(partial(self._named.pop, n, None), what="the checkpoint's name")
         assert named is not None  # there was no time limit
+        if not named.name:
+            log.warning("report.without_us", rank=self._start.rank, n=n)
+            return
         self._brought[named.name] += 1
         save_it = partial(self._save, named, luggage)
         if luggage.mode is CheckpointUploadMode.ASYNC:
@@ -209,7 +212,8 @@ class Session:
         told = _preempted.decode(self.gather("preemption_info", encode(self._preempted)))
         if told is None:
             return None
-        return PreemptionInfo(told.deadline_ms, {n: list(ranks) for n, ranks in told.nodes.items()})
+        nodes = {node: list(ranks) for node, ranks in told.nodes.items()}
+        return PreemptionInfo(told.deadline_ms or None, nodes)
 
     # --- saving ------------------------------------------------------------------------------
 

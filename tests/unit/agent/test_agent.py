@@ -23,6 +23,7 @@ from spotfit.model.events import (
     Released,
     RoundClosed,
     RoundOpened,
+    Taken,
 )
 from spotfit.model.spec import Limits
 from spotfit.model.wire import (
@@ -34,6 +35,7 @@ from spotfit.model.wire import (
     Rejected,
     Report,
     Returned,
+    Saved,
 )
 from spotfit.testing.builders import a_notice
 from tests.unit.agent.world import TEMPO, World, signed
@@ -401,6 +403,66 @@ def test_without_a_replacement_it_trains_until_the_last_moment() -> None:
     took_s = world.until(lambda: world.last(RoundClosed))
     assert took_s == pytest.approx(20.0, abs=0.5)
     assert world.last(RoundClosed).why == "the time the notice gave is over"
+
+
+def leaves_and_dies(world: World) -> None:
+    """The machine that does not lead announces its end, and is gone a second later."""
+    leaving = world.holder(follower(world))
+    assert leaving is world.holder(1)
+    leaving.fate.notice = a_notice(seconds_left=60.0, deadline_ms=77)
+    world.until(lambda: world.last(Noticed))
+    world.run(1.0)
+    world.kill(leaving)
+
+
+def test_with_relaxed_collectives_those_who_stay_save_without_the_machine_that_went() -> None:
+    world = World(relax_collectives=True)
+    world.train()
+    leaves_and_dies(world)
+    world.run(5.0)
+    assert world.all_of(RoundClosed) == []
+    world.say(0, Files(0, msgspec.Raw(b"{}"), "c1"))
+    assert world.heard(0, Named)[-1].ranks == (0,), "nobody waits for rank 1"
+    world.say(0, Saved(0, "c1", 10))
+    world.until(lambda: world.last(RoundClosed))
+    closed = world.last(RoundClosed)
+    assert (closed.blame, closed.taken) == (Blame.PREEMPTION, Taken({"t-1/1": (1,)}, 77))
+    world.until(lambda: world.training)
+    assert world.view.round is not None
+    assert world.view.round.checkpoint == "c1"
+
+
+def test_with_grace_those_who_stay_finish_what_they_were_saving() -> None:
+    world = World(limits=Limits(preemption_grace_s=30.0))
+    world.train()
+    world.say(1, Report(0, msgspec.Raw(b"{}")))
+    world.say(0, Files(0, msgspec.Raw(b"{}"), "c1"))
+    leaves_and_dies(world)
+    world.run(5.0)
+    assert world.all_of(RoundClosed) == []
+    world.say(0, Saved(0, "c1", 10))
+    world.until(lambda: world.last(RoundClosed))
+    assert [kept.name for kept in world.view.checkpoints] == ["c1"]
+
+
+def test_without_either_a_machine_that_goes_ends_its_round_at_once() -> None:
+    world = World()
+    world.train()
+    world.say(1, Report(0, msgspec.Raw(b"{}")))
+    world.say(0, Files(0, msgspec.Raw(b"{}"), "c1"))
+    leaves_and_dies(world)
+    assert world.until(lambda: world.last(RoundClosed)) < 1.0
+    assert world.last(RoundClosed).blame is Blame.PREEMPTION
+
+
+def test_an_error_of_those_who_stay_is_the_echo_of_the_machine_that_went() -> None:
+    world = World(relax_collectives=True)
+    world.train()
+    leaves_and_dies(world)
+    world.run(1.0)
+    world.fail(0, "ConnectionError: closed by peer")
+    world.until(lambda: world.last(RoundClosed))
+    assert world.last(RoundClosed).blame is Blame.PREEMPTION
 
 
 # --- the end -------------------------------------------------------------------------------------

@@ -207,13 +207,58 @@ def test_what_is_no_frame_is_refused(frame: bytes) -> None:
 # --- those who leave -----------------------------------------------------------------------------
 
 
-def test_an_excused_rank_is_not_waited_for_but_rank_0_always_is() -> None:
+LEAVES = frozenset({2})
+
+
+def test_an_excused_rank_is_not_waited_for() -> None:
     hub = a_hub(3)
-    hub.excused = frozenset({0, 2})
+    assert hub.excuse(LEAVES) == []
     take(hub, 1, report(0))
     assert not hub.told
     take(hub, 0, report(0))
     assert len(hub.told) == 1
+
+
+def test_where_rank_0_leaves_everybody_is_waited_for() -> None:
+    hub = a_hub(3)
+    hub.excuse(frozenset({0, 2}))
+    take(hub, 0, report(0))
+    take(hub, 1, report(0))
+    assert not hub.told
+
+
+def test_whoever_waits_already_goes_on_at_once() -> None:
+    hub = a_hub(3)
+    take(hub, 0, files(0, "c1"))
+    take(hub, 1, report(0))
+    take(hub, 0, Gather("preemption_info", 0, b"v"))
+    take(hub, 1, Gather("preemption_info", 0))
+    take(hub, 0, Gather("barrier", 0))
+    take(hub, 1, Gather("barrier", 0))
+    answers = hub.excuse(LEAVES)
+    assert [rank for rank, _ in answers] == [0, 0, 1]
+    assert isinstance(answers[0][1], Named)
+    assert answers[0][1].ranks == (0,)
+    assert {told for _, told in answers[1:]} == {Gathered("preemption_info", 0, b"v")}
+
+
+def test_who_comes_after_all_is_told_and_keeps_nobody_waiting() -> None:
+    hub = a_hub(3, keep_all=True)
+    hub.excuse(LEAVES)
+    for rank in (0, 1):
+        take(hub, rank, report(0))
+        take(hub, rank, files(1, "c1"))
+        take(hub, rank, Gather("preemption_info", 0, b"v"))
+    late = Gathered("preemption_info", 0, b"v")
+    assert take(hub, 2, Gather("preemption_info", 0)) == [(2, late)]
+    assert take(hub, 2, report(0)) == []
+    rank, named = the_only(take(hub, 2, files(1)))
+    assert (rank, named.n, named.name) == (2, 1, "")
+    assert hub.uploading == {0, 1}, "its files are not waited for"
+    take(hub, 0, files(2, "c2"))
+    take(hub, 2, files(2, "c2"))
+    answers = take(hub, 1, report(2))
+    assert [rank for rank, _ in answers] == [0, 2], "but what it makes in time counts"
 
 
 # --- collectives ---------------------------------------------------------------------------------
@@ -237,7 +282,7 @@ def test_collectives_are_told_apart_by_kind_and_number() -> None:
 
 def test_only_our_own_collective_does_without_those_who_leave() -> None:
     hub = a_hub()
-    hub.excused = frozenset({1})
+    hub.excuse(frozenset({1}))
     assert take(hub, 0, Gather("barrier", 0)) == []
     assert the_only(take(hub, 0, Gather("preemption_info", 0, b"v"))) == (
         0,

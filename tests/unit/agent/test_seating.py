@@ -32,7 +32,7 @@ def test_who_joins_is_idle_unless_it_says_otherwise() -> None:
     assert seating.seats[B].running is None
     seating.join(B, join_of(1, running=3, notice=a_notice()), 12.0)
     seat = seating.seats[B]
-    assert (seat.running, seat.notice, seat.noticed) == (3, a_notice(), 12.0)
+    assert (seat.running, seat.notice, seating.noticed_at[B]) == (3, a_notice(), 12.0)
 
 
 def test_who_is_lost_is_missed_until_it_comes_back() -> None:
@@ -120,10 +120,13 @@ def test_who_has_not_been_heard_for_too_long_is_silent_but_never_the_leader_itse
     assert seating.heard(an_agent(9), 16.0) is None
 
 
-def test_a_warning_is_noted_with_the_time_it_was_heard() -> None:
+def test_a_warning_is_noted_with_the_time_it_was_first_heard() -> None:
     seating, _, _ = a_table()
     seating.warned(B, a_notice(), 17.0)
-    assert (seating.seats[B].notice, seating.seats[B].noticed) == (a_notice(), 17.0)
+    assert (seating.seats[B].notice, seating.noticed_at[B]) == (a_notice(), 17.0)
+    seating.lose(B, 18.0)
+    seating.join(B, join_of(1, notice=a_notice()), 19.0)
+    assert seating.noticed_at[B] == 17.0, "a connection that broke buys no time"
 
 
 def test_all_are_told() -> None:

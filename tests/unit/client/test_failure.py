@@ -19,7 +19,8 @@ from spotfit.core.errors import (
     WorkerGroupError,
 )
 from spotfit.ledger import keys
-from spotfit.model.events import Blame, FitEnded, RankFailure
+from spotfit.model.events import Blame, FitEnded, RankFailure, Taken
+from spotfit.model.preemption import PreemptionInfo
 from spotfit.ship.sign import RunKey
 from spotfit.store.memory import MemoryStore
 from spotfit.testing.clock import ManualClock
@@ -114,7 +115,7 @@ def test_what_is_no_exception_is_not_raised() -> None:
     ("ended", "kind", "says"),
     [
         (FitEnded("cancelled", "Ctrl-C"), RunCancelledError, "Ctrl-C"),
-        (FitEnded("failed", "4 of 3", Blame.PREEMPTION), PreemptionError, "4 of 3"),
+        (FitEnded("failed", "4 of 3", Blame.PREEMPTION), PreemptionError, "than its budget"),
         (FitEnded("failed", "no quota", Blame.PLATFORM), ControllerError, "no quota"),
         (
             FitEnded(
@@ -131,6 +132,26 @@ def test_every_end_has_its_exception(ended: FitEnded, kind: type[Exception], say
     error = error_of(ended, MemoryStore(), KEY)
     assert type(error) is kind
     assert says in str(error)
+
+
+@pytest.mark.parametrize("timed_out", [False, True])
+def test_too_many_reclaims_tell_which_machines_were_the_last(timed_out: bool) -> None:
+    gone = Taken({"t-2/0": (3, 2), "t-1/1": (1,)}, 77, timed_out)
+    ended = FitEnded("failed", "failure 2 of kind 'preemption'", Blame.PREEMPTION, taken=gone)
+    error = error_of(ended, MemoryStore(), KEY)
+    assert isinstance(error, PreemptionError)
+    assert not isinstance(error, WorkerGroupError)
+    assert error.preemption_info == PreemptionInfo(77, {"t-2/0": [3, 2], "t-1/1": [1]})
+    assert error.drain_timed_out == timed_out
+    assert "[1, 2, 3]" in str(error)
+    assert error.__notes__ == ["failure 2 of kind 'preemption'"]
+
+
+def test_a_reclaim_that_nobody_announced_had_no_deadline() -> None:
+    ended = FitEnded("failed", "", Blame.PREEMPTION, taken=Taken({"t-1/1": (1,)}))
+    error = error_of(ended, MemoryStore(), KEY)
+    assert isinstance(error, PreemptionError)
+    assert error.preemption_info.deadline_ms is None
 
 
 def test_what_a_callback_raised_is_the_cause_itself() -> None:

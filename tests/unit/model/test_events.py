@@ -14,7 +14,7 @@ import pytest
 
 from spotfit.core.codec import UNREADABLE, decoder, encode
 from spotfit.core.ids import AgentId
-from spotfit.model.events import Blame, Entry, Event, FitEnded
+from spotfit.model.events import Blame, Entry, Event, FitEnded, Taken
 from spotfit.model.fold import fold
 from spotfit.model.view import View
 
@@ -55,13 +55,14 @@ def test_the_old_journal_still_means_what_it_meant() -> None:
     assert view.leads(AgentId("a-1"))
     assert [one.name for one in view.checkpoints] == ["epoch-2"]
     assert view.dropped == {"epoch-1"}
-    assert view.failures == {Blame.PREEMPTION: 1, Blame.NETWORK: 1, Blame.WORKER: 1}
+    assert view.failures == {Blame.PREEMPTION: 2, Blame.NETWORK: 1, Blame.WORKER: 1}
     assert view.last_refusal == "no capacity in this zone"
     assert not any(group.standing for group in view.groups.values())
     assert view.lost_agents == {AgentId("a-2")}
     assert view.cancelled == "cancel() was called"
     assert isinstance(view.ended, FitEnded)
     assert view.ended.result_key == ".spotfit/results/1-0.pkl"
+    assert view.ended.taken == Taken({"t-1/0": (0, 1)}, 1_767_225_720_000, timed_out=True)
 
 
 def test_a_field_that_came_later_does_not_stop_an_older_reader() -> None:

@@ -190,7 +190,9 @@ def test_a_machine_that_went_takes_its_round_along_even_if_others_had_returned()
 
 
 def test_what_a_machine_announces_is_written_down_once() -> None:
-    noticed = a_watch(seats=seats(a_seat(0), a_seat(1, notice=a_notice(), noticed=NOW)))
+    noticed = a_watch(
+        seats=seats(a_seat(0), a_seat(1, notice=a_notice())), noticed_at={an_agent(1): NOW}
+    )
     assert written(OPEN, noticed) == Noticed(an_agent(1), a_notice())
     known = replace(OPEN, notices={an_agent(1): a_notice()}, noticed_slots={an_agent(1): 5})
     assert isinstance(conduct(known, noticed, NOW), Order), "its replacement comes next"
@@ -198,7 +200,9 @@ def test_what_a_machine_announces_is_written_down_once() -> None:
 
 def test_a_replacement_is_asked_for_while_the_round_goes_on() -> None:
     leaving = replace(OPEN, notices={an_agent(1): a_notice()}, noticed_slots={an_agent(1): 5})
-    watch = a_watch(seats=seats(a_seat(0), a_seat(1, notice=a_notice(), noticed=NOW)))
+    watch = a_watch(
+        seats=seats(a_seat(0), a_seat(1, notice=a_notice())), noticed_at={an_agent(1): NOW}
+    )
     assert conduct(leaving, watch, NOW) == Order(1, "1 of 2 workers have no machine")
     asked = replace(leaving, groups=PENDING)
     assert conduct(asked, watch, NOW) == Submit(OTHER)

@@ -7,12 +7,18 @@ from typing import Any
 import pytest
 
 from spotfit.core.ids import Token
-from spotfit.model.events import Blame, RoundClosed
+from spotfit.model.events import Blame, RoundClosed, Taken
 from spotfit.model.spec import Limits
 from spotfit.model.view import View
 from spotfit.model.watch import Watch
 from spotfit.policy.actions import Wait
-from spotfit.policy.drain import UNKNOWN_NOTICE_S, leave_in_time, regroup
+from spotfit.policy.drain import (
+    UNKNOWN_NOTICE_S,
+    last_words,
+    leave_in_time,
+    may_outlive,
+    regroup,
+)
 from spotfit.testing.builders import (
     TOKEN,
     a_group,
@@ -29,7 +35,7 @@ from spotfit.testing.builders import (
 
 SPARE = Token("t-2")
 NOTICED = 100.0
-LEAVING = a_seat(1, notice=a_notice(seconds_left=60.0), noticed=NOTICED)
+LEAVING = a_seat(1, notice=a_notice(seconds_left=60.0))
 REPLACEMENT = a_seat(2, member=a_member(2, token=SPARE, node=0))
 
 
@@ -47,7 +53,9 @@ def noticed(*, saved: bool = False, **given: Any) -> View:
 
 def seen(*some: Any) -> Watch:
     """The last commit was at 109.9."""
-    return a_watch(seats=seats(a_seat(0), *some), committed_at=109.9)
+    return a_watch(
+        seats=seats(a_seat(0), *some), committed_at=109.9, noticed_at={an_agent(1): NOTICED}
+    )
 
 
 def leaving(view: View, watch: Watch, now: float) -> RoundClosed | Wait | None:
@@ -93,6 +101,7 @@ def test_it_trains_on_until_saved_and_replaced_or_out_of_time(
     assert verdict.why == outcome
     if isinstance(verdict, RoundClosed):
         assert (verdict.number, verdict.blame) == (1, Blame.PREEMPTION)
+        assert verdict.taken == Taken({"t-1/1": (1,)}, timed_out=outcome.startswith("the time"))
     else:
         assert verdict.until == (158.0 if "next commit" in outcome else 160.0)
 
@@ -112,7 +121,7 @@ def test_the_grace_the_user_gave_comes_on_top() -> None:
 
 
 def test_the_first_to_go_sets_the_time() -> None:
-    soon = a_seat(0, notice=a_notice(seconds_left=5.0), noticed=NOTICED)
+    soon = a_seat(0, notice=a_notice(seconds_left=5.0))
     view = noticed(
         notices={
             an_agent(0): a_notice(seconds_left=5.0),
@@ -120,7 +129,8 @@ def test_the_first_to_go_sets_the_time() -> None:
         },
         noticed_slots={an_agent(0): 7, an_agent(1): 7},
     )
-    verdict = leaving(view, a_watch(seats=seats(soon, LEAVING)), NOTICED)
+    noticed_at = {an_agent(0): NOTICED, an_agent(1): NOTICED}
+    verdict = leaving(view, a_watch(seats=seats(soon, LEAVING), noticed_at=noticed_at), NOTICED)
     assert isinstance(verdict, Wait)
     assert verdict.until == 105.0
 
@@ -138,6 +148,77 @@ def test_an_elastic_group_may_go_on_smaller_once_nobody_more_is_expected() -> No
     assert isinstance(leaving(alone, seen(LEAVING), 110.0), RoundClosed)
     coming = noticed(saved=True, spec=elastic)
     assert isinstance(leaving(coming, seen(LEAVING), 110.0), Wait)
+
+
+# --- gone as announced, while others still save --------------------------------------------------
+
+RELAXED = a_spec(relax_collectives=True)
+PATIENT = a_spec(limits=Limits(preemption_grace_s=30.0))
+
+
+def after(view: View, now: float, **seen: Any) -> RoundClosed | Wait | None:
+    """a1's machine is gone; it was noticed at 100, to go in 60 s."""
+    assert view.round is not None
+    there = a_watch(
+        seats=seats(a_seat(0)),
+        gone={an_agent(1): 150.0},
+        noticed_at={an_agent(1): NOTICED},
+        **seen,
+    )
+    return last_words(view, there, view.round, now)
+
+
+@pytest.mark.parametrize(
+    ("view", "outlives"),
+    [
+        (noticed(spec=RELAXED), True),
+        (noticed(spec=PATIENT), True),
+        (noticed(), False),
+        (noticed(spec=RELAXED, notices={}), False),
+        (noticed(spec=RELAXED, round=a_round(members=[a_member(1), a_member(0)])), False),
+    ],
+    ids=["relaxed", "with grace", "by default", "not announced", "it has rank 0"],
+)
+def test_who_may_go_on_without_a_machine(view: View, outlives: bool) -> None:
+    assert view.round is not None
+    place = view.round.place_of(an_agent(1))
+    assert place is not None
+    assert may_outlive(view, place) == outlives
+
+
+def test_while_everybody_is_here_there_are_no_last_words() -> None:
+    view = noticed(spec=RELAXED)
+    assert view.round is not None
+    assert last_words(view, seen(LEAVING), view.round, 110.0) is None
+
+
+def test_with_relaxed_collectives_those_who_stay_may_begin_to_save() -> None:
+    waits = after(noticed(spec=RELAXED), 150.0)
+    assert isinstance(waits, Wait)
+    assert waits.until == 160.0
+    over = after(noticed(spec=RELAXED), 160.0)
+    assert isinstance(over, RoundClosed)
+    assert (over.blame, over.taken) == (Blame.PREEMPTION, Taken({"t-1/1": (1,)}))
+
+
+def test_once_they_have_saved_the_next_round_is_not_kept_waiting() -> None:
+    assert isinstance(after(noticed(spec=RELAXED, saved=True), 150.0), RoundClosed)
+
+
+@pytest.mark.parametrize(
+    ("saving", "now", "waits"),
+    [({0}, 150.0, True), ({0}, 189.9, True), ({0}, 190.0, False), ({0, 1}, 150.0, False)],
+    ids=["under way", "grace", "grace is over", "the lost one has files, too"],
+)
+def test_what_they_can_finish_they_may_finish_within_the_grace(
+    saving: set[int], now: float, waits: bool
+) -> None:
+    verdict = after(noticed(spec=PATIENT), now, saving=frozenset(saving))
+    assert isinstance(verdict, Wait if waits else RoundClosed)
+
+
+def test_with_nothing_to_finish_grace_is_not_waited_out() -> None:
+    assert isinstance(after(noticed(spec=PATIENT), 150.0), RoundClosed)
 
 
 # --- growing -------------------------------------------------------------------------------------
@@ -186,6 +267,18 @@ def test_it_does_not_throw_away_steps_to_grow(committed_at: float | None) -> Non
 def test_a_commit_of_the_round_before_is_no_occasion() -> None:
     view = small(next_slot=20, latest_committed_slot=9)
     assert isinstance(growing(view, a_watch(committed_at=999.5), 1000.0), Wait)
+
+
+def test_a_look_at_every_moment_is_still_a_wait() -> None:
+    eager = a_spec(workers_min=1, workers_max=3, resize_every_s=0.0)
+    verdict = growing(small(spec=eager), a_watch(), 1000.0)
+    assert isinstance(verdict, Wait)
+    assert verdict.until == 1001.0
+
+
+def test_a_range_of_one_size_is_elastic_and_full() -> None:
+    only = a_spec(workers_min=2, workers_max=2, elastic=True)
+    assert growing(small(spec=only, round=a_round()), a_watch(committed_at=999.9), 1000.0) is None
 
 
 def test_it_does_not_grow_for_a_machine_that_is_still_importing() -> None:

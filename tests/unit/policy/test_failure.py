@@ -14,9 +14,9 @@ from spotfit.core.errors import (
     ShippingError,
     TransientStoreError,
 )
-from spotfit.model.events import Blame, LeaderElected, RankFailure, RoundClosed
+from spotfit.model.events import Blame, LeaderElected, RankFailure, RoundClosed, Taken
 from spotfit.model.spec import Limits
-from spotfit.policy.failure import closing, verdict, while_preparing
+from spotfit.policy.failure import closing, taken, verdict, while_preparing
 from spotfit.testing.builders import (
     a_notice,
     a_round,
@@ -31,6 +31,7 @@ from spotfit.testing.builders import (
 VIEW = a_view(round=a_round())
 RAISED = RankFailure(0, "raised", "Traceback\nValueError: no")
 DIED = RankFailure(1, "died", "The worker of rank 1 was killed by SIGABRT.")
+GONE = Taken({"t-1/1": (1,)})
 
 
 def test_the_users_own_error_is_the_users() -> None:
@@ -64,6 +65,7 @@ def test_a_lost_machine_outweighs_the_errors_of_its_peers(how: str) -> None:
     closed = closing(view, watch, a_round())
     assert (closed.blame, closed.why) == (Blame.PREEMPTION, "lost 1 machine (t-1/1)")
     assert [(one.rank, one.kind) for one in closed.failures] == [(1, "lost"), (0, "raised")]
+    assert closed.taken == Taken({"t-1/1": (1,)})
 
 
 def test_a_rank_that_is_lost_is_not_told_twice() -> None:
@@ -77,12 +79,27 @@ def test_errors_on_machines_that_announced_their_end_are_part_of_it() -> None:
     closed = closing(view, a_watch(failures={1: DIED}), a_round())
     assert closed.blame is Blame.PREEMPTION
     assert closed.why == "lost 1 machine (t-1/1) as announced"
+    assert closed.taken == Taken({"t-1/1": (1,)})
 
 
-def test_a_notice_excuses_nobody_else() -> None:
-    view = replace(VIEW, notices={an_agent(1): a_notice()})
+def test_a_worker_that_dies_where_the_end_was_announced_outweighs_the_errors_of_its_peers() -> None:
+    view = replace(VIEW, notices={an_agent(1): a_notice(deadline_ms=77)})
     closed = closing(view, a_watch(failures={0: RAISED, 1: DIED}), a_round())
-    assert closed.blame is Blame.WORKER
+    assert (closed.blame, closed.taken) == (Blame.PREEMPTION, Taken({"t-1/1": (1,)}, 77))
+
+
+@pytest.mark.parametrize("ranks", [(0,), (0, 1)])
+def test_a_notice_excuses_no_errors_of_others(ranks: tuple[int, ...]) -> None:
+    view = replace(VIEW, notices={an_agent(1): a_notice()})
+    raised = {rank: replace(RAISED, rank=rank) for rank in ranks}
+    closed = closing(view, a_watch(failures=raised), a_round())
+    assert (closed.blame, closed.taken) == (Blame.WORKER, None)
+
+
+def test_the_first_end_that_was_announced_is_the_one_that_counts() -> None:
+    notices = {an_agent(0): a_notice(deadline_ms=900), an_agent(1): a_notice(deadline_ms=0)}
+    both = taken(a_round().places, replace(VIEW, notices=notices), timed_out=True)
+    assert both == Taken({"t-1/0": (0,), "t-1/1": (1,)}, 900, timed_out=True)
 
 
 def test_a_connection_that_broke_is_nobodys_fault_once_its_agent_is_back() -> None:
@@ -117,12 +134,13 @@ def test_each_kind_has_its_own_budget(limits: Limits, blame: Blame, count: int, 
     view = a_view(
         spec=a_spec(limits=limits),
         failures={**dict.fromkeys(Blame, 0), blame: count},
-        last_closed=RoundClosed(count, blame, "rank 0 raised: no", (RAISED,)),
+        last_closed=RoundClosed(count, blame, "rank 0 raised: no", (RAISED,), GONE),
     )
     ended = verdict(view)
     assert (ended is not None) == ends
     if ended is not None:
         assert (ended.outcome, ended.blame, ended.failures) == ("failed", blame, (RAISED,))
+        assert ended.taken == GONE
         assert ended.why.startswith(f"failure {count} of kind '{blame.value}'")
 
 

@@ -20,7 +20,7 @@ from spotfit.ledger.journal import Journal
 from spotfit.model.events import CheckpointCommitted, CheckpointDropped, Entry, Event
 from spotfit.model.reporting import CheckpointConsistencyMode, CheckpointUploadMode
 from spotfit.model.spec import Keep, RunSpec
-from spotfit.model.wire import Committed, Files, Gather, Gathered, Preempted, Report, Saved
+from spotfit.model.wire import Committed, Files, Gather, Gathered, Named, Preempted, Report, Saved
 from spotfit.store.memory import MemoryStore
 from spotfit.store.opening import open_store
 from spotfit.worker import session as sessions
@@ -372,6 +372,16 @@ def test_rank_0_broadcasts_and_the_others_receive(
     assert another.heard_of(Gather)[0].value == b"", "only rank 0 sends"
 
 
+def test_a_report_made_without_this_rank_saves_nothing_and_goes_on(
+    session: Session, agent: AgentEnd, store: MemoryStore, tmp_path: Path
+) -> None:
+    agent.say(Named(0, "", (), msgspec.Raw(b"{}")))
+    session.report_files({"loss": 1.0}, luggage(tmp_path / "w"))
+    assert agent.heard_of(Saved) == []
+    assert list(store.list()) == []
+    assert session.checkpoint() is None
+
+
 def test_nobody_knows_of_a_preemption_at_first(session: Session, agent: AgentEnd) -> None:
     agent.say(Gathered("preemption_info", 0, b"null"))
     assert session.preemption_info() is None
@@ -388,6 +398,13 @@ def test_what_rank_0_knows_of_a_preemption_is_what_all_are_told(
     assert told is not None
     assert (told.deadline_ms, told.preempted_ranks) == (5_000, [1, 2, 3])
     assert told.preempted_node_to_ranks == {"node-b": [2, 3], "node-a": [1]}
+
+
+def test_a_preemption_without_a_time_has_none(session: Session, agent: AgentEnd) -> None:
+    agent.say(Gathered("preemption_info", 0, encode(Preempted(0, {"node-a": (1,)}))))
+    told = session.preemption_info()
+    assert told is not None
+    assert told.deadline_ms is None
 
 
 # --- datasets --------------------------------------------------------------------------------
