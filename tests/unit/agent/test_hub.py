@@ -252,8 +252,8 @@ def test_who_comes_after_all_is_told_and_keeps_nobody_waiting() -> None:
     late = Gathered("preemption_info", 0, b"v")
     assert take(hub, 2, Gather("preemption_info", 0)) == [(2, late)]
     assert take(hub, 2, report(0)) == []
-    rank, named = the_only(take(hub, 2, files(1)))
-    assert (rank, named.n, named.name) == (2, 1, "")
+    to, named = the_only(take(hub, 2, files(1)))
+    assert (to, named.n, named.name) == (2, 1, "")
     assert hub.uploading == {0, 1}, "its files are not waited for"
     take(hub, 0, files(2, "c2"))
     take(hub, 2, files(2, "c2"))
