@@ -61,6 +61,10 @@ chaos: $(STAMP) ## random schedules, LIVE=500 with real processes and VIRTUAL=20
 bench: $(STAMP) ## measure ourselves and our peers, in pairs
 	$(BIN)/python benchmarks/run.py
 
+.PHONY: parity
+parity: $(STAMP) ## run Ray Train's own examples here, and compare its wheel with our table
+	$(BIN)/python -m tests.parity.run
+
 .PHONY: docs
 docs: $(STAMP) ## check that links resolve and that code in the documents compiles
 	$(PYTEST) -q tests/house/test_docs.py tests/house/test_examples.py

@@ -1,0 +1,172 @@
+"""`make parity`: Ray Train's own examples run here, and the table is still that of its wheel.
+
+Ray is installed into .bench/venv-ray, as for the benchmarks. Its examples are taken from there,
+moved by `python -m spotfit.migrate`, and run with spotfit. torchvision and tqdm, which they import,
+lie in a folder of their own, installed without what they depend on: torch is ours. Where the
+torchvision at hand was built for another torch it lacks its compiled operators; the examples use
+none of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks.peers import BENCH, ROOT, python_of
+from tests.parity.digits import fashion_mnist_at
+
+PLACE = BENCH / "parity"
+PACKAGES = BENCH / "parity-packages"
+NEEDED = ("torchvision==0.28.0", "pillow", "tqdm")
+TABLE = ROOT / "tests" / "parity" / "ray_train_2_60.json"
+PICTURES = Path("/tmp/data")  # noqa: S108 - where one of the examples looks for them
+WITHIN_S = 600
+DECLARED = """\
+import torch
+_declared = torch.library.Library("torchvision", "DEF")
+for _name in ("nms", "qnms"):
+    _declared.define(_name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
+"""What torchvision looks for when it is imported, even where its compiled part cannot be loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One script of Ray's: how it is run, what it must print, and what cannot be moved."""
+
+    script: str
+    arguments: Sequence[str] = ()
+    call: str = ""
+    prints: str = ""
+    left: Sequence[str] = ()
+    needs_gpu: bool = False
+
+
+EXAMPLES = (
+    Example("torch_quick_start.py", prints="epoch: 2, loss:"),
+    Example("torch_linear_example.py", arguments=("--smoke-test",), prints="{'loss':"),
+    Example(
+        "torch_fashion_mnist_example.py",
+        # As a script it asks for four GPUs; this is its own function with two CPUs.
+        call="train_fashion_mnist(num_workers=2, use_gpu=False)",
+        prints="Training result: Result(",
+    ),
+    Example(
+        "torch_data_prefetch_benchmark/auto_pipeline_for_host_to_device_data_transfer.py",
+        prints="Finished the torch data prefetch benchmark with auto pipeline",
+        needs_gpu=True,
+    ),
+    Example(
+        "torch_regression_example.py",
+        left=("ray.data.Dataset", "ray.data.read_csv", "TorchTrainer(datasets=...)"),
+    ),
+)
+
+
+def main() -> None:
+    failures = [*table_differences(python_of("ray"))]
+    shutil.rmtree(PLACE, ignore_errors=True)
+    _install_packages()
+    examples = PLACE / "pytorch"
+    shutil.copytree(_where_ray_is() / "train" / "examples" / "pytorch", examples)
+    with ExitStack() as pictures:
+        for root in (PICTURES, PLACE / "home" / "data"):
+            pictures.enter_context(fashion_mnist_at(root))
+        for example in EXAMPLES:
+            print(f"── {example.script}", flush=True)
+            failures += _try(example, examples)
+    for failure in failures:
+        print(f"FAILED {failure}")
+    sys.exit(bool(failures))
+
+
+def table_differences(ray_python: Path) -> list[str]:
+    """Make the table anew, and say whether it is the one that is kept."""
+    command = [str(ray_python), "-m", "tests.parity.make_table"]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    kept = TABLE.read_text()
+    sys.stdout.writelines(difflib.unified_diff(kept.splitlines(True), made.splitlines(True)))
+    return [] if made == kept else [f"{TABLE.name} is not what Ray's wheel says"]
+
+
+def _try(example: Example, examples: Path) -> list[str]:
+    script = examples / example.script
+    problem = _move(example, script)
+    if problem or example.left:
+        return [problem] if problem else []
+    if example.needs_gpu and not torch.cuda.is_available():
+        print("moved; not run: it needs a GPU")
+        return []
+    done = subprocess.run(
+        [sys.executable, *_how(example, script)],
+        cwd=script.parent,
+        env=_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+    print("\n".join(done.stdout.splitlines()[-3:]))
+    fine = done.returncode == 0 and example.prints in done.stdout
+    if not fine:
+        print(done.stdout)
+    return [] if fine else [f"{example.script} ended with {done.returncode}"]
+
+
+def _move(example: Example, script: Path) -> str:
+    """Move it, and compare what could not be moved with what was expected."""
+    command = [sys.executable, "-m", "spotfit.migrate", "--write", str(script)]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    print(told.stdout.strip())
+    missing = [one for one in example.left if one not in told.stdout]
+    if told.returncode != bool(example.left) or missing:
+        return f"{example.script} was not moved as expected: {told.stdout}{told.stderr}"
+    return ""
+
+
+def _how(example: Example, script: Path) -> list[str]:
+    if example.call:
+        return ["-c", f"import {script.stem} as example; example.{example.call}"]
+    return [str(script), *example.arguments]
+
+
+def _environment() -> dict[str, str]:
+    return {
+        **os.environ,
+        "HOME": str(PLACE / "home"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(PACKAGES),
+    }
+
+
+def _where_ray_is() -> Path:
+    command = [str(python_of("ray")), "-c", "import ray; print(ray.__path__[0])"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    return Path(told.stdout.strip())
+
+
+def _install_packages() -> None:
+    if (PACKAGES / ".installed").exists():
+        return
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+    subprocess.run([*pip, "--target", str(PACKAGES), *NEEDED], check=True)
+    importing = [sys.executable, "-c", "import torchvision"]
+    if subprocess.run(importing, env=_environment(), capture_output=True, check=False).returncode:
+        print("torchvision was built for another torch: declaring what it looks for in it.")
+        first = PACKAGES / "torchvision" / "__init__.py"
+        first.write_text(DECLARED + first.read_text())
+    (PACKAGES / ".installed").touch()
+
+
+if __name__ == "__main__":
+    main()
