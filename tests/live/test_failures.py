@@ -313,18 +313,3 @@ def test_a_dead_peer_ends_a_collective_at_once(cloud: Cloud) -> None:
     times = [float((cloud.marks / name).read_text()) for name in ("died at", "met at")]
     assert result.return_value == 2.0
     assert times[1] - times[0] < 20.0  # torch alone would wait for minutes
-
-
-def test_ranks_that_never_come_to_a_collective_are_named(
-    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPOTFIT_COLLECTIVE_TIMEOUT_S", "0.5")
-
-    def train() -> None:
-        if rank() == 1:
-            time.sleep(LONG_S)
-        spotfit.collective.barrier()
-
-    with pytest.raises(spotfit.WorkerGroupError, match=r"\b1\b") as told:
-        cloud.fit(train, workers=2)
-    assert type(told.value.worker_failures[0]).__name__ == "CollectiveTimeoutError"

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from spotfit.agent.collectives import REPORT, Answer, Collectives, Key
 from spotfit.core.codec import decoder
 from spotfit.model.watch import Ready
 from spotfit.model.wire import (
@@ -26,11 +27,7 @@ from spotfit.model.wire import (
     Report,
     Returned,
     Saved,
-    ToWorker,
 )
-
-Answer = tuple[int | None, ToWorker]
-"""A frame for one rank, or for all of them (None)."""
 
 BACKLOG = 10_000
 """Reports a rank may be ahead of the slowest before the metrics of the oldest are forgotten."""
@@ -58,26 +55,27 @@ class Hub:
         *,
         name_for: Callable[[int], str],
         collective_timeout_s: float | None = None,
+        collective_warn_s: float = 60.0,
         keep_all: bool = False,
     ) -> None:
         self.round = round_number
         self._world_size = world_size
         self._name_for = name_for
-        self._timeout_s = collective_timeout_s
         self._keep_all = keep_all
         self._made = [0] * world_size
         self._kept: list[dict[int, tuple[msgspec.Raw, str | None]]] = [
             {} for _ in range(world_size)
         ]
-        self._asking: dict[int, set[int]] = {}
+        self._collectives = Collectives(
+            world_size, timeout_s=collective_timeout_s, warn_s=collective_warn_s
+        )
         self._saving: dict[int, _Saving] = {}
-        self._gathers: dict[tuple[str, int], _Gather] = {}
         self._untold: dict[int, Told | None] = {}
         """Matched reports by number, with None for those whose files are on their way."""
         self._matched = 0
         self._excused: frozenset[int] = frozenset()
         """Ranks that collectives of ours need not wait for, because their machine is leaving."""
-        self._gathered_without: dict[tuple[str, int], Gathered] = {}
+        self._gathered_without: dict[Key, Gathered] = {}
         """Collectives that were completed before everybody had come."""
         self.returned: set[int] = set()
         self.ready: list[Ready] = []
@@ -116,14 +114,21 @@ class Hub:
             return []
         self._excused = ranks
         answers = [answer for n in self._newly_matched() for answer in self._match(n)]
-        return answers + [told for key in list(self._gathers) for told in self._complete(*key)]
+        gathers = [key for key in self._collectives.waiting if key.kind != REPORT]
+        return answers + [told for key in gathers for told in self._complete(key)]
 
     def take(self, rank: int, frame: msgspec.Raw, now: float) -> list[Answer]:
         """A frame of that rank; what it makes the hub say. Raises `msgspec.ValidationError`."""
-        match _frames.decode(frame):
+        answers = self._take(rank, _frames.decode(frame), now)
+        return answers + self._collectives.hopeless(self.returned, self._missing)
+
+    def _take(self, rank: int, frame: FromWorker, now: float) -> list[Answer]:
+        match frame:
             case Report(n=n, metrics=metrics, dir_name=dir_name):
                 return self._report(rank, n, metrics, dir_name, files=False)
-            case Files(n=n, metrics=metrics, dir_name=dir_name):
+            case Files(n=n, metrics=metrics, dir_name=dir_name, blocks=blocks):
+                if n >= self._matched:
+                    self._collectives.join(rank, Key(REPORT, n), now, blocks=blocks)
                 return self._report(rank, n, metrics, dir_name, files=True)
             case Saved(n=n, size_bytes=size_bytes):
                 self._save(rank, n, size_bytes)
@@ -136,23 +141,12 @@ class Hub:
         return []
 
     def late(self, now: float) -> list[Answer]:
-        """Collectives whose time is over: those who wait learn which ranks never came."""
-        if self._timeout_s is None:
-            return []
-        answers: list[Answer] = []
-        for key, gather in list(self._gathers.items()):
-            if now - gather.since >= self._timeout_s:
-                missing = tuple(sorted(set(range(self._world_size)) - gather.values.keys()))
-                told = Gathered(key[0], key[1], missing=missing)
-                answers += [(rank, told) for rank in gather.values]
-                del self._gathers[key]
-        return answers
+        """What those who wait should know by now: who is missing, or that nobody comes any more."""
+        return self._collectives.late(now, self._missing)
 
-    def next_timeout(self) -> float | None:
+    def next_late(self) -> float | None:
         """When `late` should be asked again."""
-        if self._timeout_s is None or not self._gathers:
-            return None
-        return min(gather.since for gather in self._gathers.values()) + self._timeout_s
+        return self._collectives.next_late()
 
     # --- reports -----------------------------------------------------------------------------
 
@@ -164,8 +158,6 @@ class Hub:
             return [(rank, Named(n, "", (), _NOTHING))] if files else []
         if rank == 0 or self._keep_all:
             self._keep(rank, n, metrics, dir_name)
-        if files:
-            self._asking.setdefault(n, set()).add(rank)
         return [answer for n in self._newly_matched() for answer in self._match(n)]
 
     def _keep(self, rank: int, n: int, metrics: msgspec.Raw, dir_name: str | None) -> None:
@@ -183,7 +175,7 @@ class Hub:
     def _match(self, n: int) -> list[Answer]:
         """All ranks have made their n-th report."""
         metrics, chosen = self._kept[0].get(n, (_NOTHING, None))
-        ranks = tuple(sorted(self._asking.pop(n, ())))
+        ranks = tuple(sorted(self._collectives.close(Key(REPORT, n))))
         telling = self._kept if self._keep_all else self._kept[:1]
         told = tuple(kept.pop(n, (_NOTHING, None))[0] for kept in telling)
         self._latest = metrics
@@ -225,28 +217,35 @@ class Hub:
     # --- collectives -------------------------------------------------------------------------
 
     def _gather(self, rank: int, gather: Gather, now: float) -> list[Answer]:
-        key = (gather.kind, gather.seq)
+        key = Key(gather.kind, gather.seq)
         if (told := self._gathered_without.get(key)) is not None:
             return [(rank, told)]
-        self._gathers.setdefault(key, _Gather(now)).values[rank] = gather.value
-        return self._complete(*key)
+        self._collectives.join(rank, key, now, value=gather.value, blocks=gather.blocks)
+        return self._complete(key)
 
-    def _complete(self, kind: str, seq: int) -> list[Answer]:
+    def _complete(self, key: Key) -> list[Answer]:
         """The answers of a collective, if all have come who must."""
-        values = self._gathers[kind, seq].values
-        excused = self._excused if _may_excuse(kind) else frozenset()
-        if not values.keys() >= set(range(self._world_size)) - excused:
+        if self._missing(key):
             return []
-        del self._gathers[kind, seq]
-        told = Gathered(kind, seq, values[0])
+        values = self._collectives.close(key)
+        told = Gathered(key.kind, key.seq, values[0])
         if len(values) < self._world_size:
-            self._gathered_without[kind, seq] = told
+            self._gathered_without[key] = told
         return [(member, told) for member in values]
+
+    def _missing(self, key: Key) -> set[int]:
+        """Who has to come to it, and has not."""
+        excused = self._excused if _may_excuse(key.kind) else frozenset()
+        if key.kind == REPORT:
+            come = {rank for rank, made in enumerate(self._made) if made > key.seq}
+        else:
+            come = self._collectives.here(key)
+        return set(range(self._world_size)) - come - excused
 
 
 def _may_excuse(kind: str) -> bool:
     """The user's own collectives stay strict; ours may go on without those who leave."""
-    return kind == "preemption_info"
+    return kind in ("preemption_info", REPORT)
 
 
 class _Saving:
@@ -270,9 +269,3 @@ class _Saving:
 
     def ready(self, round_number: int, n: int) -> Ready:
         return Ready(self.name, round_number, n, self.metrics, self.ranks, self.size_bytes)
-
-
-class _Gather:
-    def __init__(self, since: float) -> None:
-        self.since = since
-        self.values: dict[int, bytes] = {}

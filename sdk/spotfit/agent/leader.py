@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from spotfit.agent.hub import Answer, Hub
+from spotfit.agent.collectives import Answer
+from spotfit.agent.hub import Hub
 from spotfit.agent.ports import AgentLost, Audience, FromAgent, Net
 from spotfit.agent.reports import ReportSink
 from spotfit.agent.seating import Seating
@@ -262,6 +263,7 @@ class Leader:
             opened.world_size,
             name_for=self._name_for,
             collective_timeout_s=spec.collective_timeout_s,
+            collective_warn_s=spec.collective_warn_s,
             keep_all=spec.callbacks,
         )
         self._adopted = ()
@@ -438,7 +440,7 @@ class Leader:
 
     def _next_wake(self, now: float) -> float:
         wakes = [self._wait_until, self._beat_at, self._lease_at]
-        if self._hub is not None and (timeout := self._hub.next_timeout()) is not None:
+        if self._hub is not None and (timeout := self._hub.next_late()) is not None:
             wakes.append(timeout)
         if not self._watch.surveyed or self._to_drop or self._reports.waiting:
             wakes.append(now + _SOON_S)

@@ -107,6 +107,7 @@ class FitRequest:
             storage_url=storage_url,
             relax_collectives=failure.relax_collectives_on_preemption,
             collective_timeout_s=env.value(env.COLLECTIVE_TIMEOUT_S) or None,
+            collective_warn_s=env.value(env.COLLECTIVE_WARN_S),
             log_level=logging.log_level,
             callbacks=bool(self.run.callbacks),
             tempo=self.tempo,

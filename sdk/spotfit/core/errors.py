@@ -30,7 +30,7 @@ SpotfitError
 ├── WorkerDiedError                      a worker process ended without a word
 ├── CollectiveTimeoutError               some ranks never came
 ├── UnknownDatasetError (KeyError)       the trainer was given no dataset of that name
-└── SessionMisuseError (RuntimeError)    a worker function called where there is no worker
+└── SessionMisuseError (RuntimeError)    a worker function called where it cannot work
 """
 
 from __future__ import annotations
@@ -228,4 +228,5 @@ class UnknownDatasetError(SpotfitError, KeyError):
 
 
 class SessionMisuseError(SpotfitError, RuntimeError):
-    """A function for training workers was called where there is none."""
+    """A function for training workers was called where there is none, or out of step with the
+    other ranks."""

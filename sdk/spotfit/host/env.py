@@ -41,6 +41,13 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _some_seconds(text: str) -> float:
+    seconds = units.seconds(text)
+    if seconds <= 0:
+        raise ConfigError(f"{text!r} is no time at all.", do="Write a number of seconds above 0.")
+    return seconds
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
@@ -59,7 +66,18 @@ CONFIG = Setting("SPOTFIT_CONFIG", str, "", "file with options of backends, for 
 PROFILE = Setting("SPOTFIT_PROFILE", str, "", "which profile of spotfit.toml holds")
 RUN_SECRET = Setting("SPOTFIT_RUN_SECRET", str, "", "the key of a run, as text")
 COLLECTIVE_TIMEOUT_S = Setting(
-    "SPOTFIT_COLLECTIVE_TIMEOUT_S", units.seconds, 0.0, "how long collectives wait; 0: for ever"
+    "SPOTFIT_COLLECTIVE_TIMEOUT_S",
+    units.seconds,
+    0.0,
+    "how long collectives wait; 0: for ever",
+    also="RAY_TRAIN_COLLECTIVE_TIMEOUT_S",
+)
+COLLECTIVE_WARN_S = Setting(
+    "SPOTFIT_COLLECTIVE_WARN_INTERVAL_S",
+    _some_seconds,
+    60.0,
+    "how often a collective that waits says for whom",
+    also="RAY_TRAIN_COLLECTIVE_WARN_INTERVAL_S",
 )
 CALLBACKS: Setting[tuple[str, ...]] = Setting(
     "SPOTFIT_CALLBACKS",
@@ -90,6 +108,7 @@ SETTINGS: tuple[Setting[object], ...] = (
     PROFILE,
     RUN_SECRET,
     COLLECTIVE_TIMEOUT_S,
+    COLLECTIVE_WARN_S,
     CALLBACKS,
     LEAVE_S,
 )

@@ -83,6 +83,8 @@ class RunSpec(msgspec.Struct, frozen=True):
     """The run's root as the machines see it."""
     relax_collectives: bool = False
     collective_timeout_s: float | None = None
+    collective_warn_s: float = 60.0
+    """How often those who wait in one are told who is missing."""
     log_level: str = "INFO"
     callbacks: bool = False
     """Whether the luggage holds callbacks that want to hear of reports."""

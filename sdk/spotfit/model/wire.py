@@ -42,6 +42,8 @@ class Files(msgspec.Struct, frozen=True, tag="files"):
     n: int
     metrics: msgspec.Raw
     dir_name: str | None = None
+    blocks: bool = False
+    """Whether the training function itself waits for the name, and does nothing else."""
 
 
 class Saved(msgspec.Struct, frozen=True, tag="saved"):
@@ -61,6 +63,8 @@ class Gather(msgspec.Struct, frozen=True, tag="gather"):
     kind: str
     seq: int
     value: bytes = b""
+    blocks: bool = False
+    """Whether the training function itself waits for the others, and does nothing else."""
 
 
 class Returned(msgspec.Struct, frozen=True, tag="returned"):
@@ -141,12 +145,24 @@ class Committed(msgspec.Struct, frozen=True, tag="committed"):
 
 
 class Gathered(msgspec.Struct, frozen=True, tag="gathered"):
-    """The collective is complete. With `missing`, it timed out waiting for those ranks."""
+    """The collective is complete. With `missing` it never will be: those ranks did not come.
+
+    `why` is empty where it timed out waiting for them. The kind 'report' answers `Files` so.
+    """
 
     kind: str
     seq: int
     value: bytes = b""
     missing: tuple[int, ...] = ()
+    why: str = ""
+
+
+class Overdue(msgspec.Struct, frozen=True, tag="overdue"):
+    """A collective has waited for so long, and still does, for those ranks."""
+
+    kind: str
+    missing: tuple[int, ...]
+    waited_s: float
 
 
 class Preempted(msgspec.Struct, frozen=True, tag="preempted"):
@@ -157,7 +173,7 @@ class Preempted(msgspec.Struct, frozen=True, tag="preempted"):
     nodes: dict[str, tuple[int, ...]]
 
 
-ToWorker = Start | Named | Committed | Gathered | Preempted
+ToWorker = Start | Named | Committed | Gathered | Overdue | Preempted
 
 # --- agent -> leader -------------------------------------------------------------------------
 

@@ -19,8 +19,8 @@ from spotfit.checkpoint.restore import open_all, open_committed
 from spotfit.checkpoint.save import record, save
 from spotfit.core.clock import Clock
 from spotfit.core.codec import decoder, encode
-from spotfit.core.errors import CollectiveTimeoutError, ConfigError
-from spotfit.core.units import told_bytes
+from spotfit.core.errors import CollectiveTimeoutError, ConfigError, SessionMisuseError
+from spotfit.core.units import told_bytes, told_seconds
 from spotfit.host import log
 from spotfit.host.clocks import SystemClock
 from spotfit.ledger.journal import Journal
@@ -39,6 +39,7 @@ from spotfit.model.wire import (
     Gather,
     Gathered,
     Named,
+    Overdue,
     Preempted,
     Saved,
     Start,
@@ -55,6 +56,7 @@ from spotfit.worker.talk import Talk
 from spotfit.worker.uploads import Uploads
 
 WARN_S = 60.0
+_IN_STEP = "Every rank has to make the same calls in the same order; look at their logs."
 BIG_BROADCAST_BYTES = 1024
 _LARGEST_BROADCAST_BYTES = 4 * 2**20
 _DRAIN_EVERY = 256
@@ -115,8 +117,10 @@ class Session:
         """Agree on the directory's name with all ranks, then upload, or have it uploaded."""
         self._check(luggage)
         n = self._send_files(metrics, luggage)
-        named = self._wait_for(partial(self._named.pop, n, None), what="the checkpoint's name")
-        assert named is not None  # there was no time limit
+        named = self._wait_for(partial(self._name_of, n))
+        if isinstance(named, Gathered):
+            raise self._never(named)
+        assert isinstance(named, Named)  # there was no time limit
         if not named.name:
             log.warning("report.without_us", rank=self._start.rank, n=n)
             return
@@ -127,6 +131,9 @@ class Session:
         else:
             self._uploads.wait()
             save_it()
+
+    def _name_of(self, n: int) -> Named | Gathered | None:
+        return self._named.pop(n, None) or self._gathered.pop(("report", n), None)
 
     def close(self) -> None:
         """Wait for the uploads that are under way."""
@@ -168,21 +175,37 @@ class Session:
     # --- collectives -------------------------------------------------------------------------
 
     def gather(self, kind: str, value: bytes = b"", timeout_s: float | None = None) -> bytes:
-        """Rank 0's value, once all ranks have come. Raises `CollectiveTimeoutError`."""
+        """Rank 0's value, once all ranks have come.
+
+        Raises `CollectiveTimeoutError` where they do not come in time, and `SessionMisuseError`
+        where they never will.
+        """
         seq = self._seqs[kind]
         self._seqs[kind] += 1
-        self._talk.send(Gather(kind, seq, value))
-        told = self._wait_for(
-            partial(self._gathered.pop, (kind, seq), None),
-            what=f"all ranks to join {kind}",
-            timeout_s=timeout_s,
-        )
+        self._talk.send(Gather(kind, seq, value, blocks=_in_main_thread()))
+        told = self._wait_for(partial(self._gathered.pop, (kind, seq), None), timeout_s=timeout_s)
         if told is None:
-            raise _timed_out(f"{kind} timed out after {timeout_s} s on rank {self._start.rank}")
-        if told.missing:
-            ranks = ", ".join(str(rank) for rank in told.missing)
-            raise _timed_out(f"{kind} timed out: these ranks have not joined: [{ranks}]")
+            raise CollectiveTimeoutError(
+                f"{kind} timed out after {timeout_s} s on rank {self._start.rank}.", do=_IN_STEP
+            )
+        if told.missing or told.why:
+            raise self._never(told)
         return told.value
+
+    def _never(self, told: Gathered) -> CollectiveTimeoutError | SessionMisuseError:
+        """A collective that was given up."""
+        missing = ", ".join(str(rank) for rank in told.missing)
+        if told.why:
+            return SessionMisuseError(
+                f"{told.kind} on rank {self._start.rank} can never be complete: {told.why}.",
+                do=_IN_STEP,
+            )
+        limit_s = self._start.collective_timeout_s
+        return CollectiveTimeoutError(
+            f"{told.kind} timed out after {limit_s} s: these ranks have not joined: [{missing}].",
+            do=f"{_IN_STEP} SPOTFIT_COLLECTIVE_TIMEOUT_S says how long to wait.",
+            missing=told.missing,
+        )
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -224,7 +247,7 @@ class Session:
             name = folder if "/" not in folder else None
         body = msgspec.Raw(metrics_to_json(metrics))
         n, self.reports = self.reports, self.reports + 1
-        self._talk.send(Files(n, body, name))
+        self._talk.send(Files(n, body, name, blocks=_in_main_thread()))
         return n
 
     def _save(self, named: Named, luggage: Luggage) -> None:
@@ -293,9 +316,16 @@ class Session:
     # --- listening ---------------------------------------------------------------------------
 
     def _wait_for(
-        self, ready: Callable[[], Found | None], *, what: str, timeout_s: float | None = None
+        self,
+        ready: Callable[[], Found | None],
+        *,
+        what: str | None = None,
+        timeout_s: float | None = None,
     ) -> Found | None:
-        """What `ready` gives once it gives something; None when the time is over before."""
+        """What `ready` gives once it gives something; None when the time is over before.
+
+        Of what takes long it tells now and then, by the name of `what`.
+        """
         began = self._clock.now()
         with self._reading:
             while (found := ready()) is None:
@@ -306,7 +336,7 @@ class Session:
                 frame = self._talk.next(left_s)
                 if frame is not None:
                     self._take(frame)
-                elif left_s == WARN_S:
+                elif what is not None and left_s == WARN_S:
                     log.warning("worker.waits", rank=self._start.rank, what=what, so_far_s=waited_s)
         return found
 
@@ -320,6 +350,10 @@ class Session:
                 self._committed[frame.name] += 1
             case Preempted():
                 self._preempted = frame
+            case Overdue(kind=kind, missing=missing, waited_s=waited_s):
+                ranks = ", ".join(str(rank) for rank in missing)
+                so_far = told_seconds(waited_s)
+                log.warning("collective.waits", what=kind, missing_ranks=ranks, so_far=so_far)
             case Start():
                 raise AssertionError("a worker lives for one round")
 
@@ -349,8 +383,6 @@ class Session:
         return _specs.decode(self._start.spec).keep
 
 
-def _timed_out(what: str) -> CollectiveTimeoutError:
-    return CollectiveTimeoutError(
-        f"{what}.",
-        do="Every rank has to make the same calls in the same order; look at their logs.",
-    )
+def _in_main_thread() -> bool:
+    """Where the training function runs."""
+    return threading.current_thread() is threading.main_thread()

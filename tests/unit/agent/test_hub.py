@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotfit.agent import hub as room
-from spotfit.agent.hub import Answer, Hub
+from spotfit.agent.collectives import Answer
+from spotfit.agent.hub import Hub
 from spotfit.core.codec import UNREADABLE, encode
 from spotfit.model.wire import (
     Files,
@@ -18,12 +19,15 @@ from spotfit.model.wire import (
     Gather,
     Gathered,
     Named,
+    Overdue,
     Raised,
     Report,
     Returned,
     Running,
     Saved,
 )
+
+Frame = TypeVar("Frame")
 
 
 def a_hub(world_size: int = 2, **given: Any) -> Hub:
@@ -49,6 +53,11 @@ def files(n: int, name: str | None = None, **metrics: Any) -> Files:
 def the_only(answers: list[Answer]) -> tuple[int | None, Any]:
     assert len(answers) == 1
     return answers[0]
+
+
+def only(kind: type[Frame], answers: list[Answer]) -> list[tuple[int | None, Frame]]:
+    assert all(isinstance(frame, kind) for _, frame in answers)
+    return [(rank, frame) for rank, frame in answers if isinstance(frame, kind)]
 
 
 # --- reports without files -----------------------------------------------------------------------
@@ -292,18 +301,75 @@ def test_only_our_own_collective_does_without_those_who_leave() -> None:
 
 def test_whoever_waited_too_long_learns_who_never_came() -> None:
     hub = a_hub(3, collective_timeout_s=5.0)
-    assert hub.next_timeout() is None
+    assert hub.next_late() is None
     take(hub, 1, Gather("barrier", 4), now=10.0)
-    assert hub.next_timeout() == 15.0
+    assert hub.next_late() == 15.0
     assert hub.late(14.9) == []
     assert hub.late(15.0) == [(1, Gathered("barrier", 4, missing=(0, 2)))]
     assert hub.late(99.0) == [], "told once"
 
 
-def test_without_a_limit_a_collective_waits_for_ever() -> None:
-    hub = a_hub()
+def test_without_a_limit_a_collective_waits_for_ever_and_says_for_whom() -> None:
+    hub = a_hub(collective_warn_s=30.0)
     take(hub, 0, Gather("barrier", 0))
-    assert (hub.late(1e9), hub.next_timeout()) == ([], None)
+    assert hub.late(29.0) == []
+    assert hub.late(1e9) == [(0, Overdue("barrier", (1,), 1e9))]
+    assert hub.next_late() == 1e9 + 30.0
+
+
+def test_a_checkpoint_waits_for_the_reports_of_all_as_a_collective_does() -> None:
+    hub = a_hub(3, collective_timeout_s=9.0, collective_warn_s=4.0)
+    take(hub, 2, report(0))
+    take(hub, 0, files(0), now=10.0)
+    assert hub.late(14.0) == [(0, Overdue("report", (1,), 4.0))]
+    assert hub.late(19.0) == [(0, Gathered("report", 0, missing=(1,)))]
+    assert take(hub, 1, report(0)) == [], "too late: nobody waits for a name"
+    assert [(one.n, one.checkpoint) for one in hub.told] == [(0, None)]
+
+
+def test_who_leaves_is_not_missed_where_nobody_waits_for_them() -> None:
+    hub = a_hub(3, collective_warn_s=4.0)
+    hub.excuse(frozenset({2}))
+    take(hub, 0, Gather("preemption_info", 0))
+    take(hub, 0, Gather("barrier", 0))
+    assert hub.late(4.0) == [
+        (0, Overdue("preemption_info", (1,), 4.0)),
+        (0, Overdue("barrier", (1, 2), 4.0)),
+    ]
+
+
+def test_ranks_that_wait_for_different_things_are_told_at_once() -> None:
+    hub = a_hub()
+    take(hub, 0, report(0))
+    assert take(hub, 0, Files(1, raw(), blocks=True)) == []
+    answers = take(hub, 1, Gather("barrier", 0, blocks=True))
+    told = {rank: (frame.kind, frame.missing) for rank, frame in only(Gathered, answers)}
+    assert told == {0: ("report", (1,)), 1: ("barrier", (0,))}
+
+
+def test_a_report_that_nobody_waits_for_holds_nobody_back() -> None:
+    hub = a_hub()
+    take(hub, 0, report(0))
+    assert take(hub, 1, Files(0, raw(), blocks=True))[0][0] == 1, "its name"
+    take(hub, 1, Gather("barrier", 0, blocks=True))
+    assert len(take(hub, 0, Gather("barrier", 0, blocks=True))) == 2
+
+
+def test_who_returns_without_it_ends_the_waiting() -> None:
+    hub = a_hub(3)
+    take(hub, 0, Files(0, raw(), blocks=True))
+    take(hub, 2, Gather("barrier", 0))
+    answers = only(Gathered, take(hub, 1, Returned(0)))
+    assert {rank for rank, _ in answers} == {0, 2}
+    assert all("rank 1 returned" in frame.why for _, frame in answers)
+
+
+def test_who_has_made_the_report_before_it_returned_is_not_missed() -> None:
+    hub = a_hub(3)
+    take(hub, 1, report(0))
+    take(hub, 1, Returned(1))
+    assert take(hub, 0, Files(0, raw(), blocks=True)) == []
+    assert the_only(take(hub, 2, report(0)))[0] == 0, "its name"
 
 
 # --- any order -----------------------------------------------------------------------------------

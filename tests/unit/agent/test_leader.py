@@ -19,7 +19,7 @@ from spotfit.model.events import (
     RoundClosed,
 )
 from spotfit.model.spec import Keep, Limits
-from spotfit.model.wire import Files, Gather, Gathered, Report, Saved
+from spotfit.model.wire import Files, Gather, Gathered, Overdue, Report, Saved
 from tests.unit.agent.world import TEMPO, World
 
 ANY_FAILURES = Limits(worker=-1)
@@ -273,6 +273,15 @@ def test_a_collective_that_waits_too_long_names_who_never_came() -> None:
     assert world.heard(0, Gathered) == []
     world.run(0.4)
     assert world.heard(0, Gathered) == [Gathered("barrier", 0, missing=(1,))]
+
+
+def test_a_collective_that_waits_long_says_for_whom_as_often_as_the_run_wants() -> None:
+    world = World(collective_warn_s=2.0)
+    world.train()
+    world.say(0, Gather("barrier", 0))
+    world.run(4.5)
+    assert [one.missing for one in world.heard(0, Overdue)] == [(1,), (1,)]
+    assert world.heard(1, Overdue) == []
 
 
 def test_a_silent_agent_is_given_up_though_its_connection_stands() -> None:

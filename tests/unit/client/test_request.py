@@ -232,6 +232,9 @@ def test_a_fixed_group_is_not_elastic() -> None:
 
 
 def test_collectives_may_be_given_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = a_request().spec(run_id=RUN, name="n", storage_url="u", luggage={})
+    assert (usual.collective_timeout_s, usual.collective_warn_s) == (None, 60.0)
     monkeypatch.setenv("SPOTFIT_COLLECTIVE_TIMEOUT_S", "10m")
+    monkeypatch.setenv("SPOTFIT_COLLECTIVE_WARN_INTERVAL_S", "30")
     spec = a_request().spec(run_id=RUN, name="n", storage_url="u", luggage={})
-    assert spec.collective_timeout_s == 600.0
+    assert (spec.collective_timeout_s, spec.collective_warn_s) == (600.0, 30.0)

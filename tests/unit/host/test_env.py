@@ -33,6 +33,13 @@ def test_a_mistake_names_the_variable_and_what_would_hold_without_it() -> None:
     assert "0 holds" in caught.value.do
 
 
+def test_a_pause_is_never_nothing() -> None:
+    theirs = {"RAY_TRAIN_COLLECTIVE_WARN_INTERVAL_S": "0"}
+    with pytest.raises(ConfigError, match="RAY_TRAIN_COLLECTIVE_WARN_INTERVAL_S"):
+        env.value(env.COLLECTIVE_WARN_S, theirs)
+    assert env.value(env.COLLECTIVE_TIMEOUT_S, {"RAY_TRAIN_COLLECTIVE_TIMEOUT_S": "5"}) == 5.0
+
+
 def test_all_mistakes_are_told_together() -> None:
     with pytest.raises(ConfigErrors) as caught:
         env.check({"SPOTFIT_PORT": "99999", "SPOTFIT_LOG_LEVEL": "loud"})

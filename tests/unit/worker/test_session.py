@@ -14,13 +14,23 @@ import pytest
 from spotfit.checkpoint.handle import Checkpoint
 from spotfit.checkpoint.manifest import manifests_of
 from spotfit.core.codec import encode
-from spotfit.core.errors import CollectiveTimeoutError, ConfigError
+from spotfit.core.errors import CollectiveTimeoutError, ConfigError, SessionMisuseError
 from spotfit.core.ids import AgentId, RunId
 from spotfit.ledger.journal import Journal
 from spotfit.model.events import CheckpointCommitted, CheckpointDropped, Entry, Event
 from spotfit.model.reporting import CheckpointConsistencyMode, CheckpointUploadMode
 from spotfit.model.spec import Keep, RunSpec
-from spotfit.model.wire import Committed, Files, Gather, Gathered, Named, Preempted, Report, Saved
+from spotfit.model.wire import (
+    Committed,
+    Files,
+    Gather,
+    Gathered,
+    Named,
+    Overdue,
+    Preempted,
+    Report,
+    Saved,
+)
 from spotfit.store.memory import MemoryStore
 from spotfit.store.opening import open_store
 from spotfit.worker import session as sessions
@@ -106,7 +116,7 @@ def test_a_checkpoint_is_named_uploaded_written_down_and_told(
     agent.name(0, "ck-a", (0, 1), loss=0.125)
     session.report_files({"loss": 9}, luggage(tmp_path / "ck", dir_name="ck-a"))
     assert agent.heard() == [
-        Files(0, msgspec.Raw(b'{"loss":9}'), "ck-a"),
+        Files(0, msgspec.Raw(b'{"loss":9}'), "ck-a", blocks=True),
         Saved(0, "ck-a", 1),
     ]
     (manifest,) = manifests_of(store, "ck-a")
@@ -335,13 +345,51 @@ def test_a_collective_gives_rank_0_s_value(session: Session, agent: AgentEnd) ->
     agent.say(Gathered("mine", 1, b"second"), Gathered("mine", 0, b"first"))
     assert session.gather("mine", b"x") == b"first"
     assert session.gather("mine", b"y") == b"second"
-    assert agent.heard() == [Gather("mine", 0, b"x"), Gather("mine", 1, b"y")]
+    assert agent.heard() == [
+        Gather("mine", 0, b"x", blocks=True),
+        Gather("mine", 1, b"y", blocks=True),
+    ]
 
 
 def test_ranks_that_never_came_are_named(session: Session, agent: AgentEnd) -> None:
     agent.say(Gathered("barrier", 0, missing=(1, 3)))
     with pytest.raises(CollectiveTimeoutError, match=r"timed out.* have not joined: \[1, 3\]"):
         session.barrier()
+
+
+def test_a_report_that_waited_too_long_names_them_too(
+    session: Session, agent: AgentEnd, tmp_path: Path
+) -> None:
+    agent.say(Gathered("report", 0, missing=(1,)))
+    with pytest.raises(CollectiveTimeoutError, match=r"report timed out.*\[1\]"):
+        session.report_files({}, luggage(tmp_path / "ck"))
+    assert agent.heard_of(Saved) == []
+
+
+def test_out_of_step_with_the_others_is_told_with_the_reason(
+    session: Session, agent: AgentEnd
+) -> None:
+    agent.say(Gathered("barrier", 0, missing=(1,), why="rank 1 is somewhere else"))
+    with pytest.raises(SessionMisuseError, match="never be complete: rank 1 is somewhere else"):
+        session.barrier()
+
+
+def test_the_log_says_for_whom_one_waits(
+    session: Session, agent: AgentEnd, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agent.say(Overdue("barrier", (1, 3), 60.0), Gathered("barrier", 0))
+    session.barrier()
+    assert 'what=barrier missing_ranks="1, 3" so_far="60 s"' in capsys.readouterr().err
+
+
+def test_only_the_training_function_s_own_thread_holds_its_rank(
+    session: Session, agent: AgentEnd
+) -> None:
+    agent.say(Gathered("mine", 0))
+    thread = threading.Thread(target=session.gather, args=("mine",))
+    thread.start()
+    thread.join()
+    assert [frame.blocks for frame in agent.heard_of(Gather)] == [False]
 
 
 def test_a_collective_of_ours_has_a_time_limit_of_its_own(session: Session) -> None:
@@ -385,7 +433,7 @@ def test_a_report_made_without_this_rank_saves_nothing_and_goes_on(
 def test_nobody_knows_of_a_preemption_at_first(session: Session, agent: AgentEnd) -> None:
     agent.say(Gathered("preemption_info", 0, b"null"))
     assert session.preemption_info() is None
-    assert agent.heard() == [Gather("preemption_info", 0, b"null")]
+    assert agent.heard() == [Gather("preemption_info", 0, b"null", blocks=True)]
 
 
 def test_what_rank_0_knows_of_a_preemption_is_what_all_are_told(

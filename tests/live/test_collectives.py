@@ -1,0 +1,73 @@
+"""`barrier` and `broadcast_from_rank_zero` between real workers, and what misfits are told."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spotfit
+from spotfit import collective
+from spotfit.core.errors import CollectiveTimeoutError, SessionMisuseError
+from tests.live.cloud import Cloud
+
+Config = dict[str, Any]
+LONG_S = 600.0
+
+
+def rank() -> int:
+    return spotfit.get_context().get_world_rank()
+
+
+def test_all_wait_for_all_and_hear_what_rank_0_says(cloud: Cloud) -> None:
+    def train(config: Config) -> Any:
+        Path(config["marks"], str(rank())).touch()
+        collective.barrier()
+        assert len(list(Path(config["marks"]).iterdir())) == 3
+        told = [collective.broadcast_from_rank_zero((rank(), n)) for n in range(3)]
+        assert told == [(0, n) for n in range(3)]
+        return collective.broadcast_from_rank_zero({"seed": rank()})
+
+    assert cloud.fit(train, workers=3, nodes=2).return_value == {"seed": 0}
+
+
+def test_who_never_comes_is_named_in_time_and_warned_of_before(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_TRAIN_COLLECTIVE_TIMEOUT_S", "1.5")
+    monkeypatch.setenv("SPOTFIT_COLLECTIVE_WARN_INTERVAL_S", "0.5")
+
+    def train() -> None:
+        if rank() == 1:
+            time.sleep(LONG_S)
+        collective.barrier()
+
+    with pytest.raises(spotfit.WorkerGroupError, match=r"have not joined: \[1\]") as told:
+        cloud.fit(train, workers=3)
+
+    assert told.value.worker_failures
+    for error in told.value.worker_failures.values():
+        assert isinstance(error, CollectiveTimeoutError)
+    assert "(rank 0)" in (said := capfd.readouterr().out)
+    assert "collective.waits what=barrier missing_ranks=1" in said
+
+
+@pytest.mark.parametrize("misfit", ["another call", "no call"])
+def test_who_is_out_of_step_is_told_at_once(cloud: Cloud, misfit: str) -> None:
+    def train() -> None:
+        if rank() == 0:
+            with tempfile.TemporaryDirectory() as folder:
+                checkpoint = spotfit.Checkpoint.from_directory(folder)
+                spotfit.report({}, checkpoint=checkpoint)
+        elif misfit == "another call":
+            collective.barrier()
+
+    with pytest.raises(spotfit.WorkerGroupError) as told:
+        cloud.fit(train, workers=2)
+
+    error = told.value.worker_failures[0]
+    assert isinstance(error, SessionMisuseError)
+    assert ("rank 1 in barrier" if misfit == "another call" else "rank 1 returned") in str(error)
