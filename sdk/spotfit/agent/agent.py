@@ -313,12 +313,14 @@ class Agent:
         return view.ended is not None and (self._leader is None or self._leader.resting)
 
     def _is_unwanted(self, view: View) -> bool:
-        """Whether no request that stands asked for this machine: somebody deposed rented it late,
-        and nobody else would ever let it go."""
+        """Whether the run does not count on this machine: somebody deposed rented it late, or the
+        backend brought it back after it was replaced. Nobody else would ever let it go."""
         if view.ended is not None or self._leader is not None:
             return False
         group = view.groups.get(self._member.token)
-        return group.let_go if group is not None else not self._ledger.unsure
+        if group is None:
+            return not self._ledger.unsure
+        return not group.stands(self._member.node)
 
     def _is_cut_off(self) -> bool:
         """Whether neither a hub nor the bucket was reached for so long that nobody waits for us."""

@@ -300,6 +300,20 @@ def test_a_machine_that_no_standing_request_asked_for_leaves_by_itself() -> None
     assert world.training
 
 
+def test_a_machine_that_comes_back_after_it_was_replaced_leaves_by_itself() -> None:
+    """A backend that requeues what it lost does so whether or not somebody else was faster."""
+    world = World()
+    world.train()
+    lost = world.holder(follower(world))
+    world.kill(lost)
+    world.until(lambda: lost.me in world.view.lost_agents and world.training)
+    again = world.boot(lost.member.token, lost.member.node)
+    world.until(lambda: again.over)
+    assert again.agent.given_up
+    assert again.crew.rounds == []
+    assert world.training
+
+
 def test_who_does_not_lead_turns_callers_away() -> None:
     world = World()
     world.train()
