@@ -26,13 +26,11 @@ from spotfit.agent.zygote import ZygoteKeeper
 from spotfit.core.errors import ConfigError
 from spotfit.host import env
 from spotfit.host.process import call_myself
-from spotfit.provision.launch import Assignment
+from spotfit.provision.launch import Assignment, Exit
 from spotfit_localsim.live import pool
 from spotfit_localsim.live.places import Node, Root
 from spotfit_localsim.live.processes import Process, here
 
-GIVEN_UP = 75
-"""How an agent ends whose run goes on without this machine."""
 _LOOK_FOR_OWNER_EVERY_S = 1.0
 _REQUEST_WITHIN_S = 0.5
 _LONGEST_REQUEST = 65_536
@@ -105,7 +103,9 @@ def _serve(
     finally:
         env.replace(inherited)
         signal.signal(signal.SIGTERM, _leave_quietly)
-    if code == GIVEN_UP:
+    if code == Exit.DRAINED:
+        node.reclaimed("left before it was taken away")
+    elif code == Exit.GIVEN_UP:
         node.leave()
     elif code != 0:
         node.ended(f"its agent ended with code {code}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from spotfit.agent.driver import REFUSED, serve, zygotes_of_this_process
+from spotfit.agent.driver import serve, zygotes_of_this_process
 from spotfit.core.errors import ConfigError
 from spotfit.host import env, log, process
-from spotfit.provision.launch import Assignment
+from spotfit.provision.launch import Assignment, Exit
 
 
 def main() -> int:
@@ -18,7 +18,7 @@ def main() -> int:
         assignment = Assignment.read(env.everything())
     except ConfigError as mistake:
         log.error("agent.refused", why=str(mistake))
-        return REFUSED
+        return Exit.REFUSED
     try:
         return serve(assignment)
     finally:

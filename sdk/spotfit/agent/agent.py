@@ -96,6 +96,9 @@ class Agent:
         self._now = 0.0
         self.given_up = False
         """Whether the run gave this machine up; then nobody waits for it."""
+        self.drained = False
+        """Whether this machine is about to be taken away while the run still counts on it."""
+        self._drained_at = float("inf")
         ledger.listen(self._heard)
 
     # --- one tick ----------------------------------------------------------------------------
@@ -121,6 +124,8 @@ class Agent:
         if self._leader is not None:
             self._attempt(self._lead)
             self._shift.follow(self._ledger.view, self._uplink.hub)
+        if self._drained_at > now:
+            self._wakes.append(self._drained_at)
         return max(now, min(*self._wakes, self._next_poll(now), self._uplink.wake_at))
 
     def _attempt(self, part: Callable[[], None]) -> None:
@@ -301,6 +306,8 @@ class Agent:
             notice = source.poll(now)
             if notice is not None:
                 self._notice = notice
+                if notice.seconds_left is not None:
+                    self._drained_at = now + notice.seconds_left
                 self._net.send_up(Alarm(notice))
                 return
 
@@ -309,6 +316,9 @@ class Agent:
         given_up = self._ledger.me in view.lost_agents or self._is_unwanted(view)
         if given_up or self._is_cut_off():
             self.given_up = True
+            return True
+        if self._now >= self._drained_at and view.ended is None and not self._shift.busy:
+            self.drained = True
             return True
         return view.ended is not None and (self._leader is None or self._leader.resting)
 

@@ -31,21 +31,12 @@ from spotfit.model.audience import Hello
 from spotfit.model.spec import RunSpec
 from spotfit.model.world import Member
 from spotfit.provision.api import Provisioner
-from spotfit.provision.launch import Assignment
+from spotfit.provision.launch import Assignment, Exit
 from spotfit.provision.registry import open_provisioner
 from spotfit.ship.sign import RunKey
 from spotfit.store.api import Store
 from spotfit.store.budget import Budget
 from spotfit.store.opening import open_store
-
-DONE = 0
-"""The run is over, and this machine with it."""
-REFUSED = 64
-"""What it was told to do cannot be done here."""
-CRASHED = 70
-"""A fault of ours; the log has the traceback."""
-GIVEN_UP = 75
-"""The run goes on without this machine. A scheduler may start it again."""
 
 _NOTICE_POLL_S = 0.25
 _HASTY = Budget(attempts=1)
@@ -78,10 +69,10 @@ def serve(
             return _drive(assignment, kept, clock or clocks.SystemClock(), opened)
     except SpotfitError as error:
         log.error("agent.refused", why=str(error))
-        return REFUSED
+        return Exit.REFUSED
     except Exception:  # noqa: BLE001 - the agent's border: its scheduler learns of it as a code
         log.error("agent.crashed", traceback=traceback.format_exc())
-        return CRASHED
+        return Exit.CRASHED
 
 
 def _drive(assignment: Assignment, zygotes: ZygoteKeeper, clock: Clock, opened: ExitStack) -> int:
@@ -121,8 +112,10 @@ def _drive(assignment: Assignment, zygotes: ZygoteKeeper, clock: Clock, opened: 
     )
     log.info("agent.up", agent=me, hub=net.hub, slots=assignment.slots, scratch=scratch)
     _tick_to_the_end(agent, loop, notices)
-    log.info("agent.done", agent=me, given_up=agent.given_up)
-    return GIVEN_UP if agent.given_up else DONE
+    log.info("agent.done", agent=me, given_up=agent.given_up, drained=agent.drained)
+    if agent.drained:
+        return Exit.DRAINED
+    return Exit.GIVEN_UP if agent.given_up else Exit.DONE
 
 
 def _tick_to_the_end(agent: Agent, loop: Loop, notices: Sequence[NoticeSource]) -> None:

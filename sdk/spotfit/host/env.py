@@ -59,6 +59,12 @@ SCRATCH = Setting("SPOTFIT_SCRATCH", str, "", "directory of this node that may b
 FRAMEWORK = Setting("SPOTFIT_FRAMEWORK", str, "", "what to import before the run is known")
 DEVICES = Setting("SPOTFIT_DEVICES", str, "", "accelerators to use, as 'cuda:0,cuda:1'")
 NOTICE_FILE = Setting("SPOTFIT_NOTICE_FILE", str, "", "a file whose appearance is a notice")
+SIGNAL_GRACE_S = Setting(
+    "SPOTFIT_SIGNAL_GRACE_S",
+    units.seconds,
+    0.0,
+    "how long a machine stays after SIGTERM, if known",
+)
 FORK = Setting("SPOTFIT_FORK", str, "auto", "'never' starts every worker in a new interpreter")
 HOME_DIR = Setting("SPOTFIT_HOME", str, "~/.spotfit", "where this user's keys are kept")
 PROVISIONER = Setting("SPOTFIT_PROVISIONER", str, "", "who gives machines, with options")
@@ -101,6 +107,7 @@ SETTINGS: tuple[Setting[object], ...] = (
     FRAMEWORK,
     DEVICES,
     NOTICE_FILE,
+    SIGNAL_GRACE_S,
     FORK,
     HOME_DIR,
     PROVISIONER,

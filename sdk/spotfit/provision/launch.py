@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -9,6 +10,21 @@ from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId, Token
 
 COMMAND = ("python", "-m", "spotfit.agent")
+
+
+class Exit(enum.IntEnum):
+    """How an agent ends. A scheduler may start it again after `DRAINED`, and only then."""
+
+    DONE = 0
+    """The run is over, and this machine with it."""
+    REFUSED = 64
+    """What it was told to do cannot be done here."""
+    CRASHED = 70
+    """A fault of ours; the log has the traceback."""
+    GIVEN_UP = 75
+    """The run goes on without this machine."""
+    DRAINED = 85
+    """The machine is about to be taken away, and the run still counted on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +39,16 @@ class Launch:
     framework: str = ""
     """What workers will import: a machine begins with that before it knows anything else."""
 
-    def environment(self, token: Token, node: int, slots: int) -> dict[str, str]:
-        """What machine `node` of the group finds in its environment."""
-        return {
+    def environment(
+        self, token: Token, node: int, slots: int, *, node_from: str = ""
+    ) -> dict[str, str]:
+        """What machine `node` of the group finds in its environment.
+
+        A scheduler that gives all machines the same environment says in a variable of its own
+        which one it is: that variable is `node_from`, and its number is added to `node`.
+        """
+        which = {"SPOTFIT_NODE_FROM": node_from} if node_from else {}
+        return which | {
             "SPOTFIT_RUN_URL": self.run_url,
             "SPOTFIT_RUN_ID": self.run_id,
             "SPOTFIT_RUN_SECRET": self.secret,
@@ -63,6 +86,8 @@ class Assignment:
             environment.get("SPOTFIT_FRAMEWORK", ""),
         )
         node, slots = (_number(environment, name) for name in ("SPOTFIT_NODE", "SPOTFIT_SLOTS"))
+        if node_from := environment.get("SPOTFIT_NODE_FROM"):
+            node += _number(environment, node_from)
         return cls(launch, Token(environment["SPOTFIT_TOKEN"]), node, slots)
 
 
@@ -77,6 +102,7 @@ _NEEDED = (
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:
-    if not environment[name].isdecimal():
-        raise ConfigError(f"{name} must be a whole number, not {environment[name]!r}.")
-    return int(environment[name])
+    text = environment.get(name, "")
+    if not text.isdecimal():
+        raise ConfigError(f"{name} must be a whole number, not {text!r}.")
+    return int(text)

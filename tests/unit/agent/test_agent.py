@@ -289,6 +289,22 @@ def test_an_agent_that_was_given_up_leaves_when_it_wakes() -> None:
     assert not slept.crew.busy, "its workers went first"
 
 
+def test_who_is_still_needed_when_its_time_is_over_leaves_at_the_last_moment() -> None:
+    """With a code of its own: started again it wakes a run that nobody else is awake for."""
+    world = World()
+    world.boots = False
+    for node in (0, 1):
+        world.boot(Token("t-1"), node)
+    world.train()
+    leaving = world.holder(follower(world))
+    leaving.fate.notice = a_notice(seconds_left=20.0)
+    took_s = world.until(lambda: leaving.over)
+    assert took_s == pytest.approx(20.5, abs=1.0)
+    assert leaving.agent.drained
+    assert not leaving.crew.busy, "its workers went first"
+    assert not leaving.agent.given_up
+
+
 def test_a_machine_that_no_standing_request_asked_for_leaves_by_itself() -> None:
     """Whoever rented it was deposed while asking; nobody else would let it go."""
     world = World()

@@ -15,7 +15,7 @@ from spotfit.ledger.run import Ledger
 from spotfit.model.events import FitEnded, FitStarted
 from spotfit.model.spec import RunSpec
 from spotfit.model.world import Member
-from spotfit.provision.launch import Assignment, Launch
+from spotfit.provision.launch import Assignment, Exit, Launch
 from spotfit.ship.sign import RunKey
 from spotfit.store.local import LocalStore
 from spotfit.store.opening import open_store
@@ -60,7 +60,7 @@ def test_a_run_that_is_over_is_left_with_code_0_and_nothing_behind(
     an_ended_run(tmp_path / "run")
     before = signal.getsignal(signal.SIGTERM)
     code = driver.serve(assignment(tmp_path / "run"), zygotes=keeper)
-    assert code == driver.DONE
+    assert code == Exit.DONE
     assert list((tmp_path / "scratch").iterdir()) == []
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -76,7 +76,7 @@ def test_what_cannot_be_done_here_is_refused(
     tmp_path: Path, keeper: ZygoteKeeper, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = driver.serve(assignment(tmp_path, notices=("no such source",)), zygotes=keeper)
-    assert code == driver.REFUSED
+    assert code == Exit.REFUSED
     assert "no such source" in capsys.readouterr().err
 
 
@@ -84,7 +84,7 @@ def test_a_journal_that_is_not_ours_is_refused_aloud(
     tmp_path: Path, keeper: ZygoteKeeper, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ledger(tmp_path / "run").store.put(keys.entry(0), b"not an entry")
-    assert driver.serve(assignment(tmp_path / "run"), zygotes=keeper) == driver.REFUSED
+    assert driver.serve(assignment(tmp_path / "run"), zygotes=keeper) == Exit.REFUSED
     assert "cannot be read" in capsys.readouterr().err
 
 
@@ -96,7 +96,7 @@ def test_a_fault_of_ours_is_a_crash_with_its_traceback(
 ) -> None:
     monkeypatch.setattr(driver, "_tick_to_the_end", lambda *_: 1 / 0)
     ledger(tmp_path / "run")
-    assert driver.serve(assignment(tmp_path / "run"), zygotes=keeper) == driver.CRASHED
+    assert driver.serve(assignment(tmp_path / "run"), zygotes=keeper) == Exit.CRASHED
     assert "ZeroDivisionError" in capsys.readouterr().err
     assert list((tmp_path / "scratch").iterdir()) == []
 

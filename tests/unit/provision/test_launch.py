@@ -18,6 +18,13 @@ def test_a_machine_reads_what_its_provisioner_wrote() -> None:
     assert all(isinstance(text, str) for text in environment.values())
 
 
+def test_a_scheduler_s_own_number_tells_machines_apart_that_are_told_the_same() -> None:
+    environment = LAUNCH.environment(Token("t-1"), 0, 8, node_from="ARRAY_INDEX")
+    assert Assignment.read({**environment, "ARRAY_INDEX": "5"}).node == 5
+    with pytest.raises(ConfigError, match="ARRAY_INDEX must be a whole number, not ''"):
+        Assignment.read(environment)
+
+
 def test_every_machine_starts_with_the_same_command() -> None:
     assert COMMAND == ("python", "-m", "spotfit.agent")
 

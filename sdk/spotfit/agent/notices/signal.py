@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
+from spotfit.host import clocks, env
 from spotfit.model.world import Notice
 
 
@@ -20,7 +21,11 @@ class SignalNotice:
             signal.signal(signal.SIGTERM, self._hear)
 
     def poll(self, now: float) -> Notice | None:
-        return Notice("SIGTERM") if self._came else None
+        if not self._came:
+            return None
+        grace_s = env.value(env.SIGNAL_GRACE_S) or None
+        deadline_ms = 0 if grace_s is None else clocks.wall_ms() + int(grace_s * 1000)
+        return Notice("SIGTERM", grace_s, deadline_ms)
 
     def _hear(self, _number: int, _frame: FrameType | None) -> None:
         self._came = True

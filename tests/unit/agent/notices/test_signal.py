@@ -28,6 +28,16 @@ def test_sigterm_is_a_notice() -> None:
     assert woken == [True]
 
 
+def test_how_long_a_machine_stays_after_it_may_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPOTFIT_SIGNAL_GRACE_S", "25s")
+    source = SignalNotice(lambda: None)
+    os.kill(os.getpid(), signal.SIGTERM)
+    notice = source.poll(0)
+    assert notice is not None
+    assert notice.seconds_left == 25.0
+    assert notice.deadline_ms > 0
+
+
 def test_in_another_thread_it_leaves_signals_alone() -> None:
     before = signal.getsignal(signal.SIGTERM)
     thread = threading.Thread(target=SignalNotice, args=(print,))
