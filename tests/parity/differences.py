@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 MEANT: Mapping[str, str] = {
+    "TorchCheckpoint": "it takes path and filesystem, as there, but shows them",
     "TrainRunContext": "it is given to callbacks, which read it; nobody makes one",
 }
 """A name, or a name and its member."""
@@ -13,7 +14,6 @@ NOT_YET: Mapping[str, str] = {
     "Backend": "being built",
     "BackendConfig": "being built",
     "NCCLHangError": "being built",
-    "TorchCheckpoint": "being built",
     "TorchConfig": "being built",
     "TorchXLAConfig": "being built",
     "TorchftConfig": "being built",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spotfit.client.trainers import TorchTrainer as TorchTrainer
+    from spotfit.frameworks.torch.checkpoint import TorchCheckpoint as TorchCheckpoint
     from spotfit.frameworks.torch.config import TorchConfig as TorchConfig
     from spotfit.torch.loop import accelerate as accelerate
     from spotfit.torch.loop import backward as backward
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from spotfit.torch.loop import prepare_optimizer as prepare_optimizer
 
 _HOMES = {
+    "TorchCheckpoint": "spotfit.frameworks.torch.checkpoint",
     "TorchConfig": "spotfit.frameworks.torch.config",
     "TorchTrainer": "spotfit.client.trainers",
     "accelerate": "spotfit.torch.loop",
@@ -34,6 +36,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "TorchCheckpoint",
     "TorchConfig",
     "TorchTrainer",
     "accelerate",
