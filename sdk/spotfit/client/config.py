@@ -90,6 +90,18 @@ def storage_of(run: RunConfig) -> Store:
     return open_store(run.storage_path)
 
 
+def typed(name: str, given: Any, kind: type[Any], *, home: str = "spotfit") -> Any:
+    """What was given, or the usual one. Raises `ConfigError` where it is of another kind."""
+    if given is None:
+        return kind()
+    if not isinstance(given, kind):
+        raise ConfigError(
+            f"{name} must be a {home}.{kind.__name__}, not {kind_of(given)}.",
+            do=f"Write {name}={home}.{kind.__name__}(...).",
+        )
+    return given
+
+
 def kind_of(given: Any) -> str:
     """The name of its class, with the module: one of another library may be called the same."""
     kind = type(given)

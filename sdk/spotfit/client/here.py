@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 from spotfit.client.request import FitRequest
 from spotfit.client.result import Result
+from spotfit.core.errors import ConfigError
+from spotfit.frameworks.config import BackendConfig
 from spotfit.ship.function import takes_config
 from spotfit.worker import current
-from spotfit.worker.local import LocalSession
+from spotfit.worker.local import LocalSession, Peers
+
+Gathering = AbstractContextManager[Peers | None]
+"""While it lasts, the processes that a launcher has started meet; None if there is none."""
 
 
-def fit_here(request: FitRequest) -> Result:
-    """Call the function and return its result; what it raises comes through as it is."""
+def fit_here(request: FitRequest, gathering: Callable[[], Gathering] = nullcontext) -> Result:
+    """Call the function and return its result; what it raises comes through as it is.
+
+    Where a launcher has started several processes, each calls it, and has a result of its own.
+    Within a training function of somebody else it is alone.
+    """
     wants_config = takes_config(request.fn)
-    session = LocalSession(request.run.name or "", datasets=request.datasets)
-    with current.entered(session):
-        value = request.fn(request.config or {}) if wants_config else request.fn()
+    with nullcontext() if current.inside() else gathering() as peers:
+        session = _session(request, peers)
+        with current.entered(session), _around(request.backend_config):
+            value = request.fn(request.config or {}) if wants_config else request.fn()
     return Result(
         metrics=session.metrics,
         checkpoint=session.last_checkpoint,
@@ -22,3 +36,22 @@ def fit_here(request: FitRequest) -> Result:
         path=None,
         return_value=value,
     )
+
+
+def _session(request: FitRequest, peers: Peers | None) -> LocalSession:
+    name = request.run.name or ""
+    if peers is None:
+        return LocalSession(name, datasets=request.datasets)
+    if request.datasets and peers.ranks.world_size > 1:
+        raise ConfigError(
+            f"`datasets` cannot be shared by the {peers.ranks.world_size} processes of a launcher.",
+            do="Read the data in the training function; get_context() tells which share is whose.",
+        )
+    return LocalSession(peers.broadcast(name), peers, datasets=request.datasets)
+
+
+def _around(backend_config: Any) -> AbstractContextManager[Any]:
+    """What a backend wants around the function."""
+    if isinstance(backend_config, BackendConfig):
+        return backend_config.train_func_context()
+    return nullcontext()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spotfit.client import fit as fitting
-from spotfit.client.config import RunConfig, kind_of
+from spotfit.client.config import RunConfig, kind_of, typed
 from spotfit.client.handle import RunHandle
 from spotfit.client.request import FitRequest
 from spotfit.client.result import Result
@@ -53,9 +53,9 @@ class DataParallelTrainer:
             unset=None,
         )
         mistakes = Mistakes()
-        scaling = mistakes.check(lambda: _typed("scaling_config", scaling_config, ScalingConfig))
-        run = mistakes.check(lambda: _typed("run_config", run_config, RunConfig))
-        feeding = mistakes.check(lambda: _typed("dataset_config", dataset_config, DataConfig))
+        scaling = mistakes.check(lambda: typed("scaling_config", scaling_config, ScalingConfig))
+        run = mistakes.check(lambda: typed("run_config", run_config, RunConfig))
+        feeding = mistakes.check(lambda: typed("dataset_config", dataset_config, DataConfig))
         if scaling is not None:
             mistakes.check(lambda: _check_datasets(datasets, scaling))
         if validation_config is not None:
@@ -126,17 +126,6 @@ class DataParallelTrainer:
         from spotfit.client.here import fit_here
 
         return fit_here(self._request())
-
-
-def _typed(name: str, given: Any, kind: type[Any]) -> Any:
-    if given is None:
-        return kind()
-    if not isinstance(given, kind):
-        raise ConfigError(
-            f"{name} must be a spotfit.{kind.__name__}, not {kind_of(given)}.",
-            do=f"Write {name}=spotfit.{kind.__name__}(...).",
-        )
-    return given
 
 
 def _check_datasets(datasets: Any, scaling: ScalingConfig) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from spotfit.client.config import RunConfig
+from spotfit.client.config import RunConfig, typed
+from spotfit.client.result import Result
 from spotfit.client.trainer import DataParallelTrainer
 from spotfit.frameworks.torch.config import TorchConfig
 from spotfit.model.config import ScalingConfig
@@ -32,7 +34,7 @@ class TorchTrainer(DataParallelTrainer):
         resume_from_checkpoint: Any = None,
         provisioner: Any = None,
     ) -> None:
-        torch_config = torch_config or TorchConfig()
+        torch_config = typed("torch_config", torch_config, TorchConfig, home="spotfit.torch")
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,
@@ -47,3 +49,10 @@ class TorchTrainer(DataParallelTrainer):
             provisioner=provisioner,
         )
         torch_config.backend = torch_config.backend_for(self.scaling_config)
+
+    def _fit_here(self) -> Result:
+        """In the process group of a launcher, if there is one."""
+        from spotfit.client.here import fit_here
+        from spotfit.frameworks.torch.launched import launched_group
+
+        return fit_here(self._request(), partial(launched_group, self.backend_config))

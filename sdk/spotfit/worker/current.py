@@ -88,6 +88,11 @@ def entered(session: TrainSession) -> Iterator[None]:
         _session = before
 
 
+def inside() -> bool:
+    """Whether this process is within a training function."""
+    return _session is not None
+
+
 def current(asker: str) -> TrainSession:
     """The session. Raises `SessionMisuseError`, which is a RuntimeError, where there is none."""
     if _session is None:

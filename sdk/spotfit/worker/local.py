@@ -3,43 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-import msgspec
+from typing import Any, Protocol
 
 from spotfit.checkpoint.handle import Checkpoint
 from spotfit.model.data import unknown_dataset
 from spotfit.model.metrics import metrics_to_json
 from spotfit.model.preemption import PreemptionInfo
+from spotfit.model.ranks import Ranks
 from spotfit.model.reporting import CheckpointConsistencyMode
 from spotfit.model.wire import Start
 from spotfit.worker.context import TrainContext
 from spotfit.worker.reported import Luggage, ReportedCheckpoint
 
 
-class Ranks(msgspec.Struct, frozen=True):
-    """Who this process is; alone, unless a launcher such as torchrun says otherwise."""
+class Peers(Protocol):
+    """Other processes in which the same function runs, because a launcher has started them."""
 
-    world_rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
-    node_rank: int = 0
+    @property
+    def ranks(self) -> Ranks:
+        """Who this process is among them."""
+        ...
+
+    def barrier(self) -> None:
+        """Wait for all of them."""
+        ...
+
+    def broadcast(self, thing: Any) -> Any:
+        """What rank 0 gave."""
+        ...
 
 
 class LocalSession:
-    """Remembers the last metrics and checkpoint; copies nothing and meets nobody."""
+    """Remembers the last metrics and checkpoint; copies nothing, and meets its peers if any."""
 
     devices: tuple[str, ...] | None = None
 
     def __init__(
         self,
         name: str,
-        ranks: Ranks | None = None,
+        peers: Peers | None = None,
         *,
         datasets: Mapping[str, Any] | None = None,
     ) -> None:
-        self.context = TrainContext(_start(name, ranks or Ranks()), None)
+        self._peers = peers
+        self.context = TrainContext(_start(name, peers.ranks if peers else Ranks()), None)
         self._given = dict(datasets or {})
         self._datasets: dict[str, Any] = {}
         """Those that were asked for."""
@@ -81,11 +88,13 @@ class LocalSession:
         return None
 
     def barrier(self) -> None:
-        """There is nobody to wait for."""
+        """Wait for the peers; alone, for nobody."""
+        if self._peers is not None:
+            self._peers.barrier()
 
     def broadcast(self, thing: Any) -> Any:
-        """What was given."""
-        return thing
+        """What rank 0 gave; alone, what was given."""
+        return thing if self._peers is None else self._peers.broadcast(thing)
 
 
 def _start(name: str, ranks: Ranks) -> Start:

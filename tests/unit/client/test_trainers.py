@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from spotfit.client.trainers import TorchTrainer
+from spotfit.core.errors import ConfigError
 from spotfit.frameworks.torch.config import TorchConfig
 from spotfit.model.config import ScalingConfig
 from spotfit.model.events import FitEnded
@@ -57,3 +61,21 @@ def test_everything_else_goes_where_it_goes_for_any_trainer(door: Door) -> None:
     assert (spec.framework, spec.workers_max) == ("torch", 3)
     assert spec.framework_options["backend"] == "gloo"
     assert (spec.provisioner, spec.provisioner_options) == ("local", {"nodes": 3})
+
+
+def test_a_config_of_another_kind_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"be a spotfit.torch.TorchConfig, not dict"):
+        TorchTrainer(train, torch_config={"backend": "gloo"})  # type: ignore[arg-type]
+
+
+def test_without_workers_and_without_a_launcher_torch_is_not_even_imported() -> None:
+    script = """
+import sys
+from spotfit.torch import TorchTrainer
+from spotfit import ScalingConfig, get_context
+scaling = ScalingConfig(num_workers=0)
+here = TorchTrainer(lambda: get_context().get_world_size(), scaling_config=scaling)
+assert here.fit().return_value == 1
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -10,9 +10,11 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import spotfit.torch
+from spotfit.frameworks.torch.launched import LaunchedGroup
+from spotfit.model.ranks import Ranks
 from spotfit.torch import loop
 from spotfit.worker import current
-from spotfit.worker.local import LocalSession, Ranks
+from spotfit.worker.local import LocalSession
 
 NUMBERS = TensorDataset(torch.arange(10))
 
@@ -25,7 +27,7 @@ class OnCpus(LocalSession):
 
 @pytest.fixture
 def one_of_two() -> Iterator[None]:
-    current.enter(OnCpus("run", Ranks(world_rank=1, world_size=2)))
+    current.enter(OnCpus("run", LaunchedGroup(Ranks(world_rank=1, world_size=2))))
     yield
     current.leave()
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from spotfit.checkpoint.handle import Checkpoint
+from spotfit.model.ranks import Ranks
 from spotfit.model.reporting import CheckpointConsistencyMode, CheckpointUploadMode
-from spotfit.worker.local import LocalSession, Ranks
+from spotfit.worker.local import LocalSession
 from spotfit.worker.reported import Luggage
 
 
@@ -43,13 +44,36 @@ def test_collectives_have_nobody_to_wait_for() -> None:
     assert session.reported(CheckpointConsistencyMode.VALIDATED, None) == []
 
 
+class Others:
+    """Peers that a launcher has started."""
+
+    ranks = Ranks(world_rank=3, world_size=4, local_rank=1)
+
+    def __init__(self) -> None:
+        self.met = 0
+
+    def barrier(self) -> None:
+        self.met += 1
+
+    def broadcast(self, thing: object) -> object:
+        return "rank 0's"
+
+
 def test_it_is_alone_unless_a_launcher_says_otherwise() -> None:
     alone = LocalSession("run").context
     assert (alone.get_world_size(), alone.get_world_rank(), alone.get_node_rank()) == (1, 0, 0)
-    launched = LocalSession("run", Ranks(world_rank=3, world_size=4, local_rank=1)).context
-    assert (launched.get_world_size(), launched.get_world_rank()) == (4, 3)
     with pytest.raises(RuntimeError, match="local mode"):
         alone.get_storage()
+    launched = LocalSession("run", Others()).context
+    assert (launched.get_world_size(), launched.get_world_rank()) == (4, 3)
+    assert launched.get_local_rank() == 1
+
+
+def test_with_peers_collectives_are_theirs() -> None:
+    others = Others()
+    session = LocalSession("run", others)
+    session.barrier()
+    assert (session.broadcast("mine"), others.met) == ("rank 0's", 1)
 
 
 def test_a_dataset_is_given_whole_and_the_same_each_time() -> None:
