@@ -14,6 +14,7 @@ from spotfit.core.codec import decoder, encode
 from spotfit.ledger import keys
 from spotfit.model.spec import RunSpec
 from spotfit.model.wire import (
+    Carried,
     Files,
     FromWorker,
     Gather,
@@ -146,6 +147,7 @@ class SimWorker:
         self._crew = crew
         self._start = start
         self._inbox: list[ToWorker] = []
+        self._given_away: set[int] = set()
         self._reports = 0
         self._waits = False
         self._timer: Timer | None = None
@@ -162,6 +164,9 @@ class SimWorker:
             self.warned = True
         elif isinstance(frame, Named | Gathered):
             self._inbox.append(frame)
+            self.go_on()
+        elif isinstance(frame, Carried):
+            self._given_away.discard(frame.n)
             self.go_on()
 
     def go_on(self) -> None:
@@ -203,6 +208,8 @@ class SimWorker:
                 yield from self._save()
             elif self._due(load.report_every):
                 self._say(Report(self._next_report(), self._metrics()))
+        while self._given_away:
+            yield None
         self._returned = True
         self._say(Returned(self._reports, self.state.link.encode()))
         yield _REAP_S
@@ -257,20 +264,22 @@ class SimWorker:
             yield None
         if _kept.decode(named.metrics) != Kept(self.state.step, self.state.link):
             self._theatre.complain(f"report {n} of round {self.round} mixes different steps")
-        yield from self._upload(n, named)
-
-    def _upload(self, n: int, named: Named) -> Life:
-        half_s = self._theatre.stream.between(self._theatre.training.load.save_s) / 2
-        yield half_s
         body = encode(Kept(self.state.step, self.state.link))
-        file = FileRecord(f"state-{self.rank}.json", len(body), "")
-        self._write(f"{named.name}/{file.name}", body)
-        yield half_s
         part = Manifest(
-            named.name, self.round, n, self.rank, named.ranks, _told.decode(named.metrics), (file,)
+            named.name,
+            self.round,
+            n,
+            self.rank,
+            named.ranks,
+            _told.decode(named.metrics),
+            (FileRecord(f"state-{self.rank}.json", len(body), ""),),
         )
-        self._write(keys.manifest(part.name, part.round, part.rank), encode(part))
-        self._say(Saved(n, named.name, len(body)))
+        if load.background:
+            self._given_away.add(n)
+            self._crew.carry(part, body)
+        else:
+            yield from upload(self._theatre, self._crew.name, part, body)
+            self._say(Saved(n, part.name, len(body)))
 
     def _meet_at_the_hub(self, n: int) -> Life:
         self._say(Gather("barrier", n))
@@ -293,9 +302,6 @@ class SimWorker:
 
     def _metrics(self) -> msgspec.Raw:
         return msgspec.Raw(encode(Kept(self.state.step, self.state.link)))
-
-    def _write(self, key: str, body: bytes) -> None:
-        self._theatre.bucket.write(self._crew.name, key, body)
 
     def _say(self, frame: FromWorker) -> None:
         self._crew.told(Said(self.round, self.rank, [msgspec.Raw(encode(frame))]))
@@ -333,6 +339,59 @@ class SimWorker:
             self._timer.call_off()
 
 
+def upload(theatre: Theatre, who: str, part: Manifest, body: bytes) -> Life:
+    """Bring one rank's only file into the bucket, then its manifest."""
+    half_s = theatre.stream.between(theatre.training.load.save_s) / 2
+    yield half_s
+    theatre.bucket.write(who, f"{part.folder}/{part.files[0].name}", body)
+    yield half_s
+    theatre.bucket.write(who, part.key, encode(part))
+
+
+class SimCarrier:
+    """What uploads for the workers of a machine, and outlives them: a lane a rank."""
+
+    def __init__(self, crew: SimCrew, theatre: Theatre) -> None:
+        self._crew = crew
+        self._theatre = theatre
+        self._lanes: dict[int, list[tuple[Manifest, bytes]]] = {}
+        self._timers: dict[int, Timer] = {}
+
+    @property
+    def round(self) -> int | None:
+        """The round whose uploads are not all done."""
+        return next((lane[0][0].round for lane in self._lanes.values() if lane), None)
+
+    def take(self, part: Manifest, body: bytes) -> None:
+        """Upload it when all before it from the same rank are done."""
+        lane = self._lanes.setdefault(part.rank, [])
+        lane.append((part, body))
+        if len(lane) == 1:
+            self._begin(part.rank)
+
+    def give_up(self) -> None:
+        """Bring nothing more."""
+        for timer in self._timers.values():
+            timer.call_off()
+        self._lanes, self._timers = {}, {}
+
+    def _begin(self, rank: int) -> None:
+        part, body = self._lanes[rank][0]
+        self._advance(rank, upload(self._theatre, self._crew.name, part, body))
+
+    def _advance(self, rank: int, life: Life) -> None:
+        busy_s = next(life, None)
+        if busy_s is not None:
+            self._timers[rank] = self._theatre.engine.after(
+                busy_s, lambda: self._advance(rank, life)
+            )
+            return
+        part, body = self._lanes[rank].pop(0)
+        self._crew.note_carried(part, len(body))
+        if self._lanes[rank]:
+            self._begin(rank)
+
+
 class SimCrew:
     """The `Crew` of one agent."""
 
@@ -340,6 +399,7 @@ class SimCrew:
         self._theatre = theatre
         self._process = process
         self._workers: dict[int, SimWorker] = {}
+        self._carrier = SimCarrier(self, theatre)
         self._events: list[CrewEvent] = []
 
     @property
@@ -380,9 +440,27 @@ class SimCrew:
     def busy(self) -> bool:
         return bool(self._workers)
 
+    @property
+    def carrying(self) -> int | None:
+        return self._carrier.round
+
+    def give_up(self) -> None:
+        self._process.touch()
+        self._carrier.give_up()
+
     def events(self) -> list[CrewEvent]:
         events, self._events = self._events, []
         return events
+
+    def carry(self, part: Manifest, body: bytes) -> None:
+        """A worker gives its file away."""
+        self._carrier.take(part, body)
+
+    def note_carried(self, part: Manifest, size_bytes: int) -> None:
+        """What a worker gave away is in the bucket."""
+        saved = encode(Saved(part.report, part.name, size_bytes))
+        self.told(Said(part.round, part.rank, [msgspec.Raw(saved)]))
+        self.send(part.rank, Carried(part.report, part.name))
 
     def told(self, event: CrewEvent) -> None:
         """A worker said something, or is reaped."""
@@ -397,6 +475,7 @@ class SimCrew:
 
     def close(self, *, told: bool) -> None:
         """The machine is gone, and with it everybody on it."""
+        self._carrier.give_up()
         for worker in self._workers.values():
             worker.vanish(told=told)
         self._workers = {}

@@ -183,6 +183,18 @@ same_names_again = Scenario(
     acts=(Reclaim(Step(14), "follower"), Reclaim(Step(25), "leader"), Crash(Step(37), "anybody")),
 )
 
+uploads_outlive_workers = Scenario(
+    "uploads_outlive_workers",
+    load=Workload(
+        steps=40,
+        save_every=10,
+        save_s=(3.0, 4.0),
+        background=True,
+        crashes=tuple(Mistake(step, how="dies") for step in (11, 22, 33)),
+    ),
+    limits=Limits(worker=3),
+)
+
 dead_machines_that_tell_nobody = Scenario(
     "dead_machines_that_tell_nobody",
     load=LONG,
@@ -212,6 +224,7 @@ LIBRARY: tuple[Scenario, ...] = (
     cloud_that_forgets_to_answer,
     few_are_kept,
     same_names_again,
+    uploads_outlive_workers,
     dead_machines_that_tell_nobody,
 )
 
@@ -229,7 +242,7 @@ def random_storm(seed: int) -> Scenario:
         workers=workers,
         workers_min=dice.randint(1, workers) if elastic else None,
         slots=slots,
-        load=_load(dice, mistakes),
+        load=replace(_load(dice, mistakes), background=_in_background(seed)),
         market=market,
         faults=_faults(dice),
         wire=_wire(dice),
@@ -241,6 +254,11 @@ def random_storm(seed: int) -> Scenario:
         skew=dice.choice([0.0, 0.0005, 0.02]),
         storm_s=dice.uniform(60.0, 300.0),
     )
+
+
+def _in_background(seed: int) -> bool:
+    """From dice of its own: what a seed told before there was this choice, it still tells."""
+    return Dice(seed).stream("left to the agent").chance(0.4)
 
 
 def _laptop(dice: Stream, market: Market) -> Laptop:

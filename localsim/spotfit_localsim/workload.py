@@ -40,6 +40,8 @@ class Workload:
     save_s: Span = (0.1, 1.5)
     everyone_saves: bool = True
     """Whether every rank brings files, or only rank 0."""
+    background: bool = False
+    """Whether ranks train on while their machine uploads for them."""
     saves_on_notice: bool = True
     named_by_step: bool = False
     """Whether the user chooses the names of checkpoints, the same ones in every attempt."""

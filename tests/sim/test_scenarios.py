@@ -21,6 +21,7 @@ from spotfit_localsim.library import (
     laptop_dies,
     preemption_with_notice,
     random_storm,
+    uploads_outlive_workers,
     worker_crashes_within_budget,
 )
 from spotfit_localsim.run import simulate
@@ -110,6 +111,12 @@ def test_a_spent_budget_ends_the_run_and_says_so(seeds: range) -> None:
         assert ended is not None
         assert ended.blame is Blame.WORKER
         assert "1 allowed" in ended.why
+
+
+def test_what_a_dying_worker_gave_away_is_not_lost(seeds: range) -> None:
+    """It dies a step after each report, long before the upload is done: only that step is lost."""
+    for seed in seeds:
+        assert simulate(uploads_outlive_workers, seed).steps_repeated <= 3
 
 
 def test_an_elastic_group_shrinks_and_grows(seeds: range) -> None:

@@ -239,6 +239,7 @@ class Agent:
             self._notice,
             warm,
             self._shift.entered,
+            self._shift.carrying,
         )
         if self._uplink.reach(view, join, self._tempo, now):
             self._told_warm = warm

@@ -9,22 +9,24 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
+from spotfit.agent.carrier import LiveCarrier, Order
 from spotfit.agent.child import Child
 from spotfit.agent.logs import LogShipper
 from spotfit.agent.loop import READ, Loop
 from spotfit.agent.ports import ORPHANED, CrewEvent, Exited, Said
 from spotfit.agent.spawn import Spawner
 from spotfit.agent.zygote import Breed, Zygote, ZygoteKeeper, variables_for
-from spotfit.core.codec import encode
+from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import MachineError
 from spotfit.host import log
-from spotfit.model.cradle import Awake, Born, Gone, Unfit
+from spotfit.model.carrier import Brought, Lost
+from spotfit.model.cradle import Awake, Born, Gone, Kind, Unfit
 from spotfit.model.spec import RunSpec
-from spotfit.model.wire import Raised, Start, ToWorker
+from spotfit.model.wire import Carried, Carry, Raised, Saved, Start, ToWorker
 from spotfit.policy.failure import while_preparing
 from spotfit.ship.luggage import Luggage, Payload, check_environment, fetch
 from spotfit.ship.prepare import Prepared, prepare
@@ -32,10 +34,11 @@ from spotfit.ship.sign import RunKey
 from spotfit.store.api import Store
 
 _AUDIENCE_RANK = -1
+_carries = decoder(Carry)
 
 
 class _Birth(NamedTuple):
-    what: Literal["worker", "audience"]
+    what: Kind
     child: Child
     start: Start | None = None
 
@@ -74,8 +77,10 @@ class LiveCrew:
         self._nursed: dict[int, _Birth] = {}
         """With the zygote, by serial number."""
         self._workers: dict[int, Child] = {}
+        self._carrier: LiveCarrier | None = None
+        """Who uploads what workers gave away; None until the run is known."""
         self._children: set[Child] = set()
-        """Workers, and whom the leader may have beside them."""
+        """Workers, who uploads for them, and whom the leader may have beside them."""
         self._events: list[CrewEvent] = []
 
     # --- the port ----------------------------------------------------------------------------
@@ -83,6 +88,9 @@ class LiveCrew:
     def prepare(self, spec: RunSpec) -> None:
         """Import the framework while the luggage is fetched: most runs bring no variables."""
         self._adopt(Breed.of(spec.framework, sys.executable, variables_for(self._slots, {})))
+        self._carrier = LiveCarrier(
+            spec.storage_url, partial(self._helper, "carrier"), self._note_carried
+        )
         self._spec = spec
         self._begin_unpacking(spec)
 
@@ -104,6 +112,14 @@ class LiveCrew:
         return bool(self._workers)
 
     @property
+    def carrying(self) -> int | None:
+        return self._carrier.round if self._carrier is not None else None
+
+    def give_up(self) -> None:
+        if self._carrier is not None:
+            self._carrier.give_up()
+
+    @property
     def warm(self) -> bool:
         return self._zygote is None or self._zygote.ripe
 
@@ -117,6 +133,14 @@ class LiveCrew:
         self, heard: Callable[[list[bytes]], None], ended: Callable[[str, bool], None]
     ) -> Child:
         """A process for the run's callbacks, made as workers are."""
+        return self._helper("audience", heard, ended)
+
+    def _helper(
+        self,
+        what: Kind,
+        heard: Callable[[list[bytes]], None],
+        ended: Callable[[str, bool], None],
+    ) -> Child:
         printed = partial(self._logs.line, -1, _AUDIENCE_RANK)
         child: Child
 
@@ -126,7 +150,7 @@ class LiveCrew:
 
         child = Child(self._loop, heard=heard, printed=printed, ended=over)
         self._children.add(child)
-        self._bear(_Birth("audience", child))
+        self._bear(_Birth(what, child))
         return child
 
     @property
@@ -136,6 +160,7 @@ class LiveCrew:
 
     def close(self) -> None:
         """Kill what is left; the ends are told as ever."""
+        self.give_up()
         for child in list(self._children):
             child.kill()
         self._drop_unborn()
@@ -306,7 +331,30 @@ class LiveCrew:
         birth.child.reaped(signal.SIGKILL, how=f"could not be started: {why}")
 
     def _hear(self, round_number: int, rank: int, frames: list[bytes]) -> None:
-        self._events.append(Said(round_number, rank, [msgspec.Raw(frame) for frame in frames]))
+        onward = [frame for frame in frames if not self._takes_over(round_number, rank, frame)]
+        self._events.append(Said(round_number, rank, [msgspec.Raw(frame) for frame in onward]))
+
+    def _takes_over(self, round_number: int, rank: int, frame: bytes) -> bool:
+        """Whether it is a parcel, which goes no further than this node."""
+        if not frame.startswith(b'{"type":"carry"'):
+            return False
+        assert self._carrier is not None
+        self._carrier.take(Order(round_number, rank, _carries.decode(frame)))
+        return True
+
+    def _note_carried(self, order: Order, how: Brought | Lost) -> None:
+        """The worker, if it still lives, and the leader are told as if it had done it itself."""
+        carry, worker = order.carry, self._workers.get(order.rank)
+        if isinstance(how, Brought):
+            told = encode(Saved(carry.n, carry.name, how.size_bytes))
+            self._hear(order.round, order.rank, [told])
+            if worker is not None:
+                worker.send(encode(Carried(carry.n, carry.name)))
+        elif worker is not None:
+            self._hear(order.round, order.rank, [encode(Raised(how.told, how.value))])
+            worker.kill()
+        else:
+            log.warning("checkpoint.lost", name=carry.name, rank=order.rank, why=how.told)
 
     def _end(self, round_number: int, rank: int, how: str, clean: bool) -> None:  # noqa: FBT001 - as `Child.ended` wants it
         child = self._workers.pop(rank)

@@ -6,6 +6,7 @@ others dial in anew.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,6 +45,7 @@ from spotfit.model.wire import (
     Alarm,
     Beat,
     Committed,
+    Delivered,
     Down,
     Ended,
     Halt,
@@ -57,6 +59,7 @@ from spotfit.model.wire import (
     Warm,
 )
 from spotfit.model.world import Round
+from spotfit.policy import uploads
 from spotfit.policy.drain import may_outlive
 from spotfit.policy.election import LEFTOVERS_S
 from spotfit.policy.failure import taken
@@ -132,8 +135,11 @@ class Leader:
                 self._pass_on(agent, number, rank, frames, now)
             case Ended(round=number, rank=rank, failure=failure):
                 self._note_end(number, rank, failure, now)
-            case Stopped(round=number):
-                self._note_stop(agent, number, now)
+            case Stopped(round=number, carrying=carrying):
+                self._note_stop(agent, number, now, carrying=carrying)
+            case Delivered(round=number):
+                self._seating.delivered(agent, number)
+                self._dirty = True
             case Alarm(notice=notice):
                 self._seating.warned(agent, notice, now)
                 self._dirty = True
@@ -173,9 +179,9 @@ class Leader:
             self._watch = replace(self._watch, failures={**self._watch.failures, rank: failure})
         self._doom(now)
 
-    def _note_stop(self, agent: AgentId, number: int, now: float) -> None:
+    def _note_stop(self, agent: AgentId, number: int, now: float, *, carrying: bool) -> None:
         """All is well if all its workers had returned; else the round lost them unseen."""
-        self._seating.stopped(agent, number)
+        self._seating.stopped(agent, number, carrying=carrying)
         self._dirty = True
         round_ = self._ledger.view.round
         if self._hub is None or round_ is None or number != self._hub.round:
@@ -291,6 +297,7 @@ class Leader:
         self._adopted = tuple(self._hub.ready) if self._hub else ()
         self._watch = replace(
             self._watch,
+            unsaved_s=self._unsaved_s(now),
             turned_at=now,
             doomed_since=None,
             failures={},
@@ -298,6 +305,13 @@ class Leader:
             metrics=self._latest_metrics(),
         )
         self._hub = None
+
+    def _unsaved_s(self, now: float) -> float:
+        """How long the round that ends has worked since it saved; only who opened it can say."""
+        if self._hub is None:
+            return math.inf
+        saved_at = self._watch.committed_at
+        return now - (self._watch.turned_at if saved_at is None else saved_at)
 
     def _committed(self, event: CheckpointCommitted, now: float) -> None:
         self._adopted = tuple(one for one in self._adopted if one.name != event.name)
@@ -326,7 +340,7 @@ class Leader:
         view = self._ledger.view
         assert view.spec is not None
         self._breathe(view, view.spec.tempo, now)
-        self._survey(view)
+        self._survey(view, now)
         self._delete_dropped()
         self._tell(view, now)
         if self._hub is not None:
@@ -388,9 +402,11 @@ class Leader:
                 self._lose(agent, now)
             self._seating.greet_all()
 
-    def _survey(self, view: View) -> None:
+    def _survey(self, view: View, now: float) -> None:
         """Look for complete checkpoints nobody committed, before the next round starts from one."""
         if self._watch.surveyed or view.round is not None or view.ended is not None:
+            return
+        if uploads.awaited(view, self._present(), now) is not None:
             return
         known = {kept.name for kept in view.checkpoints} | view.dropped
         after = view.last_round.number if view.last_round else 0

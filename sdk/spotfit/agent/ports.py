@@ -152,6 +152,18 @@ class Crew(Protocol):
         """Whether workers would start without importing anything first."""
         ...
 
+    @property
+    def carrying(self) -> int | None:
+        """The round whose workers gave files away that are not all in the bucket yet.
+
+        A finished upload is told as the worker's own `Saved`, a failed one as its `Raised`.
+        """
+        ...
+
+    def give_up(self) -> None:
+        """Upload nothing of that round any more."""
+        ...
+
     def events(self) -> list[CrewEvent]:
         """What happened since the last call, in order."""
         ...

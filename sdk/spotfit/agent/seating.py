@@ -32,7 +32,14 @@ class Seating:
         if join.notice is not None:
             self.noticed_at.setdefault(agent, now)
         self.seats[agent] = Seat(
-            join.member, now, now, join.running, join.notice, join.warm, join.entered
+            join.member,
+            now,
+            now,
+            join.running,
+            join.notice,
+            join.warm,
+            join.entered,
+            join.carrying,
         )
         self.gone.pop(agent, None)
         self.known[join.member.token, join.member.node] = agent
@@ -65,11 +72,21 @@ class Seating:
             if place.agent in self.seats:
                 self.seats[place.agent] = replace(self.seats[place.agent], running=number)
 
-    def stopped(self, agent: AgentId, number: int) -> None:
+    def stopped(self, agent: AgentId, number: int, *, carrying: bool = False) -> None:
         """No worker of that round, or of an older one, lives there any more."""
         seat = self.seats[agent]
         still = seat.running if seat.running is not None and number < seat.running else None
-        self.seats[agent] = replace(seat, running=still, entered=max(seat.entered, number))
+        self.seats[agent] = replace(
+            seat,
+            running=still,
+            entered=max(seat.entered, number),
+            carrying=number if carrying else seat.carrying,
+        )
+
+    def delivered(self, agent: AgentId, number: int) -> None:
+        """No checkpoint of that round is being uploaded there any more."""
+        if self.seats[agent].carrying == number:
+            self.seats[agent] = replace(self.seats[agent], carrying=None)
 
     def can_enter(self, place: Place, number: int) -> bool:
         """Whether that place's agent is here and has not left this round behind already."""

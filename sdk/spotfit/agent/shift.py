@@ -15,7 +15,7 @@ from spotfit.core.ids import AgentId
 from spotfit.ledger import keys
 from spotfit.model.events import RankFailure
 from spotfit.model.view import View
-from spotfit.model.wire import Ended, Raised, Returned, Start, Stopped, ToWorker, Up
+from spotfit.model.wire import Delivered, Ended, Raised, Returned, Start, Stopped, ToWorker, Up
 from spotfit.model.world import Place, Round
 from spotfit.provision.launch import Launch
 from spotfit.store.api import Store
@@ -52,6 +52,8 @@ class Shift:
         """The round whose workers were started here and are not all gone."""
         self.entered = -1
         """The last round entered here, or halted before it was; none is entered twice."""
+        self.carrying: int | None = None
+        """The round we told the leader we still upload for, though its workers are gone."""
         self._halted = False
         self._raised: set[int] = set()
         self._returned: set[int] = set()
@@ -69,6 +71,9 @@ class Shift:
         A round is entered once, and only under the eyes of the hub that opened it.
         """
         opened = view.round
+        carrying = self._crew.carrying
+        if opened is not None and carrying is not None and carrying < opened.number:
+            self._crew.give_up()  # nobody waits for it any more, and its names may be used again
         if self.round is not None and (opened is None or opened.number != self.round):
             self.stop()
         if opened is None or self.round is not None or self._crew.busy:
@@ -140,14 +145,19 @@ class Shift:
 
         May raise `TransientStoreError`; nothing is lost then, and it is to be called again.
         """
-        busy = self._crew.busy  # looked at first: whatever the last of them said is in the events
+        # Looked at first: whatever the last of them said is in the events.
+        busy, carrying = self._crew.busy, self._crew.carrying
         self._events.extend(self._crew.events())
         while self._events:
             self._take(self._events[0])
             self._events.popleft()
         if self.round is not None and not busy:
             stopped, self.round = self.round, None
-            self._net.send_up(Stopped(stopped))
+            self.carrying = stopped if carrying == stopped else None
+            self._net.send_up(Stopped(stopped, carrying=self.carrying is not None))
+        elif self.carrying is not None and carrying != self.carrying:
+            delivered, self.carrying = self.carrying, None
+            self._net.send_up(Delivered(delivered))
 
     def _take(self, event: CrewEvent) -> None:
         match event:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-from typing import Literal
 
 from spotfit.agent.child import Child
 from spotfit.agent.loop import Loop
 from spotfit.agent.zygote import Breed
+from spotfit.model.cradle import Kind
 
 _POLL_S = 0.05
 
@@ -25,7 +25,7 @@ class Spawner:
         """How many have not been reaped."""
         return len(self._running)
 
-    def bear(self, what: Literal["worker", "audience"], breed: Breed, child: Child) -> None:
+    def bear(self, what: Kind, breed: Breed, child: Child) -> None:
         """Start it. Raises `OSError` where that interpreter cannot be run."""
         talk, out, err = child.descriptors
         started = subprocess.Popen(  # noqa: S603 - our own module in a given interpreter

@@ -10,14 +10,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 
 from spotfit.core.codec import decoder, encode
 from spotfit.core.ids import RunId, Token
 from spotfit.host import env, log, process
-from spotfit.model.cradle import Awake, Bear, Born, FromZygote, Ripe, Unfit
+from spotfit.model.cradle import Awake, Bear, Born, FromZygote, Kind, Ripe, Unfit
 from spotfit.provision.launch import Assignment, Launch
 
 _messages: msgspec.json.Decoder[FromZygote] = decoder(FromZygote)  # type: ignore[arg-type]
@@ -86,7 +85,7 @@ class Zygote:
     def alive(self) -> bool:
         return not self._over and self._process.poll() is None
 
-    def bear(self, what: Literal["worker", "audience"], descriptors: Sequence[int]) -> int:
+    def bear(self, what: Kind, descriptors: Sequence[int]) -> int:
         """Ask for a child with these as its socket, output and errors; its serial number.
 
         Raises `OSError` where the zygote is dead; otherwise `hear` tells what became of it.

@@ -142,6 +142,10 @@ class Checkpoint:
         """Note this as well."""
         self.set_metadata({**self.get_metadata(), **metadata})
 
+    def bare(self) -> Checkpoint:
+        """The same files without anything else the caller may have hung on: for another process."""
+        return Checkpoint.in_store(self._store, self._folder, files=self._files)
+
     def folder_below(self, store: Store) -> str | None:
         """Its folder as a key below the root of `store`; None if it does not lie there."""
         above = f"{path_of(store)}/"

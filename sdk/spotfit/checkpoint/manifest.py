@@ -43,6 +43,11 @@ class Manifest(msgspec.Struct, frozen=True):
         return self.at or self.name
 
     @property
+    def key(self) -> str:
+        """Where this part is written down."""
+        return keys.manifest(self.name, self.round, self.rank)
+
+    @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
 
@@ -107,10 +112,10 @@ def _ready(parts: Sequence[Manifest]) -> Ready:
 def _manifests_in(store: Store, folder: str, known: Collection[str] = ()) -> list[Manifest]:
     found = [one.key for one in store.list(folder) if _is_wanted(one.key, known)]
     if len(found) <= _ONE_BY_ONE:
-        parts = [_read(store, key) for key in found]
+        parts = [read_manifest(store, key) for key in found]
     else:
         with ThreadPoolExecutor(_AT_ONCE, "spotfit-manifests") as readers:
-            parts = list(readers.map(lambda key: _read(store, key), found))
+            parts = list(readers.map(lambda key: read_manifest(store, key), found))
     return [part for part in parts if part is not None]
 
 
@@ -119,10 +124,10 @@ def _is_wanted(key: str, known: Collection[str]) -> bool:
     return bool(name) and name not in known and leaf.endswith(".json")
 
 
-def _read(store: Store, key: str) -> Manifest | None:
+def read_manifest(store: Store, key: str) -> Manifest | None:
     """The manifest under that key; None for an object that is none, or one of another key."""
     try:
         part = _manifests.decode(store.get(key))
     except (NotFoundError, msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return part if key == keys.manifest(part.name, part.round, part.rank) else None
+    return part if key == part.key else None

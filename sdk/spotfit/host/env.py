@@ -92,6 +92,13 @@ CALLBACKS: Setting[tuple[str, ...]] = Setting(
     "classes of callbacks every run gets, as 'package.module.Class,...'",
     also="RAY_TRAIN_CALLBACKS",
 )
+UPLOAD_WARN_S = Setting(
+    "SPOTFIT_CHECKPOINT_UPLOAD_WARN_INTERVAL_S",
+    units.seconds,
+    60.0,
+    "how often a checkpoint that is still being uploaded is told",
+    also="RAY_TRAIN_CHECKPOINT_UPLOAD_WARN_INTERVAL_S",
+)
 LEAVE_S = Setting(
     "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S",
     units.seconds,
@@ -117,6 +124,7 @@ SETTINGS: tuple[Setting[object], ...] = (
     COLLECTIVE_TIMEOUT_S,
     COLLECTIVE_WARN_S,
     CALLBACKS,
+    UPLOAD_WARN_S,
     LEAVE_S,
 )
 

@@ -6,13 +6,16 @@ from typing import Literal
 
 import msgspec
 
+Kind = Literal["worker", "audience", "carrier"]
+"""What a child will be: it runs the user's function, hears for the callbacks, or uploads."""
+
 
 class Bear(msgspec.Struct, frozen=True, tag="bear"):
     """Fork a child. Beside it come three descriptors: its socket, its output, its errors."""
 
     serial: int
     """The asker's own number for the child."""
-    what: Literal["worker", "audience"] = "worker"
+    what: Kind = "worker"
 
 
 class Awake(msgspec.Struct, frozen=True, tag="awake"):

@@ -36,6 +36,8 @@ class Tempo(msgspec.Struct, frozen=True):
     """How long an elastic group waits for more machines than it needs at least."""
     observe_s: float = 2.0
     """How often the provisioner is asked about groups that are not all here."""
+    upload_patience_s: float = 600.0
+    """How long a round that is over is outlasted, at most, by the uploads its workers gave away."""
     orphan_s: float = 900.0
     """An agent that reaches neither a hub nor the bucket for so long ends: nobody needs it."""
     poll_s: float = 1.0

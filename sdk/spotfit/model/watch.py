@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -29,6 +30,8 @@ class Seat(msgspec.Struct, frozen=True):
     """Whether workers would start there without importing anything first."""
     entered: int = -1
     """The last round that agent entered; it enters none up to that one any more."""
+    carrying: int | None = None
+    """The round whose checkpoints are still being uploaded there, though its workers are gone."""
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -98,6 +101,8 @@ class Watch(msgspec.Struct, frozen=True):
     """When the open round was opened, the last one closed, or the fit ended."""
     committed_at: float | None = None
     """When the last checkpoint was committed."""
+    unsaved_s: float = math.inf
+    """How long the last round had worked without a commit when it closed; a successor knows not."""
     metrics: dict[str, Any] | None = None
     """The last metrics of rank 0."""
     result_key: str | None = None

@@ -54,6 +54,18 @@ class Saved(msgspec.Struct, frozen=True, tag="saved"):
     size_bytes: int = 0
 
 
+class Carry(msgspec.Struct, frozen=True, tag="carry"):
+    """Take my files of the n-th report to the bucket, after those before; answered by `Carried`.
+
+    The agent sees to it even if this worker dies.
+    """
+
+    n: int
+    name: str
+    parcel: bytes
+    """Pickled by the worker for the process that uploads; nobody else opens it."""
+
+
 class Gather(msgspec.Struct, frozen=True, tag="gather"):
     """Take part in the `seq`-th collective of this kind; answered by `Gathered`.
 
@@ -86,7 +98,7 @@ class Raised(msgspec.Struct, frozen=True, tag="raised"):
     final: bool = False
 
 
-FromWorker = Running | Report | Files | Saved | Gather | Returned | Raised
+FromWorker = Running | Report | Files | Saved | Carry | Gather | Returned | Raised
 
 # --- agent -> worker -------------------------------------------------------------------------
 
@@ -137,6 +149,13 @@ class Named(msgspec.Struct, frozen=True, tag="named"):
     metrics: msgspec.Raw
 
 
+class Carried(msgspec.Struct, frozen=True, tag="carried"):
+    """What this worker gave away with its n-th report is in the bucket."""
+
+    n: int
+    name: str
+
+
 class Committed(msgspec.Struct, frozen=True, tag="committed"):
     """The journal says that checkpoint exists."""
 
@@ -173,7 +192,7 @@ class Preempted(msgspec.Struct, frozen=True, tag="preempted"):
     nodes: dict[str, tuple[int, ...]]
 
 
-ToWorker = Start | Named | Committed | Gathered | Overdue | Preempted
+ToWorker = Start | Named | Carried | Committed | Gathered | Overdue | Preempted
 
 # --- agent -> leader -------------------------------------------------------------------------
 
@@ -191,6 +210,8 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
     """Whether its workers would start without importing anything first."""
     entered: int = -1
     """The last round it entered, or was told to end: it enters none up to that one any more."""
+    carrying: int | None = None
+    """The round whose checkpoints it still uploads though its workers are gone."""
 
 
 class Warm(msgspec.Struct, frozen=True, tag="warm"):
@@ -227,9 +248,17 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
     """No worker of that round lives here any more."""
 
     round: int
+    carrying: bool = False
+    """Whether checkpoints they gave away are still being uploaded; `Delivered` follows."""
 
 
-ToLeader = Join | Warm | Beat | Alarm | Up | Ended | Stopped
+class Delivered(msgspec.Struct, frozen=True, tag="delivered"):
+    """No checkpoint of that round is being uploaded here any more."""
+
+    round: int
+
+
+ToLeader = Join | Warm | Beat | Alarm | Up | Ended | Stopped | Delivered
 
 # --- leader -> agent -------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from spotfit.model.events import (
 from spotfit.model.view import View
 from spotfit.model.watch import Ready, Watch
 from spotfit.model.world import Round
-from spotfit.policy import capacity, drain, failure, rendezvous, retention
+from spotfit.policy import capacity, drain, failure, rendezvous, retention, uploads
 from spotfit.policy.actions import Action, Order, Release, Rest, Submit, Wait, Write
 
 _IDLE_S = 30.0
@@ -152,11 +152,21 @@ def _interrupt(view: View, watch: Watch, round_: Round, now: float) -> Iterator[
 
 
 def _judge_failures(view: View, watch: Watch, now: float) -> Iterator[Action]:
+    """Also the checkpoints of a run that has failed are kept: the next fit goes on from them."""
     ended = failure.verdict(view) if view.round is None else None
-    if ended is not None and watch.settled:
-        yield Write(_with_metrics(ended, watch))
-    elif ended is not None:
+    if ended is None:
+        return
+    if not watch.surveyed:
+        yield _until_surveyed(view, watch, now)
+    elif not watch.settled:
         yield Wait(now + 0.05, "the callbacks are being told of the last failure")
+    else:
+        yield Write(_with_metrics(ended, watch))
+
+
+def _until_surveyed(view: View, watch: Watch, now: float) -> Wait:
+    searching = Wait(now + 0.1, "searching the bucket for complete checkpoints")
+    return uploads.awaited(view, watch, now) or searching
 
 
 def _order(view: View, watch: Watch, now: float) -> Iterator[Action]:
@@ -190,7 +200,7 @@ def _open_a_round(view: View, watch: Watch, now: float) -> Iterator[Action]:
     if view.round is not None or watch.caretaker or failure.verdict(view) is not None:
         return
     if not watch.surveyed:
-        yield Wait(now + 0.1, "searching the bucket for complete checkpoints")
+        yield _until_surveyed(view, watch, now)
         return
     formed = rendezvous.next_round(view, watch, now)
     if isinstance(formed, Wait):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -16,7 +15,7 @@ import msgspec
 from spotfit.checkpoint.handle import Checkpoint, path_of
 from spotfit.checkpoint.manifest import Manifest
 from spotfit.checkpoint.restore import open_all, open_committed
-from spotfit.checkpoint.save import record, save
+from spotfit.checkpoint.save import record
 from spotfit.core.clock import Clock
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import CollectiveTimeoutError, ConfigError, SessionMisuseError
@@ -34,6 +33,8 @@ from spotfit.model.reporting import (
 )
 from spotfit.model.spec import Keep, RunSpec
 from spotfit.model.wire import (
+    Carried,
+    Carry,
     Committed,
     Files,
     Gather,
@@ -48,9 +49,9 @@ from spotfit.model.wire import (
 from spotfit.policy.retention import worst_to_best
 from spotfit.ship.function import pickled, unpickled
 from spotfit.store.api import Store
-from spotfit.store.transfer import FileRecord
 from spotfit.worker import crash
 from spotfit.worker.context import TrainContext
+from spotfit.worker.parcel import Parcel, bring, delete_local, told_while_slow
 from spotfit.worker.reported import Luggage, ReportedCheckpoint
 from spotfit.worker.talk import Talk
 from spotfit.worker.uploads import Uploads
@@ -99,8 +100,10 @@ class Session:
         self._gathered: dict[tuple[str, int], Gathered] = {}
         self._committed: Counter[str] = Counter()
         self._brought: Counter[str] = Counter()
-        self._brought_files: dict[str, tuple[FileRecord, ...]] = {}
+        self._given_away: set[int] = set()
+        """Reports whose files the agent has brought to the bucket for us, but not told of yet."""
         self._latest: Checkpoint | None = None
+        self._latest_n = -1
         self._preempted: Preempted | None = None
 
     # --- reports -----------------------------------------------------------------------------
@@ -125,12 +128,16 @@ class Session:
             log.warning("report.without_us", rank=self._start.rank, n=n)
             return
         self._brought[named.name] += 1
-        save_it = partial(self._save, named, luggage)
-        if luggage.mode is CheckpointUploadMode.ASYNC:
-            self._uploads.put(save_it)
-        else:
-            self._uploads.wait()
-            save_it()
+        parcel = self._parcel(named, luggage)
+        in_background = luggage.mode is CheckpointUploadMode.ASYNC
+        if parcel.again or not in_background:
+            self.close()
+        if not in_background:
+            self._save(parcel, luggage)
+        elif luggage.upload_fn is None:
+            self._give_away(parcel)
+        else:  # it may know what lives in this process only
+            self._uploads.put(partial(self._save, parcel, luggage))
 
     def _name_of(self, n: int) -> Named | Gathered | None:
         return self._named.pop(n, None) or self._gathered.pop(("report", n), None)
@@ -138,11 +145,13 @@ class Session:
     def close(self) -> None:
         """Wait for the uploads that are under way."""
         self._uploads.wait()
+        self._wait_for(lambda: None if self._given_away else True, what="its uploads")
 
     # --- checkpoints -------------------------------------------------------------------------
 
     def checkpoint(self) -> Checkpoint | None:
         """What this worker reported last, once it is uploaded; else what the round began from."""
+        self._drain()
         return self._latest or self._restored
 
     def dataset(self, name: str | None) -> Any:
@@ -250,7 +259,7 @@ class Session:
         self._talk.send(Files(n, body, name, blocks=_in_main_thread()))
         return n
 
-    def _save(self, named: Named, luggage: Luggage) -> None:
+    def _parcel(self, named: Named, luggage: Luggage) -> Parcel:
         part = Manifest(
             named.name,
             self._start.round,
@@ -260,30 +269,38 @@ class Session:
             _metrics.decode(named.metrics),
             (),
         )
-        manifest = self._brought_to(part, luggage)
-        self._brought_files[named.name] = manifest.files
-        self._latest = Checkpoint.in_store(self._store, manifest.folder)
-        self._talk.send(Saved(named.n, named.name, manifest.size_bytes))
-        if luggage.delete:
-            self._delete_local(luggage.checkpoint, manifest)
+        again = self._brought[named.name] > 1
+        return Parcel(luggage.checkpoint, part, again, luggage.delete)
 
-    def _brought_to(self, part: Manifest, luggage: Luggage) -> Manifest:
-        earlier = self._brought_files.get(part.name, ())
-        if luggage.upload_fn is not None:
-            there = luggage.upload_fn(luggage.checkpoint, part.name)
-            part = msgspec.structs.replace(part, at=self._folder_of(there))
-            return record(self._store, part, earlier=earlier)
+    def _give_away(self, parcel: Parcel) -> None:
+        """To the agent, which brings it even if this process dies."""
+        self._given_away.add(parcel.part.report)
+        self._talk.send(Carry(parcel.part.report, parcel.part.name, parcel.packed()))
+
+    def _save(self, parcel: Parcel, luggage: Luggage) -> None:
+        manifest = self._brought_by(parcel, luggage)
+        self._note_saved(manifest.report, manifest.folder)
+        self._talk.send(Saved(manifest.report, manifest.name, manifest.size_bytes))
+        if parcel.delete:
+            delete_local(parcel.checkpoint, self._store, manifest.folder)
+
+    def _brought_by(self, parcel: Parcel, luggage: Luggage) -> Manifest:
         if luggage.mode is CheckpointUploadMode.NO_UPLOAD:
-            part = msgspec.structs.replace(part, at=self._folder_of(luggage.checkpoint))
-            return record(self._store, part, earlier=earlier)
-        with luggage.checkpoint.as_directory() as directory:
-            return save(self._store, Path(directory), part, earlier=earlier)
+            return self._recorded(parcel, parcel.checkpoint)
+        if luggage.upload_fn is None:
+            return bring(parcel, self._store)
+        with told_while_slow(parcel.part.name):
+            there = luggage.upload_fn(parcel.checkpoint, parcel.part.name)
+        return self._recorded(parcel, there)
 
-    def _delete_local(self, checkpoint: Checkpoint, manifest: Manifest) -> None:
-        """Remove the copy that was uploaded, unless it is the very folder that is kept."""
-        local = checkpoint.local_directory
-        if local is not None and checkpoint.folder_below(self._store) != manifest.folder:
-            shutil.rmtree(local, ignore_errors=True)
+    def _recorded(self, parcel: Parcel, there: Any) -> Manifest:
+        part = msgspec.structs.replace(parcel.part, at=self._folder_of(there))
+        return record(self._store, part, again=parcel.again)
+
+    def _note_saved(self, n: int, folder: str) -> None:
+        """Two uploads of different kinds may end in another order than they were reported."""
+        if n > self._latest_n:
+            self._latest, self._latest_n = Checkpoint.in_store(self._store, folder), n
 
     def _folder_of(self, checkpoint: Any) -> str:
         """Where a checkpoint that nobody has to upload lies in the run's folder."""
@@ -348,6 +365,9 @@ class Session:
                 self._gathered[frame.kind, frame.seq] = frame
             case Committed():
                 self._committed[frame.name] += 1
+            case Carried():
+                self._given_away.discard(frame.n)
+                self._note_saved(frame.n, frame.name)
             case Preempted():
                 self._preempted = frame
             case Overdue(kind=kind, missing=missing, waited_s=waited_s):

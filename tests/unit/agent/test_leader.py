@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from spotfit.agent.ports import Said
 from spotfit.checkpoint.manifest import Manifest
@@ -17,6 +18,7 @@ from spotfit.model.events import (
     FitEnded,
     NodeLost,
     RoundClosed,
+    RoundOpened,
 )
 from spotfit.model.spec import Keep, Limits
 from spotfit.model.wire import Files, Gather, Gathered, Overdue, Report, Saved
@@ -210,6 +212,49 @@ def _no_answer(_key: str) -> None:
 
 
 # --- rounds --------------------------------------------------------------------------------------
+
+
+def dies_while_its_upload_goes_on(world: World) -> None:
+    """Rank 0 trains for ten seconds, gives its files away, and dies before they are there."""
+    world.train()
+    world.run(10.0)
+    world.say(1, Report(0, msgspec.Raw(b"{}")))
+    world.say(0, Files(0, msgspec.Raw(b"{}"), "c1"))
+    crew = world.holder(0).crew
+    crew.carrying = 1
+    crew.exit(0, "was killed by SIGKILL")
+    world.run(5.0)
+
+
+@pytest.mark.parametrize("failures", [-1, 0])
+def test_what_a_dead_worker_gave_away_is_committed_before_anything_else(failures: int) -> None:
+    world = World(limits=Limits(worker=failures))
+    dies_while_its_upload_goes_on(world)
+    assert world.view.round is None, "the next round waits for it"
+    assert world.view.active, "and so does the end"
+    saved_by_rank_0(world, "c1")
+    for node in world.nodes.values():
+        node.crew.carrying = None
+    world.until(lambda: world.view.ended or world.view.round)
+    assert [one.name for one in world.view.checkpoints] == ["c1"]
+    if failures:
+        assert world.last(RoundOpened).round.checkpoint == "c1"
+
+
+def test_an_upload_that_takes_longer_than_it_is_worth_is_not_awaited() -> None:
+    world = World(limits=ANY_FAILURES)
+    dies_while_its_upload_goes_on(world)
+    world.until(lambda: world.training)
+    assert world.last(RoundOpened).round.checkpoint is None
+    assert all(node.crew.carrying is None for node in world.nodes.values()), "it was given up"
+
+
+def test_a_machine_that_goes_takes_its_uploads_along() -> None:
+    world = World(limits=ANY_FAILURES)
+    dies_while_its_upload_goes_on(world)
+    carrying = next(node for node in world.nodes.values() if node.crew.carrying is not None)
+    world.kill(carrying)
+    assert world.until(lambda: world.training) < 8.0, "nobody waits for the dead"
 
 
 def test_a_checkpoint_that_is_ready_is_committed_before_its_round_is_closed() -> None:

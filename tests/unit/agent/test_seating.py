@@ -53,6 +53,16 @@ def test_who_sat_on_a_machine_is_remembered() -> None:
     assert seating.known == {(TOKEN, 0): A, (TOKEN, 1): B}
 
 
+def test_who_still_uploads_is_known_until_it_has_delivered() -> None:
+    seating, _, _ = a_table()
+    seating.stopped(A, 4, carrying=True)
+    assert seating.seats[A].carrying == 4
+    seating.delivered(A, 3)
+    assert seating.seats[A].carrying == 4, "that was another round's"
+    seating.delivered(A, 4)
+    assert seating.seats[A].carrying is None
+
+
 def test_whoever_has_a_place_is_busy_until_it_has_stopped() -> None:
     seating, _, _ = a_table()
     places = a_round().places

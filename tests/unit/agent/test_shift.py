@@ -17,6 +17,7 @@ from spotfit.model.events import Blame, RankFailure
 from spotfit.model.view import View
 from spotfit.model.wire import (
     Committed,
+    Delivered,
     Ended,
     FromWorker,
     Join,
@@ -159,6 +160,29 @@ def test_the_next_round_waits_for_the_workers_of_the_last(working: Node) -> None
     assert working.hear() == [Stopped(3)]
     working.follow(following)
     assert working.crew.rounds == [3, 4]
+
+
+# --- what outlives the workers -------------------------------------------------------------------
+
+
+def test_who_still_uploads_says_so_and_says_when_it_is_done(working: Node) -> None:
+    working.crew.carrying = 3
+    working.follow(CLOSED)
+    told = [working.hear(), working.shift.carrying, working.hear()]
+    assert told == [[Stopped(3, carrying=True)], 3, []]
+    working.crew.carrying = None
+    told = [working.hear(), working.shift.carrying, working.hear()]
+    assert told == [[Delivered(3)], None, []]
+
+
+def test_nothing_is_uploaded_for_a_round_that_the_next_has_replaced(working: Node) -> None:
+    without_us = a_view(round=a_round(4, members=[a_member(0), a_member(2)]))
+    working.crew.carrying = 3
+    seen = []
+    for view in (OPEN, CLOSED, without_us):
+        working.follow(view)
+        seen.append(working.crew.carrying)
+    assert seen == [3, 3, None]
 
 
 # --- what the leader orders ----------------------------------------------------------------------

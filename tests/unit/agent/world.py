@@ -215,6 +215,8 @@ class FakeCrew:
         self.immortal = False
         """Whether SIGKILL is not enough."""
         self.warm = True
+        self.carrying: int | None = None
+        """The round some of whose uploads go on; set by the test."""
         self._events: list[CrewEvent] = []
 
     def prepare(self, spec: RunSpec) -> None:
@@ -241,6 +243,9 @@ class FakeCrew:
     @property
     def pending(self) -> bool:
         return bool(self._events)
+
+    def give_up(self) -> None:
+        self.carrying = None
 
     def events(self) -> list[CrewEvent]:
         events, self._events = self._events, []

@@ -45,9 +45,9 @@ def test_ranks_merge_into_one_folder(tmp_path: Path) -> None:
 
 def test_a_name_used_twice_merges(tmp_path: Path) -> None:
     store = MemoryStore()
-    first = saved(store, tmp_path / "1", part(), a="old", b="old")
+    saved(store, tmp_path / "1", part(), a="old", b="old")
     there = directory(tmp_path / "2", b="newer")
-    second = save(store, there, part(report=1), earlier=first.files)
+    second = save(store, there, part(report=1), again=True)
     assert [(file.name, file.size_bytes) for file in second.files] == [("a", 3), ("b", 5)]
     assert second.report == 1
 

@@ -97,6 +97,24 @@ def test_no_round_before_the_bucket_was_searched() -> None:
     assert wait.why == "searching the bucket for complete checkpoints"
 
 
+def test_no_round_before_the_uploads_of_the_last_are_there() -> None:
+    closed = a_view(last_round=a_round(3))
+    carrying = seats(a_seat(0), a_seat(1, carrying=3))
+    watch = a_watch(surveyed=False, seats=carrying, turned_at=NOW, unsaved_s=20.0)
+    action = conduct(closed, watch, NOW)
+    assert isinstance(action, Wait)
+    assert "still upload" in action.why
+
+
+def test_a_run_that_has_failed_does_not_end_before_its_last_checkpoints_are_there() -> None:
+    failed = RoundClosed(3, Blame.WORKER, "KeyError", (RankFailure(0, "raised", "KeyError"),))
+    view = a_view(last_round=a_round(3), last_closed=failed, failures={Blame.WORKER: 1})
+    assert isinstance(conduct(view, a_watch(surveyed=False), NOW), Wait)
+    written = conduct(view, a_watch(), NOW)
+    assert isinstance(written, Write)
+    assert isinstance(written.event, FitEnded)
+
+
 def test_a_caretaker_opens_no_round() -> None:
     assert waited(a_view(), a_watch(caretaker=True, seats={})).why == "all is well"
 

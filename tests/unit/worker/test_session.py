@@ -21,6 +21,8 @@ from spotfit.model.events import CheckpointCommitted, CheckpointDropped, Entry, 
 from spotfit.model.reporting import CheckpointConsistencyMode, CheckpointUploadMode
 from spotfit.model.spec import Keep, RunSpec
 from spotfit.model.wire import (
+    Carried,
+    Carry,
     Committed,
     Files,
     Gather,
@@ -34,6 +36,7 @@ from spotfit.model.wire import (
 from spotfit.store.memory import MemoryStore
 from spotfit.store.opening import open_store
 from spotfit.worker import session as sessions
+from spotfit.worker.parcel import unpacked
 from spotfit.worker.reported import Luggage
 from spotfit.worker.session import Session
 from tests.unit.checkpoint.kept import directory, part, saved
@@ -153,32 +156,92 @@ def test_a_name_used_twice_merges(
     assert [file.name for file in manifest.files] == ["model", "more"]
 
 
-def test_an_upload_in_the_background_keeps_the_order_and_is_awaited_at_the_end(
-    agent: AgentEnd, tmp_path: Path
+def test_files_of_a_background_upload_are_the_agent_s_at_once(
+    session: Session, agent: AgentEnd, store: MemoryStore, tmp_path: Path
 ) -> None:
-    store = Gated()
-    session = Session(start(), agent.talk, store)
+    agent.name(3, "unused")
+    agent.name(0, "a", loss=0.5)
+    session.report_files({}, luggage(tmp_path / "a", ASYNC, delete=True))
+    (carry,) = agent.heard_of(Carry)
+    parcel = unpacked(carry.parcel)
+    assert (carry.n, carry.name) == (0, "a")
+    assert (parcel.part.name, parcel.part.report, parcel.part.rank) == ("a", 0, 0)
+    assert (parcel.part.metrics, parcel.delete) == ({"loss": 0.5}, True)
+    assert parcel.checkpoint.local_directory == tmp_path / "a"
+    assert list(store.list()) == [], "report has returned, and this process uploads nothing"
+
+
+def test_the_end_waits_for_what_was_given_away_and_then_it_is_the_latest(
+    session: Session, agent: AgentEnd, tmp_path: Path
+) -> None:
     for n, name in enumerate(("a", "b")):
         agent.name(n, name)
-        session.report_files({}, luggage(tmp_path / name, ASYNC, delete=True))
+        session.report_files({}, luggage(tmp_path / name, ASYNC))
+    assert session.checkpoint() is None, "not before it is there"
+    agent.say(Carried(0, "a"))
+    assert path_of_latest(session) == "private/a"
+    closing = threading.Thread(target=session.close)
+    closing.start()
+    closing.join(0.05)
+    assert closing.is_alive()
+    agent.say(Carried(1, "b"))
+    closing.join(60)
+    assert not closing.is_alive()
+    assert path_of_latest(session) == "private/b"
+
+
+def path_of_latest(session: Session) -> str:
+    latest = session.checkpoint()
+    assert latest is not None
+    return latest.path
+
+
+def test_a_report_in_the_foreground_comes_after_those_in_the_background(
+    session: Session, agent: AgentEnd, tmp_path: Path
+) -> None:
+    agent.name(0, "a")
+    session.report_files({}, luggage(tmp_path / "a", ASYNC))
+    agent.name(1, "b")
+    second = threading.Thread(target=session.report_files, args=({}, luggage(tmp_path / "b")))
+    second.start()
+    second.join(0.05)
+    assert agent.heard_of(Saved) == []
+    agent.say(Carried(0, "a"))
+    second.join(60)
+    assert [frame.name for frame in agent.heard_of(Saved)] == ["b"]
+
+
+def test_a_name_given_away_twice_tells_that_both_merge(
+    session: Session, agent: AgentEnd, tmp_path: Path
+) -> None:
+    agent.name(0, "same")
+    session.report_files({}, luggage(tmp_path / "a", ASYNC))
+    agent.name(1, "same")
+    agent.say(Carried(0, "same"))
+    session.report_files({}, luggage(tmp_path / "b", ASYNC))
+    assert [unpacked(one.parcel).again for one in agent.heard_of(Carry)] == [False, True]
+
+
+def test_a_function_of_the_user_s_uploads_here_in_order_and_is_awaited(
+    session: Session, agent: AgentEnd, store: MemoryStore, tmp_path: Path
+) -> None:
+    gate = threading.Event()
+
+    def mine(_: Checkpoint, name: str) -> Checkpoint:
+        assert gate.wait(60)
+        store.put(f"{name}/model", b"w")
+        return Checkpoint.in_store(store, name)
+
+    for n, name in enumerate(("a", "b")):
+        agent.name(n, name)
+        session.report_files({}, luggage(tmp_path / name, ASYNC, delete=True, upload_fn=mine))
     session.report_metrics({"loss": 1})
     assert agent.heard_of(Saved) == [], "report returned before the upload was done"
-    store.gate.set()
+    gate.set()
     session.close()
     assert [frame.name for frame in agent.heard_of(Saved)] == ["a", "b"]
     assert not (tmp_path / "a").exists()
-
-
-class Gated(MemoryStore):
-    """Lets nothing in before its gate is opened."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = threading.Event()
-
-    def put(self, key: str, body: bytes | memoryview) -> None:
-        assert self.gate.wait(60)
-        super().put(key, body)
+    assert path_of_latest(session) == "private/b"
 
 
 def test_a_failing_background_upload_ends_the_worker_at_once(
@@ -191,12 +254,14 @@ def test_a_failing_background_upload_ends_the_worker_at_once(
         told.append(error)
         failed.set()
 
+    def raises(_: Checkpoint, __: str) -> Checkpoint:
+        raise ConnectionResetError("the storage is gone")
+
     session = Session(start(), agent.talk, store, fail=fail)
     agent.name(0, "a")
-    gone = Checkpoint.from_directory(tmp_path / "gone")
-    session.report_files({}, Luggage(gone, ASYNC, delete=True))
+    session.report_files({}, luggage(tmp_path / "a", ASYNC, upload_fn=raises))
     assert failed.wait(60), "nobody had to call close"
-    assert "is not there" in str(told[0])
+    assert str(told[0]) == "the storage is gone"
 
 
 def test_a_failing_upload_in_the_foreground_raises_where_it_was_reported(

@@ -1,0 +1,33 @@
+"""Whether it pays to wait for checkpoints that are still on their way when their round is over."""
+
+from __future__ import annotations
+
+from spotfit.model.view import View
+from spotfit.model.watch import Seat, Watch
+from spotfit.policy.actions import Wait
+
+
+def awaited(view: View, watch: Watch, now: float) -> Wait | None:
+    """Until when to wait for what workers of the last round gave away; None if for nothing.
+
+    What it would save is the work done since the last commit. Waiting for as long as that at the
+    most, the run never loses more than twice what the wiser choice would have cost.
+    """
+    assert view.spec is not None
+    last = view.last_round
+    if view.round is not None or last is None:
+        return None
+    tempo = view.spec.tempo
+    until = watch.turned_at + min(watch.unsaved_s, tempo.upload_patience_s)
+    stopped = watch.turned_at + min(watch.unsaved_s, tempo.stop_patience_s)
+    carrying = [seat for seat in watch.seats.values() if seat.carrying == last.number]
+    if carrying and now < until:
+        return Wait(until, f"{len(carrying)} machines still upload what was reported")
+    if now < stopped and any(_may_carry(seat, last.number) for seat in watch.seats.values()):
+        return Wait(stopped, "workers of the last round still end, and may have given files away")
+    return None
+
+
+def _may_carry(seat: Seat, number: int) -> bool:
+    """Only when its workers are gone does a machine say what they left to it."""
+    return seat.running == number

@@ -1,0 +1,73 @@
+"""One rank's files of a report on their way into the run's folder, by whoever brings them."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from spotfit.checkpoint.handle import Checkpoint
+from spotfit.checkpoint.manifest import Manifest
+from spotfit.checkpoint.save import save
+from spotfit.host import env, log
+from spotfit.store.api import Store
+
+
+class Parcel(NamedTuple):
+    """What is to be brought, and how. Pickled, it means the same on this machine."""
+
+    checkpoint: Checkpoint
+    part: Manifest
+    """Which report and which rank; its files are not known yet."""
+    again: bool = False
+    """Whether the rank has used the name before in this round: then both merge."""
+    delete: bool = False
+    """Whether the local copy goes once it is there."""
+
+    def packed(self) -> bytes:
+        """For the process that brings it, which knows none of the user's classes."""
+        return pickle.dumps(self._replace(checkpoint=self.checkpoint.bare()))
+
+
+def unpacked(body: bytes) -> Parcel:
+    """What a worker of the same machine has packed."""
+    parcel = pickle.loads(body)  # noqa: S301 - it came from our own worker, over its own socket
+    assert isinstance(parcel, Parcel)
+    return parcel
+
+
+def bring(parcel: Parcel, store: Store) -> Manifest:
+    """Upload the files, then write the manifest, to the run at `store`; may be called again."""
+    with told_while_slow(parcel.part.name), parcel.checkpoint.as_directory() as directory:
+        return save(store, Path(directory), parcel.part, again=parcel.again)
+
+
+def delete_local(checkpoint: Checkpoint, store: Store, kept_at: str) -> None:
+    """Remove the copy that was uploaded, unless it is the very folder that is kept."""
+    local = checkpoint.local_directory
+    if local is not None and checkpoint.folder_below(store) != kept_at:
+        shutil.rmtree(local, ignore_errors=True)
+
+
+@contextmanager
+def told_while_slow(name: str) -> Iterator[None]:
+    """Warn, now and then, that the upload of that checkpoint still takes its time."""
+    every_s = env.value(env.UPLOAD_WARN_S)
+    over = threading.Event()
+
+    def tell() -> None:
+        so_far_s = 0.0
+        while not over.wait(every_s):
+            so_far_s += every_s
+            log.warning("checkpoint.upload_slow", name=name, so_far_s=so_far_s)
+
+    teller = threading.Thread(target=tell, name="spotfit-upload-watch", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()

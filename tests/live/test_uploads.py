@@ -1,0 +1,90 @@
+"""Uploads in the background: they outlive the worker, are awaited at the end, and fail at once."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spotfit
+from tests.live.cloud import Cloud
+
+Config = dict[str, Any]
+
+
+def give_away(text: str) -> Path:
+    """Report a checkpoint that holds the text; the local directory."""
+    folder = Path(tempfile.mkdtemp())
+    (folder / f"rank{spotfit.get_context().get_world_rank()}").write_text(text)
+    spotfit.report(
+        {"text": text},
+        checkpoint=spotfit.Checkpoint.from_directory(folder),
+        checkpoint_upload_mode=spotfit.CheckpointUploadMode.ASYNC,
+    )
+    return folder
+
+
+def found() -> list[str] | None:
+    """What is in the checkpoint to go on from."""
+    checkpoint = spotfit.get_checkpoint()
+    if checkpoint is None:
+        return None
+    with checkpoint.as_directory() as folder:
+        return sorted(path.read_text() for path in Path(folder).iterdir())
+
+
+def test_what_a_worker_gave_away_is_there_though_it_died_at_once(cloud: Cloud) -> None:
+    def train(config: Config) -> list[str] | None:
+        if (begun_at := found()) is None:
+            time.sleep(1.0)  # the work that would be lost: an upload is awaited as long as that
+            give_away("precious")
+            spotfit.collective.barrier()  # both have
+            os._exit(9)
+        return begun_at
+
+    result = cloud.fit(train, workers=2, nodes=2, max_failures=1)
+
+    assert result.return_value == ["precious", "precious"]
+    assert len(cloud.closed()) == 1
+
+
+def test_a_run_that_fails_keeps_what_was_given_away(cloud: Cloud) -> None:
+    def train(config: Config) -> list[str] | None:
+        if (begun_at := found()) is None:
+            time.sleep(1.0)
+            give_away("precious")
+            raise ValueError("after that")
+        return begun_at
+
+    with pytest.raises(spotfit.WorkerGroupError, match="after that"):
+        cloud.fit(train)
+    assert cloud.fit(train).return_value == ["precious"]
+
+
+def test_the_end_waits_for_all_of_them_and_no_copy_is_left(cloud: Cloud) -> None:
+    def train(config: Config) -> list[Path]:
+        return [give_away(f"{n}" * 1_000_000) for n in range(3)]
+
+    result = cloud.fit(train)
+
+    assert result.best_checkpoints is not None
+    assert [metrics["text"][0] for _, metrics in result.best_checkpoints] == ["0", "1", "2"]
+    assert not any(folder.exists() for folder in result.return_value)
+
+
+def test_an_upload_that_fails_ends_its_worker_though_the_function_goes_on(cloud: Cloud) -> None:
+    def train(config: Config) -> None:
+        spotfit.report(
+            {},
+            checkpoint=spotfit.Checkpoint.from_directory("/nowhere"),
+            checkpoint_upload_mode=spotfit.CheckpointUploadMode.ASYNC,
+        )
+        time.sleep(3600)
+
+    with pytest.raises(spotfit.WorkerGroupError, match="/nowhere is not there") as failed:
+        cloud.fit(train)
+    assert isinstance(failed.value.worker_failures[0], spotfit.ConfigError)
