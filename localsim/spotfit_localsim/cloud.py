@@ -241,7 +241,10 @@ class SimProvisioner:
 
     @property
     def traits(self) -> Traits:
-        return Traits(notice_s=self._tide.market.notice_s, notices=("sim",))
+        market = self._tide.market
+        return Traits(
+            notice_s=market.notice_s, told_late_s=market.observed_after_s[1], notices=("sim",)
+        )
 
     def plan(self, request: GroupRequest) -> GroupPlan:
         slots = min(self._slots, request.of)

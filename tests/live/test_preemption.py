@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -112,6 +114,22 @@ def test_a_node_killed_without_notice_is_replaced(cloud: Cloud, who: str) -> Non
     went_on(cloud, handle, saved)
     assert [closed.blame for closed in cloud.closed()] == [Blame.PREEMPTION]
     assert handle.status().failures == {"preemption": 1}
+
+
+def test_a_node_that_runs_on_in_silence_was_not_taken_away(cloud: Cloud) -> None:
+    """Its agent is stopped, as by a network that fails or a kernel that hangs."""
+    handle = begun(cloud)
+    (other,) = set(cloud.reclaimer.nodes()) - {cloud.node_of_leader()}
+    machine = other.machine()
+    assert machine is not None
+    saved = committed(cloud, 2)
+    os.kill(machine.pid, signal.SIGSTOP)
+    try:
+        went_on(cloud, handle, saved)
+    finally:
+        os.kill(machine.pid, signal.SIGCONT)
+    assert [closed.blame for closed in cloud.closed()] == [Blame.NETWORK]
+    assert handle.status().failures == {"platform": 1}
 
 
 def test_all_nodes_killed_at_once_are_replaced_while_somebody_waits(cloud: Cloud) -> None:

@@ -25,6 +25,8 @@ _MACHINE = "spotfit_localsim.live.machine"
 _NOTICES = ("file", "signal")
 _OBSERVE_S = 0.1
 """Looking costs less than a millisecond here, and nothing else."""
+_TOLD_LATE_S = 1.0
+"""A killed process hangs up before it is seen to be dead."""
 
 
 class LocalProvisioner:
@@ -49,6 +51,7 @@ class LocalProvisioner:
         return Traits(
             notice_s=self.options.notice_s,
             observe_s=_OBSERVE_S,
+            told_late_s=_TOLD_LATE_S,
             notices=_NOTICES,
             runs=Software(self._python(), sys.implementation.name),
         )

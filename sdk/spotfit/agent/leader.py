@@ -348,6 +348,8 @@ class Leader:
         self._conductor.observe(now, every_s=self._observe_every(view, view.spec.tempo))
         if self._conductor.statuses is not self._watch.statuses or now >= self._wait_until:
             self._dirty = True
+        if self._watch.doomed_since is not None and self._conductor.seen is not self._watch.seen:
+            self._dirty = True  # that a machine runs on is news, too, where somebody is missing
         if self._dirty:
             self._conduct(now)
         return self._next_wake(now)
@@ -376,6 +378,7 @@ class Leader:
             settled=(hub is None or hub.settled) and self._told_all(),
             ready=tuple(one for one in saved if _is_news(view, one)),
             statuses=self._conductor.statuses,
+            seen=self._conductor.seen,
             granted=self._conductor.granted,
             refused_at=self._conductor.refused_at,
             metrics=self._latest_metrics(),

@@ -100,6 +100,7 @@ class Caretaker:
             self._watch = replace(
                 self._watch,
                 statuses=self._conductor.statuses,
+                seen=self._conductor.seen,
                 granted=self._conductor.granted,
                 refused_at=self._conductor.refused_at,
             )

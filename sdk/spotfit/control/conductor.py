@@ -40,9 +40,12 @@ class Conductor:
         self._errands = errands
         self._new_token = new_token
         self._observed_at: float | None = None
+        self._look_began = float("-inf")
         self._unseen: tuple[Token, ...] = ()
         """Groups the backend is being asked about."""
         self.statuses: dict[Token, GroupStatus] = {}
+        self.seen: dict[Token, float] = {}
+        """As of when each of them is surely true: the backend may be late with its word."""
         self.granted: dict[Token, float] = {}
         """When each group was first seen to have a running machine."""
         self.refused_at: float | None = None
@@ -81,7 +84,7 @@ class Conductor:
         if not self._unseen:
             if self._observed_at is not None and now - self._observed_at < every_s:
                 return
-            self._observed_at = now
+            self._observed_at = self._look_began = now
             self._unseen = tuple(held)
         self._unseen = tuple(
             token for token in self._unseen if token in held and not self._see(token, held, now)
@@ -112,6 +115,8 @@ class Conductor:
         return done is not None
 
     def _note(self, token: Token, status: GroupStatus, now: float) -> None:
+        told_late_s = self._provisioner.traits.told_late_s
+        self.seen = {**self.seen, token: self._look_began - told_late_s}
         if self.statuses.get(token) != status:
             self.statuses = {**self.statuses, token: status}
         if token not in self.granted and any(n.state == NodeState.RUNNING for n in status.nodes):

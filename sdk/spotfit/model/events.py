@@ -17,7 +17,10 @@ from spotfit.model.world import Notice, Round
 
 
 class Blame(enum.StrEnum):
-    """Why a round ended; each of the first three has its own budget, the others cost nothing."""
+    """Why a round ended; each of the first three has its own budget, the others cost nothing.
+
+    NETWORK is a broken connection: whose it is if the machine is lost with it, `NodeLost` says.
+    """
 
     WORKER = "worker"
     PLATFORM = "platform"
@@ -98,6 +101,9 @@ class NodeLost(msgspec.Struct, frozen=True, tag="node_lost"):
     node: int
     agent: AgentId | None
     why: str
+    blame: Blame | None = None
+    """PREEMPTION where it was taken away, PLATFORM where it runs and its agent is not heard; the
+    round that broke off with it is charged to that, if nobody knew when it was closed."""
 
 
 class Released(msgspec.Struct, frozen=True, tag="released"):

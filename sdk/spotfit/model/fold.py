@@ -25,9 +25,10 @@ from spotfit.model.events import (
     RoundClosed,
     RoundOpened,
     Submitted,
+    Taken,
 )
 from spotfit.model.view import Group, View
-from spotfit.model.world import Round
+from spotfit.model.world import Place, Round
 
 
 def fold(view: View, entry: Entry) -> View:
@@ -118,7 +119,41 @@ def _lose(view: View, event: NodeLost) -> View:
     lost = _with_group(view, event.token, replace(group, lost=group.lost | {event.node}))
     if event.agent is None:
         return replace(lost, stillborn=view.stillborn + 1)
-    return replace(lost, lost_agents=view.lost_agents | {event.agent})
+    outage = {event.agent} if event.blame is Blame.PLATFORM else set()
+    known = replace(
+        lost, lost_agents=view.lost_agents | {event.agent}, outages=view.outages | outage
+    )
+    return _charge(known, event) if event.blame is not None else known
+
+
+def _charge(view: View, event: NodeLost) -> View:
+    """A round that was closed when only a connection was known to be broken cost nothing until
+    now; it does once, however many machines went with it."""
+    closed, place = view.last_closed, _broke_off(view, event)
+    assert event.blame is not None
+    if closed is None or closed.blame is not Blame.NETWORK or place is None:
+        return view
+    network = view.failures.get(Blame.NETWORK, 1) - 1
+    charged = {Blame.NETWORK: network, event.blame: view.failures.get(event.blame, 0) + 1}
+    failures = {blame: count for blame, count in {**view.failures, **charged}.items() if count}
+    why = f"{closed.why}; {place.machine} is lost: {event.why}"
+    taken = Taken({place.machine: tuple(place.ranks)}) if event.blame is Blame.PREEMPTION else None
+    return replace(
+        view,
+        failures=failures,
+        last_closed=replace(closed, blame=event.blame, why=why, taken=taken),
+        fruitless=max(0, view.fruitless - (event.blame is Blame.PREEMPTION)),
+    )
+
+
+def _broke_off(view: View, event: NodeLost) -> Place | None:
+    """The machine's place in the last round, if that was closed because its connection broke."""
+    closed, last = view.last_closed, view.last_round
+    if closed is None or last is None or closed.number != last.number or event.agent is None:
+        return None
+    place = last.place_of(event.agent)
+    missing = {failure.rank for failure in closed.failures if failure.kind == "lost"}
+    return place if place is not None and not missing.isdisjoint(place.ranks) else None
 
 
 def _close(view: View, event: RoundClosed, blame: Blame) -> View:

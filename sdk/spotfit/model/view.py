@@ -80,6 +80,8 @@ class View(msgspec.Struct, frozen=True):
     noticed_slots: dict[AgentId, int] = {}
     """In which slot each notice stands: what was committed after it is safe from it."""
     lost_agents: frozenset[AgentId] = frozenset()
+    outages: frozenset[AgentId] = frozenset()
+    """Those of them whose machines ran on, said their backend."""
     checkpoints: tuple[CheckpointCommitted, ...] = ()
     """Committed and not dropped, in the order of their commits."""
     dropped: frozenset[str] = frozenset()

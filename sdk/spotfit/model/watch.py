@@ -94,6 +94,8 @@ class Watch(msgspec.Struct, frozen=True):
     surveyed: bool = True
     """Whether the bucket was searched for complete checkpoints since the last round ended."""
     statuses: dict[Token, GroupStatus] = {}
+    seen: Mapping[Token, float] = {}
+    """As of when each status is surely true: backends may say for a while that all is well."""
     granted: dict[Token, float] = {}
     """When each group was first seen to be granted."""
     refused_at: float | None = None

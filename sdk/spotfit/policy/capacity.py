@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from spotfit.core.ids import AgentId, Token
-from spotfit.model.events import NodeLost
+from spotfit.model.events import Blame, NodeLost
 from spotfit.model.view import View
 from spotfit.model.watch import Seat, Watch
+from spotfit.policy.absence import Word, absent_since, backend_says
 
 _MAX_BACKOFF_S = 60.0
 _MOST_STILLBORN = 20
@@ -90,7 +91,8 @@ def lost_machines(view: View, watch: Watch, now: float) -> Iterator[NodeLost]:
             agent = sat.get((token, node))
             why = _why_lost(view, watch, now, token, node, agent)
             if why:
-                yield NodeLost(token, node, agent, why)
+                blame = _blame(view, watch, token, node, agent) if agent is not None else None
+                yield NodeLost(token, node, agent, why, blame)
 
 
 def _will_not_stop(view: View, watch: Watch, agent: AgentId, now: float) -> bool:
@@ -141,12 +143,21 @@ def _why_lost(
         silent = granted is not None and now - max(granted, watch.led_since) > patience_s
         return f"nobody on it took the lead within {patience_s:.0f} s" if silent else None
     if agent is not None and view.leader and view.leader.lost == agent:
-        return "it led, and its connections broke"
+        said = backend_says(watch, token, node, watch.led_since)
+        settled = said is not Word.NOTHING or now - watch.led_since > tempo.settle_s
+        return "it led, and its connections broke" if settled else None
     if agent is not None and now - _last_heard(watch, agent) > tempo.rejoin_s:
         return f"its agent was not heard again for {tempo.rejoin_s:.0f} s"
     if agent is None and granted is not None and now - granted > patience_s:
         return f"its agent did not join within {patience_s:.0f} s"
     return None
+
+
+def _blame(view: View, watch: Watch, token: Token, node: int, agent: AgentId) -> Blame:
+    """Machines are taken away; one of which its backend says that it runs has another trouble."""
+    since = absent_since(view, watch, agent)
+    runs = since is not None and backend_says(watch, token, node, since) is Word.RUNS
+    return Blame.PLATFORM if runs and agent not in view.notices else Blame.PREEMPTION
 
 
 def _last_heard(watch: Watch, agent: AgentId) -> float:

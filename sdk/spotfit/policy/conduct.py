@@ -26,7 +26,7 @@ from spotfit.model.events import (
 from spotfit.model.view import View
 from spotfit.model.watch import Ready, Watch
 from spotfit.model.world import Round
-from spotfit.policy import capacity, drain, failure, rendezvous, retention, uploads
+from spotfit.policy import absence, capacity, drain, failure, rendezvous, retention, uploads
 from spotfit.policy.actions import Action, Order, Release, Rest, Submit, Wait, Write
 
 _IDLE_S = 30.0
@@ -77,7 +77,8 @@ def _note_notices(view: View, watch: Watch, now: float) -> Iterator[Action]:
 def _note_losses(view: View, watch: Watch, now: float) -> Iterator[Action]:
     for lost in capacity.lost_machines(view, watch, now):
         yield Write(lost)
-    if watch.gone:
+    former = view.leader.lost if view.leader is not None else None
+    if watch.gone or (former is not None and former not in {*watch.seats, *view.lost_agents}):
         yield Wait(now + 1.0, "somebody is missing")
 
 
@@ -125,7 +126,8 @@ def _close_when_settled(view: View, watch: Watch, round_: Round, now: float) -> 
     assert view.spec is not None
     assert watch.doomed_since is not None
     settled = watch.doomed_since + view.spec.tempo.settle_s
-    if now < settled and not watch.stopped:
+    unexplained = any(absence.unexplained(view, watch, place) for place in round_.places)
+    if now < settled and (unexplained or not watch.stopped):
         yield Wait(settled, "listening for the true cause")
     else:
         yield Write(failure.closing(view, watch, round_))

@@ -7,9 +7,10 @@ from spotfit.model.events import Blame, RoundClosed
 from spotfit.model.view import View
 from spotfit.model.watch import Watch
 from spotfit.model.world import Place, Round
+from spotfit.policy.absence import away
 from spotfit.policy.actions import Wait
 from spotfit.policy.capacity import expected_slots, usable_seats
-from spotfit.policy.failure import closing, is_lost, taken
+from spotfit.policy.failure import closing, taken
 
 UNKNOWN_NOTICE_S = 120.0
 """How long a machine is taken to stay whose notice names no time."""
@@ -58,7 +59,7 @@ def last_words(view: View, watch: Watch, round_: Round, now: float) -> RoundClos
     None where no machine has gone.
     """
     assert view.spec is not None
-    lost = [place for place in round_.places if is_lost(view, watch, place)]
+    lost = [place for place in round_.places if away(view, watch, place)]
     if not lost:
         return None
     agents = [place.agent for place in lost if place.agent in view.notices]

@@ -11,6 +11,7 @@ from spotfit.model.spec import Limits
 from spotfit.model.view import View
 from spotfit.model.watch import Watch
 from spotfit.model.world import Place, Round
+from spotfit.policy.absence import away, taken_away
 
 
 class Fault(NamedTuple):
@@ -42,24 +43,13 @@ def closing(view: View, watch: Watch, round_: Round) -> RoundClosed:
     """The entry that ends a round in which something failed, with the blame where it belongs.
 
     A lost machine outweighs the errors of its peers: they fail because it is gone, so their
-    exceptions are its echo. So does a worker that died on a machine that announced its end.
+    exceptions are its echo. So does a worker that died on a machine that announced its end, and a
+    broken connection; whether its machine is lost with it is told later, by `NodeLost`.
     """
-    lost = [place for place in round_.places if is_lost(view, watch, place)]
-    leaving = [place for place in round_.places if place.agent in view.notices]
     failures = tuple(sorted(watch.failures.values(), key=_tells_most))
-    if lost:
-        told = tuple(_lost_rank(rank) for place in lost for rank in place.ranks)
-        return RoundClosed(
-            round_.number,
-            Blame.PREEMPTION,
-            _machines(lost),
-            told + _raised(failures, told),
-            taken([place for place in round_.places if place in lost or place in leaving], view),
-        )
-    broken = [place for place in round_.places if place.agent in watch.broken]
-    if broken:
-        why = f"the connection to {broken[0].machine} broke"
-        return RoundClosed(round_.number, Blame.NETWORK, why, failures)
+    leaving = [place for place in round_.places if place.agent in view.notices]
+    if any(_broke_off(view, watch, place) for place in round_.places):
+        return _broken_off(view, watch, round_, failures)
     if _part_of_leaving(failures, leaving):
         why = f"{_machines(leaving)} as announced"
         return RoundClosed(round_.number, Blame.PREEMPTION, why, failures, taken(leaving, view))
@@ -67,6 +57,25 @@ def closing(view: View, watch: Watch, round_: Round) -> RoundClosed:
         blame, cause = _blamed(failures)
         return RoundClosed(round_.number, blame, _in_words(cause), failures)
     return RoundClosed(round_.number, Blame.SUCCESSION, "its hub is gone: another agent leads now")
+
+
+def _broken_off(
+    view: View, watch: Watch, round_: Round, failures: tuple[RankFailure, ...]
+) -> RoundClosed:
+    """Connections broke: with machines that were taken, that fell silent, or that may be back."""
+    places = round_.places
+    if lost := [place for place in places if taken_away(view, watch, place)]:
+        told = _lost_ranks(lost, "is gone", failures)
+        gone = taken([one for one in places if one in lost or one.agent in view.notices], view)
+        return RoundClosed(round_.number, Blame.PREEMPTION, _machines(lost), told, gone)
+    if silent := [place for place in places if place.agent in view.outages]:
+        told = _lost_ranks(silent, "runs, but its agent is not heard any more", failures)
+        return RoundClosed(round_.number, Blame.PLATFORM, f"no agent on {_names(silent)}", told)
+    missing = [place for place in places if away(view, watch, place)]
+    broken = [place for place in places if _broke_off(view, watch, place)]
+    told = _lost_ranks(missing, "is not connected any more", failures)
+    why = f"the connection to {_names(broken)} broke"
+    return RoundClosed(round_.number, Blame.NETWORK, why, told)
 
 
 def verdict(view: View) -> FitEnded | None:
@@ -94,12 +103,6 @@ def taken(places: Sequence[Place], view: View, *, timed_out: bool = False) -> Ta
     return Taken(nodes, min(deadlines, default=0), timed_out)
 
 
-def is_lost(view: View, watch: Watch, place: Place) -> bool:
-    """Whether the machine of that place is gone."""
-    former_leader = view.leader is not None and view.leader.lost == place.agent
-    return place.agent in view.lost_agents or place.agent in watch.gone or former_leader
-
-
 def _limit(limits: Limits, blame: Blame) -> int:
     return {
         Blame.WORKER: limits.worker,
@@ -108,20 +111,23 @@ def _limit(limits: Limits, blame: Blame) -> int:
     }[blame]
 
 
-def _lost_rank(rank: int) -> RankFailure:
-    return RankFailure(rank, "lost", f"The machine of rank {rank} is gone.")
+def _broke_off(view: View, watch: Watch, place: Place) -> bool:
+    """Whether that place's connection broke in this round, back or not."""
+    return place.agent in watch.broken or away(view, watch, place)
+
+
+def _lost_ranks(
+    places: list[Place], how: str, failures: tuple[RankFailure, ...]
+) -> tuple[RankFailure, ...]:
+    """These ranks as lost, and what else was told of others."""
+    ranks = [rank for place in places for rank in place.ranks]
+    lost = [RankFailure(r, "lost", f"The machine of rank {r} {how}.") for r in ranks]
+    return (*lost, *(failure for failure in failures if failure.rank not in ranks))
 
 
 def _tells_most(failure: RankFailure) -> tuple[bool, int]:
     """A process that died without a word is the cause; the others' broken connections its echo."""
     return (failure.kind == "raised", failure.rank)
-
-
-def _raised(
-    failures: tuple[RankFailure, ...], told: tuple[RankFailure, ...]
-) -> tuple[RankFailure, ...]:
-    ranks = {failure.rank for failure in told}
-    return tuple(failure for failure in failures if failure.rank not in ranks)
 
 
 def _part_of_leaving(failures: Sequence[RankFailure], leaving: list[Place]) -> bool:
@@ -137,8 +143,11 @@ def _on(places: list[Place], rank: int) -> bool:
 
 
 def _machines(places: list[Place]) -> str:
-    names = ", ".join(place.machine for place in places)
-    return f"lost {len(places)} machine{'s' if len(places) > 1 else ''} ({names})"
+    return f"lost {len(places)} machine{'s' if len(places) > 1 else ''} ({_names(places)})"
+
+
+def _names(places: list[Place]) -> str:
+    return ", ".join(place.machine for place in places)
 
 
 def _blamed(failures: tuple[RankFailure, ...]) -> tuple[Blame, RankFailure]:

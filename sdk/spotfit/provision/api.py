@@ -26,6 +26,8 @@ class Traits:
     """A machine whose agent has ended is not paid any more."""
     observe_s: float = 10.0
     """How often looking at a group is worth its while."""
+    told_late_s: float = 60.0
+    """For how long after a machine is gone the backend may still say that it runs."""
     notices: tuple[str, ...] = ("signal",)
     """Which notice sources its machines should watch."""
     runs: Software = UNKNOWN

@@ -241,6 +241,52 @@ def test_a_broken_connection_is_tried_once_more_before_anybody_claims() -> None:
     assert world.last(RoundClosed).number == 1, "the round is over all the same"
 
 
+def test_a_connection_that_breaks_is_no_machine_lost_while_its_backend_says_that_it_runs() -> None:
+    world = World(told_late_s=0.0, limits=Limits(preemption=0, platform=0))
+    world.train()
+    slept = world.holder(follower(world))
+    slept.asleep = True
+    slept.net.cut()
+    world.until(lambda: world.last(RoundClosed))
+    assert world.last(RoundClosed).blame is Blame.NETWORK
+    slept.asleep = False
+    world.until(lambda: world.training)
+    assert world.view.failures == {Blame.NETWORK: 1}
+    assert world.all_of(NodeLost) == []
+
+
+@pytest.mark.parametrize(
+    ("told_late_s", "blame"), [(0.0, Blame.PLATFORM), (60.0, Blame.PREEMPTION)]
+)
+def test_an_agent_that_is_not_back_in_time_is_charged_to_whom_the_backend_says(
+    told_late_s: float, blame: Blame
+) -> None:
+    """A backend that tells late cannot excuse the market: most who fall silent were taken away."""
+    world = World(told_late_s=told_late_s)
+    world.train()
+    slept = world.holder(follower(world))
+    slept.asleep = True
+    slept.net.cut()
+    world.until(lambda: world.last(NodeLost))
+    assert world.last(RoundClosed).blame is Blame.NETWORK
+    assert world.last(NodeLost).blame is blame
+    assert world.view.failures == {blame: 1}
+    assert world.view.last_closed is not None
+    assert world.view.last_closed.blame is blame
+
+
+def test_a_budget_is_judged_once_it_is_known_whose_it_is() -> None:
+    world = World(told_late_s=0.0, limits=Limits(platform=0))
+    world.train()
+    slept = world.holder(follower(world))
+    slept.asleep = True
+    slept.net.cut()
+    world.until(lambda: world.view.ended)
+    ended = world.last(FitEnded)
+    assert (ended.outcome, ended.blame) == ("failed", Blame.PLATFORM)
+    assert "its agent was not heard again" in ended.why
+
+
 def test_only_when_nobody_answers_the_second_call_the_leader_is_given_up() -> None:
     world = World()
     world.train()

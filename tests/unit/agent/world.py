@@ -374,9 +374,9 @@ class Node:
 class World:
     """A cloud, a bucket, a wire and a clock; machines boot when the cloud grants them."""
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, *, told_late_s: float = 60.0, **given: Any) -> None:
         self.store = MoodyStore()
-        self.cloud = PaperCloud(observe_s=0.5)
+        self.cloud = PaperCloud(observe_s=0.5, told_late_s=told_late_s)
         self.wire = Wire()
         self.clock = ManualClock(100.0)
         self.audience = Told()

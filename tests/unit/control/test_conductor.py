@@ -24,7 +24,7 @@ from spotfit.model.events import (
 from spotfit.model.group import GroupHandle, NodeState
 from spotfit.model.watch import Watch
 from spotfit.policy.actions import Wait
-from spotfit.provision.api import Refusal
+from spotfit.provision.api import Refusal, Traits
 from spotfit.store.api import Store
 from spotfit.store.memory import MemoryStore
 from spotfit.testing.builders import RUN, TOKEN, a_request, a_spec, a_watch, an_agent
@@ -222,6 +222,21 @@ def test_slow_answers_of_several_groups_do_not_chase_each_other() -> None:
         desk.conductor.observe(now, every_s=10.0)
     assert desk.cloud.observed == [Token("t-1"), Token("t-2")], "each once"
     assert desk.conductor.statuses.keys() == {Token("t-1"), Token("t-2")}
+
+
+def test_a_status_is_as_old_as_the_backend_may_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow()
+    desk = two_groups(slow)
+    monkeypatch.setattr(desk.cloud, "traits", Traits(told_late_s=3.0))
+    desk.conductor.observe(10.0, every_s=10.0)
+    slow.finish()
+    desk.conductor.observe_soon()  # what is under way was asked before
+    desk.conductor.observe(12.0, every_s=10.0)
+    assert desk.conductor.seen == {Token("t-1"): 7.0, Token("t-2"): 7.0}
+    desk.conductor.observe(12.5, every_s=10.0)
+    slow.finish()
+    desk.conductor.observe(13.0, every_s=10.0)
+    assert desk.conductor.seen == {Token("t-1"): 9.5, Token("t-2"): 9.5}
 
 
 def test_a_look_that_failed_says_nothing() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from spotfit.core.codec import decoder, encode
-from spotfit.core.ids import Token
+from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import (
     Blame,
     CancelRequested,
@@ -22,11 +22,13 @@ from spotfit.model.events import (
     LeaderElected,
     NodeLost,
     Noticed,
+    RankFailure,
     Refused,
     Released,
     RoundClosed,
     RoundOpened,
     Submitted,
+    Taken,
 )
 from spotfit.model.group import GroupHandle, GroupPlan
 from spotfit.model.view import View
@@ -183,6 +185,59 @@ def test_a_dropped_name_that_is_used_again_is_there_again() -> None:
     assert ([one.name for one in again.checkpoints], again.dropped) == (["c1"], frozenset())
 
 
+# --- a connection that broke, and what came of it -------------------------------------------------
+
+CUT = RoundClosed(
+    1,
+    Blame.NETWORK,
+    "the connection to t-1/1 broke",
+    (RankFailure(1, "lost", "not connected"), RankFailure(0, "raised", "an echo")),
+)
+BROKEN_OFF = (*GRANTED, RoundOpened(a_round(1)), CUT)
+
+
+def test_a_connection_that_broke_costs_nothing_as_long_as_no_machine_is_lost() -> None:
+    view = told(*BROKEN_OFF)
+    assert (view.failures, view.fruitless) == ({Blame.NETWORK: 1}, 1)
+
+
+@pytest.mark.parametrize(
+    ("blame", "fruitless", "outages"),
+    [(Blame.PREEMPTION, 0, frozenset()), (Blame.PLATFORM, 1, frozenset({an_agent(1)}))],
+)
+def test_a_machine_lost_with_it_is_charged_once_it_is_known(
+    blame: Blame, fruitless: int, outages: frozenset[AgentId]
+) -> None:
+    view = told(*BROKEN_OFF, NodeLost(TOKEN, 1, an_agent(1), "not heard again", blame))
+    assert view.failures == {blame: 1}
+    assert (view.fruitless, view.outages) == (fruitless, outages)
+    assert view.last_closed is not None
+    assert (view.last_closed.blame, view.last_closed.failures) == (blame, CUT.failures)
+    reclaimed = Taken({"t-1/1": (1,)}) if blame is Blame.PREEMPTION else None
+    assert view.last_closed.taken == reclaimed
+    assert view.last_closed.why.endswith("; t-1/1 is lost: not heard again")
+
+
+def test_several_machines_of_one_round_are_one_failure() -> None:
+    both = replace(CUT, failures=(RankFailure(0, "lost", ""), RankFailure(1, "lost", "")))
+    lost = [NodeLost(TOKEN, n, an_agent(n), "gone", Blame.PREEMPTION) for n in (0, 1)]
+    view = told(*GRANTED, RoundOpened(a_round(1)), both, *lost)
+    assert view.failures == {Blame.PREEMPTION: 1}
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        NodeLost(TOKEN, 0, an_agent(0), "gone", Blame.PREEMPTION),
+        NodeLost(TOKEN, 1, an_agent(1), "gone"),
+        NodeLost(TOKEN, 1, an_agent(7), "gone", Blame.PREEMPTION),
+    ],
+    ids=["its connection had held", "an older journal", "it had no place"],
+)
+def test_other_losses_change_nothing_of_it(lost: NodeLost) -> None:
+    assert told(*BROKEN_OFF, lost).failures == {Blame.NETWORK: 1}
+
+
 # --- any sequence -------------------------------------------------------------------------------
 
 
@@ -209,7 +264,8 @@ def possible(view: View, n: int) -> Iterator[Event]:
         elif group.handle is not None and not group.released:
             yield Released(token)
         for node in group.standing:
-            yield NodeLost(token, node, an_agent(node) if n % 2 else None, "gone")
+            blame = Blame.PREEMPTION if n % 3 else None
+            yield NodeLost(token, node, an_agent(node) if n % 2 else None, "gone", blame)
     for kept in view.checkpoints:
         yield CheckpointDropped(kept.name, "old")
 

@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from spotfit.core.ids import Token
-from spotfit.model.events import LeaderElected
+from spotfit.core.ids import AgentId, Token
+from spotfit.model.events import Blame, LeaderElected
 from spotfit.model.group import NodeState, NodeStatus
 from spotfit.model.spec import Tempo
 from spotfit.model.view import View
 from spotfit.model.watch import Watch
+from spotfit.model.world import Notice
 from spotfit.policy.capacity import (
     expected_slots,
     hopeless,
@@ -208,7 +209,40 @@ def test_a_new_leader_waits_for_all_to_dial_in() -> None:
 def test_a_leader_that_vanished_is_lost_at_once() -> None:
     view = replace(IN_ROUND, leader=LeaderElected(an_agent(0), 2, "h:1", "", lost=an_agent(1)))
     watch = a_watch(seats=ONE_SEAT, led_since=NOW)
-    assert losses(view, watch, NOW) == {1: "it led, and its connections broke"}
+    assert losses(view, watch, NOW + 0.5) == {}, "the backend may know whether it was taken away"
+    assert losses(view, watch, NOW + 0.6) == {1: "it led, and its connections broke"}
+    runs = replace(watch, statuses={TOKEN: a_status()}, seen={TOKEN: NOW})
+    assert losses(view, runs, NOW) == {1: "it led, and its connections broke"}
+
+
+@pytest.mark.parametrize(
+    ("state", "seen", "notices", "blame"),
+    [
+        (NodeState.GONE, 0.0, {}, Blame.PREEMPTION),
+        (NodeState.RUNNING, NOW - 1, {}, Blame.PREEMPTION),
+        (NodeState.RUNNING, NOW, {}, Blame.PLATFORM),
+        (NodeState.RUNNING, NOW, {an_agent(1): a_notice()}, Blame.PREEMPTION),
+    ],
+    ids=["it is gone", "the backend may be late", "it runs", "it announced its end"],
+)
+def test_a_machine_that_runs_on_was_not_taken_away(
+    state: NodeState, seen: float, notices: dict[AgentId, Notice], blame: Blame
+) -> None:
+    watch = a_watch(
+        seats=ONE_SEAT,
+        gone={an_agent(1): NOW},
+        statuses={TOKEN: a_status(NodeState.RUNNING, state)},
+        seen={TOKEN: seen},
+    )
+    view = replace(IN_ROUND, notices=notices, noticed_slots=dict.fromkeys(notices, 9))
+    (lost,) = lost_machines(view, watch, NOW + 5.1)
+    assert (lost.agent, lost.blame) == (an_agent(1), blame)
+
+
+def test_a_machine_that_never_had_an_agent_is_charged_to_nobody() -> None:
+    watch = a_watch(seats=ONE_SEAT, statuses={TOKEN: a_status(NodeState.RUNNING, NodeState.GONE)})
+    (lost,) = lost_machines(FORMING, watch, NOW)
+    assert (lost.agent, lost.blame) == (None, None)
 
 
 def test_a_machine_that_never_joins_is_given_up_late_and_counted_from_its_start() -> None:

@@ -204,7 +204,27 @@ def test_a_machine_that_went_takes_its_round_along_even_if_others_had_returned()
     )
     event = written(OPEN, watch)
     assert isinstance(event, RoundClosed)
+    assert event.blame is Blame.NETWORK
+    gone = {TOKEN: a_status(NodeState.RUNNING, NodeState.GONE)}
+    event = written(OPEN, replace(watch, statuses=gone))
+    assert isinstance(event, RoundClosed)
     assert event.blame is Blame.PREEMPTION
+
+
+def test_where_somebody_is_missing_the_backend_is_heard_before_a_round_is_closed() -> None:
+    missing = a_watch(seats=seats(a_seat(0)), gone={an_agent(1): NOW}, doomed_since=NOW)
+    assert waited(OPEN, missing).until == NOW + SPEC.tempo.settle_s
+    runs = replace(missing, statuses={TOKEN: a_status()}, seen={TOKEN: NOW})
+    event = written(OPEN, runs)
+    assert isinstance(event, RoundClosed)
+    assert event.blame is Blame.NETWORK
+
+
+def test_where_the_former_leader_is_missing_it_looks_every_second() -> None:
+    led = LeaderElected(an_agent(0), 2, "h:1", "", lost=an_agent(7))
+    assert waited(replace(OPEN, leader=led), a_watch(seats=BUSY)).until == NOW + 1.0
+    given_up = replace(OPEN, leader=led, lost_agents=frozenset({an_agent(7)}))
+    assert waited(given_up, a_watch(seats=BUSY)).until > NOW + 1.0
 
 
 def test_what_a_machine_announces_is_written_down_once() -> None:
@@ -245,7 +265,8 @@ def test_a_lost_machine_is_written_down_and_replaced() -> None:
         gone={an_agent(1): NOW},
     )
     event = written(a_view(last_round=a_round()), watch)
-    assert event == NodeLost(TOKEN, 1, an_agent(1), "the backend says it is gone")
+    why = "the backend says it is gone"
+    assert event == NodeLost(TOKEN, 1, an_agent(1), why, Blame.PREEMPTION)
     after = a_view(groups={TOKEN: a_group(lost=frozenset({1}))})
     assert conduct(after, watch, NOW) == Order(1, "1 of 2 workers have no machine")
 

@@ -15,13 +15,16 @@ from spotfit.core.errors import (
     TransientStoreError,
 )
 from spotfit.model.events import Blame, LeaderElected, RankFailure, RoundClosed, Taken
+from spotfit.model.group import NodeState
 from spotfit.model.spec import Limits
 from spotfit.policy.failure import closing, taken, verdict, while_preparing
 from spotfit.testing.builders import (
+    TOKEN,
     a_notice,
     a_round,
     a_seat,
     a_spec,
+    a_status,
     a_view,
     a_watch,
     an_agent,
@@ -30,8 +33,9 @@ from spotfit.testing.builders import (
 
 VIEW = a_view(round=a_round())
 RAISED = RankFailure(0, "raised", "Traceback\nValueError: no")
+GONE = {TOKEN: a_status(NodeState.RUNNING, NodeState.GONE)}
 DIED = RankFailure(1, "died", "The worker of rank 1 was killed by SIGABRT.")
-GONE = Taken({"t-1/1": (1,)})
+RECLAIMED = Taken({"t-1/1": (1,)})
 
 
 def test_the_users_own_error_is_the_users() -> None:
@@ -55,7 +59,7 @@ def test_a_silent_death_is_told_by_its_kind() -> None:
     ["its agent is gone", "the journal gave it up", "it led before"],
 )
 def test_a_lost_machine_outweighs_the_errors_of_its_peers(how: str) -> None:
-    view, watch = VIEW, a_watch(seats=seats(a_seat(0)), failures={0: RAISED})
+    view, watch = VIEW, a_watch(seats=seats(a_seat(0)), failures={0: RAISED}, statuses=GONE)
     if how == "its agent is gone":
         watch = replace(watch, gone={an_agent(1): 3.0})
     elif how == "the journal gave it up":
@@ -69,7 +73,9 @@ def test_a_lost_machine_outweighs_the_errors_of_its_peers(how: str) -> None:
 
 
 def test_a_rank_that_is_lost_is_not_told_twice() -> None:
-    watch = a_watch(gone={an_agent(1): 3.0}, failures={1: DIED})
+    watch = a_watch(
+        seats=seats(a_seat(0)), gone={an_agent(1): 3.0}, failures={1: DIED}, statuses=GONE
+    )
     closed = closing(VIEW, watch, a_round())
     assert [(one.rank, one.kind) for one in closed.failures] == [(1, "lost")]
 
@@ -106,8 +112,29 @@ def test_a_connection_that_broke_is_nobodys_fault_once_its_agent_is_back() -> No
     watch = a_watch(broken=frozenset({an_agent(1)}), failures={0: RAISED})
     closed = closing(VIEW, watch, a_round())
     assert (closed.blame, closed.why) == (Blame.NETWORK, "the connection to t-1/1 broke")
-    gone = replace(watch, gone={an_agent(1): 3.0})
-    assert closing(VIEW, gone, a_round()).blame is Blame.PREEMPTION, "and lost where it is not"
+    assert closed.failures == (RAISED,)
+
+
+@pytest.mark.parametrize("seen", [0.0, 3.0], ids=["nobody said", "the backend says it runs"])
+def test_nor_while_nobody_says_that_its_machine_is_lost(seen: float) -> None:
+    watch = a_watch(
+        seats=seats(a_seat(0)),
+        gone={an_agent(1): 3.0},
+        broken=frozenset({an_agent(1)}),
+        failures={0: RAISED},
+        statuses={TOKEN: a_status()},
+        seen={TOKEN: seen},
+    )
+    closed = closing(VIEW, watch, a_round())
+    assert (closed.blame, closed.why) == (Blame.NETWORK, "the connection to t-1/1 broke")
+    assert [(one.rank, one.kind) for one in closed.failures] == [(1, "lost"), (0, "raised")]
+
+
+def test_a_machine_that_runs_without_an_agent_is_the_platforms_trouble() -> None:
+    lost = frozenset({an_agent(1)})
+    view = replace(VIEW, lost_agents=lost, outages=lost)
+    closed = closing(view, a_watch(seats=seats(a_seat(0)), failures={0: RAISED}), a_round())
+    assert (closed.blame, closed.why) == (Blame.PLATFORM, "no agent on t-1/1")
 
 
 def test_where_nothing_failed_it_was_the_change_of_leaders() -> None:
@@ -134,13 +161,13 @@ def test_each_kind_has_its_own_budget(limits: Limits, blame: Blame, count: int, 
     view = a_view(
         spec=a_spec(limits=limits),
         failures={**dict.fromkeys(Blame, 0), blame: count},
-        last_closed=RoundClosed(count, blame, "rank 0 raised: no", (RAISED,), GONE),
+        last_closed=RoundClosed(count, blame, "rank 0 raised: no", (RAISED,), RECLAIMED),
     )
     ended = verdict(view)
     assert (ended is not None) == ends
     if ended is not None:
         assert (ended.outcome, ended.blame, ended.failures) == ("failed", blame, (RAISED,))
-        assert ended.taken == GONE
+        assert ended.taken == RECLAIMED
         assert ended.why.startswith(f"failure {count} of kind '{blame.value}'")
 
 
