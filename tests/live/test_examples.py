@@ -12,6 +12,7 @@ from tests.house.tree import ROOT
 SAYS = {
     "01_hello_two_nodes.py": "all ranks add up to 6.0",
     "02_resume_after_reclaim.py": "counted to 100; taken away on the way: [Struck(",
+    "03_shard_and_reshard.py": "three workers: {'from': 30, 'to': 60",
 }
 
 

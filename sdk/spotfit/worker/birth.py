@@ -6,9 +6,16 @@ import io
 import os
 import signal
 import sys
+import tempfile
 import weakref
+from pathlib import Path
 
-from spotfit.host import dice, process
+from spotfit.host import dice
+from spotfit.host import process as this_process
+
+_DESCRIPTORS = Path("/proc/self/fd")
+_SOCKET_PATH_BYTES = 107
+_BELOW = len("/pymp-12345678/listener-12345678")
 
 
 def separate(parent: int) -> None:
@@ -17,8 +24,8 @@ def separate(parent: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    process.die_with_parent(parent)
-    process.call_myself("spotfit-worker")
+    this_process.die_with_parent(parent)
+    this_process.call_myself("spotfit-worker")
     reseed()
 
 
@@ -50,3 +57,19 @@ def reseed() -> None:
     dice.reseed()
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed()
+
+
+def shorten_socket_paths() -> None:
+    """Let multiprocessing meet in a folder with a short name, whatever that of TMPDIR is.
+
+    The path of a socket is limited, and a data loader whose workers cannot open theirs waits for
+    them for ever. A name in /proc lasts as long as this process, and leaves nothing behind.
+    """
+    folder = os.fsencode(tempfile.gettempdir())
+    if len(folder) + _BELOW <= _SOCKET_PATH_BYTES or not _DESCRIPTORS.is_dir():
+        return
+    from multiprocessing import process  # only few need it
+
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    mine: dict[str, str] = process.current_process()._config  # type: ignore[attr-defined]  # noqa: SLF001 - there is no other door
+    mine["tempdir"] = f"/proc/{os.getpid()}/fd/{handle}"

@@ -29,7 +29,7 @@ from spotfit.ship.prepare import prepare
 from spotfit.ship.sign import RunKey
 from spotfit.store.api import Store
 from spotfit.store.opening import open_store
-from spotfit.worker import crash, current
+from spotfit.worker import birth, crash, current
 from spotfit.worker.luggage import open_luggage
 from spotfit.worker.session import Session
 from spotfit.worker.talk import Talk
@@ -81,6 +81,7 @@ def unpack(start: Start, store: Store) -> Shipped:
     env.update(prepared.env_vars)
     sys.path[:0] = prepared.sys_path
     os.chdir(prepared.cwd or scratch)
+    birth.shorten_socket_paths()
     return payload.shipped()
 
 

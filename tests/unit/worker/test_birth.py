@@ -4,7 +4,12 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import weakref
+from multiprocessing.connection import Client, Listener
+from pathlib import Path
+
+import pytest
 
 from spotfit.worker import birth
 
@@ -75,3 +80,36 @@ def test_what_an_import_wanted_to_do_at_exit_is_not_inherited() -> None:
 
     assert in_a_child(live)[1] == b"False"
     finalizer.detach()
+
+
+def listens(parent: int, pipe: int) -> None:
+    """As a data loader's worker does, for whom its child dials in."""
+    birth.shorten_socket_paths()
+    with Listener(family="AF_UNIX") as listener:
+        if os.fork() == 0:
+            with Client(listener.address) as dialled:
+                dialled.send("hello")
+            os._exit(0)
+        with listener.accept() as heard:
+            os.write(pipe, heard.recv().encode())
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="the short name is one of Linux")
+def test_processes_meet_however_long_the_name_of_the_temporary_folder_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    assert in_a_child(listens)[1] == b"hello"
+    assert list(deep.iterdir()) == []
+
+
+def test_a_short_name_is_left_alone() -> None:
+    def live(parent: int, pipe: int) -> None:
+        tempfile.tempdir = "/tmp"  # noqa: S108 - it is only read
+        before = len(os.listdir("/dev/fd"))  # noqa: PTH208 - in a process that is about to end
+        birth.shorten_socket_paths()
+        os.write(pipe, str(len(os.listdir("/dev/fd")) - before).encode())  # noqa: PTH208
+
+    assert in_a_child(live)[1] == b"0"
