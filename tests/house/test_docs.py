@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from spotfit.host import env
 from tests.house.tree import ROOT, documents, short
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
@@ -43,6 +44,12 @@ def test_a_newcomer_finds_what_they_look_for(name: str) -> None:
 def test_decisions_are_numbered_without_a_gap() -> None:
     numbers = [int(path.name[:4]) for path in sorted((ROOT / "docs/decisions").glob("*.md"))]
     assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_the_guide_to_the_environment_names_every_variable_that_is_read() -> None:
+    guide = (ROOT / "docs/guides/environment.md").read_text()
+    names = [name for setting in env.SETTINGS for name in (setting.name, setting.also) if name]
+    assert [name for name in names if f"`{name}`" not in guide] == []
 
 
 def leads(document: Path, link: str) -> bool:

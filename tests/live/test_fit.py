@@ -246,6 +246,25 @@ def test_the_output_of_every_rank_is_shown_and_kept(
         assert f"(rank {rank}) no newline at the end" in kept
 
 
+def test_the_log_level_is_for_what_we_tell_ourselves(
+    cloud: Cloud, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def train() -> None:
+        import logging
+
+        logging.getLogger("mine").info("told by logging")
+        logging.getLogger("mine").debug("too much")
+        spotfit.collective.broadcast_from_rank_zero("x" * 2000)  # which we warn of
+
+    for level, told in (("ERROR", False), ("INFO", True)):
+        cloud.fit(train, name=level, logging_config=spotfit.LoggingConfig(level))
+        out, err = capfd.readouterr()
+        assert "(rank 0) INFO mine: told by logging" in out
+        assert "too much" not in out
+        assert ("worker.broadcast" in out) == told
+        assert ("run what=" in err) == told, "the driver, too"
+
+
 def test_output_appears_while_the_run_goes_on(cloud: Cloud) -> None:
     driver = cloud.driver("""
         import os, time

@@ -87,6 +87,7 @@ class LiveCrew:
 
     def prepare(self, spec: RunSpec) -> None:
         """Import the framework while the luggage is fetched: most runs bring no variables."""
+        log.at_least(spec.log_level)
         self._adopt(Breed.of(spec.framework, sys.executable, variables_for(self._slots, {})))
         self._carrier = LiveCarrier(
             spec.storage_url, partial(self._helper, "carrier"), self._note_carried

@@ -61,6 +61,8 @@ def begin(request: FitRequest, *, show: bool = False) -> RunHandle:
     """Everything up to the first machines asked for; or the handle of this run, if it goes on."""
     cleared = clear(request)
     request = dataclasses.replace(request, run=cleared.run)
+    assert cleared.run.logging_config is not None
+    log.at_least(cleared.run.logging_config.log_level)
     ledger = Ledger(
         cleared.store,
         dice.new_run_id(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from spotfit.checkpoint.restore import check_present
@@ -16,7 +17,8 @@ from spotfit.core.errors import (
 )
 from spotfit.core.ids import RunId, Token, parse_name
 from spotfit.core.mistakes import Mistakes
-from spotfit.host import clocks, dice
+from spotfit.host import clocks, dice, env, log
+from spotfit.host.theirs import without_effect
 from spotfit.model.group import GroupRequest
 from spotfit.model.view import View
 from spotfit.provision.api import Provisioner
@@ -60,6 +62,7 @@ def clear(request: FitRequest) -> Cleared:
     storage = checks.check(lambda: storage_of(request.run))
     runtime_env = checks.check(lambda: RuntimeEnv.parse(request.run.worker_runtime_env))
     provisioner = checks.check(lambda: _provisioner(request))
+    checks.check(env.check)
     callbacks = checks.check(named_callbacks)
     if provisioner is not None:
         bringing = runtime_env.brings() if runtime_env is not None else ()
@@ -71,6 +74,8 @@ def clear(request: FitRequest) -> Cleared:
     checks.raise_all()
     checks.check(lambda: _reachable(store))
     checks.raise_all()
+    for name, instead in no_effect(request):
+        log.warning("no_effect", of=name, what_holds=instead)
     callbacks = [*callbacks, *(request.run.callbacks or [])]
     return Cleared(replace(request.run, callbacks=callbacks), store, provisioner, runtime_env)
 
@@ -105,6 +110,15 @@ def _reachable(store: Store) -> None:
         ) from unseen
     finally:
         store.delete(key)
+
+
+def no_effect(request: FitRequest) -> Iterator[tuple[str, str]]:
+    """What somebody asked for that changes nothing, and what holds instead."""
+    yield from without_effect()
+    if request.scaling.placement_strategy != "PACK":
+        yield "placement_strategy", "workers fill one machine after the other"
+    if request.scaling.label_selector:
+        yield "label_selector", "the provisioner's options say which machines are rented"
 
 
 def check_history(view: View, store: Store) -> None:

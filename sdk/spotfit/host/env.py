@@ -10,11 +10,10 @@ from typing import Generic, TypeVar
 
 from spotfit.core import units
 from spotfit.core.errors import ConfigError
+from spotfit.core.levels import parse_level
 from spotfit.core.mistakes import Mistakes
-from spotfit.core.nearest import did_you_mean
 
 Value = TypeVar("Value")
-LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +26,6 @@ class Setting(Generic[Value]):
     meaning: str
     also: str = ""
     """Ray Train's name for it, heard where ours is not set."""
-
-
-def _level(text: str) -> str:
-    if text.upper() not in LEVELS:
-        raise ConfigError(f"{text!r} is no log level.", do=did_you_mean(text.upper(), LEVELS))
-    return text.upper()
 
 
 def _port(text: str) -> int:
@@ -52,7 +45,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-LOG_LEVEL = Setting("SPOTFIT_LOG_LEVEL", _level, "INFO", "the least level that is logged")
+LOG_LEVEL = Setting("SPOTFIT_LOG_LEVEL", parse_level, "INFO", "the least level that is logged")
 HOST = Setting("SPOTFIT_HOST", str, "", "address at which other nodes reach this one")
 PORT = Setting("SPOTFIT_PORT", _port, 0, "port of this node's hub; 0 takes any")
 SCRATCH = Setting("SPOTFIT_SCRATCH", str, "", "directory of this node that may be filled")

@@ -7,7 +7,16 @@ import sys
 import time
 from typing import Any
 
+from spotfit.core.levels import LEVELS
 from spotfit.host import env
+
+_run_s_level: str = env.LOG_LEVEL.default
+
+
+def at_least(level: str) -> None:
+    """From now on this process tells nothing below that level, as the run it serves wants it."""
+    global _run_s_level  # a process serves one run at a time
+    _run_s_level = level
 
 
 def debug(event: str, /, **facts: Any) -> None:
@@ -38,13 +47,18 @@ def line(level: str, event: str, facts: dict[str, Any], *, at: float) -> str:
 
 
 def _tell(level: str, event: str, facts: dict[str, Any]) -> None:
-    if env.LEVELS.index(level) < env.LEVELS.index(env.value(env.LOG_LEVEL)):
+    if LEVELS[level] < LEVELS[_least()]:
         return
     try:
         sys.stderr.write(line(level, event, facts, at=time.time()))
         sys.stderr.flush()
     except (OSError, ValueError):  # nobody listens any more; that must not stop the work
         return
+
+
+def _least() -> str:
+    """What the environment says overrules the run."""
+    return env.value(env.LOG_LEVEL) if env.lookup(env.LOG_LEVEL.name) else _run_s_level
 
 
 def _field(fact: Any) -> str:

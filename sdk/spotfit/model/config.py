@@ -13,6 +13,7 @@ from typing import Any
 
 from spotfit.core.deprecated import DEPRECATED, refuse_deprecated
 from spotfit.core.errors import ConfigError
+from spotfit.core.levels import parse_level
 from spotfit.core.mistakes import Mistakes
 from spotfit.core.nearest import did_you_mean
 
@@ -22,7 +23,6 @@ _TPU_OF_ONE_HOST = ("1x1", "2x2", "2x4")
 """Topologies that one host of these kinds holds whole."""
 _TPU_WITH_BIG_HOSTS = ("V5LITEPOD", "V5E", "V6E")
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
-_LOG_LEVELS = ("CRITICAL", "DEBUG", "ERROR", "FATAL", "INFO", "NOTSET", "WARN", "WARNING")
 _NO_LIMIT = -1
 
 
@@ -277,17 +277,14 @@ class FailureConfig:
 
 @dataclass
 class LoggingConfig:
-    """How much spotfit itself tells; what the training function prints and logs is all kept."""
+    """How much spotfit itself tells, on the console and on the machines; "ERROR" is little, "DEBUG"
+    much. SPOTFIT_LOG_LEVEL overrules it. What the training function prints and logs is not touched.
+    """
 
     log_level: str = "INFO"
 
     def __post_init__(self) -> None:
-        level = str(self.log_level).upper()
-        if level not in _LOG_LEVELS:
-            raise ConfigError(
-                f"Invalid log_level {self.log_level!r}.", do=did_you_mean(level, _LOG_LEVELS)
-            )
-        self.log_level = level
+        self.log_level = parse_level(self.log_level)
 
 
 @dataclass

@@ -22,7 +22,7 @@ from spotfit.core.units import told_bytes
 from spotfit.frameworks.api import Framework
 from spotfit.frameworks.devices import own_devices
 from spotfit.frameworks.registry import open_framework
-from spotfit.host import env
+from spotfit.host import env, log
 from spotfit.model.wire import FromWorker, Returned, Running, Start
 from spotfit.ship.luggage import Shipped
 from spotfit.ship.prepare import prepare
@@ -46,7 +46,8 @@ def main(talk_descriptor: int) -> NoReturn:
     talk = Talk(socket.socket(fileno=talk_descriptor))
     start = talk.next(None)
     assert isinstance(start, Start), "an agent begins with Start"
-    logging.basicConfig(level=start.log_level, stream=sys.stderr, format=_LOG_FORMAT)
+    log.at_least(start.log_level)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=_LOG_FORMAT)
     framework = open_framework(start.framework)
     last = _live(start, talk, framework)
     talk.send(last)

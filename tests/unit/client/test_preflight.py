@@ -64,6 +64,27 @@ def test_callbacks_that_the_environment_names_come_before_those_of_the_run(
     assert run.callbacks == [mine], "what the user holds stays as it is"
 
 
+def test_mistakes_of_the_environment_are_told_before_anything_is_rented(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTFIT_COLLECTIVE_TIMEOUT_S", "soon")
+    monkeypatch.setenv("SPOTFIT_PORT", "99999")
+    with pytest.raises(ConfigErrors) as refused:
+        clear(a_request(two_parameters, run=RunConfig("digits", str(tmp_path))))
+    assert len(refused.value.errors) == 3
+
+
+def test_what_has_no_effect_is_told_with_what_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_TRAIN_V2_ENABLED", "0")
+    scaling = ScalingConfig(placement_strategy="SPREAD", label_selector={"zone": "a"})
+    clear(a_request(run=RunConfig("digits", str(tmp_path)), scaling=scaling))
+    said = capsys.readouterr().err
+    for name in ("RAY_TRAIN_V2_ENABLED", "placement_strategy", "label_selector"):
+        assert f"no_effect of={name} what_holds=" in said
+
+
 def test_all_mistakes_are_told_at_once() -> None:
     request = a_request(
         two_parameters,

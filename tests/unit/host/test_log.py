@@ -26,6 +26,21 @@ def test_what_is_below_the_level_is_not_said(
     assert "quiet" not in said
 
 
+def test_the_run_says_how_much_is_told_and_the_environment_overrules_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(log, "_run_s_level", "INFO")
+    monkeypatch.delenv("SPOTFIT_LOG_LEVEL", raising=False)
+    log.at_least("CRITICAL")
+    log.error("muted")
+    log.at_least("NOTSET")
+    log.debug("heard")
+    monkeypatch.setenv("SPOTFIT_LOG_LEVEL", "info")
+    log.debug("overruled")
+    said = capsys.readouterr().err
+    assert [word for word in ("muted", "heard", "overruled") if word in said] == ["heard"]
+
+
 def test_a_closed_stream_stops_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = io.StringIO()
     closed.close()

@@ -5,10 +5,12 @@ import logging
 import os
 import pickle
 import threading
+from typing import NoReturn
 
 import pytest
 
 from spotfit.core.errors import ShippingError
+from spotfit.host import log
 from spotfit.worker import main
 from tests.unit.worker.agent_end import AgentEnd, start
 
@@ -37,17 +39,28 @@ def test_a_value_too_big_to_bring_home_is_refused(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("level", ["DEBUG", "ERROR"])
-def test_what_is_logged_is_as_much_as_was_asked_for(level: str) -> None:
+def test_the_run_s_level_is_ours_and_leaves_the_user_s_own_log_alone(
+    level: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def leave_after_a_word(_name: str) -> NoReturn:
+        logging.getLogger("mine").info("the user's word")
+        logging.getLogger("mine").debug("too much")
+        log.warning("our.word")
+        os._exit(0)
+
     agent = AgentEnd()
     agent.say(start(log_level=level))
     child = os.fork()
     if child == 0:
         logging.root.handlers.clear()
-        main.open_framework = lambda _name: os._exit(logging.root.level)  # type: ignore[assignment, attr-defined]
+        main.open_framework = leave_after_a_word  # type: ignore[assignment, attr-defined]
         main.main(agent.talk._wire.fileno())
-    _, status = os.waitpid(child, 0)
+    os.waitpid(child, 0)
     agent.close()
-    assert os.waitstatus_to_exitcode(status) == getattr(logging, level)
+    said = capfd.readouterr().err
+    assert "INFO mine: the user's word" in said
+    assert "too much" not in said
+    assert ("our.word" in said) == (level == "DEBUG")
 
 
 def ended(code: int, leave: object) -> tuple[int, bytes]:
