@@ -90,6 +90,7 @@ class _Quiet(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
+    wbufsize = -1
     answer: ClassVar[Answer]
     lock: ClassVar[threading.RLock]
 
@@ -113,6 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(reply.body)
+        self.wfile.flush()
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = do_PATCH = _serve  # noqa: N815  # its base's
 

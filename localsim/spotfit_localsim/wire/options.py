@@ -10,6 +10,7 @@ from spotfit.core.nearest import did_you_mean
 from spotfit_localsim.wire.tide import MarketOptions
 
 CLOUDS = {
+    "aws_batch": "spotfit_localsim.wire.aws_batch:AwsBatchCloud",
     "plain": "spotfit_localsim.wire.plain:PlainCloud",
 }
 """Where each simulated cloud is at home."""

@@ -122,8 +122,8 @@ class Simulator:
         def answer(request: Request) -> Reply:
             return self.cloud.metadata(machine, request) or Reply(404)
 
-        host = machine.address if sys.platform == "linux" else "127.0.0.1"
-        door = Server(answer, host=host, port=machine.metadata_port, lock=self._lock)
+        host, port = self.site.host(machine), machine.metadata_port
+        door = Server(answer, host=host, port=port, lock=self._lock)
         self._metadata[machine.number] = door
         return door.port
 

@@ -60,6 +60,8 @@ class Machine(msgspec.Struct):
     """When it will be killed, whatever happens."""
     why: str = ""
     """Why it ended, or will."""
+    unsent: int | None = None
+    """A signal for a command that was not there yet."""
     exit_code: int | None = None
     """Of its command, if that came to an end."""
     over_s: float | None = None
@@ -175,6 +177,11 @@ class Site:
         del self.machines[machine.number]
         shutil.rmtree(self._home(machine), ignore_errors=True)
 
+    @staticmethod
+    def host(machine: Machine) -> str:
+        """Where it is reached: at an address of its own, where the system has them."""
+        return machine.address if sys.platform == "linux" else "127.0.0.1"
+
     def output(self, machine: Machine) -> str:
         """What its command has printed so far."""
         try:
@@ -183,10 +190,13 @@ class Site:
             return ""
 
     def send(self, machine: Machine, number: signal.Signals) -> None:
-        """Send its command a signal, as a cloud's own agent would."""
+        """Send its command a signal, as a cloud's own agent would: now, or as soon as it runs."""
+        machine.unsent = None
         try:
             os.kill(int((self._home(machine) / "agent").read_text()), number)
-        except (FileNotFoundError, ProcessLookupError, ValueError):  # not yet, or no more
+        except (FileNotFoundError, ValueError):
+            machine.unsent = int(number)
+        except ProcessLookupError:  # it has ended meanwhile
             return
 
     # --- as time goes by ---------------------------------------------------------------------
@@ -202,6 +212,8 @@ class Site:
                 self._end(machine, machine.why if machine.why == RECLAIMED else ENDED)
             elif machine.ends_s is not None and now >= machine.ends_s:
                 self._end(machine, machine.why)
+            elif machine.unsent is not None:
+                self.send(machine, signal.Signals(machine.unsent))
             elif machine.life_s is not None and now >= machine.up_s + machine.life_s:
                 self.reclaim(machine, notice=machine.announced)
         self._shrink(now)
@@ -218,7 +230,7 @@ class Site:
         machine.metadata_port = self.hooks.serve_metadata(machine)
         environment = {
             **self._inherited(),
-            "SPOTFIT_HOST": machine.address if sys.platform == "linux" else "127.0.0.1",
+            "SPOTFIT_HOST": self.host(machine),
             "SPOTFIT_SCRATCH": str(home / "tmp"),
             "TMPDIR": str(home / "tmp"),
             **self.hooks.environment(machine),

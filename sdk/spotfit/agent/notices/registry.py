@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from spotfit.agent.notices.aws import AwsNotice
 from spotfit.agent.notices.file import FileNotice
 from spotfit.agent.notices.signal import SignalNotice
 from spotfit.agent.ports import NoticeSource
@@ -11,6 +12,7 @@ from spotfit.host import plugins
 
 GROUP = "spotfit.notices"
 _OURS: dict[str, Callable[[Callable[[], None]], NoticeSource]] = {
+    "aws": AwsNotice,
     "file": FileNotice,
     "signal": SignalNotice,
 }

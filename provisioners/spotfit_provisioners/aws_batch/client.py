@@ -1,0 +1,174 @@
+"""The calls to AWS, and its complaints in our words. Nothing is decided here."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from spotfit.core.errors import ConfigError, ProvisionError, ProvisionPermissionError, QuotaError
+from spotfit.host.extras import need
+
+_PAGE = 100
+_NO_CREDENTIALS = (
+    "UnrecognizedClientException",
+    "InvalidClientTokenId",
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "InvalidSignatureException",
+    "SignatureDoesNotMatch",
+    "MissingAuthenticationToken",
+)
+_NO_PERMISSION = ("AccessDeniedException", "AccessDenied", "UnauthorizedOperation")
+_QUOTA = ("ServiceQuotaExceededException", "LimitExceededException")
+_CLIENT_MISTAKE = ("ClientException", "ValidationException")
+_TOO_MANY = ("limit", "quota", "exceed")
+
+
+class BatchClient:
+    """AWS Batch in one region, as far as groups need it. Raises our errors for what waiting does
+    not cure, and the library's own for the rest."""
+
+    def __init__(self, region: str, endpoint: str) -> None:
+        self._batch = _client("batch", region, endpoint)
+        self.region = str(self._batch.meta.region_name)
+
+    def register(self, definition: Mapping[str, Any]) -> str:
+        """The ARN of that definition; one of the same name is the same, for names are contents."""
+        name = definition["jobDefinitionName"]
+        with _told_as_ours("register a job definition"):
+            found = self._batch.describe_job_definitions(
+                jobDefinitionName=name, status="ACTIVE", maxResults=1
+            )["jobDefinitions"]
+            if found:
+                return str(found[0]["jobDefinitionArn"])
+            return str(self._batch.register_job_definition(**definition)["jobDefinitionArn"])
+
+    def submit(self, job: Mapping[str, Any]) -> str:
+        """The new job's id."""
+        with _told_as_ours(f"submit to {job['jobQueue']}"):
+            return str(self._batch.submit_job(**job)["jobId"])
+
+    def named(self, queue: str, name: str) -> list[dict[str, Any]]:
+        """Every job of that queue and name, the oldest first; Batch remembers them for days."""
+        with _told_as_ours(f"list the jobs of {queue}"):
+            pages = self._batch.get_paginator("list_jobs").paginate(
+                jobQueue=queue, filters=[{"name": "JOB_NAME", "values": [name]}]
+            )
+            found = [job for page in pages for job in page["jobSummaryList"]]
+        return sorted(found, key=lambda job: (job["createdAt"], job["jobId"]))
+
+    def describe(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """What is known of those jobs, by id; a job that is forgotten is missing."""
+        known: dict[str, dict[str, Any]] = {}
+        for start in range(0, len(ids), _PAGE):
+            with _told_as_ours("look at jobs"):
+                told = self._batch.describe_jobs(jobs=list(ids[start : start + _PAGE]))
+            known.update({job["jobId"]: job for job in told["jobs"]})
+        return known
+
+    def terminate(self, job_id: str, reason: str) -> None:
+        """End it, whatever state it is in. (`cancel_job` does nothing to one that runs.)"""
+        with _told_as_ours("let a job go"):
+            self._batch.terminate_job(jobId=job_id, reason=reason)
+
+    def queue(self, name: str) -> dict[str, Any] | None:
+        """That queue, if there is one."""
+        with _told_as_ours("look at job queues"):
+            found = self._batch.describe_job_queues(jobQueues=[name])["jobQueues"]
+        return dict(found[0]) if found else None
+
+    def environments(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Those compute environments."""
+        with _told_as_ours("look at compute environments"):
+            told = self._batch.describe_compute_environments(computeEnvironments=list(names))
+        return [dict(one) for one in told["computeEnvironments"]]
+
+
+def cheapest_usd_per_hour(region: str, instance_types: Sequence[str], endpoint: str) -> float:
+    """The lowest present spot price of those instance types in the region; inf without any."""
+    with _told_as_ours("look at spot prices"):
+        ec2 = _client("ec2", region, endpoint)
+        told = ec2.describe_spot_price_history(
+            InstanceTypes=list(instance_types),
+            ProductDescriptions=["Linux/UNIX"],
+            MaxResults=_PAGE,
+        )
+    prices = [float(one["SpotPrice"]) for one in told["SpotPriceHistory"]]
+    return min(prices, default=float("inf"))
+
+
+def log_lines(
+    region: str, stream: str, endpoint: str, *, group: str = "/aws/batch/job"
+) -> list[str]:
+    """What one attempt of a job has printed, as far as CloudWatch has it."""
+    with _told_as_ours("read logs"):
+        logs = _client("logs", region, endpoint)
+        told = logs.get_log_events(logGroupName=group, logStreamName=stream, startFromHead=True)
+    return [str(event["message"]) for event in told["events"]]
+
+
+def caller(region: str, endpoint: str) -> str:
+    """Who we are to AWS."""
+    with _told_as_ours("ask who we are"):
+        return str(_client("sts", region, endpoint).get_caller_identity()["Arn"])
+
+
+@cache
+def _client(service: str, region: str, endpoint: str) -> Any:
+    session = need("boto3.session", extra="aws").Session()
+    config = need("botocore.config", extra="aws").Config(
+        connect_timeout=5, read_timeout=20, retries={"mode": "standard", "total_max_attempts": 3}
+    )
+    errors = need("botocore.exceptions", extra="aws")
+    try:
+        return session.client(
+            service, region_name=region or None, endpoint_url=endpoint or None, config=config
+        )
+    except errors.NoRegionError as none:
+        raise ConfigError(
+            "AWS needs a region, and none is configured.",
+            do="Set AwsBatchOptions(region=…), AWS_REGION, or a region in ~/.aws/config.",
+        ) from none
+
+
+@contextlib.contextmanager
+def _told_as_ours(what: str) -> Iterator[None]:
+    errors = need("botocore.exceptions", extra="aws")
+    try:
+        yield
+    except (errors.NoCredentialsError, errors.PartialCredentialsError) as none:
+        raise _who(what, str(none)) from none
+    except errors.ClientError as wrong:
+        told = wrong.response.get("Error", {})
+        error = _translated(what, str(told.get("Code", "")), str(told.get("Message", "")))
+        if error is None:
+            raise
+        raise error from wrong
+
+
+def _translated(what: str, code: str, message: str) -> ProvisionError | None:
+    """None for what may pass: throttling, and whatever is the server's fault."""
+    if code in _NO_CREDENTIALS:
+        return _who(what, message)
+    if code in _NO_PERMISSION:
+        return ProvisionPermissionError(
+            f"AWS does not allow us to {what}: {message}",
+            do="Give the role what infra/terraform/modules/aws_batch lists under 'controller'.",
+        )
+    if code in _QUOTA or (code in _CLIENT_MISTAKE and any(w in message.lower() for w in _TOO_MANY)):
+        return QuotaError(
+            f"An AWS quota stands against this ({what}): {message}",
+            do="Ask for a higher one in Service Quotas, or use fewer or smaller machines.",
+        )
+    if code in _CLIENT_MISTAKE:
+        return ProvisionError(f"AWS Batch refused to {what}: {message}")
+    return None
+
+
+def _who(what: str, message: str) -> ProvisionPermissionError:
+    return ProvisionPermissionError(
+        f"AWS does not know who asks to {what}: {message}",
+        do="Run `aws sts get-caller-identity`; set a profile, or give the job a role.",
+    )

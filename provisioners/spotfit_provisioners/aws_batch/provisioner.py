@@ -1,0 +1,146 @@
+"""The four verbs on AWS Batch."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, ClassVar
+
+from spotfit.host import clocks, log
+from spotfit.model.group import (
+    GroupHandle,
+    GroupPlan,
+    GroupRequest,
+    GroupStatus,
+    NodeState,
+    NodeStatus,
+)
+from spotfit.provision.api import Refusal, Traits
+from spotfit.provision.launch import Launch
+from spotfit_provisioners.aws_batch import render, states
+from spotfit_provisioners.aws_batch.client import BatchClient, cheapest_usd_per_hour
+from spotfit_provisioners.aws_batch.options import AwsBatchOptions
+
+_FORGOTTEN = NodeStatus(NodeState.GONE, "AWS Batch does not remember it")
+_LET_GO = "spotfit has let it go"
+
+
+class AwsBatchProvisioner:
+    """A group is one job: an array of children, each filling a spot instance of its own."""
+
+    name = render.BACKEND
+    Options: ClassVar = AwsBatchOptions
+
+    def __init__(self, options: AwsBatchOptions) -> None:
+        self.options = options
+
+    @classmethod
+    def with_options(cls, **options: Any) -> AwsBatchProvisioner:
+        """From the fields of `AwsBatchOptions`."""
+        return cls(AwsBatchOptions(**options))
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            max_nodes=render.MAX_NODES,
+            notice_s=120.0,
+            requeues_itself=self.options.attempts > 1,
+            observe_s=10.0,
+            notices=("aws", "signal"),
+        )
+
+    def plan(self, request: GroupRequest) -> GroupPlan:
+        return render.plan(request, self.options)
+
+    def submit(self, plan: GroupPlan, launch: Launch) -> GroupHandle | Refusal:
+        """Look for a job of that name first; if two asked at the same time, the older job stays."""
+        queues = self._ordered(plan.body["queues"])
+        found = self._found(plan, queues)
+        if found is not None:
+            return found
+        queue = queues[0]
+        client, name = self._at(queue)
+        environment = launch.environment(
+            plan.token,
+            0,
+            plan.slots,
+            node_from=render.ARRAY_INDEX if plan.nodes > 1 else "",
+        )
+        definition = client.register(plan.body["definition"])
+        client.submit(
+            render.job(
+                plan,
+                queue=name,
+                definition=definition,
+                environment=environment,
+                share=self.options.share,
+            )
+        )
+        self._keep_the_oldest(client, name, plan.token)
+        return self._found(plan, [queue]) or Refusal("AWS Batch took the job and forgot it")
+
+    def observe(self, handle: GroupHandle) -> GroupStatus:
+        client = _client_of(handle.detail["region"], self.options.endpoint)
+        nodes = int(handle.detail["nodes"])
+        ids = render.children(handle.name, nodes)
+        known = client.describe(ids)
+        told = [known.get(one) for one in ids]
+        if not any(told) and nodes > 1:  # an array is expanded a moment after it was submitted
+            parent = client.describe([handle.name]).get(handle.name)
+            told = [parent] * nodes if parent is not None else told
+        statuses = tuple(states.status(job) if job else _FORGOTTEN for job in told)
+        return GroupStatus(statuses, self._refusal([job for job in told if job]))
+
+    def cancel(self, handle: GroupHandle) -> None:
+        """Terminating an array terminates its children; a job that is over stays as it is."""
+        client = _client_of(handle.detail["region"], self.options.endpoint)
+        job = client.describe([handle.name]).get(handle.name)
+        if job is not None and job["status"] not in ("SUCCEEDED", "FAILED"):
+            client.terminate(handle.name, _LET_GO)
+
+    # --- queues ------------------------------------------------------------------------------
+
+    def _ordered(self, queues: list[str]) -> list[str]:
+        if self.options.order == "given" or len(queues) == 1:
+            return queues
+        types, endpoint = self.options.instance_types, self.options.endpoint
+        return sorted(
+            queues, key=lambda q: cheapest_usd_per_hour(self._at(q)[0].region, types, endpoint)
+        )
+
+    def _at(self, queue: str) -> tuple[BatchClient, str]:
+        """The client of a queue's region, and the queue's name there."""
+        region, name = _parts(queue)
+        return _client_of(region or self.options.region, self.options.endpoint), name
+
+    def _found(self, plan: GroupPlan, queues: list[str]) -> GroupHandle | None:
+        for queue in queues:
+            client, name = self._at(queue)
+            jobs = client.named(name, plan.token)
+            if jobs:
+                detail = {"nodes": plan.nodes, "region": client.region, "queue": name}
+                return GroupHandle(plan.token, self.name, jobs[0]["jobId"], detail)
+        return None
+
+    def _keep_the_oldest(self, client: BatchClient, queue: str, token: str) -> None:
+        """`submit_job` knows no token of ours: two who asked at the same time have made two."""
+        for job in client.named(queue, token)[1:]:
+            log.warning("aws_batch.twice", token=token, job=job["jobId"])
+            client.terminate(job["jobId"], "spotfit asked twice at the same time; the older stays")
+
+    def _refusal(self, jobs: list[dict[str, Any]]) -> str:
+        dwell_s, now_ms = self.options.dwell_s, clocks.wall_ms()
+        reasons = (states.waits_for(job, now_ms=now_ms, dwell_s=dwell_s) for job in jobs)
+        return next(filter(None, reasons), "")
+
+
+def _parts(queue: str) -> tuple[str, str]:
+    """Region and name of 'spot', 'eu-west-1:spot' or an ARN."""
+    if queue.startswith("arn:"):
+        return queue.split(":")[3], queue
+    region, _, name = queue.rpartition(":")
+    return region, name
+
+
+@cache
+def _client_of(region: str, endpoint: str) -> BatchClient:
+    return BatchClient(region, endpoint)

@@ -1,0 +1,68 @@
+"""The states of AWS Batch in our words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from spotfit.model.group import NodeState, NodeStatus
+from spotfit.provision.launch import Exit
+
+STATES: Mapping[str, NodeState] = {
+    "SUBMITTED": NodeState.WAITING,
+    "PENDING": NodeState.WAITING,
+    "RUNNABLE": NodeState.WAITING,
+    "STARTING": NodeState.WAITING,
+    "RUNNING": NodeState.RUNNING,
+    "SUCCEEDED": NodeState.GONE,
+    "FAILED": NodeState.FAILED,
+}
+_HOST_LOST = "Host EC2"
+_LEFT = {int(Exit.GIVEN_UP), int(Exit.DRAINED), int(Exit.DONE)}
+
+
+def status(job: Mapping[str, Any]) -> NodeStatus:
+    """One job, or one child of an array. A host that was reclaimed is no failure of its job."""
+    state = STATES[job["status"]]
+    why = _why(job)
+    if state == NodeState.FAILED and (_is_reclaimed(job) or _exit_code(job) in _LEFT):
+        state = NodeState.GONE
+    return NodeStatus(state, why if state in (NodeState.GONE, NodeState.FAILED) else "")
+
+
+def waits_for(job: Mapping[str, Any], *, now_ms: int, dwell_s: float) -> str:
+    """Why a job that was ready long ago has no machine; '' while that is nothing unusual.
+
+    Batch tells of misconfigurations and lacking capacity for a few minutes even while an
+    environment that is well grows from nothing; only what lasts is a reason.
+    """
+    reason = str(job.get("statusReason", ""))
+    if job["status"] != "RUNNABLE" or not reason:
+        return ""
+    waited_s = (now_ms - int(job.get("createdAt", now_ms))) / 1000
+    return reason if waited_s >= dwell_s or reason.startswith("CAPACITY:") else ""
+
+
+def _is_reclaimed(job: Mapping[str, Any]) -> bool:
+    return any(
+        str(told.get("statusReason", "")).startswith(_HOST_LOST)
+        for told in (job, *job.get("attempts", [])[-1:])
+    )
+
+
+def _why(job: Mapping[str, Any]) -> str:
+    last = (job.get("attempts") or [{}])[-1]
+    reasons = [
+        str(last.get("container", {}).get("reason") or ""),
+        str(last.get("statusReason") or ""),
+        str(job.get("statusReason") or ""),
+    ]
+    told = "; ".join(dict.fromkeys(filter(None, reasons)))
+    code = _exit_code(job)
+    return told if code is None else f"{told or 'it ended'} (exit code {code})"
+
+
+def _exit_code(job: Mapping[str, Any]) -> int | None:
+    last = (job.get("attempts") or [{}])[-1]
+    code = last.get("container", {}).get("exitCode")
+    return None if code is None else int(code)

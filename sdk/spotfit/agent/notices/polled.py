@@ -1,0 +1,66 @@
+"""A source that has to ask: in a thread of its own, so that nobody waits for the answer."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections.abc import Callable, Mapping
+from urllib.parse import urlsplit
+
+from spotfit.host import log
+from spotfit.model.world import Notice
+
+_ANSWER_WITHIN_S = 5.0
+
+Look = Callable[[], Notice | None]
+
+
+class PolledNotice:
+    """Calls `look` every so often until it gives a notice. What `look` raises is logged once."""
+
+    def __init__(self, wake: Callable[[], None], look: Look, *, every_s: float, name: str) -> None:
+        self._wake = wake
+        self._look = look
+        self._every_s = every_s
+        self._name = name
+        self._notice: Notice | None = None
+        self._trouble = ""
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"spotfit-{name}", daemon=True)
+        self._thread.start()
+
+    def poll(self, now: float) -> Notice | None:
+        return self._notice
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        while self._notice is None and not self._ended.wait(self._every_s):
+            try:
+                self._notice = self._look()
+            except Exception as error:  # noqa: BLE001  # a source that fails must not end the agent
+                self._complain(f"{type(error).__name__}: {error}")
+        if self._notice is not None:
+            self._wake()
+
+    def _complain(self, why: str) -> None:
+        if why != self._trouble:
+            self._trouble = why
+            log.warning("notice.unreadable", source=self._name, why=why)
+
+
+def ask(
+    url: str, path: str, *, method: str = "GET", headers: Mapping[str, str] | None = None
+) -> tuple[int, bytes]:
+    """One request to a metadata service: status and body. Never by a proxy."""
+    address = urlsplit(url)
+    kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
+    wire = kind(str(address.hostname), address.port, timeout=_ANSWER_WITHIN_S)
+    try:
+        wire.request(method, address.path.rstrip("/") + path, headers=dict(headers or {}))
+        reply = wire.getresponse()
+        return reply.status, reply.read()
+    finally:
+        wire.close()

@@ -1,0 +1,50 @@
+"""A source that asks in a thread: it never stands in the way, and never ends its agent."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from spotfit.agent.notices.polled import PolledNotice, ask
+from spotfit.model.world import Notice
+from spotfit_localsim.wire.http import Reply, Request, Server
+
+pytestmark = pytest.mark.real_time("the thread of a source waits in real time")
+
+
+def test_what_is_seen_wakes_the_agent_and_stays() -> None:
+    woken = threading.Event()
+    answers: Iterator[Notice | None] = iter([None, None, Notice("going")])
+    source = PolledNotice(woken.set, lambda: next(answers), every_s=0.001, name="test")
+    assert woken.wait(20)
+    assert source.poll(0.0) == source.poll(1.0) == Notice("going")
+
+
+def test_what_fails_is_told_once_and_asked_again(capsys: pytest.CaptureFixture[str]) -> None:
+    woken, asked = threading.Event(), 0
+
+    def look() -> Notice | None:
+        nonlocal asked
+        asked += 1
+        if asked < 5:
+            raise OSError("no route")
+        return Notice("going")
+
+    PolledNotice(woken.set, look, every_s=0.001, name="test")
+    assert woken.wait(20)
+    assert capsys.readouterr().err.count("no route") == 1
+
+
+def test_a_question_carries_its_headers_below_the_service_s_own_path() -> None:
+    heard: list[Request] = []
+
+    def answer(request: Request) -> Reply:
+        heard.append(request)
+        return Reply(201, b"yes")
+
+    server = Server(answer)
+    assert ask(f"{server.url}/base/", "/x", method="PUT", headers={"K": "v"}) == (201, b"yes")
+    server.close()
+    assert (heard[0].method, heard[0].path, heard[0].headers["k"]) == ("PUT", "/base/x", "v")

@@ -1,0 +1,88 @@
+"""The calls to AWS, by the real boto3 to a cloud on loopback; and its complaints in our words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spotfit.core.errors import ConfigError, ProvisionError, ProvisionPermissionError, QuotaError
+from spotfit_localsim.wire.aws_batch import REGION
+from spotfit_localsim.wire.options import SimOptions
+from spotfit_localsim.wire.simulator import Simulator, serving
+from spotfit_provisioners.aws_batch import client as calls
+from spotfit_provisioners.aws_batch.client import BatchClient, caller, cheapest_usd_per_hour
+
+pytest.importorskip("boto3")
+pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+
+
+@pytest.fixture
+def sim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulator]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "something")
+    calls._client.cache_clear()
+    with serving(tmp_path, SimOptions(cloud="aws_batch")) as simulator:
+        yield simulator
+    calls._client.cache_clear()
+
+
+@pytest.fixture
+def client(sim: Simulator) -> BatchClient:
+    return BatchClient(REGION, sim.server.url)
+
+
+def test_a_definition_is_registered_once(client: BatchClient) -> None:
+    definition = {
+        "jobDefinitionName": "spotfit-1",
+        "type": "container",
+        "containerProperties": {"image": "i", "command": ["true"]},
+    }
+    assert client.register(definition) == client.register(definition)
+
+
+def test_who_we_are_and_what_machines_cost_can_be_asked(sim: Simulator) -> None:
+    assert caller(REGION, sim.server.url).endswith(":user/sim")
+    assert cheapest_usd_per_hour(REGION, ["g5.xlarge"], sim.server.url) == 0.4321
+
+
+def test_without_credentials_it_says_whom_to_ask(
+    sim: Simulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(ProvisionPermissionError, match="does not know who asks") as told:
+        caller(REGION, sim.server.url)
+    assert "get-caller-identity" in told.value.do
+
+
+def test_without_a_region_it_says_where_to_set_one() -> None:
+    calls._client.cache_clear()
+    with pytest.raises(ConfigError, match="region"):
+        BatchClient("", "http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "error"),
+    [
+        ("ExpiredToken", "x", ProvisionPermissionError),
+        ("AccessDeniedException", "x", ProvisionPermissionError),
+        ("ServiceQuotaExceededException", "x", QuotaError),
+        ("ClientException", "You have exceeded your limit", QuotaError),
+        ("ClientException", "JobQueue spot does not exist", ProvisionError),
+    ],
+)
+def test_what_waiting_does_not_cure_is_told_apart(
+    code: str, message: str, error: type[ProvisionError]
+) -> None:
+    told = calls._translated("submit", code, message)
+    assert type(told) is error
+    assert message in str(told)
+
+
+@pytest.mark.parametrize(
+    "code", ["TooManyRequestsException", "ServerException", "ThrottlingException"]
+)
+def test_what_may_pass_is_left_to_be_tried_again(code: str) -> None:
+    assert calls._translated("submit", code, "x") is None

@@ -1,0 +1,25 @@
+"""What can be chosen of AWS Batch, and what cannot be meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spotfit.core.errors import ConfigError
+from spotfit_provisioners.aws_batch.options import AwsBatchOptions
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"attempts": 11}, "1 to 10"),
+        ({"attempts": 0}, "1 to 10"),
+        ({"workers_per_node": 0}, "workers_per_node"),
+        ({"dwell_s": -1.0}, "below zero"),
+        ({"order": "price"}, "instance_types"),
+    ],
+)
+def test_what_cannot_be_meant_is_told(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        AwsBatchOptions(**wrong)

@@ -1,0 +1,123 @@
+"""The four verbs on AWS Batch, where the conformance suite does not look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotfit.core.ids import Token
+from spotfit.host.clocks import SystemClock
+from spotfit.host.dice import new_run_id
+from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, NodeState
+from spotfit.provision.launch import Launch
+from spotfit_localsim.wire.aws_batch import AwsBatchCloud
+from spotfit_localsim.wire.options import SimOptions
+from spotfit_localsim.wire.simulator import Simulator, serving
+from spotfit_provisioners.aws_batch import client as calls
+from spotfit_provisioners.aws_batch import provisioner as verbs
+from spotfit_provisioners.aws_batch.provisioner import AwsBatchProvisioner
+
+pytest.importorskip("boto3")
+pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+
+REQUEST = GroupRequest(Token("t-0123456789ab"), 1, 1)
+
+
+@pytest.fixture
+def sim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulator]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "something")
+    for cache in (calls._client, verbs._client_of):
+        cache.cache_clear()
+    with serving(tmp_path, SimOptions(cloud="aws_batch", boot_s=0.0)) as simulator:
+        yield simulator
+
+
+def opened(sim: Simulator, **options: Any) -> AwsBatchProvisioner:
+    access = AwsBatchCloud.access(sim.server.url)
+    return AwsBatchProvisioner.with_options(**{**access.options, **options})
+
+
+def running(provisioner: AwsBatchProvisioner, tmp_path: Path, command: str) -> GroupHandle:
+    """A group whose machine runs that instead of an agent."""
+    plan = provisioner.plan(REQUEST)
+    plan.body["definition"]["containerProperties"]["command"] = ["/bin/sh", "-c", command]
+    launch = Launch(str(tmp_path), new_run_id(), "secret")
+    handle = provisioner.submit(plan, launch)
+    assert isinstance(handle, GroupHandle)
+    return handle
+
+
+def until(happens: Callable[[], object]) -> None:
+    clock = SystemClock()
+    give_up_at = clock.now() + 20
+    while not happens():
+        assert clock.now() < give_up_at
+        clock.wait(0.02)
+
+
+def test_of_two_who_asked_at_the_same_time_the_older_job_stays(
+    sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`submit_job` knows no token: who saw no job before it may be the second all the same."""
+    provisioner = opened(sim)
+    first = running(provisioner, tmp_path, "exec sleep 100")
+    with monkeypatch.context() as patch:
+        looks = iter([None])
+
+        def blind(self: Any, plan: GroupPlan, queues: list[str]) -> GroupHandle | None:
+            return next(looks, found(self, plan, queues))
+
+        found = AwsBatchProvisioner._found
+        patch.setattr(AwsBatchProvisioner, "_found", blind)
+        second = running(provisioner, tmp_path, "exec sleep 100")
+    assert second == first
+    until(lambda: len(list(sim.site.standing())) == 1)
+
+
+def test_an_agent_whose_host_is_lost_is_started_again_until_the_ceiling(
+    sim: Simulator, tmp_path: Path
+) -> None:
+    provisioner = opened(sim, attempts=3)
+    handle = running(provisioner, tmp_path, "exec sleep 100")
+    for lost in range(1, 4):
+        until(lambda: [m for m in sim.site.standing() if m.state == "up"])
+        sim.site.reclaim(next(sim.site.standing()), notice=False)
+        until(lambda count=lost: len(_attempts(sim)) == count)  # type: ignore[misc]
+    until(lambda: provisioner.observe(handle).over)
+    (node,) = provisioner.observe(handle).nodes
+    assert node.state == NodeState.GONE
+    assert "Host EC2 (instance i-" in node.reason
+
+
+@pytest.mark.parametrize(("code", "tries"), [(85, 3), (75, 1), (70, 1), (0, 1)])
+def test_only_our_own_word_for_a_drained_machine_is_tried_again(
+    sim: Simulator, tmp_path: Path, code: int, tries: int
+) -> None:
+    provisioner = opened(sim, attempts=3)
+    handle = running(provisioner, tmp_path, f"exit {code}")
+    until(lambda: provisioner.observe(handle).over)
+    assert len(_attempts(sim)) == tries
+
+
+def test_a_queue_without_capacity_says_so(sim: Simulator, tmp_path: Path) -> None:
+    sim.troubles.expect("capacity", 1)
+    provisioner = opened(sim)
+    handle = running(provisioner, tmp_path, "exec sleep 100")
+    until(lambda: "INSUFFICIENT_INSTANCE_CAPACITY" in provisioner.observe(handle).refusal)
+    assert provisioner.observe(handle).nodes[0].state == NodeState.WAITING
+
+
+def test_queues_can_be_tried_by_price() -> None:
+    assert verbs._parts("spot") == ("", "spot")
+    assert verbs._parts("eu-west-1:spot") == ("eu-west-1", "spot")
+    arn = "arn:aws:batch:us-east-1:1:job-queue/spot"
+    assert verbs._parts(arn) == ("us-east-1", arn)
+
+
+def _attempts(sim: Simulator) -> list[Any]:
+    (job,) = sim.cloud.memory.jobs.values()
+    return list(job.kids[0].attempts)

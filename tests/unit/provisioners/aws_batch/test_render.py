@@ -1,0 +1,100 @@
+"""Our request in the words of AWS Batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spotfit.core.errors import ConfigError
+from spotfit.core.ids import RunId, Token
+from spotfit.model.group import GroupRequest
+from spotfit.provision.launch import Exit, Launch
+from spotfit_provisioners.aws_batch.options import AwsBatchOptions
+from spotfit_provisioners.aws_batch.render import ARRAY_INDEX, RETRIES, children, job, plan
+from tests.unit.provisioners import golden
+
+GOLDEN = Path(__file__).parent / "golden"
+OPTIONS = AwsBatchOptions(queues=("spot",), image="registry/spotfit:1")
+LAUNCH = Launch("s3://bucket/run", RunId("r" * 32), "secret", ("aws", "signal"), "torch")
+
+
+def a_request(workers: int = 4, **resources: float) -> GroupRequest:
+    return GroupRequest(Token("t-0123456789ab"), workers, workers, resources, run_name="Digits 1")
+
+
+@pytest.mark.parametrize(
+    ("name", "request_", "options"),
+    [
+        ("plain", a_request(1), OPTIONS),
+        ("array", a_request(4, CPU=2.0), OPTIONS),
+        (
+            "gpus",
+            a_request(8, GPU=1.0, CPU=6.0, memory=48 * 2**30),
+            AwsBatchOptions(
+                queues=("eu-west-1:spot", "us-east-1:spot"),
+                image="registry/spotfit:1-cuda",
+                workers_per_node=4,
+                shared_memory_mib=32_768,
+                job_role="arn:aws:iam::1:role/agent",
+                execution_role="arn:aws:iam::1:role/pull",
+                attempts=3,
+                tags={"team": "vision"},
+            ),
+        ),
+    ],
+)
+def test_a_plan_is_as_it_was(name: str, request_: GroupRequest, options: AwsBatchOptions) -> None:
+    golden.check(plan(request_, options), GOLDEN / f"plan_{name}.json")
+
+
+def test_a_job_is_as_it_was() -> None:
+    planned = plan(a_request(4), OPTIONS)
+    environment = LAUNCH.environment(planned.token, 0, planned.slots, node_from=ARRAY_INDEX)
+    told = job(planned, queue="spot", definition="arn:1", environment=environment, share="x")
+    golden.check(told, GOLDEN / "job_array.json")
+
+
+def test_one_machine_is_no_array() -> None:
+    """Batch refuses arrays of one."""
+    told = job(plan(a_request(1), OPTIONS), queue="q", definition="d", environment={}, share="")
+    assert "arrayProperties" not in told
+    assert children("j", 1) == ["j"]
+    assert children("j", 3) == ["j:0", "j:1", "j:2"]
+
+
+def test_the_definition_of_equal_machines_has_one_name_and_any_other_its_own() -> None:
+    def name(request: GroupRequest, options: AwsBatchOptions = OPTIONS) -> str:
+        return str(plan(request, options).body["definition"]["jobDefinitionName"])
+
+    assert name(a_request(4)) == name(a_request(1)), "how many there are is not in it"
+    others = {
+        name(a_request(4, GPU=1.0)),
+        name(a_request(4), AwsBatchOptions(queues=("q",), image="b")),
+    }
+    assert name(a_request(4)) not in others
+    assert len(others) == 2
+
+
+def test_only_a_lost_host_and_our_own_word_are_tried_again() -> None:
+    assert [rule for rule in RETRIES if rule["action"] == "RETRY"] == [
+        {"onStatusReason": "Host EC2*", "action": "RETRY"},
+        {"onExitCode": str(int(Exit.DRAINED)), "action": "RETRY"},
+    ]
+    assert RETRIES[-1] == {"onExitCode": "*", "action": "EXIT"}, "no match would mean RETRY"
+    assert len(RETRIES) <= 5
+
+
+@pytest.mark.parametrize(
+    ("request_", "options", "told"),
+    [
+        (a_request(), AwsBatchOptions(), "queues, image not given"),
+        (a_request(4, TPU=1.0), OPTIONS, "knows nothing of the resource TPU"),
+        (a_request(10_001), OPTIONS, "gives 10000 at most"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_told(
+    request_: GroupRequest, options: AwsBatchOptions, told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        plan(request_, options)

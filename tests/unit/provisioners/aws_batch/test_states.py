@@ -1,0 +1,67 @@
+"""The states of AWS Batch in our words: every one of them, by AWS's own list."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spotfit.model.group import NodeState
+from spotfit.provision.launch import Exit
+from spotfit_provisioners.aws_batch.states import STATES, status, waits_for
+
+
+def test_every_state_aws_knows_is_translated() -> None:
+    loaders = pytest.importorskip("botocore.loaders")
+    model = loaders.Loader().load_service_model("batch", "service-2")
+    assert set(STATES) == set(model["shapes"]["JobStatus"]["enum"])
+
+
+def an_end(reason: str, code: int | None = None) -> dict[str, Any]:
+    container = {} if code is None else {"exitCode": code}
+    attempt = {"container": container, "statusReason": reason}
+    return {"status": "FAILED", "statusReason": reason, "attempts": [attempt]}
+
+
+@pytest.mark.parametrize(
+    ("job", "state", "reason"),
+    [
+        ({"status": "RUNNABLE"}, NodeState.WAITING, ""),
+        ({"status": "RUNNING", "statusReason": "x"}, NodeState.RUNNING, ""),
+        ({"status": "SUCCEEDED"}, NodeState.GONE, ""),
+        (an_end("Host EC2 (instance i-1) terminated."), NodeState.GONE, "Host EC2"),
+        (an_end("Essential container in task exited", 1), NodeState.FAILED, "exit code 1"),
+        (
+            an_end("Essential container in task exited", Exit.GIVEN_UP),
+            NodeState.GONE,
+            "exit code 75",
+        ),
+        (
+            an_end("Essential container in task exited", Exit.DRAINED),
+            NodeState.GONE,
+            "exit code 85",
+        ),
+        (an_end("spotfit has let it go"), NodeState.FAILED, "let it go"),
+    ],
+)
+def test_a_job_in_our_words(job: dict[str, Any], state: NodeState, reason: str) -> None:
+    told = status(job)
+    assert told.state == state
+    assert reason in told.reason
+
+
+@pytest.mark.parametrize(
+    ("reason", "waited_s", "told"),
+    [
+        ("", 5_000, False),
+        ("MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT - x", 60, False),
+        ("MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT - x", 700, True),
+        ("CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - x", 5, True),
+    ],
+)
+def test_a_reason_to_wait_counts_once_it_has_lasted(reason: str, waited_s: int, told: bool) -> None:
+    """Batch cries wolf for minutes while an environment grows from nothing."""
+    job = {"status": "RUNNABLE", "statusReason": reason, "createdAt": 1_000_000}
+    now_ms = 1_000_000 + waited_s * 1000
+    assert bool(waits_for(job, now_ms=now_ms, dwell_s=600.0)) is told
+    assert waits_for({**job, "status": "STARTING"}, now_ms=now_ms, dwell_s=0.0) == ""

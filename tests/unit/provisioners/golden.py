@@ -1,0 +1,21 @@
+"""Golden files: what a backend asks its cloud for, letter by letter.
+
+`WRITE_GOLDEN=1 pytest …` writes them anew; look at the difference before you commit it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+def check(told: Any, path: Path) -> None:
+    """Compare with the file, or write it."""
+    body = msgspec.json.format(msgspec.json.encode(told, order="sorted"), indent=2).decode() + "\n"
+    if os.environ.get("WRITE_GOLDEN"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(body)
+    assert body == path.read_text(), f"{path.name} differs; see golden.py"
