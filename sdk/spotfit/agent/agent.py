@@ -240,6 +240,7 @@ class Agent:
             warm,
             self._shift.entered,
             self._shift.carrying,
+            self._shift.unable,
         )
         if self._uplink.reach(view, join, self._tempo, now):
             self._told_warm = warm

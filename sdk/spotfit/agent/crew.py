@@ -17,7 +17,7 @@ from spotfit.agent.carrier import LiveCarrier, Order
 from spotfit.agent.child import Child
 from spotfit.agent.logs import LogShipper
 from spotfit.agent.loop import READ, Loop
-from spotfit.agent.ports import ORPHANED, CrewEvent, Exited, Said
+from spotfit.agent.ports import ORPHANED, CrewEvent, Exited, Said, Spoiled
 from spotfit.agent.spawn import Spawner
 from spotfit.agent.zygote import Breed, Zygote, ZygoteKeeper, variables_for
 from spotfit.core.codec import decoder, encode
@@ -224,7 +224,10 @@ class LiveCrew:
         self._unpacking = False
         self._broken = why
         self._bear_unborn()
-        if not while_preparing(why).final:
+        raised = _as_raised(why)
+        if raised.final:
+            self._events.append(Spoiled(raised))
+        else:
             self._broken = None
 
     def _bear_unborn(self) -> None:
@@ -326,9 +329,7 @@ class LiveCrew:
         """As if it had lived to say so."""
         log.error("crew.birth", what=birth.what, why=str(why))
         if birth.start is not None:
-            fault = while_preparing(why)
-            raised = Raised(str(why), pickle.dumps(why), fault.blame, fault.final)
-            self._hear(birth.start.round, birth.start.rank, [encode(raised)])
+            self._hear(birth.start.round, birth.start.rank, [encode(_as_raised(why))])
         birth.child.reaped(signal.SIGKILL, how=f"could not be started: {why}")
 
     def _hear(self, round_number: int, rank: int, frames: list[bytes]) -> None:
@@ -361,3 +362,8 @@ class LiveCrew:
         child = self._workers.pop(rank)
         self._children.discard(child)
         self._events.append(Exited(round_number, rank, how, clean, child.ordered))
+
+
+def _as_raised(why: Exception) -> Raised:
+    fault = while_preparing(why)
+    return Raised(str(why), pickle.dumps(why), fault.blame, fault.final)

@@ -55,6 +55,7 @@ from spotfit.model.wire import (
     Rejected,
     Stopped,
     ToLeader,
+    Unable,
     Up,
     Warm,
 )
@@ -145,6 +146,9 @@ class Leader:
                 self._dirty = True
             case Warm():
                 self._seating.warmed(agent)
+                self._dirty = True
+            case Unable(failure=failure):
+                self._seating.spoiled(agent, failure)
                 self._dirty = True
             case Beat() | Join():
                 return

@@ -10,7 +10,7 @@ import msgspec
 from spotfit.core.ids import AgentId
 from spotfit.model.spec import RunSpec
 from spotfit.model.watch import Trouble
-from spotfit.model.wire import FromLeader, Join, Start, ToLeader, ToWorker
+from spotfit.model.wire import FromLeader, Join, Raised, Start, ToLeader, ToWorker
 from spotfit.model.world import Notice
 
 # --- the wire between agents --------------------------------------------------------------
@@ -120,7 +120,13 @@ class Exited(msgspec.Struct, frozen=True):
     ordered: bool = False
 
 
-CrewEvent = Said | Exited
+class Spoiled(msgspec.Struct, frozen=True):
+    """No worker can ever be started here; what each of them would say, now and for ever."""
+
+    raised: Raised
+
+
+CrewEvent = Said | Exited | Spoiled
 
 
 class Crew(Protocol):

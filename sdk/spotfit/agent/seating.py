@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from spotfit.agent.ports import Net
 from spotfit.core.ids import AgentId, Token
+from spotfit.model.events import RankFailure
 from spotfit.model.watch import Seat
 from spotfit.model.wire import Beat, FromLeader, Join
 from spotfit.model.world import Notice, Place
@@ -38,6 +39,7 @@ class Seating:
             join.running,
             join.notice,
             join.warm,
+            join.unable,
             join.entered,
             join.carrying,
         )
@@ -97,6 +99,10 @@ class Seating:
         """That machine announced its end."""
         self.noticed_at.setdefault(agent, now)
         self.seats[agent] = replace(self.seats[agent], notice=notice)
+
+    def spoiled(self, agent: AgentId, failure: RankFailure) -> None:
+        """No worker can ever be started there."""
+        self.seats[agent] = replace(self.seats[agent], unable=failure)
 
     def warmed(self, agent: AgentId) -> None:
         """Workers would start there at once."""

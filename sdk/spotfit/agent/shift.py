@@ -8,14 +8,24 @@ from typing import Literal, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from spotfit.agent.ports import ORPHANED, Crew, CrewEvent, Exited, Net, Said
+from spotfit.agent.ports import ORPHANED, Crew, CrewEvent, Exited, Net, Said, Spoiled
 from spotfit.agent.workplace import Workplace
 from spotfit.core.codec import decoder, encode
 from spotfit.core.ids import AgentId
 from spotfit.ledger import keys
 from spotfit.model.events import RankFailure
 from spotfit.model.view import View
-from spotfit.model.wire import Delivered, Ended, Raised, Returned, Start, Stopped, ToWorker, Up
+from spotfit.model.wire import (
+    Delivered,
+    Ended,
+    Raised,
+    Returned,
+    Start,
+    Stopped,
+    ToWorker,
+    Unable,
+    Up,
+)
 from spotfit.model.world import Place, Round
 from spotfit.provision.launch import Launch
 from spotfit.store.api import Store
@@ -54,6 +64,8 @@ class Shift:
         """The last round entered here, or halted before it was; none is entered twice."""
         self.carrying: int | None = None
         """The round we told the leader we still upload for, though its workers are gone."""
+        self.unable: RankFailure | None = None
+        """Why no worker can ever be started here."""
         self._halted = False
         self._raised: set[int] = set()
         self._returned: set[int] = set()
@@ -165,6 +177,8 @@ class Shift:
                 self._forward(number, rank, frames)
             case Exited():
                 self._note_exit(event)
+            case Spoiled(raised=raised):
+                self._note_spoiled(raised)
             case _:
                 assert_never(event)
 
@@ -192,6 +206,13 @@ class Shift:
         if key is not None:
             body = self._workplace.sign(raised.value, key)
             self._store.put(key, body)
+
+    def _note_spoiled(self, raised: Raised) -> None:
+        """Kept before it is told: the run may end with it before any round is opened."""
+        key = keys.machine_failure(self._me)
+        self._store.put(key, self._workplace.sign(raised.value, key))
+        self.unable = RankFailure(0, "raised", raised.told, key, raised.blame, raised.final)
+        self._net.send_up(Unable(self.unable))
 
     def _keep_result(self, number: int, rank: int, returned: Returned) -> msgspec.Raw:
         """What rank 0 returned must be in the bucket before anybody says the run is finished."""

@@ -12,6 +12,7 @@ third kind: nothing is ever read, modified and written back.
     .spotfit/code/<sha256>.tar.gz                fixed  the door
     .spotfit/manifests/<name>/<round>-<rank>.json  fixed  that rank
     .spotfit/failures/<round>-<rank>.pkl         own    the agent of that rank
+    .spotfit/failures/<agent>.pkl                own    that agent, if it can start no worker
     .spotfit/failures/hook-<sha256>.pkl          fixed  the process of the callbacks
     .spotfit/results/<round>-<rank>.pkl          own    the agent of that rank
     .spotfit/reports/<agent>/<n>.jsonl           fixed  that agent, while it leads
@@ -57,6 +58,11 @@ def manifest(name: str, round_number: int, rank: int) -> str:
 def failure(round_number: int, rank: int) -> str:
     """The signed pickle of a rank's exception."""
     return f".spotfit/failures/{round_number}-{rank}.pkl"
+
+
+def machine_failure(agent: AgentId) -> str:
+    """The signed pickle of what keeps an agent's machine from starting any worker."""
+    return f".spotfit/failures/{agent}.pkl"
 
 
 def hook_failure(sha256: str) -> str:

@@ -28,6 +28,8 @@ class Seat(msgspec.Struct, frozen=True):
     notice: Notice | None = None
     warm: bool = True
     """Whether workers would start there without importing anything first."""
+    unable: RankFailure | None = None
+    """Why no worker can ever be started there."""
     entered: int = -1
     """The last round that agent entered; it enters none up to that one any more."""
     carrying: int | None = None

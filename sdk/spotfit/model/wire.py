@@ -212,6 +212,14 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
     """The last round it entered, or was told to end: it enters none up to that one any more."""
     carrying: int | None = None
     """The round whose checkpoints it still uploads though its workers are gone."""
+    unable: RankFailure | None = None
+    """Why no worker can ever be started there, as a failure of rank 0."""
+
+
+class Unable(msgspec.Struct, frozen=True, tag="unable"):
+    """No worker can ever be started on this machine."""
+
+    failure: RankFailure
 
 
 class Warm(msgspec.Struct, frozen=True, tag="warm"):
@@ -258,7 +266,7 @@ class Delivered(msgspec.Struct, frozen=True, tag="delivered"):
     round: int
 
 
-ToLeader = Join | Warm | Beat | Alarm | Up | Ended | Stopped | Delivered
+ToLeader = Join | Unable | Warm | Beat | Alarm | Up | Ended | Stopped | Delivered
 
 # --- leader -> agent -------------------------------------------------------------------------
 

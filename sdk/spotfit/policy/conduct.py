@@ -66,6 +66,10 @@ def _end_on_trouble(view: View, watch: Watch, now: float) -> Iterator[Action]:
     why = view.final_refusal or capacity.hopeless(view)
     if why is not None and view.round is None:
         yield Write(FitEnded("failed", why, Blame.PLATFORM, metrics=watch.metrics))
+    usable = capacity.usable_seats(view, watch)
+    unable = next((seat.unable for seat in usable if seat.unable is not None), None)
+    if unable is not None and view.round is None:
+        yield Write(_with_metrics(failure.in_vain(unable), watch))
 
 
 def _note_notices(view: View, watch: Watch, now: float) -> Iterator[Action]:

@@ -13,6 +13,8 @@ from spotfit.model.watch import Watch
 from spotfit.model.world import Place, Round
 from spotfit.policy.absence import away, taken_away
 
+_IN_VAIN = "another try would end the same way"
+
 
 class Fault(NamedTuple):
     """Whose fault a failure was, and whether another try would end the same way."""
@@ -78,6 +80,12 @@ def _broken_off(
     return RoundClosed(round_.number, Blame.NETWORK, why, told)
 
 
+def in_vain(unable: RankFailure) -> FitEnded:
+    """The end of a run one of whose machines can start no worker, and of which no other would."""
+    blame, _ = _blamed((unable,))
+    return FitEnded("failed", f"{_IN_VAIN}: {_in_words(unable)}", blame, (unable,))
+
+
 def verdict(view: View) -> FitEnded | None:
     """The end of the run, if the last round broke its budget."""
     closed = view.last_closed
@@ -85,8 +93,7 @@ def verdict(view: View) -> FitEnded | None:
     if closed is None or closed.blame not in (Blame.WORKER, Blame.PLATFORM, Blame.PREEMPTION):
         return None
     if closed.blame != Blame.PREEMPTION and any(failure.final for failure in closed.failures):
-        why = f"another try would end the same way: {closed.why}"
-        return FitEnded("failed", why, closed.blame, closed.failures)
+        return FitEnded("failed", f"{_IN_VAIN}: {closed.why}", closed.blame, closed.failures)
     allowed = _limit(view.spec.limits, closed.blame)
     failed = view.failures.get(closed.blame, 0)
     if allowed < 0 or failed <= allowed:

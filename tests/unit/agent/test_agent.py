@@ -32,13 +32,14 @@ from spotfit.model.wire import (
     Join,
     Named,
     Preempted,
+    Raised,
     Rejected,
     Report,
     Returned,
     Saved,
 )
 from spotfit.testing.builders import a_notice
-from tests.unit.agent.world import TEMPO, World, signed
+from tests.unit.agent.world import TEMPO, Node, World, signed
 
 ANY_FAILURES = Limits(worker=-1)
 
@@ -164,6 +165,36 @@ def test_workers_that_will_not_end_cost_their_machine_not_the_run() -> None:
     stuck.crew.immortal = False
     world.until(lambda: stuck.over)
     assert stuck.agent.given_up, "nobody waits for it"
+
+
+def spoil(node: Node) -> None:
+    node.crew.spoil(Raised("no such package", b"pickle", Blame.WORKER, final=True))
+
+
+def test_one_machine_on_which_nothing_will_ever_start_ends_the_run_before_all_are_here() -> None:
+    world = World(limits=ANY_FAILURES)
+    world.boots = False
+    first = world.boot(Token("t-1"), 0)
+    world.until(lambda: world.leader is first)
+    spoil(first)
+    world.until(lambda: world.view.ended)
+    ended = world.last(FitEnded)
+    assert (ended.outcome, ended.blame) == ("failed", Blame.WORKER)
+    assert ended.why == "another try would end the same way: rank 0 raised: no such package"
+    assert ended.failures[0].pickle_key == keys.machine_failure(first.me)
+    assert world.all_of(RoundOpened) == []
+
+
+def test_a_successor_is_told_of_it_when_it_is_joined() -> None:
+    world = World(limits=ANY_FAILURES)
+    world.train()
+    leader, other = world.leader, world.holder(follower(world))
+    spoil(other)
+    world.run(0.2)
+    assert world.training, "those at work need nothing more to be started"
+    world.kill(leader)
+    world.until(lambda: world.view.ended)
+    assert world.last(FitEnded).why.endswith("no such package")
 
 
 # --- machines go ---------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from spotfit.agent.crew import LiveCrew
 from spotfit.agent.logs import LogShipper
 from spotfit.agent.loop import Loop
-from spotfit.agent.ports import CrewEvent, Exited, Said
+from spotfit.agent.ports import CrewEvent, Exited, Said, Spoiled
 from spotfit.agent.zygote import Breed, ZygoteKeeper, variables_for
 from spotfit.core.codec import decoder
 from spotfit.core.errors import MachineError, TransientStoreError
@@ -117,7 +117,7 @@ def test_luggage_that_cannot_be_had_is_told_by_every_rank(crew: LiveCrew) -> Non
     crew.prepare(spec())
     crew.start([a_start(0), a_start(1)])
     assert crew.busy
-    events = events_of(crew, 4)
+    events = events_of(crew, 5)
     said = [event for event in events if isinstance(event, Said)]
     assert [event.rank for event in said] == [0, 1]
     assert all(json.loads(bytes(event.frames[0]))["type"] == "raised" for event in said)
@@ -140,10 +140,25 @@ def test_who_is_halted_before_birth_is_told_as_gone(crew: LiveCrew) -> None:
 def failure_in(crew: LiveCrew, rank: int = 0) -> Raised:
     """What is told of a worker that could not even be started."""
     crew.start([a_start(rank)])
-    said, ended = events_of(crew, 2)
-    assert isinstance(said, Said)
-    assert isinstance(ended, Exited)
+    events: list[CrewEvent] = []
+    turns_until(crew._loop, lambda: not crew.busy and bool(events.__iadd__(crew.events())))
+    (said,) = [event for event in events if isinstance(event, Said)]
     return decoder(Raised).decode(said.frames[0])
+
+
+def test_a_machine_on_which_nothing_can_ever_start_says_so_before_anything_is_started(
+    crew: LiveCrew, store: Sulking
+) -> None:
+    store.sulks = True
+    crew.prepare(spec())
+    turns_until(crew._loop, lambda: not crew._unpacking)
+    assert crew.events() == [], "that may pass"
+    store.sulks = False
+    crew.prepare(spec())
+    (spoiled,) = events_of(crew, 1)
+    assert isinstance(spoiled, Spoiled)
+    assert (spoiled.raised.blame, spoiled.raised.final) == (Blame.WORKER, True)
+    assert spoiled.raised == failure_in(crew), "as each worker would say"
 
 
 def test_a_bucket_that_does_not_answer_is_asked_again_with_the_next_round(

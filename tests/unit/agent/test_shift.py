@@ -26,6 +26,7 @@ from spotfit.model.wire import (
     Returned,
     Running,
     Stopped,
+    Unable,
     Up,
 )
 from spotfit.testing.builders import (
@@ -248,6 +249,20 @@ def test_why_a_worker_could_not_be_prepared_is_passed_on_with_the_blame(working:
         RankFailure(2, "raised", "no room", blame=Blame.PLATFORM),
         RankFailure(3, "raised", "no such package", blame=Blame.WORKER, final=True),
     ]
+
+
+def test_that_nothing_can_be_started_here_is_kept_then_told(node: Node) -> None:
+    node.crew.spoil(Raised("no such package", b"pickle", Blame.WORKER, final=True))
+    node.store.moody = lambda: True
+    with pytest.raises(TransientStoreError):
+        node.shift.hear()
+    assert (node.told(), node.shift.unable) == ([], None)
+    node.store.moody = lambda: False
+    key = keys.machine_failure(an_agent(1))
+    failure = RankFailure(0, "raised", "no such package", key, Blame.WORKER, final=True)
+    assert node.hear() == [Unable(failure)]
+    assert node.shift.unable == failure, "whoever leads next is told when we join"
+    assert node.store.get(key) == signed(key, b"pickle")
 
 
 def test_what_rank_0_returns_is_kept_before_anybody_hears_of_it() -> None:

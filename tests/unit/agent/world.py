@@ -22,6 +22,7 @@ from spotfit.agent.ports import (
     HubLost,
     NetEvent,
     Said,
+    Spoiled,
 )
 from spotfit.control.errands import Errands, Inline
 from spotfit.core.codec import decoder, encode
@@ -255,6 +256,10 @@ class FakeCrew:
         """That worker writes those frames."""
         told = [msgspec.Raw(encode(frame)) for frame in frames]
         self._events.append(Said(self.workers[rank].round, rank, told))
+
+    def spoil(self, raised: Raised) -> None:
+        """No worker can ever be started here."""
+        self._events.append(Spoiled(raised))
 
     def exit(
         self,

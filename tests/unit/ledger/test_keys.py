@@ -18,6 +18,7 @@ ALL = [
     keys.manifest("c1", 1, 1),
     keys.manifest("c2", 1, 0),
     keys.failure(1, 0),
+    keys.machine_failure(A),
     keys.failure(2, 0),
     keys.result(1, 0),
     keys.reports(A, 0),

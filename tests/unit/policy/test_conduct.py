@@ -227,6 +227,20 @@ def test_where_the_former_leader_is_missing_it_looks_every_second() -> None:
     assert waited(given_up, a_watch(seats=BUSY)).until > NOW + 1.0
 
 
+UNABLE = RankFailure(0, "raised", "Python differs", blame=Blame.WORKER, final=True)
+
+
+def test_where_no_worker_can_ever_start_the_run_ends_between_rounds() -> None:
+    there = a_watch(seats=seats(a_seat(0), a_seat(1, unable=UNABLE)))
+    forming = replace(OPEN, round=None)
+    event = written(forming, there)
+    assert isinstance(event, FitEnded)
+    assert (event.outcome, event.blame, event.failures) == ("failed", Blame.WORKER, (UNABLE,))
+    assert not isinstance(conduct(OPEN, there, NOW), Write), "a round that is open needs it not"
+    lost = replace(forming, lost_agents=frozenset({an_agent(1)}))
+    assert not isinstance(conduct(lost, there, NOW), Write), "nor is a machine asked that is gone"
+
+
 def test_what_a_machine_announces_is_written_down_once() -> None:
     noticed = a_watch(
         seats=seats(a_seat(0), a_seat(1, notice=a_notice())), noticed_at={an_agent(1): NOW}
