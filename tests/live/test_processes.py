@@ -209,7 +209,7 @@ def test_what_cannot_be_brought_home_is_told(stage: Stage, fn: Any, said: str) -
 
 def test_the_run_s_variables_are_there_before_anything_is_imported(stage: Stage) -> None:
     rank, mine, where, _ = pickle.loads(alone(stage, say_where, env_vars={"MINE": "yes"}).value)
-    assert (rank, mine, where) == ("0", "yes", str(stage.folder / "scratch"))
+    assert (rank, mine, where) == ("0", "yes", str(stage.folder / "scratch" / "work" / "test"))
 
 
 def test_without_a_zygote_the_same_is_done_by_fresh_interpreters(

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import msgspec
 
-from spotfit.checkpoint.shared import own_folder, shared_directory
+from spotfit.checkpoint.shared import own_folder, shared_directory, together
 from spotfit.core.errors import ConfigError, IntegrityError, MissingExtraError, NotFoundError
 from spotfit.host import dice, extras
 from spotfit.store.api import Store
@@ -33,12 +33,20 @@ _GONE = {
     "from_uri": "use Checkpoint(uri)",
     "to_uri": "use checkpoint.path and checkpoint.filesystem",
     "uri": "use checkpoint.path and checkpoint.filesystem",
+    "get_internal_representation": "use checkpoint.path and checkpoint.filesystem",
     "get_preprocessor": "keep it in a file of the checkpoint, or in its metadata",
     "set_preprocessor": "keep it in a file of the checkpoint, or in its metadata",
 }
 
 
-class Checkpoint:
+class _Named(type):
+    """Tells of names that are gone when they are asked of the class itself."""
+
+    def __getattr__(cls, name: str) -> Any:
+        raise _no_such(cls.__name__, name)
+
+
+class Checkpoint(metaclass=_Named):
     """A directory of files that a training function reported, or is about to.
 
     `path` is its folder without a scheme: an absolute local path, or 'bucket/folder'. It can be
@@ -117,13 +125,12 @@ class Checkpoint:
             yield str(directory)
 
     def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Copy its files to `path`, or to a temporary directory that stays, and say where."""
-        target = Path(path) if path is not None else self._temporary().with_suffix(".kept")
-        if self.local_directory is None:
-            self._download(target)
-        else:
-            _check(self.local_directory, self._checked_files())
-            shutil.copytree(self.local_directory, target, dirs_exist_ok=True)
+        """Copy its files to `path`, or to a temporary directory that stays, and say where.
+
+        Whoever asks for the same while another process of this machine is at it waits for that one.
+        """
+        target = self._temporary().with_suffix(".kept") if path is None else Path(path).expanduser()
+        together(target.absolute(), own_folder(Path(tempfile.gettempdir())), self._copy)
         return str(target)
 
     def get_metadata(self) -> dict[str, Any]:
@@ -163,13 +170,19 @@ class Checkpoint:
     def _temporary(self) -> Path:
         return own_folder(Path(tempfile.gettempdir())) / f"checkpoint_tmp_{self._id}"
 
+    def _copy(self, target: Path) -> None:
+        if self.local_directory is None:
+            self._download(target)
+            return
+        if not self.local_directory.is_dir():
+            raise _nothing_at(self.path)
+        _check(self.local_directory, self._checked_files())
+        shutil.copytree(self.local_directory, target, dirs_exist_ok=True)
+
     def _download(self, directory: Path) -> None:
         if self._files is None:
             if not any(self._store.list(self._folder)):
-                raise NotFoundError(
-                    f"There is no checkpoint at {self.path}.",
-                    do="Was it dropped, or never uploaded?",
-                )
+                raise _nothing_at(self.path)
             download_tree(self._store, self._folder, directory)
             return
         files = self._checked_files()
@@ -202,9 +215,7 @@ class Checkpoint:
         )
 
     def __getattr__(self, name: str) -> Any:
-        if name in _GONE:
-            raise AttributeError(f"Checkpoint.{name} is no more: {_GONE[name]}.")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise _no_such(type(self).__name__, name)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Checkpoint) and self._address == other._address
@@ -222,6 +233,18 @@ class Checkpoint:
     @property
     def _kind(self) -> str:
         return "local" if self.local_directory is not None else self._store.url.partition(":")[0]
+
+
+def _no_such(owner: str, name: str) -> AttributeError:
+    if name in _GONE:
+        return AttributeError(f"Checkpoint.{name} is no more: {_GONE[name]}.")
+    return AttributeError(f"{owner!r} has no attribute {name!r}")
+
+
+def _nothing_at(path: str) -> NotFoundError:
+    return NotFoundError(
+        f"There is no checkpoint at {path}.", do="Was it dropped, or never uploaded?"
+    )
 
 
 def arrow_or_own(store: Store) -> Any:

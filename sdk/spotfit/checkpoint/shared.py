@@ -7,6 +7,7 @@ back from whoever is killed.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import stat
@@ -29,6 +30,28 @@ def shared_directory(place: Path, fill: Callable[[Path], None]) -> Iterator[Path
         yield place
     finally:
         _leave(place, lock)
+
+
+def together(target: Path, locks: Path, fill: Callable[[Path], None]) -> None:
+    """Fill `target`; who comes while another process does so waits for it, and does nothing.
+
+    `locks` is a folder of this user's own. Where the other one fails, the next one tries itself.
+    """
+    name = hashlib.sha256(os.fsencode(target)).hexdigest()[:32]
+    lock = os.open(locks / f"{name}.filling", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        before = _times_filled(lock)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        filled = _times_filled(lock)
+        if filled == before:
+            fill(target)
+            os.pwrite(lock, f"{filled + 1}".encode(), 0)
+    finally:
+        os.close(lock)
+
+
+def _times_filled(lock: int) -> int:
+    return int(os.pread(lock, 32, 0) or b"0")
 
 
 def own_folder(parent: Path) -> Path:

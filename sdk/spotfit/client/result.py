@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 from dataclasses import dataclass
@@ -10,6 +9,8 @@ from typing import Any, cast
 
 from spotfit.checkpoint.handle import Checkpoint, arrow_or_own, path_of
 from spotfit.checkpoint.restore import check_present, open_all
+from spotfit.client.failure import error_of
+from spotfit.client.keyring import Keyring
 from spotfit.core.errors import ConfigError, JournalError, RunNotFoundError
 from spotfit.host.extras import need
 from spotfit.ledger.journal import Journal
@@ -37,7 +38,7 @@ class _Frame:
         if result is None:
             return None  # the default of the dataclass's field
         made: Any = getattr(result, self._name)
-        if made is None and result.best_checkpoints and importlib.util.find_spec("pandas"):
+        if made is None and result.best_checkpoints:
             rows = [metrics for _, metrics in result.best_checkpoints]
             made = need("pandas", extra="pandas").DataFrame(rows)
             setattr(result, self._name, made)
@@ -54,7 +55,8 @@ class Result:
     `metrics` are the last that rank 0 reported, with or without a checkpoint; `checkpoint` is the
     latest, not the best; `best_checkpoints` go from worst to best by the score, else by time.
     `path` is the run's folder without a scheme. `metrics_dataframe` has a row for each of the best
-    checkpoints; None without any, and where pandas is not installed.
+    checkpoints, None without any; it needs pandas. `error` is what `fit()` has raised, where the
+    result of a run that ended badly is read again.
     """
 
     metrics: dict[str, Any] | None
@@ -95,7 +97,7 @@ class Result:
         view = _view_at(store)
         for kept in view.checkpoints:
             check_present(store, kept.name)
-        return result_of(view, store, listing_all=True)
+        return result_of(view, store, listing_all=True, error=_error_at(view, store))
 
     def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint | None:
         """The checkpoint with the highest ("max") or lowest ("min") value of that metric.
@@ -111,7 +113,7 @@ class Result:
                 "No checkpoint exists, so none is the best.", do="Report one with its metrics."
             )
         found = [(one, nested(metrics, metric)) for one, metrics in self.best_checkpoints]
-        scored = [(one, score) for one, score in found if score is not None]
+        scored = [(one, _number(score, metric)) for one, score in found if score is not None]
         if not scored:
             known = sorted({key for _, metrics in self.best_checkpoints for key in metrics})
             raise NoResultError(
@@ -123,7 +125,12 @@ class Result:
 
 
 def result_of(
-    view: View, store: Store, return_value: Any = None, *, listing_all: bool = False
+    view: View,
+    store: Store,
+    return_value: Any = None,
+    *,
+    error: Exception | None = None,
+    listing_all: bool = False,
 ) -> Result:
     """The result of the run that `view` tells of, rooted at `store`.
 
@@ -139,7 +146,7 @@ def result_of(
     return Result(
         metrics=_last_metrics(view),
         checkpoint=checkpoints[latest.name] if latest else None,
-        error=None,
+        error=error,
         path=path_of(store),
         best_checkpoints=[(checkpoints[one.name], _metrics(one)) for one in best],
         return_value=return_value,
@@ -158,8 +165,24 @@ def _metrics(checkpoint: CheckpointCommitted) -> dict[str, Any]:
     return cast("dict[str, Any]", metrics_from_json(checkpoint.metrics))
 
 
+def _number(score: Any, metric: str) -> float:
+    if isinstance(score, (int, float)):
+        return score
+    raise ConfigError(
+        f"The metric {metric!r} of a checkpoint is {score!r}: only numbers can be compared.",
+        do="Name one that is a number; 'a/b' leads into nested metrics.",
+    )
+
+
 def _or_lowest(score: float) -> float:
     return -math.inf if math.isnan(score) else score
+
+
+def _error_at(view: View, store: Store) -> Exception | None:
+    """What `fit()` raised; with the workers' own exceptions where the run's key is at hand."""
+    if view.run_id is None or view.ended is None or view.ended.outcome == "finished":
+        return None
+    return error_of(view.ended, store, Keyring().find(view.run_id))
 
 
 def _view_at(store: Store) -> View:
@@ -176,8 +199,9 @@ def _view_at(store: Store) -> View:
             do="Give the folder of a run that this version of spotfit has written.",
         ) from error
     if not view.checkpoints and (view.ended is None or view.ended.metrics is None):
+        why = f" The run {view.ended.outcome}: {view.ended.why}" if view.ended else ""
         raise NoResultError(
-            f"Failed to restore the result from {path_of(store)}: nothing was reported there.",
+            f"Failed to restore the result from {path_of(store)}: nothing was reported there.{why}",
             do="Give the folder of a run that reported metrics or a checkpoint.",
         )
     return view

@@ -81,9 +81,16 @@ def unpack(start: Start, store: Store) -> Shipped:
     prepared = prepare(payload.env, store=store, scratch=scratch)
     env.update(prepared.env_vars)
     sys.path[:0] = prepared.sys_path
-    os.chdir(prepared.cwd or scratch)
+    os.chdir(prepared.cwd or _working_directory(scratch, start.run_name))
     birth.shorten_socket_paths()
     return payload.shipped()
+
+
+def _working_directory(scratch: Path, run_name: str) -> Path:
+    """Of all workers on this node, named after the run, with nothing of ours in it."""
+    directory = scratch / "work" / run_name
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
 
 
 def _form(start: Start, framework: Framework, session: Session) -> None:

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import pickle
+import re
 import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from spotfit.checkpoint.handle import Checkpoint
 from spotfit.checkpoint.manifest import Manifest
 from spotfit.checkpoint.save import save
+from spotfit.core.errors import TransientStoreError
 from spotfit.host import env, log
+from spotfit.host.clocks import SystemClock
 from spotfit.store.api import Store
+from spotfit.worker.reported import UploadFn
+
+_PAUSES_S = (0.5, 2.0)
+_PASSING = re.compile(
+    "AWS Error (SLOW_DOWN|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|NETWORK_CONNECTION|UNKNOWN)"
+)
+"""Words of pyarrow, with which most upload functions write."""
 
 
 class Parcel(NamedTuple):
@@ -44,6 +54,24 @@ def bring(parcel: Parcel, store: Store) -> Manifest:
     """Upload the files, then write the manifest, to the run at `store`; may be called again."""
     with told_while_slow(parcel.part.name), parcel.checkpoint.as_directory() as directory:
         return save(store, Path(directory), parcel.part, again=parcel.again)
+
+
+def uploaded_by(upload: UploadFn, checkpoint: Checkpoint, name: str) -> Any:
+    """What the user's function gives; called again, at most twice, where S3 failed in passing."""
+    with told_while_slow(name):
+        for pause_s in _PAUSES_S:
+            try:
+                return upload(checkpoint, name)
+            except Exception as error:  # the border to the user's upload function
+                if not _passes(error):
+                    raise
+                log.warning("checkpoint.upload_again", name=name, why=str(error))
+            SystemClock().wait(pause_s)
+        return upload(checkpoint, name)
+
+
+def _passes(error: Exception) -> bool:
+    return isinstance(error, TransientStoreError) or bool(_PASSING.search(str(error)))
 
 
 def delete_local(checkpoint: Checkpoint, store: Store, kept_at: str) -> None:

@@ -51,7 +51,7 @@ from spotfit.ship.function import pickled, unpickled
 from spotfit.store.api import Store
 from spotfit.worker import crash
 from spotfit.worker.context import TrainContext
-from spotfit.worker.parcel import Parcel, bring, delete_local, told_while_slow
+from spotfit.worker.parcel import Parcel, bring, delete_local, uploaded_by
 from spotfit.worker.reported import Luggage, ReportedCheckpoint
 from spotfit.worker.talk import Talk
 from spotfit.worker.uploads import Uploads
@@ -289,8 +289,7 @@ class Session:
             return self._recorded(parcel, parcel.checkpoint)
         if luggage.upload_fn is None:
             return bring(parcel, self._store)
-        with told_while_slow(parcel.part.name):
-            there = luggage.upload_fn(parcel.checkpoint, parcel.part.name)
+        there = uploaded_by(luggage.upload_fn, parcel.checkpoint, parcel.part.name)
         return self._recorded(parcel, there)
 
     def _recorded(self, parcel: Parcel, there: Any) -> Manifest:

@@ -113,6 +113,11 @@ def test_to_directory_copies_to_where_it_is_told(tmp_path: Path) -> None:
     assert (tmp_path / "copy" / "model").read_text() == "w"
 
 
+def test_a_local_one_that_is_not_there_says_so(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="no checkpoint at"):
+        Checkpoint(tmp_path / "gone").to_directory(tmp_path / "copy")
+
+
 def test_to_directory_without_a_place_stays_and_is_the_same_each_time(temporary: Path) -> None:
     store = MemoryStore()
     store.put("ck/model", b"w")
@@ -147,17 +152,20 @@ def test_notes_are_kept_with_it(where: str, tmp_path: Path) -> None:
         "from_uri",
         "to_uri",
         "uri",
+        "get_internal_representation",
         "get_preprocessor",
         "set_preprocessor",
     ],
 )
 def test_names_of_old_say_what_to_use_instead(name: str) -> None:
-    with pytest.raises(AttributeError, match=f"Checkpoint.{name} is no more: .+"):
-        getattr(Checkpoint("/ck"), name)
+    for asked in (Checkpoint("/ck"), Checkpoint):
+        with pytest.raises(AttributeError, match=f"Checkpoint.{name} is no more: .+"):
+            getattr(asked, name)
 
 
 def test_other_names_are_plainly_not_there() -> None:
     assert not hasattr(Checkpoint("/ck"), "sharpness")
+    assert not hasattr(Checkpoint, "sharpness")
 
 
 def test_it_is_no_path() -> None:

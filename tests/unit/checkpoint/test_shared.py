@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from spotfit.checkpoint.shared import own_folder, shared_directory
+from spotfit.checkpoint import shared
+from spotfit.checkpoint.shared import own_folder, shared_directory, together
 from spotfit.core.errors import StorePermissionError
 
 
@@ -47,12 +48,12 @@ def test_a_nested_reader_does_not_take_it_away(tmp_path: Path) -> None:
 
 
 def test_of_many_threads_one_fills(tmp_path: Path) -> None:
-    fill, together = Filler(), threading.Barrier(8)
+    fill, all_here = Filler(), threading.Barrier(8)
 
     def read() -> None:
-        together.wait()
+        all_here.wait()
         with shared_directory(tmp_path / "d", fill) as directory:
-            together.wait()
+            all_here.wait()
             assert (directory / "x").read_text() == "filled"
 
     threads = [threading.Thread(target=read) for _ in range(8)]
@@ -136,3 +137,68 @@ def test_a_killed_reader_holds_nothing(tmp_path: Path) -> None:
         reader.join()
     assert fill.times == 0
     assert left_in(tmp_path) == []
+
+
+# --- one place that stays --------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+    """Released whenever somebody has looked how often a place was filled."""
+    looked, look = threading.Semaphore(0), shared._times_filled
+
+    def tell(lock: int) -> int:
+        times = look(lock)
+        looked.release()
+        return times
+
+    monkeypatch.setattr(shared, "_times_filled", tell)
+    return looked
+
+
+def test_who_comes_while_another_fills_waits_and_does_nothing(
+    tmp_path: Path, asked: threading.Semaphore
+) -> None:
+    second = threading.Thread(target=together, args=(tmp_path / "d", tmp_path, fail))
+
+    def fill(target: Path) -> None:
+        for _ in range(2):
+            asked.acquire()  # the first one's own looks
+        second.start()
+        asked.acquire()  # the second one has come, and waits from now on
+        target.mkdir()
+
+    together(tmp_path / "d", tmp_path, fill)
+    second.join(60)
+    assert not second.is_alive()
+    assert (tmp_path / "d").is_dir()
+
+
+def fail(_: Path) -> None:
+    raise ConnectionError("gone")
+
+
+def test_where_the_first_fails_the_second_does_it(
+    tmp_path: Path, asked: threading.Semaphore
+) -> None:
+    second = threading.Thread(target=together, args=(tmp_path / "d", tmp_path, Path.mkdir))
+
+    def fill(_place: Path) -> None:
+        for _ in range(2):
+            asked.acquire()
+        second.start()
+        asked.acquire()
+        raise ConnectionError("gone")
+
+    with pytest.raises(ConnectionError):
+        together(tmp_path / "d", tmp_path, fill)
+    second.join(60)
+    assert (tmp_path / "d").is_dir()
+
+
+def test_who_comes_later_fills_again(tmp_path: Path) -> None:
+    fill = Filler()
+    (tmp_path / "d").mkdir()
+    for _ in range(2):
+        together(tmp_path / "d", tmp_path, fill)
+    assert fill.times == 2

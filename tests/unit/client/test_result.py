@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,18 @@ from pyarrow import fs
 
 from spotfit.checkpoint.handle import Checkpoint
 from spotfit.client.result import Result, result_of
-from spotfit.core.errors import IntegrityError
+from spotfit.core.errors import IntegrityError, WorkerGroupError
 from spotfit.core.ids import AgentId, RunId
 from spotfit.ledger.journal import Journal
-from spotfit.model.events import CheckpointCommitted, Entry, Event, FitEnded, FitStarted
+from spotfit.model.events import (
+    Blame,
+    CheckpointCommitted,
+    Entry,
+    Event,
+    FitEnded,
+    FitStarted,
+    RankFailure,
+)
 from spotfit.model.spec import Keep, RunSpec
 from spotfit.store.api import Store
 from spotfit.store.opening import open_store
@@ -132,6 +140,8 @@ def test_the_best_by_any_metric(store: Store, tmp_path: Path) -> None:
         result.get_best_checkpoint("loss", "max")
     with pytest.raises(ValueError, match="mode must be"):
         result.get_best_checkpoint("eval/score", "best")
+    with pytest.raises(ValueError, match="only numbers can be compared"):
+        result.get_best_checkpoint("eval", "max")
 
 
 def test_without_checkpoints_none_is_the_best() -> None:
@@ -146,11 +156,49 @@ def test_the_config_is_no_more() -> None:
 
 def test_a_table_has_a_row_for_each_of_the_best(store: Store, tmp_path: Path) -> None:
     journal = run(store, BEST_TWO, *kept(store, tmp_path, 5, 6, 1))
-    table = result_of(journal.view, store).metrics_dataframe
-    if importlib.util.find_spec("pandas") is None:
-        assert table is None
-    else:
-        assert [row["score"] for row in table["eval"]] == [5, 6]
+    result = result_of(journal.view, store)
+    table = result.metrics_dataframe
+    assert [row["score"] for row in table["eval"]] == [5, 6], "nested metrics stay dictionaries"
+    assert result.metrics_dataframe is table, "made once"
+
+
+def test_a_table_without_pandas_says_what_to_install(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    result = result_of(run(store, Keep(), *kept(store, tmp_path, 5)).view, store)
+    with pytest.raises(ImportError, match="pandas") as missing:
+        result.metrics_dataframe  # noqa: B018
+    assert "spotfit[pandas]" in str(missing.value)
+
+
+def test_a_run_directory_can_be_moved(store: Store, tmp_path: Path) -> None:
+    run(store, BEST_TWO, *kept(store, tmp_path, 5, 6, 1))
+    (tmp_path / "results" / "run").rename(tmp_path / "archive")
+    result = Result.from_path(tmp_path / "archive")
+    assert result.path == str(tmp_path / "archive")
+    assert result.checkpoint is not None
+    with result.checkpoint.as_directory() as folder:
+        assert Path(folder, "model").read_text() == "1"
+
+
+def test_what_a_failed_run_has_raised_can_be_read_again(store: Store, tmp_path: Path) -> None:
+    failed = FitEnded(
+        "failed", "1 failure", Blame.WORKER, (RankFailure(1, "raised", "KeyError: 'x'"),)
+    )
+    run(store, Keep(), *kept(store, tmp_path, 5), failed)
+    error = Result.from_path(tmp_path / "results" / "run").error
+    assert isinstance(error, WorkerGroupError)
+    assert list(error.worker_failures) == [1]
+    assert "KeyError: 'x'" in str(error)
+
+
+def test_a_run_that_failed_before_it_reported_anything_says_why(
+    store: Store, tmp_path: Path
+) -> None:
+    run(store, Keep(), FitEnded("failed", "the market gives no machines", Blame.PLATFORM))
+    with pytest.raises(RuntimeError, match=r"Failed to restore.* gives no machines"):
+        Result.from_path(tmp_path / "results" / "run")
 
 
 def test_positions_are_those_of_ray_train() -> None:

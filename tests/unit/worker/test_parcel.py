@@ -10,10 +10,19 @@ import pytest
 
 from spotfit.checkpoint.handle import Checkpoint
 from spotfit.checkpoint.manifest import manifests_of
+from spotfit.core.errors import TransientStoreError
 from spotfit.host import log
+from spotfit.host.clocks import SystemClock
 from spotfit.store.memory import MemoryStore
 from spotfit.store.opening import open_store
-from spotfit.worker.parcel import Parcel, bring, delete_local, told_while_slow, unpacked
+from spotfit.worker.parcel import (
+    Parcel,
+    bring,
+    delete_local,
+    told_while_slow,
+    unpacked,
+    uploaded_by,
+)
 from tests.unit.checkpoint.kept import directory, part
 
 
@@ -49,6 +58,51 @@ def test_the_local_copy_goes_but_never_what_is_kept(tmp_path: Path) -> None:
     delete_local(Checkpoint.from_directory(copy), run, "kept")
     delete_local(Checkpoint.from_directory(kept), run, "kept")
     assert (copy.exists(), kept.exists()) == (False, True)
+
+
+class Failing:
+    """An upload function that fails so often before it does its work."""
+
+    def __init__(self, error: Exception, times: int) -> None:
+        self.error, self.times, self.calls = error, times, 0
+
+    def __call__(self, checkpoint: Checkpoint, name: str) -> Checkpoint:
+        self.calls += 1
+        if self.calls <= self.times:
+            raise self.error
+        return checkpoint
+
+
+SLOW_DOWN = OSError("When uploading part: AWS Error SLOW_DOWN during UploadPart operation")
+
+
+@pytest.mark.parametrize("error", [SLOW_DOWN, TransientStoreError("the bucket stumbles")])
+def test_what_fails_in_passing_is_uploaded_again(error: Exception, waits: list[float]) -> None:
+    fails_twice, checkpoint = Failing(error, 2), Checkpoint("/ck")
+    assert uploaded_by(fails_twice, checkpoint, "a") is checkpoint
+    assert (fails_twice.calls, waits) == (3, [0.5, 2.0])
+
+
+def test_three_tries_are_enough(waits: list[float]) -> None:
+    fails = Failing(SLOW_DOWN, 3)
+    with pytest.raises(OSError, match="SLOW_DOWN"):
+        uploaded_by(fails, Checkpoint("/ck"), "a")
+    assert fails.calls == 3
+
+
+def test_what_fails_for_good_is_tried_once(waits: list[float]) -> None:
+    fails = Failing(KeyError("weights"), 1)
+    with pytest.raises(KeyError):
+        uploaded_by(fails, Checkpoint("/ck"), "a")
+    assert (fails.calls, waits) == (1, [])
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long was waited, if it had been."""
+    waited: list[float] = []
+    monkeypatch.setattr(SystemClock, "wait", lambda _, seconds: waited.append(seconds))
+    return waited
 
 
 def test_a_slow_upload_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

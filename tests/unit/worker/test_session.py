@@ -285,6 +285,19 @@ def test_what_lies_in_the_run_s_folder_is_not_uploaded(
     assert (manifest.folder, manifest.files[0].name) == ("mine", "model")
 
 
+def test_what_is_not_uploaded_is_not_uploaded_by_a_function_either(
+    session: Session, agent: AgentEnd, store: MemoryStore
+) -> None:
+    def mine(_: Checkpoint, __: str) -> Checkpoint:
+        raise AssertionError("nobody asked it")
+
+    store.put("mine/model", b"w")
+    agent.name(0, "mine")
+    there = Checkpoint.in_store(store, "mine")
+    session.report_files({}, Luggage(there, NO_UPLOAD, delete=False, upload_fn=mine))
+    assert [frame.name for frame in agent.heard_of(Saved)] == ["mine"]
+
+
 @pytest.mark.parametrize("folder", ["", ".spotfit/journal"])
 def test_what_lies_elsewhere_cannot_stay_there(
     session: Session, store: MemoryStore, tmp_path: Path, folder: str
