@@ -10,6 +10,7 @@ from spotfit.client.request import FitRequest
 from spotfit.client.result import Result
 from spotfit.core.errors import ConfigError
 from spotfit.frameworks.config import BackendConfig
+from spotfit.host import log
 from spotfit.ship.function import takes_config
 from spotfit.worker import current
 from spotfit.worker.local import LocalSession, Peers
@@ -25,6 +26,11 @@ def fit_here(request: FitRequest, gathering: Callable[[], Gathering] = nullconte
     Within a training function of somebody else it is alone.
     """
     wants_config = takes_config(request.fn)
+    for name in ("callbacks", "worker_runtime_env"):
+        if getattr(request.run, name):
+            log.warning(
+                "no_effect", of=name, what_holds="num_workers=0 calls the function, no more"
+            )
     with nullcontext() if current.inside() else gathering() as peers:
         session = _session(request, peers)
         with current.entered(session), _around(request.backend_config):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spotfit.client import fit as fitting
 from spotfit.client.config import RunConfig
 from spotfit.client.fit import begin, fit, submit
 from spotfit.client.keyring import Keyring
@@ -185,6 +187,52 @@ def test_ctrl_c_lets_the_machines_go_before_it_interrupts(door: Door) -> None:
     assert (ended.outcome, ended.why) == ("cancelled", "Ctrl-C")
     assert door.cloud.groups == {}
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_third_ctrl_c_leaves_at_once(door: Door) -> None:
+    handle = begin(door.request())
+    child = os.fork()
+    if child == 0:
+        handle.cancel = lambda why="": None  # type: ignore[method-assign]  # the bucket is slow
+        with fitting._interrupts_cancel(handle):
+            for _ in range(3):
+                signal.raise_signal(signal.SIGINT)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 130
+
+
+def test_in_another_thread_ctrl_c_stays_as_it_is(door: Door) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    seen: list[Any] = []
+
+    def in_a_thread() -> None:
+        door.clock.coming = iter(
+            [
+                lambda: seen.append(signal.getsignal(signal.SIGINT)),
+                lambda: door.agents_end_it(FitEnded("finished", metrics={"a": 1})),
+            ]
+        )
+        seen.append(fit(door.request()).metrics)
+
+    thread = threading.Thread(target=in_a_thread)
+    thread.start()
+    thread.join()
+    assert seen == [before, {"a": 1}]
+
+
+def test_what_a_signal_handler_raises_ends_the_waiting(door: Door) -> None:
+    def give_up(_signal: int, _frame: object) -> None:
+        raise TimeoutError("the scheduler wants its machine back")
+
+    before = signal.signal(signal.SIGUSR1, give_up)
+    door.clock.coming = iter([lambda: signal.raise_signal(signal.SIGUSR1)])
+    try:
+        with pytest.raises(TimeoutError, match="wants its machine back"):
+            fit(door.request())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert door.view.active, "the run goes on; attach() finds it"
+    door.agents_end_it(FitEnded("finished"))
 
 
 def test_ctrl_c_while_machines_are_asked_for_leaves_none_behind(door: Door) -> None:

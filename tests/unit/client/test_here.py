@@ -13,6 +13,7 @@ from spotfit.client.config import RunConfig
 from spotfit.client.here import fit_here
 from spotfit.core.errors import ConfigError, SessionMisuseError
 from spotfit.frameworks.config import BackendConfig
+from spotfit.model.callbacks import UserCallback
 from spotfit.model.ranks import Ranks
 from spotfit.worker import current
 from tests.unit.client.test_request import a_request
@@ -41,6 +42,14 @@ def test_what_it_raises_comes_through_as_it_is_and_the_session_ends() -> None:
         fit_here(a_request(train))
     with pytest.raises(SessionMisuseError):
         current.current("report")
+
+
+def test_what_only_workers_would_heed_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunConfig(callbacks=[UserCallback()], worker_runtime_env={"pip": ["x"]})
+    fit_here(a_request(experiment, run=run))
+    said = capsys.readouterr().err
+    assert "no_effect of=callbacks" in said
+    assert "no_effect of=worker_runtime_env" in said
 
 
 def test_within_another_training_function_it_is_alone_and_leaves_that_one_be() -> None:

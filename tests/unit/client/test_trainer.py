@@ -105,6 +105,28 @@ def test_without_workers_it_runs_right_here(door: Door) -> None:
     assert door.cloud.submits == []
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_function_is_looked_at_when_it_is_fitted(door: Door, workers: int) -> None:
+    def trainer(fn: Any) -> DataParallelTrainer:
+        scaling = ScalingConfig(num_workers=workers)
+        return DataParallelTrainer(fn, scaling_config=scaling, run_config=door.request().run)
+
+    with pytest.raises(ValueError, match="should take in 0 or 1 required arguments"):
+        trainer(lambda config, data: None).fit()
+    with pytest.raises(TypeError, match="must be callable"):
+        trainer("train.py").fit()
+    assert door.cloud.submits == []
+
+
+def test_right_here_a_default_config_is_not_asked_for() -> None:
+    here = DataParallelTrainer(
+        lambda config=None: config,
+        train_loop_config={"lr": 1},
+        scaling_config=ScalingConfig(num_workers=0),
+    )
+    assert here.fit().return_value is None
+
+
 def test_right_here_datasets_come_as_they_are() -> None:
     rows = [{"x": 1}, {"x": 2}]
     here = DataParallelTrainer(

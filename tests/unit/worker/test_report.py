@@ -17,6 +17,7 @@ from spotfit.worker.report import (
     get_all_reported_checkpoints,
     get_checkpoint,
     get_context,
+    get_dataset_shard,
     get_preemption_info,
     report,
 )
@@ -128,6 +129,7 @@ def test_the_session_is_asked_for_the_rest(session: Noting, tmp_path: Path) -> N
         ("spotfit.get_context", get_context),
         ("spotfit.get_all_reported_checkpoints", get_all_reported_checkpoints),
         ("spotfit.get_preemption_info", get_preemption_info),
+        ("spotfit.get_dataset_shard", get_dataset_shard),
     ],
 )
 def test_outside_of_a_training_function_nobody_answers(name: str, call: Any) -> None:
