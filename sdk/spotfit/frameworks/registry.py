@@ -5,10 +5,11 @@ from __future__ import annotations
 from spotfit.frameworks.api import Framework
 from spotfit.frameworks.none import Alone
 from spotfit.frameworks.torch.backend import Torch
+from spotfit.frameworks.torch.xla import TorchXla
 from spotfit.host import plugins
 
 GROUP = "spotfit.frameworks"
-_OURS: dict[str, type[Framework]] = {"none": Alone, "torch": Torch}
+_OURS: dict[str, type[Framework]] = {"none": Alone, "torch": Torch, "torch_xla": TorchXla}
 
 
 def open_framework(name: str) -> Framework:

@@ -70,24 +70,15 @@ class Torch:
         """Meet at rank 0, whose port is new each round: nobody finds what a dead round left."""
         need("torch", extra="torch")
         import torch
-        import torch.distributed as dist
-        from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # exported in fact
 
-        options = msgspec.convert(start.framework_options, TorchOptions)
-        device = _device(start)
+        options = told(start)
         torch.set_num_threads(_threads())
         _name_interface(start.host)
         env.update(nccl_settings(options.backend, env.everything()))
         _register(options.backend)
-        if device.startswith("cuda"):
+        if (device := _device(start)).startswith("cuda"):
             torch.cuda.set_device(device)
-        dist.init_process_group(
-            options.backend,
-            store=PrefixStore(f"round-{start.round}", _meet(start, gather, options)),
-            rank=start.rank,
-            world_size=start.world_size,
-            timeout=datetime.timedelta(seconds=options.timeout_s),
-        )
+        form(options.backend, start, gather)
 
     def leave(self) -> None:
         """Destroy the group; peers that hang cost `TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S`."""
@@ -101,6 +92,26 @@ class Torch:
         leaver.join(patience_s)
         if leaver.is_alive():
             log.warning("torch.leave.given_up", after_s=patience_s)
+
+
+def told(start: Start) -> TorchOptions:
+    """What the caller's `TorchConfig` said."""
+    return msgspec.convert(start.framework_options, TorchOptions)
+
+
+def form(backend: str, start: Start, gather: Gather) -> None:
+    """The default group of torch, over all ranks."""
+    import torch.distributed as dist
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # exported in fact
+
+    options = told(start)
+    dist.init_process_group(
+        backend,
+        store=PrefixStore(f"round-{start.round}", _meet(start, gather, options)),
+        rank=start.rank,
+        world_size=start.world_size,
+        timeout=datetime.timedelta(seconds=options.timeout_s),
+    )
 
 
 def nccl_settings(backend: str, told: Mapping[str, str]) -> dict[str, str]:
@@ -160,17 +171,20 @@ def _threads() -> int:
 
 def _register(backend: str) -> None:
     """The backend of TPUs comes with a package of its own, and wants to be made known."""
-    if backend != _TPU_BACKEND:
-        return
+    if backend == _TPU_BACKEND:
+        bring("torch_tpu._loader", package="torch_tpu").load()
+
+
+def bring(module: str, *, package: str) -> Any:
+    """A module of a package that only such machines have. Raises `MissingExtraError`."""
     try:
-        loader = importlib.import_module("torch_tpu._loader")
+        return importlib.import_module(module)
     except ImportError as missing:
         raise MissingExtraError(
-            f"The backend {backend!r} needs the package torch_tpu: {missing}",
-            do="Install torch_tpu on the machines, or name another backend in TorchConfig.",
-            module="torch_tpu",
+            f"This way of training needs the package {package}: {missing}",
+            do=f"Install {package} on the machines, or choose another configuration of torch.",
+            module=package,
         ) from missing
-    loader.load()
 
 
 def _device(start: Start) -> str:
