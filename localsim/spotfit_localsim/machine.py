@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spotfit.agent.agent import Agent
-from spotfit.agent.ports import Audience
+from spotfit.agent.ports import Audience, Hooks
 from spotfit.control.caretaker import Caretaker
 from spotfit.control.conductor import Conductor
 from spotfit.control.errands import Errands, Inline
@@ -89,6 +89,9 @@ class Workplace:
         return self._parts.provisioner(self._process)
 
     def audience(self, spec: RunSpec) -> Audience | None:  # nobody listens
+        return None
+
+    def hooks(self, spec: RunSpec) -> Hooks | None:  # and no backend of the user's own
         return None
 
     def errands(self) -> Errands:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -244,7 +245,7 @@ def test_callbacks_live_in_a_process_of_their_own(stage: Stage) -> None:
     stage.pack(raise_it, framework="none", objects=objects)
     assert stage.spec is not None
     hello = Hello(stage.spec.storage_url, stage.spec.luggage, SECRET)
-    audience = LiveAudience(hello, stage.crew.audience)
+    audience = LiveAudience(hello, partial(stage.crew.beside, "audience"))
     audience.reported([pickle_free(b'{"loss":1}')], None)
     stage.until(lambda: audience.caught_up)
     assert audience.trouble() is None

@@ -11,8 +11,6 @@ MEANT: Mapping[str, str] = {
 """A name, or a name and its member."""
 
 NOT_YET: Mapping[str, str] = {
-    "Backend": "being built",
-    "BackendConfig": "being built",
     "NCCLHangError": "being built",
     "TorchConfig": "being built",
     "TorchXLAConfig": "being built",

@@ -290,6 +290,7 @@ class Agent:
             errands=errands,
             reports=self._reports,
             audience=self._workplace.audience(spec),
+            hooks=self._workplace.hooks(spec),
             name_for=self._workplace.name_for,
             ends_itself=provisioner.traits.ends_itself,
             now=self._now,

@@ -33,7 +33,7 @@ from spotfit.ship.prepare import Prepared, prepare
 from spotfit.ship.sign import RunKey
 from spotfit.store.api import Store
 
-_AUDIENCE_RANK = -1
+_BESIDE_RANK = -1
 _carries = decoder(Carry)
 
 
@@ -130,11 +130,14 @@ class LiveCrew:
 
     # --- beyond the port -----------------------------------------------------------------------
 
-    def audience(
-        self, heard: Callable[[list[bytes]], None], ended: Callable[[str, bool], None]
+    def beside(
+        self,
+        what: Kind,
+        heard: Callable[[list[bytes]], None],
+        ended: Callable[[str, bool], None],
     ) -> Child:
-        """A process for the run's callbacks, made as workers are."""
-        return self._helper("audience", heard, ended)
+        """A process for the run's callbacks or hooks, made as workers are."""
+        return self._helper(what, heard, ended)
 
     def _helper(
         self,
@@ -142,7 +145,7 @@ class LiveCrew:
         heard: Callable[[list[bytes]], None],
         ended: Callable[[str, bool], None],
     ) -> Child:
-        printed = partial(self._logs.line, -1, _AUDIENCE_RANK)
+        printed = partial(self._logs.line, -1, _BESIDE_RANK)
         child: Child
 
         def over(how: str, clean: bool) -> None:  # noqa: FBT001 - as `Child.ended` wants it

@@ -9,17 +9,18 @@ import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from spotfit.agent.agent import Agent
 from spotfit.agent.audience import LiveAudience
 from spotfit.agent.crew import LiveCrew
+from spotfit.agent.hooks import LiveHooks
 from spotfit.agent.logs import LogShipper
 from spotfit.agent.loop import Loop
 from spotfit.agent.net import TlsNet
 from spotfit.agent.notices.registry import open_source
-from spotfit.agent.ports import Audience, NoticeSource
+from spotfit.agent.ports import Audience, Hooks, NoticeSource
 from spotfit.agent.zygote import ZygoteKeeper
 from spotfit.control.errands import Errands, Threaded
 from spotfit.core.clock import Clock
@@ -94,7 +95,7 @@ def _drive(assignment: Assignment, zygotes: ZygoteKeeper, clock: Clock, opened: 
         slots=assignment.slots,
     )
     opened.callback(_end_workers, crew, loop)
-    workplace = Workplace(crew, errands, secret=launch.secret, scratch=scratch)
+    workplace = Workplace(crew, errands, loop, secret=launch.secret, scratch=scratch)
     opened.callback(workplace.close)
     opened.enter_context(_signals_put_back())
     notices = [open_source(name, loop.wake) for name in launch.notices]
@@ -127,23 +128,34 @@ def _tick_to_the_end(agent: Agent, loop: Loop, notices: Sequence[NoticeSource]) 
 class Workplace:
     """What the agent asks of its machine beyond the wire and the workers."""
 
-    def __init__(self, crew: LiveCrew, errands: Errands, *, secret: str, scratch: str) -> None:
+    def __init__(
+        self, crew: LiveCrew, errands: Errands, loop: Loop, *, secret: str, scratch: str
+    ) -> None:
         self._crew = crew
+        self._loop = loop
         self._errands = errands
         self._secret = secret
         self._key = RunKey.from_text(secret)
         self._scratch = scratch
         self._audience: LiveAudience | None = None
+        self._hooks: LiveHooks | None = None
 
     def provisioner(self, spec: RunSpec) -> Provisioner:
         return open_provisioner(spec.provisioner, spec.provisioner_options)
 
     def audience(self, spec: RunSpec) -> Audience | None:
-        self.close()
+        self._dismiss_audience()
         if spec.callbacks:
-            hello = Hello(spec.storage_url, spec.luggage, self._secret, self._scratch)
-            self._audience = LiveAudience(hello, self._crew.audience)
+            begin = partial(self._crew.beside, "audience")
+            self._audience = LiveAudience(self._hello(spec), begin)
         return self._audience
+
+    def hooks(self, spec: RunSpec) -> Hooks | None:
+        self._dismiss_hooks()
+        if spec.hooks:
+            begin = partial(self._crew.beside, "hooks")
+            self._hooks = LiveHooks(self._hello(spec), begin, self._loop.after)
+        return self._hooks
 
     def errands(self) -> Errands:
         return self._errands
@@ -158,10 +170,22 @@ class Workplace:
         return f"checkpoint_{clocks.wall_stamp()}"
 
     def close(self) -> None:
-        """End the callbacks' process, if there is one."""
+        """End the processes of callbacks and hooks, if there are any."""
+        self._dismiss_audience()
+        self._dismiss_hooks()
+
+    def _hello(self, spec: RunSpec) -> Hello:
+        return Hello(spec.storage_url, spec.luggage, self._secret, self._scratch)
+
+    def _dismiss_audience(self) -> None:
         if self._audience is not None:
             self._audience.close()
             self._audience = None
+
+    def _dismiss_hooks(self) -> None:
+        if self._hooks is not None:
+            self._hooks.close()
+            self._hooks = None
 
 
 def _member(assignment: Assignment, me: AgentId, hub: str) -> Member:

@@ -24,9 +24,12 @@ from spotfit.model.wire import (
     Gather,
     Gathered,
     Named,
+    Outcome,
+    Present,
     Report,
     Returned,
     Saved,
+    Stage,
 )
 
 BACKLOG = 10_000
@@ -59,7 +62,7 @@ class Hub:
         keep_all: bool = False,
     ) -> None:
         self.round = round_number
-        self._world_size = world_size
+        self.world_size = world_size
         self._name_for = name_for
         self._keep_all = keep_all
         self._made = [0] * world_size
@@ -78,6 +81,9 @@ class Hub:
         self._gathered_without: dict[Key, Gathered] = {}
         """Collectives that were completed before everybody had come."""
         self.returned: set[int] = set()
+        self._present: dict[Stage, set[int]] = {}
+        self.outcomes: deque[tuple[int, Outcome]] = deque()
+        """Of calls that a backend's hooks made, with the rank that answers."""
         self.ready: list[Ready] = []
         self.told: deque[Told] = deque()
         self._latest: msgspec.Raw | None = None
@@ -104,6 +110,11 @@ class Hub:
     def saving(self) -> set[str]:
         """Names of the checkpoints whose files are on their way, or wait for their entry."""
         return {one.name for one in self._saving.values()} | {one.name for one in self.ready}
+
+    def all_present(self, stage: Stage) -> bool:
+        """Whether every rank waits to begin that stage."""
+        here = self.returned if stage == "leave" else self._present.get(stage, ())
+        return len(here) == self.world_size
 
     def excuse(self, ranks: frozenset[int]) -> list[Answer]:
         """From now on reports, and our own collective, may be complete without these ranks.
@@ -134,6 +145,10 @@ class Hub:
                 self._save(rank, n, size_bytes)
             case Gather() as gather:
                 return self._gather(rank, gather, now)
+            case Present(stage=stage):
+                self._present.setdefault(stage, set()).add(rank)
+            case Outcome() as outcome:
+                self.outcomes.append((rank, outcome))
             case Returned():
                 self.returned.add(rank)
             case _:
@@ -229,7 +244,7 @@ class Hub:
             return []
         values = self._collectives.close(key)
         told = Gathered(key.kind, key.seq, values[0])
-        if len(values) < self._world_size:
+        if len(values) < self.world_size:
             self._gathered_without[key] = told
         return [(member, told) for member in values]
 
@@ -240,7 +255,7 @@ class Hub:
             come = {rank for rank, made in enumerate(self._made) if made > key.seq}
         else:
             come = self._collectives.here(key)
-        return set(range(self._world_size)) - come - excused
+        return set(range(self.world_size)) - come - excused
 
 
 def _may_excuse(kind: str) -> bool:

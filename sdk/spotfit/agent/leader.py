@@ -15,9 +15,10 @@ from msgspec.structs import replace
 
 from spotfit.agent.collectives import Answer
 from spotfit.agent.hub import Hub
-from spotfit.agent.ports import AgentLost, Audience, FromAgent, Net
+from spotfit.agent.ports import AgentLost, Audience, FromAgent, Hooks, Net
 from spotfit.agent.reports import ReportSink
 from spotfit.agent.seating import Seating
+from spotfit.agent.staging import Staging
 from spotfit.checkpoint.drop import drop
 from spotfit.checkpoint.manifest import ready_in
 from spotfit.control.conductor import Conductor
@@ -40,7 +41,7 @@ from spotfit.model.events import (
 )
 from spotfit.model.spec import Tempo
 from spotfit.model.view import View
-from spotfit.model.watch import Ready, Watch
+from spotfit.model.watch import Ready, Trouble, Watch
 from spotfit.model.wire import (
     Alarm,
     Beat,
@@ -81,6 +82,7 @@ class Leader:
         errands: Errands,
         reports: ReportSink,
         audience: Audience | None,
+        hooks: Hooks | None,
         name_for: Callable[[int], str],
         ends_itself: bool,
         now: float,
@@ -92,12 +94,14 @@ class Leader:
         self._errands = errands
         self._reports = reports
         self._audience = audience
+        self._hooks = hooks
         self._name_for = name_for
         self._seating = Seating(ledger.me, net)
         self._watch = Watch(
             me=ledger.me, ends_itself=ends_itself, led_since=now, turned_at=now, surveyed=False
         )
         self._hub: Hub | None = None
+        self._staging: Staging | None = None
         self._adopted: tuple[Ready, ...] = ()
         self._to_drop: list[tuple[int, str]] = []
         """By the slot that says so: a name may come back."""
@@ -210,6 +214,8 @@ class Leader:
             except UNREADABLE as error:
                 told = f"The worker of rank {rank} sent something unreadable: {error}"
                 self._note_end(number, rank, RankFailure(rank, "died", told), now)
+        if len(hub.returned) > returned:
+            self._watch = replace(self._watch, returned_at=now)
         if hub.ready or len(hub.returned) > returned:
             self._dirty = True
 
@@ -231,6 +237,8 @@ class Leader:
         if self._watch.doomed_since is not None:
             return
         self._watch = replace(self._watch, doomed_since=now)
+        if self._staging is not None:
+            self._staging.lose_workers()
         round_ = self._ledger.view.round
         if round_ is not None:
             for place in round_.places:
@@ -276,6 +284,8 @@ class Leader:
             collective_warn_s=spec.collective_warn_s,
             keep_all=spec.callbacks,
         )
+        if self._hooks is not None:
+            self._staging = Staging(self._hub, self._hooks, spec.resources_per_worker)
         self._adopted = ()
         self._seating.occupy(opened.places, opened.number)
         self._watch = replace(
@@ -283,6 +293,7 @@ class Leader:
             turned_at=now,
             doomed_since=None,
             failures={},
+            returned_at=None,
             saving=frozenset(),
             committed_at=None,
             surveyed=True,
@@ -309,6 +320,9 @@ class Leader:
             metrics=self._latest_metrics(),
         )
         self._hub = None
+        if self._staging is not None:
+            self._staging.close()
+            self._staging = None
 
     def _unsaved_s(self, now: float) -> float:
         """How long the round that ends has worked since it saved; only who opened it can say."""
@@ -379,7 +393,7 @@ class Leader:
             stopped=view.round is None or seating.stopped_all(view.round.places),
             returned=hub.returned if hub else set(),
             saving=hub.uploading if hub else frozenset(),
-            settled=(hub is None or hub.settled) and self._told_all(),
+            settled=(hub is None or hub.settled) and self._told_all() and self._all_performed(),
             ready=tuple(one for one in saved if _is_news(view, one)),
             statuses=self._conductor.statuses,
             seen=self._conductor.seen,
@@ -387,13 +401,24 @@ class Leader:
             refused_at=self._conductor.refused_at,
             metrics=self._latest_metrics(),
             result_key=keys.result(hub.round, 0) if hub and 0 in hub.returned else None,
-            trouble=self._audience.trouble() if self._audience else None,
+            trouble=self._trouble(),
         )
         return self._watch
 
     def _latest_metrics(self) -> dict[str, Any] | None:
         latest = self._hub.metrics if self._hub else None
         return latest if latest is not None else self._watch.metrics
+
+    def _trouble(self) -> Trouble | None:
+        """The first of the user's callbacks and hooks that raised."""
+        troubles = (one.trouble() for one in (self._audience, self._hooks) if one is not None)
+        return next(filter(None, troubles), None)
+
+    def _all_performed(self) -> bool:
+        """Whether no hook is left: those of an open round come to their end with it."""
+        if self._staging is not None:
+            return self._staging.done
+        return self._hooks is None or self._hooks.caught_up
 
     def _told_all(self) -> bool:
         return self._audience is None or self._audience.caught_up
@@ -443,7 +468,9 @@ class Leader:
             self._tell_matched(self._hub)
             if self._hub.returned:
                 self._dirty = True
-        if self._audience is not None and self._audience.trouble() is not None:
+        if self._staging is not None:
+            self._answer(self._staging.step())
+        if self._trouble() is not None:
             self._dirty = True
         self._reports.flush(now, at_once=view.ended is not None)
 

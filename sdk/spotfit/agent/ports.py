@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
 from spotfit.core.ids import AgentId
+from spotfit.model.hooks import Ask, Hook
 from spotfit.model.spec import RunSpec
 from spotfit.model.watch import Trouble
-from spotfit.model.wire import FromLeader, Join, Raised, Start, ToLeader, ToWorker
+from spotfit.model.wire import FromLeader, Join, Outcome, Raised, Start, ToLeader, ToWorker
 from spotfit.model.world import Notice
 
 # --- the wire between agents --------------------------------------------------------------
@@ -196,6 +197,45 @@ class Audience(Protocol):
     @property
     def caught_up(self) -> bool:
         """Whether all that was told has been heard."""
+        ...
+
+
+# --- a backend's hooks ------------------------------------------------------------------------
+
+
+class Hooks(Protocol):
+    """The hooks of the user's backend, in a process of their own on the leader's node. Never
+    blocks."""
+
+    def perform(
+        self, hook: Hook, round_number: int, world_size: int, resources: Mapping[str, float]
+    ) -> None:
+        """Call that hook, after those ordered before."""
+        ...
+
+    def performed(self, hook: Hook, round_number: int) -> bool:
+        """Whether a hook that was ordered has come back."""
+        ...
+
+    def asks(self) -> list[Ask]:
+        """Calls of workers that hooks have made since the last time."""
+        ...
+
+    def answered(self, round_number: int, rank: int, outcome: Outcome) -> None:
+        """What came of such a call."""
+        ...
+
+    def over(self, round_number: int) -> None:
+        """The workers of that round are gone."""
+        ...
+
+    def trouble(self) -> Trouble | None:
+        """What a hook raised, if one did."""
+        ...
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether nothing is left to perform."""
         ...
 
 

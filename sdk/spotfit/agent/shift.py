@@ -18,6 +18,7 @@ from spotfit.model.view import View
 from spotfit.model.wire import (
     Delivered,
     Ended,
+    Proceed,
     Raised,
     Returned,
     Start,
@@ -69,6 +70,8 @@ class Shift:
         self._halted = False
         self._raised: set[int] = set()
         self._returned: set[int] = set()
+        self._kept = False
+        """Whether workers whose function returned are still to be called by a backend's hooks."""
 
     @property
     def busy(self) -> bool:
@@ -110,6 +113,7 @@ class Shift:
 
     def pass_down(self, number: int, rank: int | None, frame: ToWorker, view: View) -> None:
         """To one worker of that round, or to all of them here."""
+        self._kept = self._kept and frame != Proceed("leave")
         place = view.round.place_of(self._me) if view.round and number == self.round else None
         for one in place.ranks if place else ():
             if rank is None or rank == one:
@@ -119,6 +123,7 @@ class Shift:
         self.round = self.entered = opened.number
         self._halted = False
         self._raised, self._returned = set(), set()
+        self._kept = view.spec is not None and view.spec.hooks
         self._crew.start([self._start(view, opened, place, rank) for rank in place.ranks])
 
     def _start(self, view: View, opened: Round, place: Place, rank: int) -> Start:
@@ -145,6 +150,8 @@ class Shift:
             scratch=self._scratch,
             collective_timeout_s=spec.collective_timeout_s,
             relax_collectives=spec.relax_collectives,
+            hooks=spec.hooks,
+            share_devices=spec.share_devices,
             log_level=spec.log_level,
             secret=self._launch.secret,
             spec=msgspec.Raw(encode(spec)),
@@ -222,9 +229,12 @@ class Shift:
         self._returned.add(rank)
         return msgspec.Raw(encode(replace(returned, value=b"")))
 
+    def _is_done(self, rank: int) -> bool:
+        return rank in self._raised or (rank in self._returned and not self._kept)
+
     def _note_exit(self, event: Exited) -> None:
         ours = event.ordered or (self._halted and event.clean)
-        if event.round != self.round or ours or event.rank in self._raised | self._returned:
+        if event.round != self.round or ours or self._is_done(event.rank):
             return
         early = " before its function had returned" if event.clean else ""
         told = f"The worker of rank {event.rank} {event.how}{early}."

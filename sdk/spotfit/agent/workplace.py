@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from spotfit.agent.ports import Audience
+from spotfit.agent.ports import Audience, Hooks
 from spotfit.control.errands import Errands
 from spotfit.model.spec import RunSpec
 from spotfit.provision.api import Provisioner
@@ -19,6 +19,10 @@ class Workplace(Protocol):
 
     def audience(self, spec: RunSpec) -> Audience | None:
         """A process for the run's callbacks, if it has any."""
+        ...
+
+    def hooks(self, spec: RunSpec) -> Hooks | None:
+        """A process for the hooks of the run's backend, if it has any."""
         ...
 
     def errands(self) -> Errands:

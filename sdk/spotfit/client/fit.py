@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -21,6 +21,7 @@ from spotfit.client.request import FitRequest
 from spotfit.client.result import Result
 from spotfit.core.errors import RunActiveError, RunCancelledError, TransientStoreError
 from spotfit.core.ids import AgentId
+from spotfit.frameworks.config import hooks_of
 from spotfit.host import clocks, dice, log
 from spotfit.ledger.journal import check_whole
 from spotfit.ledger.run import Ledger
@@ -29,7 +30,7 @@ from spotfit.model.events import FitStarted
 from spotfit.model.spec import RunSpec, Tempo
 from spotfit.model.view import View
 from spotfit.provision.api import Traits
-from spotfit.ship.luggage import pack
+from spotfit.ship.luggage import AROUND, pack
 from spotfit.ship.sign import RunKey
 from spotfit.store.api import Store
 
@@ -154,9 +155,21 @@ def _plain(luggage: dict[str, Any]) -> Any:
 
 
 def _objects(request: FitRequest, ledger: Ledger) -> dict[str, object]:
-    if not request.run.callbacks:
-        return {}
-    context = TrainRunContext(
+    """What travels beside the function, for those who need it."""
+    objects: dict[str, object] = {}
+    around = request.backend_config.train_func_context
+    if around is not nullcontext:
+        objects[AROUND] = around
+    if hooks_of(request.backend_config) is not None:
+        objects["backend_config"] = request.backend_config
+    if request.run.callbacks:
+        objects["callbacks"] = list(request.run.callbacks)
+        objects["run_context"] = _context(request, ledger)
+    return objects
+
+
+def _context(request: FitRequest, ledger: Ledger) -> TrainRunContext:
+    return TrainRunContext(
         run_id=ledger.run_id,
         run_config=request.run,
         train_loop_config=request.config,
@@ -164,7 +177,6 @@ def _objects(request: FitRequest, ledger: Ledger) -> dict[str, object]:
         backend_config=request.backend_config,
         dataset_config=request.dataset_config,
     )
-    return {"callbacks": list(request.run.callbacks), "run_context": context}
 
 
 def _tempo(store: Store, traits: Traits) -> Tempo:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 from spotfit.client.request import FitRequest
 from spotfit.client.result import Result
 from spotfit.core.errors import ConfigError
-from spotfit.frameworks.config import BackendConfig
 from spotfit.host import log
 from spotfit.ship.function import takes_config
 from spotfit.worker import current
@@ -33,7 +31,8 @@ def fit_here(request: FitRequest, gathering: Callable[[], Gathering] = nullconte
             )
     with nullcontext() if current.inside() else gathering() as peers:
         session = _session(request, peers)
-        with current.entered(session), _around(request.backend_config):
+        value = None  # where the context swallows what is raised
+        with current.entered(session), request.backend_config.train_func_context():
             value = request.fn(request.config or {}) if wants_config else request.fn()
     return Result(
         metrics=session.metrics,
@@ -54,10 +53,3 @@ def _session(request: FitRequest, peers: Peers | None) -> LocalSession:
             do="Read the data in the training function; get_context() tells which share is whose.",
         )
     return LocalSession(peers.broadcast(name), peers, datasets=request.datasets)
-
-
-def _around(backend_config: Any) -> AbstractContextManager[Any]:
-    """What a backend wants around the function."""
-    if isinstance(backend_config, BackendConfig):
-        return backend_config.train_func_context()
-    return nullcontext()

@@ -17,6 +17,7 @@ from spotfit.core.errors import (
 )
 from spotfit.core.ids import RunId, Token, parse_name
 from spotfit.core.mistakes import Mistakes
+from spotfit.frameworks.config import hooks_of
 from spotfit.host import clocks, dice, env, log
 from spotfit.host.theirs import without_effect
 from spotfit.model.group import GroupRequest
@@ -52,7 +53,7 @@ class Cleared:
 
 
 def clear(request: FitRequest) -> Cleared:
-    """Check the function, the name, the callbacks, the bucket, the backend and its machines.
+    """Check the function, the name, callbacks and hooks, the bucket, the backend and its machines.
 
     Raises the one error there is, or `ConfigErrors` with all of them.
     """
@@ -64,6 +65,7 @@ def clear(request: FitRequest) -> Cleared:
     provisioner = checks.check(lambda: _provisioner(request))
     checks.check(env.check)
     callbacks = checks.check(named_callbacks)
+    checks.check(lambda: hooks_of(request.backend_config))
     if provisioner is not None:
         bringing = runtime_env.brings() if runtime_env is not None else ()
         for mismatch in foresee(provisioner.traits.runs, bringing=bringing):

@@ -16,6 +16,7 @@ import msgspec
 from spotfit.client.config import RunConfig
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId
+from spotfit.frameworks.config import BackendConfig, hooks_of
 from spotfit.host import env
 from spotfit.model.config import ScalingConfig
 from spotfit.model.data import DataConfig
@@ -33,7 +34,7 @@ class FitRequest:
     run: RunConfig
     framework: str
     framework_options: dict[str, Any]
-    backend_config: Any
+    backend_config: BackendConfig
     provisioner: Any = None
     datasets: dict[str, Any] = field(default_factory=dict)
     dataset_config: DataConfig = field(default_factory=DataConfig)
@@ -71,6 +72,7 @@ class FitRequest:
     ) -> RunSpec:
         """The part that goes into the journal."""
         provisioner, options = self.chosen_provisioner()
+        hooks = hooks_of(self.backend_config)
         failure, keep, logging = (
             self.run.failure_config,
             self.run.checkpoint_config,
@@ -110,6 +112,8 @@ class FitRequest:
             collective_warn_s=env.value(env.COLLECTIVE_WARN_S),
             log_level=logging.log_level,
             callbacks=bool(self.run.callbacks),
+            hooks=hooks is not None,
+            share_devices=hooks is not None and hooks.share_cuda_visible_devices,
             tempo=self.tempo,
         )
 
@@ -121,6 +125,7 @@ class FitRequest:
             _plain(dataclasses.asdict(self.scaling)),
             self.framework,
             _plain(self.framework_options),
+            _plain([_kind_of(self.backend_config), getattr(self.backend_config, "__dict__", {})]),
             _plain(self.run.worker_runtime_env),
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
@@ -146,6 +151,10 @@ def _number_or_text(text: str) -> Any:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
         return text
+
+
+def _kind_of(thing: Any) -> str:
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
 def _code_of(fn: Callable[..., Any]) -> str:

@@ -13,6 +13,7 @@ from spotfit.client.result import Result
 from spotfit.core.deprecated import refuse_deprecated
 from spotfit.core.errors import ConfigError
 from spotfit.core.mistakes import Mistakes
+from spotfit.frameworks.config import BackendConfig
 from spotfit.model.config import ScalingConfig
 from spotfit.model.data import DataConfig, no_datasets_on_workers
 
@@ -56,6 +57,7 @@ class DataParallelTrainer:
         scaling = mistakes.check(lambda: typed("scaling_config", scaling_config, ScalingConfig))
         run = mistakes.check(lambda: typed("run_config", run_config, RunConfig))
         feeding = mistakes.check(lambda: typed("dataset_config", dataset_config, DataConfig))
+        backend = mistakes.check(lambda: typed("backend_config", backend_config, BackendConfig))
         if scaling is not None:
             mistakes.check(lambda: _check_datasets(datasets, scaling))
         if validation_config is not None:
@@ -63,7 +65,7 @@ class DataParallelTrainer:
         mistakes.raise_all()
         self.train_loop_per_worker = train_loop_per_worker
         self.train_loop_config = train_loop_config
-        self.backend_config = backend_config
+        self.backend_config: BackendConfig = backend
         self.scaling_config: ScalingConfig = scaling
         self.run_config: RunConfig = run
         self.datasets = dict(datasets or {})
@@ -99,7 +101,7 @@ class DataParallelTrainer:
         raise DeprecationWarning("can_restore() is gone: fit() with the same name continues.")
 
     def _request(self) -> FitRequest:
-        name, options = self._framework()
+        name, options = self.backend_config.framework_options(self.scaling_config)
         return FitRequest(
             fn=self.train_loop_per_worker,
             config=self.train_loop_config,
@@ -112,15 +114,6 @@ class DataParallelTrainer:
             datasets=self.datasets,
             dataset_config=self.dataset_config,
         )
-
-    def _framework(self) -> tuple[str, dict[str, Any]]:
-        """Name and plain options of the framework the workers belong to."""
-        if self.backend_config is None:
-            return "none", {}
-        options: tuple[str, dict[str, Any]] = self.backend_config.framework_options(
-            self.scaling_config
-        )
-        return options
 
     def _fit_here(self) -> Result:
         from spotfit.client.here import fit_here

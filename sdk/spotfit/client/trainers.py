@@ -55,4 +55,5 @@ class TorchTrainer(DataParallelTrainer):
         from spotfit.client.here import fit_here
         from spotfit.frameworks.torch.launched import launched_group
 
+        assert isinstance(self.backend_config, TorchConfig)
         return fit_here(self._request(), partial(launched_group, self.backend_config))

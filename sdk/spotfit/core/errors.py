@@ -28,6 +28,7 @@ SpotfitError
 │   └── PreemptionError                  more reclaims than the budget allows
 ├── RunCancelledError                    somebody asked for the end
 ├── WorkerDiedError                      a worker process ended without a word
+├── WorkersGoneError                     a backend's hook called workers that are no more
 ├── CollectiveTimeoutError               some ranks never came
 ├── UnknownDatasetError (KeyError)       the trainer was given no dataset of that name
 └── SessionMisuseError (RuntimeError)    a worker function called where it cannot work
@@ -217,6 +218,10 @@ class WorkerDiedError(SpotfitError):
             rank=rank,
             how=how,
         )
+
+
+class WorkersGoneError(SpotfitError):
+    """A hook of a backend called workers of an attempt that is over."""
 
 
 class CollectiveTimeoutError(SpotfitError):

@@ -70,7 +70,9 @@ def _own(start: Start) -> tuple[str, ...]:
 
 
 def _seen(start: Start, *, beside_peers: bool) -> tuple[str, ...]:
-    return start.devices[: start.local_world_size * _each(start)] if beside_peers else _own(start)
+    if beside_peers or start.share_devices:
+        return start.devices[: start.local_world_size * _each(start)]
+    return _own(start)
 
 
 def _each(start: Start) -> int:

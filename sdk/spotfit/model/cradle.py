@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal["worker", "audience", "carrier"]
-"""What a child will be: it runs the user's function, hears for the callbacks, or uploads."""
+Kind = Literal["worker", "audience", "hooks", "carrier"]
+"""What a child will be: it runs the user's function, his callbacks, his hooks, or it uploads."""
 
 
 class Bear(msgspec.Struct, frozen=True, tag="bear"):

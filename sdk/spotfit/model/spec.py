@@ -90,4 +90,8 @@ class RunSpec(msgspec.Struct, frozen=True):
     log_level: str = "INFO"
     callbacks: bool = False
     """Whether the luggage holds callbacks that want to hear of reports."""
+    hooks: bool = False
+    """Whether the luggage holds a backend whose hooks are called around the function."""
+    share_devices: bool = False
+    """Whether the workers of a node see each other's accelerators, whatever their framework."""
     tempo: Tempo = Tempo()

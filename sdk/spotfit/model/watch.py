@@ -82,6 +82,8 @@ class Watch(msgspec.Struct, frozen=True):
     """Whether no worker of the open round lives on a machine that is connected."""
     returned: AbstractSet[int] = frozenset()
     """Ranks of the open round whose function came back."""
+    returned_at: float | None = None
+    """When the last of them did."""
     saving: AbstractSet[int] = frozenset()
     """Ranks that still bring files of the open round's next checkpoint."""
     failures: dict[int, RankFailure] = {}

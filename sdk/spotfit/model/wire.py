@@ -18,11 +18,30 @@ import msgspec
 from spotfit.model.events import Blame, RankFailure
 from spotfit.model.world import Member, Notice
 
+Stage = Literal["form", "train", "leave"]
+"""What a worker does next, where a backend has hooks between: form the framework's group, call the
+training function, end."""
+
 # --- worker -> agent -------------------------------------------------------------------------
 
 
 class Running(msgspec.Struct, frozen=True, tag="running"):
     """The user's function is about to be called."""
+
+
+class Present(msgspec.Struct, frozen=True, tag="present"):
+    """This worker can be called, and waits for `Proceed`. To leave, `Returned` says the same."""
+
+    stage: Stage
+
+
+class Outcome(msgspec.Struct, frozen=True, tag="outcome"):
+    """What came of a `Call`: a pickle, of what was returned or of what was raised."""
+
+    call: int
+    value: bytes
+    raised: str | None = None
+    """The traceback, where it raised; `value` is empty where that cannot be pickled."""
 
 
 class Report(msgspec.Struct, frozen=True, tag="report"):
@@ -98,7 +117,9 @@ class Raised(msgspec.Struct, frozen=True, tag="raised"):
     final: bool = False
 
 
-FromWorker = Running | Report | Files | Saved | Carry | Gather | Returned | Raised
+FromWorker = (
+    Running | Present | Outcome | Report | Files | Saved | Carry | Gather | Returned | Raised
+)
 
 # --- agent -> worker -------------------------------------------------------------------------
 
@@ -127,6 +148,10 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     """A directory of this run on this node, shared by its workers."""
     collective_timeout_s: float | None = None
     relax_collectives: bool = False
+    hooks: bool = False
+    """Whether a backend has hooks: then the worker waits to be told how to go on."""
+    share_devices: bool = False
+    """Whether the workers of a node see each other's accelerators, whatever their framework."""
     log_level: str = "INFO"
     secret: str = ""
     """The run's key, as text; it never stands in argv, journal or logs."""
@@ -135,6 +160,19 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
     def __repr__(self) -> str:
         return f"Start(run={self.run_name!r}, round={self.round}, rank={self.rank})"
+
+
+class Proceed(msgspec.Struct, frozen=True, tag="proceed"):
+    """The hooks before that stage are done."""
+
+    stage: Stage
+
+
+class Call(msgspec.Struct, frozen=True, tag="call"):
+    """Call a pickled function with its arguments; answered by `Outcome`."""
+
+    call: int
+    body: bytes
 
 
 class Named(msgspec.Struct, frozen=True, tag="named"):
@@ -192,7 +230,7 @@ class Preempted(msgspec.Struct, frozen=True, tag="preempted"):
     nodes: dict[str, tuple[int, ...]]
 
 
-ToWorker = Start | Named | Carried | Committed | Gathered | Overdue | Preempted
+ToWorker = Start | Proceed | Call | Named | Carried | Committed | Gathered | Overdue | Preempted
 
 # --- agent -> leader -------------------------------------------------------------------------
 

@@ -30,6 +30,8 @@ from spotfit.policy import absence, capacity, drain, failure, rendezvous, retent
 from spotfit.policy.actions import Action, Order, Release, Rest, Submit, Wait, Write
 
 _IDLE_S = 30.0
+_LEAVING_S = 45.0
+"""How long workers may take to end once all functions returned; they have a limit themselves."""
 _LINGER_S = 15.0
 
 
@@ -112,10 +114,10 @@ def _drop(view: View, watch: Watch, now: float) -> Iterator[Action]:
 def _close_the_round(view: View, watch: Watch, now: float) -> Iterator[Action]:
     if view.round is None or watch.caretaker:
         yield from _close_a_dead_round(view, watch)
+    elif _all_returned(view.round, watch):
+        yield from _finish(watch, now)  # whatever befalls a machine now, its work is done
     elif watch.doomed_since is not None:
         yield from _close_when_settled(view, watch, view.round, now)
-    elif _all_returned(view.round, watch):
-        yield from _finish(watch, now)
     else:
         yield from _interrupt(view, watch, view.round, now)
 
@@ -142,10 +144,14 @@ def _all_returned(round_: Round, watch: Watch) -> bool:
 
 
 def _finish(watch: Watch, now: float) -> Iterator[Action]:
-    if watch.settled:
-        yield Write(FitEnded("finished", metrics=watch.metrics, result_key=watch.result_key))
-    else:
+    """Once all is told, and the workers have left: what they do at their end they may finish."""
+    left_by = (watch.returned_at or now) + _LEAVING_S
+    if not watch.settled:
         yield Wait(now + 0.05, "the last reports are being told")
+    elif not watch.stopped and now < left_by:
+        yield Wait(left_by, "the workers are leaving")
+    else:
+        yield Write(FitEnded("finished", metrics=watch.metrics, result_key=watch.result_key))
 
 
 def _interrupt(view: View, watch: Watch, round_: Round, now: float) -> Iterator[Action]:

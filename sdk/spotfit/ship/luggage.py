@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -28,6 +29,8 @@ from spotfit.ship.sign import RunKey
 from spotfit.ship.unpack import code_key
 from spotfit.store.api import Store
 
+AROUND = "train_func_context"
+"""The name of the object that makes a context around the function, if one is packed."""
 _PURPOSE = "luggage"
 
 
@@ -49,10 +52,13 @@ class Shipped(NamedTuple):
     fn: Callable[..., Any]
     takes_config: bool
     config: dict[str, Any]
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Makes a context that is entered around the call."""
 
     def call(self) -> Any:
         """Run it the way it wants to be run."""
-        return self.fn(self.config) if self.takes_config else self.fn()
+        with self.around():
+            return self.fn(self.config) if self.takes_config else self.fn()
 
 
 class Payload(msgspec.Struct, frozen=True):
@@ -78,7 +84,8 @@ class Payload(msgspec.Struct, frozen=True):
     def shipped(self) -> Shipped:
         """The function and its config. Raises `ShippingError` when it cannot be loaded here."""
         fn, config = unpickled(self.function, what="training function")
-        return Shipped(fn, self.takes_config, config)
+        around = self.load(AROUND) if AROUND in self.objects else nullcontext
+        return Shipped(fn, self.takes_config, config, around)
 
     def load(self, name: str) -> Any:
         """One of the objects packed by name. Raises `KeyError`, `ShippingError`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 import sys
@@ -18,12 +17,10 @@ from spotfit.core.errors import (
     IntegrityError,
     NotFoundError,
     ShippingError,
-    StoreError,
     WorkerDiedError,
 )
 from spotfit.host import env, frames, log
 from spotfit.host.clocks import SystemClock
-from spotfit.ledger import keys
 from spotfit.model.audience import Failed, Heard, Hello, RankTold, Reported, ToAudience
 from spotfit.model.metrics import metrics_from_json
 from spotfit.ship.function import load_pickle
@@ -31,7 +28,7 @@ from spotfit.ship.prepare import prepare
 from spotfit.ship.sign import RunKey
 from spotfit.store.api import Store
 from spotfit.store.opening import open_store
-from spotfit.worker import crash
+from spotfit.worker import crash, trouble
 from spotfit.worker.luggage import open_luggage
 
 _frames: msgspec.json.Decoder[ToAudience] = decoder(ToAudience)  # type: ignore[arg-type]
@@ -139,13 +136,4 @@ class Audience:
 
 def as_heard(error: Exception, store: Store, key: RunKey) -> Heard:
     """The answer that tells of what was raised; itself, pickled, where that can be done."""
-    body, told = crash.pickled(error), crash.told(error)
-    if not body:
-        return Heard(told)
-    name = keys.hook_failure(hashlib.sha256(body).hexdigest())
-    try:
-        store.put(name, key.sign(body, purpose=name))
-    except StoreError as trouble:
-        log.warning("failure.unwritten", key=name, why=trouble.what)
-        return Heard(told)
-    return Heard(told, name)
+    return Heard(crash.told(error), trouble.keep(error, store, key))

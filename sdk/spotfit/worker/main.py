@@ -23,7 +23,7 @@ from spotfit.frameworks.api import Framework
 from spotfit.frameworks.devices import own_devices
 from spotfit.frameworks.registry import open_framework
 from spotfit.host import env, log
-from spotfit.model.wire import FromWorker, Returned, Running, Start
+from spotfit.model.wire import Returned, Running, Start
 from spotfit.ship.luggage import Shipped
 from spotfit.ship.prepare import prepare
 from spotfit.ship.sign import RunKey
@@ -49,29 +49,42 @@ def main(talk_descriptor: int) -> NoReturn:
     log.at_least(start.log_level)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=_LOG_FORMAT)
     framework = open_framework(start.framework)
-    last = _live(start, talk, framework)
-    talk.send(last)
-    end(0 if isinstance(last, Returned) else 1, framework.leave)
+    end(_live(start, talk, framework), framework.leave)
 
 
-def _live(start: Start, talk: Talk, framework: Framework) -> FromWorker:
-    """Everything between the first frame and the last, which it gives."""
+def _live(start: Start, talk: Talk, framework: Framework) -> int:
+    """Everything between the first frame and the last; the exit code."""
     try:
         store = open_store(start.storage_url)
         shipped = unpack(start, store)
     except BaseException as error:  # noqa: BLE001 - importing the user's modules may raise anything
-        return crash.unprepared(error)
+        talk.send(crash.unprepared(error))
+        return 1
     try:
         devices = own_devices(start, beside_peers=framework.beside_peers)
         session = Session(start, talk, store, devices=devices)
         current.enter(session)
-        _form(start, framework, session)
-        talk.send(Running())
-        value = shipped.call()
-        session.close()
-        return Returned(session.reports, _pickled(value) if start.rank == 0 else b"")
+        value = _train(start, talk, framework, session, shipped)
+        talk.send(Returned(session.reports, _pickled(value) if start.rank == 0 else b""))
+        session.calls.wait_to("leave")
     except BaseException as error:  # noqa: BLE001 - SystemExit and Ctrl-C in a worker are failures, too
-        return crash.as_raised(error)
+        talk.send(crash.as_raised(error))
+        return 1
+    return 0
+
+
+def _train(
+    start: Start, talk: Talk, framework: Framework, session: Session, shipped: Shipped
+) -> Any:
+    """Form the group and call the function, with a backend's hooks before each."""
+    session.calls.wait_to("form")
+    _form(start, framework, session)
+    session.calls.wait_to("train")
+    session.calls.serve()
+    talk.send(Running())
+    value = shipped.call()
+    session.close()
+    return value
 
 
 def unpack(start: Start, store: Store) -> Shipped:

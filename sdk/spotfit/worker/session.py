@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections import Counter
@@ -33,6 +34,7 @@ from spotfit.model.reporting import (
 )
 from spotfit.model.spec import Keep, RunSpec
 from spotfit.model.wire import (
+    Call,
     Carried,
     Carry,
     Committed,
@@ -42,6 +44,7 @@ from spotfit.model.wire import (
     Named,
     Overdue,
     Preempted,
+    Proceed,
     Saved,
     Start,
     ToWorker,
@@ -50,7 +53,9 @@ from spotfit.policy.retention import worst_to_best
 from spotfit.ship.function import pickled, unpickled
 from spotfit.store.api import Store
 from spotfit.worker import crash
+from spotfit.worker.calls import Calls
 from spotfit.worker.context import TrainContext
+from spotfit.worker.inbox import Inbox
 from spotfit.worker.parcel import Parcel, bring, delete_local, uploaded_by
 from spotfit.worker.reported import Luggage, ReportedCheckpoint
 from spotfit.worker.talk import Talk
@@ -95,7 +100,9 @@ class Session:
         self.reports = 0
         """How many reports this worker has made."""
         self._seqs: Counter[str] = Counter()
-        self._reading = threading.RLock()
+        self._inbox = Inbox(talk, self._take, self._clock)
+        self.calls = Calls(talk, self._inbox, hooks=start.hooks)
+        """What a backend's hooks ask of this worker."""
         self._named: dict[int, Named] = {}
         self._gathered: dict[tuple[str, int], Gathered] = {}
         self._committed: Counter[str] = Counter()
@@ -234,9 +241,7 @@ class Session:
 
     def _drain(self) -> None:
         """Take what the agent has told: it must not pile up for one who only ever reports."""
-        with self._reading:
-            for frame in self._talk.pending():
-                self._take(frame)
+        self._inbox.drain()
 
     def preemption_info(self) -> PreemptionInfo | None:
         """Rank 0's knowledge, so that all ranks decide alike."""
@@ -343,18 +348,14 @@ class Session:
         Of what takes long it tells now and then, by the name of `what`.
         """
         began = self._clock.now()
-        with self._reading:
-            while (found := ready()) is None:
-                waited_s = self._clock.now() - began
-                left_s = WARN_S if timeout_s is None else min(WARN_S, timeout_s - waited_s)
-                if left_s <= 0:
-                    return None
-                frame = self._talk.next(left_s)
-                if frame is not None:
-                    self._take(frame)
-                elif what is not None and left_s == WARN_S:
-                    log.warning("worker.waits", rank=self._start.rank, what=what, so_far_s=waited_s)
-        return found
+        while True:
+            waited_s = self._clock.now() - began
+            left_s = math.inf if timeout_s is None else timeout_s - waited_s
+            found = self._inbox.wait(ready, min(WARN_S, left_s))
+            if found is not None or left_s <= 0:
+                return found
+            if what is not None and left_s >= WARN_S:
+                log.warning("worker.waits", rank=self._start.rank, what=what, so_far_s=waited_s)
 
     def _take(self, frame: ToWorker) -> None:
         match frame:
@@ -373,6 +374,8 @@ class Session:
                 ranks = ", ".join(str(rank) for rank in missing)
                 so_far = told_seconds(waited_s)
                 log.warning("collective.waits", what=kind, missing_ranks=ranks, so_far=so_far)
+            case Call() | Proceed():
+                self.calls.take(frame)
             case Start():
                 raise AssertionError("a worker lives for one round")
 

@@ -31,15 +31,22 @@ from spotfit.core.errors import SpotfitError
 from spotfit.frameworks.registry import open_framework
 from spotfit.host import log, process
 from spotfit.model.cradle import Awake, Bear, Born, FromZygote, Gone, Ripe, Unfit
-from spotfit.worker import audience, birth, carrier
+from spotfit.worker import audience, birth, carrier, hooks
 from spotfit.worker import main as worker
 
 _PACKET_BYTES = 64 * 1024
 _PASSED = 3
 _ALWAYS = ("spotfit.worker.session", "spotfit.store.opening", "spotfit.ship.luggage")
-_ENTRANCES = {"worker": worker.main, "audience": audience.main, "carrier": carrier.main}
 _asks = decoder(Bear)
 _says: msgspec.json.Decoder[FromZygote] = decoder(FromZygote)  # type: ignore[arg-type]
+
+
+_ENTRANCES = {
+    "worker": worker.main,
+    "audience": audience.main,
+    "hooks": hooks.main,
+    "carrier": carrier.main,
+}
 
 
 class _Asked(NamedTuple):

@@ -216,6 +216,6 @@ def test_so_is_a_process_that_cannot_be_started(crew: LiveCrew) -> None:
 def test_callbacks_that_cannot_be_started_are_told_why(crew: LiveCrew) -> None:
     crew._breed = Breed("none", "/no/such/python")
     ends: list[str] = []
-    crew.audience(lambda _frames: None, lambda how, _clean: ends.append(how))
+    crew.beside("audience", lambda _frames: None, lambda how, _clean: ends.append(how))
     turns_until(crew._loop, lambda: bool(ends))
     assert ends[0].startswith("could not be started: This node could not start a process")

@@ -17,11 +17,26 @@ from spotfit.model.events import (
     CheckpointDropped,
     FitEnded,
     NodeLost,
+    RankFailure,
     RoundClosed,
     RoundOpened,
 )
+from spotfit.model.hooks import Ask
 from spotfit.model.spec import Keep, Limits
-from spotfit.model.wire import Files, Gather, Gathered, Overdue, Report, Saved
+from spotfit.model.watch import Trouble
+from spotfit.model.wire import (
+    Call,
+    Files,
+    Gather,
+    Gathered,
+    Outcome,
+    Overdue,
+    Present,
+    Proceed,
+    Report,
+    Returned,
+    Saved,
+)
 from tests.unit.agent.world import TEMPO, World
 
 ANY_FAILURES = Limits(worker=-1)
@@ -105,6 +120,112 @@ def test_the_end_waits_until_callbacks_have_heard_everything() -> None:
     world.audience.caught_up = True
     world.until(lambda: world.view.ended)
     assert world.last(FitEnded).outcome == "finished"
+
+
+# --- a backend's hooks ---------------------------------------------------------------------------
+
+
+def hooks_done(world: World) -> None:
+    world.hooks.left = []
+    world.run(0.2)
+
+
+def to_training(world: World) -> None:
+    """All workers have come through the hooks before the function."""
+    world.train()
+    for stage in ("form", "train"):
+        for rank in (0, 1):
+            world.say(rank, Present(stage))
+        hooks_done(world)
+
+
+def test_workers_wait_for_the_hooks_and_hooks_for_the_workers() -> None:
+    world = World(hooks=True)
+    world.train()
+    world.say(0, Present("form"))
+    assert world.hooks.ordered == []
+    world.say(1, Present("form"))
+    assert world.hooks.ordered == [("on_start", 1, 2)]
+    assert world.heard(0, Proceed) == []
+    hooks_done(world)
+    assert world.heard(0, Proceed) == world.heard(1, Proceed) == [Proceed("form")]
+
+
+def test_calls_pass_through_the_leader_both_ways() -> None:
+    world = World(hooks=True)
+    world.train()
+    world.hooks.wants = [Ask(1, 7, (1,), b"call")]
+    world.run(0.2)
+    assert world.heard(1, Call) == [Call(7, b"call")]
+    world.say(1, Outcome(7, b"value"))
+    world.run(0.2)
+    assert world.hooks.answers == [(1, 1, Outcome(7, b"value"))]
+
+
+def test_the_run_is_finished_once_the_last_hook_is_done_and_the_workers_have_left() -> None:
+    world = World(hooks=True)
+    to_training(world)
+    for rank in (0, 1):
+        world.say(rank, Returned(0))
+    world.run(2.0)
+    assert world.view.active
+    assert world.hooks.ordered[-1] == ("on_shutdown", 1, 2)
+    hooks_done(world)
+    assert world.heard(0, Proceed)[-1] == Proceed("leave")
+    world.run(2.0)
+    assert world.view.active, "they are leaving"
+    for rank in (0, 1):
+        world.holder(rank).crew.exit(rank, clean=True)
+    world.until(lambda: world.view.ended)
+    assert world.last(FitEnded).outcome == "finished"
+
+
+def test_a_worker_that_dies_before_it_is_let_go_is_not_waited_for_by_the_last_hook() -> None:
+    world = World(hooks=True)
+    to_training(world)
+    for rank in (0, 1):
+        world.say(rank, Returned(0))
+    world.holder(1).crew.exit(1, "was killed by SIGKILL")
+    world.run(0.2)
+    assert world.hooks.lost == [1]
+    hooks_done(world)
+    world.until(lambda: world.view.ended)
+    assert world.last(FitEnded).outcome == "finished", "all functions had returned"
+
+
+def test_a_hook_that_raises_ends_the_run() -> None:
+    world = World(hooks=True, limits=ANY_FAILURES)
+    world.train()
+    world.hooks.raised = Trouble("the backend's on_start raised", "Traceback\nKeyError: 'x'", "f/1")
+    world.until(lambda: world.view.ended)
+    ended = world.last(FitEnded)
+    assert (ended.blame, ended.why) == (Blame.PLATFORM, "the backend's on_start raised")
+    assert ended.failures == (RankFailure(-1, "raised", "Traceback\nKeyError: 'x'", "f/1"),)
+
+
+def test_every_round_goes_through_the_hooks_again() -> None:
+    world = World(hooks=True, limits=ANY_FAILURES)
+    to_training(world)
+    world.fail(1)
+    world.until(lambda: world.view.round and world.view.round.number == 2 and world.training)
+    assert world.hooks.ordered[2:] == [("on_shutdown", 1, 2)]
+    for rank in (0, 1):
+        world.say(rank, Present("form"))
+    assert world.hooks.ordered[-1] == ("on_start", 2, 2)
+
+
+def test_the_end_waits_for_the_hook_of_the_last_round_that_failed() -> None:
+    world = World(hooks=True)
+    to_training(world)
+    world.fail(1)
+    world.run(2.0)
+    assert world.view.active
+    hooks_done(world)
+    world.until(lambda: world.view.ended)
+    assert world.last(FitEnded).blame is Blame.WORKER
+
+
+# --- metrics -------------------------------------------------------------------------------------
 
 
 def test_metrics_are_kept_in_the_bucket_line_by_line() -> None:

@@ -21,6 +21,7 @@ from spotfit.model.wire import (
     Ended,
     FromWorker,
     Join,
+    Proceed,
     Raised,
     Report,
     Returned,
@@ -96,6 +97,30 @@ def working(node: Node) -> Node:
 def in_up(message: Any) -> list[FromWorker]:
     assert isinstance(message, Up)
     return [_frames.decode(frame) for frame in message.frames]
+
+
+def hooked(hooks: bool) -> Node:
+    """In round 3 of a run whose backend has hooks, or not; the function of rank 2 has returned."""
+    node = Node()
+    node.follow(replace(OPEN, spec=a_spec(hooks=hooks)))
+    node.crew.say(2, Returned(0))
+    node.hear()
+    return node
+
+
+@pytest.mark.parametrize("hooks", [True, False])
+def test_who_is_still_to_be_called_after_it_returned_is_missed_when_it_dies(hooks: bool) -> None:
+    node = hooked(hooks)
+    node.crew.exit(2, "was killed by SIGKILL")
+    assert [type(one) for one in node.hear()] == [Ended] * hooks
+
+
+def test_who_was_told_to_leave_may_end_as_it_likes() -> None:
+    node = hooked(True)
+    node.shift.pass_down(3, None, Proceed("leave"), OPEN)
+    assert node.crew.received[2] == [Proceed("leave")]
+    node.crew.exit(2, "was killed by SIGKILL")
+    assert node.hear() == []
 
 
 # --- what the journal orders ---------------------------------------------------------------------

@@ -6,7 +6,7 @@ break, and lets time pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ from spotfit.agent.ports import (
     Exited,
     FromAgent,
     FromHub,
+    Hooks,
     HubLost,
     NetEvent,
     Said,
@@ -39,6 +40,7 @@ from spotfit.model.events import (
     Submitted,
 )
 from spotfit.model.group import GroupHandle, GroupRequest, NodeState
+from spotfit.model.hooks import Ask, Hook
 from spotfit.model.spec import RunSpec, Tempo
 from spotfit.model.view import View
 from spotfit.model.watch import Trouble
@@ -48,6 +50,7 @@ from spotfit.model.wire import (
     FromWorker,
     Join,
     Named,
+    Outcome,
     Raised,
     Report,
     Returned,
@@ -293,6 +296,46 @@ class Told:
         return Trouble("a callback raised", self.raised) if self.raised else None
 
 
+class FakeHooks:
+    """`Hooks` that come back when the test lets them."""
+
+    def __init__(self) -> None:
+        self.ordered: list[tuple[str, int, int]] = []
+        self.left: list[tuple[str, int]] = []
+        """Ordered, and not performed yet."""
+        self.lost: list[int] = []
+        """Rounds that are over."""
+        self.wants: list[Ask] = []
+        self.answers: list[tuple[int, int, Outcome]] = []
+        self.raised: Trouble | None = None
+
+    def perform(
+        self, hook: Hook, round_number: int, world_size: int, resources: Mapping[str, float]
+    ) -> None:
+        self.ordered.append((hook, round_number, world_size))
+        self.left.append((hook, round_number))
+
+    def performed(self, hook: Hook, round_number: int) -> bool:
+        return (hook, round_number) not in self.left
+
+    def asks(self) -> list[Ask]:
+        asks, self.wants = self.wants, []
+        return asks
+
+    def answered(self, round_number: int, rank: int, outcome: Outcome) -> None:
+        self.answers.append((round_number, rank, outcome))
+
+    def over(self, round_number: int) -> None:
+        self.lost.append(round_number)
+
+    def trouble(self) -> Trouble | None:
+        return self.raised
+
+    @property
+    def caught_up(self) -> bool:
+        return not self.left
+
+
 class Fate:
     """A `NoticeSource` that the test speaks through."""
 
@@ -315,6 +358,9 @@ class FakeWorkplace:
 
     def audience(self, spec: RunSpec) -> Audience | None:
         return self._world.audience if spec.callbacks else None
+
+    def hooks(self, spec: RunSpec) -> Hooks | None:
+        return self._world.hooks if spec.hooks else None
 
     def errands(self) -> Errands:
         return self._errands
@@ -385,6 +431,7 @@ class World:
         self.wire = Wire()
         self.clock = ManualClock(100.0)
         self.audience = Told()
+        self.hooks = FakeHooks()
         self.new_token = tokens()
         self.nodes: dict[str, Node] = {}
         self.boots = True

@@ -15,6 +15,7 @@ from spotfit.client.handle import RunHandle, attach
 from spotfit.client.request import FitRequest
 from spotfit.core.codec import decoder
 from spotfit.core.ids import RunId
+from spotfit.frameworks.config import BackendConfig
 from spotfit.host import clocks
 from spotfit.ledger import keys
 from spotfit.ledger.run import Ledger
@@ -60,7 +61,7 @@ class Door:
         rest: dict[str, Any] = {
             "framework": "none",
             "framework_options": {},
-            "backend_config": None,
+            "backend_config": BackendConfig(),
         }
         return FitRequest(fn or train, config, **{**rest, **usual, **given})
 

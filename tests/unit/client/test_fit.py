@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from spotfit.client import fit as fitting
@@ -22,8 +25,10 @@ from spotfit.core.errors import (
     ShippingError,
     TransientStoreError,
 )
+from spotfit.frameworks.config import Backend, BackendConfig
 from spotfit.ledger import keys
 from spotfit.model.events import CheckpointCommitted, FitEnded
+from spotfit.ship.luggage import Luggage, Payload, fetch
 from spotfit.store.local import LocalStore
 from tests.unit.client.door import Door
 
@@ -51,6 +56,38 @@ def test_machines_get_the_key_and_nobody_else(door: Door) -> None:
     assert (launch.secret, launch.run_id) == (key.to_text(), door.agent.run_id)
     bucket = b"".join(door.agent.store.get(one.key) for one in door.agent.store.list())
     assert key.to_text().encode() not in bucket
+
+
+class Quiet(Backend):
+    """Has hooks that do nothing."""
+
+
+@dataclass
+class Settings(BackendConfig):
+    """A backend of the user's own, and a context."""
+
+    backend_cls: type[Backend] = Backend
+    train_func_context: Any = nullcontext
+
+
+@pytest.mark.parametrize(
+    ("config", "packed"),
+    [
+        (Settings(), set()),
+        (Settings(Quiet), {"backend_config"}),
+        (Settings(Backend, suppress), {"train_func_context"}),
+    ],
+)
+def test_what_hooks_and_contexts_need_travels_along(
+    door: Door, config: BackendConfig, packed: set[str]
+) -> None:
+    begin(door.request(backend_config=config))
+    key, spec = Keyring().find(door.agent.run_id), door.view.spec
+    assert key is not None
+    assert spec is not None
+    luggage = msgspec.convert(spec.luggage, Luggage)
+    payload = Payload.open(fetch(luggage, store=door.agent.store), key=key)
+    assert payload.objects.keys() == packed
 
 
 def test_it_returns_the_result(door: Door) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -27,6 +27,20 @@ def test_it_returns_what_the_function_returns_and_reports() -> None:
     result = fit_here(a_request(train, {"x": 21}))
     assert (result.return_value, result.metrics) == (42, {"loss": 0.5})
     assert (result.path, result.error) == (None, None)
+
+
+class Lit(BackendConfig):
+    """Puts a context around the function."""
+
+    @property
+    def train_func_context(self) -> Callable[[], AbstractContextManager[Any]]:
+        return lambda: suppress(ZeroDivisionError)
+
+
+def test_a_context_lies_around_it_and_may_swallow_what_it_raises() -> None:
+    assert fit_here(a_request(lambda: 1 / 0, backend_config=Lit())).return_value is None
+    with pytest.raises(ZeroDivisionError):
+        fit_here(a_request(lambda: 1 / 0))
 
 
 def test_a_function_without_a_config_gets_none() -> None:

@@ -22,6 +22,7 @@ from spotfit.core.errors import (
     TransientStoreError,
     UntrustworthyStoreError,
 )
+from spotfit.frameworks.config import BackendConfig
 from spotfit.host import clocks
 from spotfit.model.callbacks import UserCallback
 from spotfit.model.config import ScalingConfig
@@ -83,6 +84,20 @@ def test_what_has_no_effect_is_told_with_what_holds(
     said = capsys.readouterr().err
     for name in ("RAY_TRAIN_V2_ENABLED", "placement_strategy", "label_selector"):
         assert f"no_effect of={name} what_holds=" in said
+
+
+class Odd(BackendConfig):
+    """Names no backend."""
+
+    @property
+    def backend_cls(self) -> Any:
+        return print
+
+
+def test_a_backend_that_is_none_is_told(tmp_path: Path) -> None:
+    run = RunConfig(name="digits", storage_path=str(tmp_path))
+    with pytest.raises(ConfigError, match=r"Odd\.backend_cls"):
+        clear(a_request(run=run, backend_config=Odd()))
 
 
 def test_all_mistakes_are_told_at_once() -> None:

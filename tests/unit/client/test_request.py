@@ -15,6 +15,7 @@ import pytest
 from spotfit.client.config import RunConfig
 from spotfit.client.request import FitRequest
 from spotfit.core.errors import ConfigError
+from spotfit.frameworks.config import Backend, BackendConfig
 from spotfit.model.config import (
     CheckpointConfig,
     FailureConfig,
@@ -39,7 +40,7 @@ def a_request(fn: Callable[..., Any] = train, config: Any = None, **given: Any) 
         "run": RunConfig(name="digits"),
         "framework": "none",
         "framework_options": {},
-        "backend_config": None,
+        "backend_config": BackendConfig(),
     }
     return FitRequest(fn, config, **{**usual, **given})
 
@@ -224,6 +225,28 @@ def test_the_spec_holds_everything_the_machines_need() -> None:
     assert (spec.storage_url, spec.luggage) == ("file:///r", {"fn": "x"})
     assert (spec.log_level, spec.relax_collectives, spec.callbacks) == ("DEBUG", True, False)
     assert spec.collective_timeout_s is None
+
+
+class Shared(Backend):
+    """Wants to see the GPUs of its node."""
+
+    share_cuda_visible_devices = True
+
+
+class Settings(BackendConfig):
+    """Names a backend of the user's own."""
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        return Shared
+
+
+@pytest.mark.parametrize("config", [BackendConfig(), Settings()])
+def test_hooks_are_waited_for_where_a_backend_has_some(config: BackendConfig) -> None:
+    request = a_request(backend_config=config)
+    spec = request.spec(run_id=RUN, name="digits", storage_url="file:///r", luggage={})
+    assert (spec.hooks, spec.share_devices) == (isinstance(config, Settings),) * 2
+    assert (request.fingerprint() == a_request().fingerprint()) == (not spec.hooks)
 
 
 def test_a_fixed_group_is_not_elastic() -> None:

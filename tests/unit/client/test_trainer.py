@@ -11,19 +11,26 @@ import spotfit
 from spotfit.client.config import RunConfig
 from spotfit.client.trainer import DataParallelTrainer
 from spotfit.core.errors import ConfigError, ConfigErrors
+from spotfit.frameworks.config import BackendConfig
 from spotfit.model.config import ScalingConfig
 from spotfit.model.events import FitEnded
 from tests.unit.client.door import Door, train
 
 
 @dataclass
-class Backend:
-    """What a framework's config looks like to a trainer."""
+class Backend(BackendConfig):
+    """A framework's config."""
 
     backend: str = "gloo"
 
     def framework_options(self, scaling: ScalingConfig) -> tuple[str, dict[str, Any]]:
         return "torch", {"backend": self.backend, "width": scaling.max_workers}
+
+
+def test_a_backend_config_must_be_one() -> None:
+    assert type(DataParallelTrainer(train).backend_config) is BackendConfig
+    with pytest.raises(ConfigError, match=r"backend_config must be a spotfit\.BackendConfig"):
+        DataParallelTrainer(train, backend_config={"backend": "gloo"})
 
 
 def test_without_configs_there_are_the_usual_ones() -> None:

@@ -45,7 +45,7 @@ def shown(start: Start, told: str | None = None, *, beside_peers: bool = True) -
     return visibility(start, told, beside_peers=beside_peers).get("CUDA_VISIBLE_DEVICES")
 
 
-@pytest.mark.parametrize(
+SHARES = pytest.mark.parametrize(
     ("gpus", "own", "seen"),
     [
         (0, (), ""),
@@ -54,6 +54,18 @@ def shown(start: Start, told: str | None = None, *, beside_peers: bool = True) -
         (0.5, ("cuda:1",), "0,1"),
     ],
 )
+
+
+@SHARES
+def test_a_backend_may_want_workers_to_see_each_others_whatever_the_framework(
+    gpus: float, own: tuple[str, ...], seen: str
+) -> None:
+    start = worker(gpus, share_devices=True)
+    assert own_devices(start, beside_peers=False) == own
+    assert shown(start, beside_peers=False) == seen
+
+
+@SHARES
 def test_beside_its_peers_each_sees_what_all_of_its_node_use(
     gpus: float, own: tuple[str, ...], seen: str
 ) -> None:

@@ -198,6 +198,25 @@ def test_when_all_have_returned_and_all_is_told_the_run_is_finished() -> None:
     assert waited(OPEN, replace(done, returned=frozenset({0}))).why == "all is well"
 
 
+def test_workers_whose_function_returned_may_end_in_peace_but_not_for_ever() -> None:
+    leaving = a_watch(seats=BUSY, returned=frozenset({0, 1}), stopped=False, returned_at=NOW)
+    assert isinstance(conduct(OPEN, leaving, NOW), Wait)
+    assert isinstance(written(OPEN, leaving, NOW + 45.0), FitEnded)
+    assert isinstance(written(OPEN, replace(leaving, stopped=True)), FitEnded)
+
+
+def test_once_all_have_returned_a_machine_that_goes_changes_nothing() -> None:
+    watch = a_watch(
+        seats=seats(a_seat(0)),
+        returned=frozenset({0, 1}),
+        gone={an_agent(1): NOW},
+        doomed_since=NOW,
+    )
+    event = written(OPEN, watch)
+    assert isinstance(event, FitEnded)
+    assert event.outcome == "finished"
+
+
 def test_a_machine_that_went_takes_its_round_along_even_if_others_had_returned() -> None:
     watch = a_watch(
         seats=seats(a_seat(0)), returned=frozenset({0}), gone={an_agent(1): 0.0}, doomed_since=0.0

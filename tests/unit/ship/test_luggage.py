@@ -1,9 +1,12 @@
 """What is packed at the door arrives on the machines, unchanged or not at all."""
 
+import functools
 import importlib
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +25,7 @@ from spotfit.core.errors import (
 from spotfit.ship import pins
 from spotfit.ship.environment import BundleId, RuntimeEnv, ShippedEnv
 from spotfit.ship.luggage import (
+    AROUND,
     Luggage,
     Payload,
     check_environment,
@@ -86,6 +90,22 @@ def test_a_function_that_wants_a_config_gets_an_empty_one(store: MemoryStore) ->
 def test_a_function_that_requires_nothing_is_called_with_nothing(store: MemoryStore) -> None:
     luggage = packed(lambda config=None: config, {"lr": 1}, store=store)
     assert unpack_function(luggage, key=KEY, store=store).call() is None
+
+
+@contextmanager
+def aloud(said: list[str]) -> Iterator[None]:
+    said.append("in")
+    yield
+    said.append("out")
+
+
+def test_a_context_that_is_packed_lies_around_the_call(store: MemoryStore) -> None:
+    said: list[str] = []
+    around = {AROUND: functools.partial(aloud, said)}
+    luggage = packed(lambda: "called", store=store, objects=around)
+    shipped = unpack_function(luggage, key=KEY, store=store)
+    assert shipped.call() == "called"
+    assert shipped.around.args == (["in", "out"],)  # type: ignore[attr-defined]
 
 
 def test_function_and_config_share_what_they_share(store: MemoryStore) -> None:

@@ -1,14 +1,13 @@
 """The callbacks' own process: everybody is told, originals come back, a mistake is kept."""
 
 import math
-import threading
 from typing import Any
 
 import cloudpickle
 import msgspec
 import pytest
 
-from spotfit.core.errors import TransientStoreError, WorkerDiedError
+from spotfit.core.errors import WorkerDiedError
 from spotfit.model.audience import Failed, Heard, RankTold, Reported
 from spotfit.model.metrics import metrics_to_json
 from spotfit.ship.function import load_pickle
@@ -114,19 +113,3 @@ def test_a_callback_that_raises_is_told_with_its_traceback_and_as_itself(
     assert heard.pickle_key is not None
     original = load_pickle(store.get(heard.pickle_key), KEY, purpose=heard.pickle_key)
     assert isinstance(original, ZeroDivisionError)
-
-
-@pytest.mark.parametrize("how", ["it cannot be pickled", "the bucket refuses"])
-def test_one_that_cannot_be_kept_is_told_in_words(
-    store: MemoryStore, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    error = ValueError("odd")
-    if how == "it cannot be pickled":
-        error.lock = threading.Lock()  # type: ignore[attr-defined]
-    else:
-        monkeypatch.setattr(store, "put", refuse)
-    assert audience.as_heard(error, store, KEY) == Heard("ValueError: odd")
-
-
-def refuse(_key: str, _body: bytes) -> None:
-    raise TransientStoreError("no answer")

@@ -1,0 +1,206 @@
+"""A backend's hooks run beside the workers, call them before, beside and after the function, and
+end the run when they raise; a context lies around the function."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spotfit
+from spotfit.backend import Backend, BackendConfig
+from spotfit.model.events import Blame
+from tests.live.cloud import Cloud
+
+Config = dict[str, Any]
+
+
+def rank() -> int:
+    return spotfit.get_context().get_world_rank()
+
+
+def who(greeting: str, *, mark: str = "") -> tuple[str, int, int]:
+    """Called on workers."""
+    os.environ["GREETED"] = greeting
+    return f"{greeting}{mark}", rank(), os.getpid()
+
+
+def mistake(why: str) -> None:
+    raise LookupError(f"{why} on rank {rank()}")
+
+
+@dataclass
+class Notes(BackendConfig):
+    """Where hooks write down what they did, and what they are to do wrong."""
+
+    page: str
+    wrong: str = ""
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        return Writing
+
+    def write(self, *words: Any) -> None:
+        with Path(self.page).open("a") as page:
+            page.write(json.dumps(words) + "\n")
+
+    def read(self) -> list[list[Any]]:
+        return [json.loads(line) for line in Path(self.page).read_text().splitlines()]
+
+
+class Writing(Backend):
+    """Calls its workers in every hook."""
+
+    def __init__(self) -> None:
+        self.attempts = 0
+
+    def on_start(self, worker_group: Any, backend_config: Any) -> None:
+        self.attempts += 1
+        told = worker_group.execute(who, "hello", mark="!")
+        assert len({pid for _, _, pid in told}) == len(worker_group)
+        assert os.getpid() not in {pid for _, _, pid in told}
+        backend_config.write("start", self.attempts, [[what, of] for what, of, _ in told])
+        backend_config.write("resources", worker_group.get_resources_per_worker())
+        if backend_config.wrong == "on_start":
+            worker_group.execute_single(1, mistake, "no port")
+
+    def on_training_start(self, worker_group: Any, backend_config: Any) -> None:
+        futures = worker_group.execute_async(who, "ready")
+        backend_config.write("training", [future.result()[:2] for future in futures])
+
+    def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
+        backend_config.write("shutdown", self.attempts)
+        told = worker_group.execute_single(len(worker_group) - 1, who, "bye")
+        backend_config.write("said", told[:2])
+        if backend_config.wrong == "on_shutdown":
+            raise ArithmeticError("lost count")
+
+
+def trainer(cloud: Cloud, fn: Callable[..., Any], backend: BackendConfig, **how: Any) -> Any:
+    made = cloud.trainer(fn, **how)
+    made.backend_config = backend
+    return made
+
+
+def test_hooks_call_the_workers_before_and_after_the_function(cloud: Cloud) -> None:
+    def train() -> tuple[str, int]:
+        return os.environ["GREETED"], os.getpid()
+
+    notes = Notes(str(cloud.folder / "notes"))
+    result = trainer(cloud, train, notes, workers=2, nodes=2).fit()
+    assert result.return_value[0] == "ready"
+    assert notes.read() == [
+        ["start", 1, [["hello!", 0], ["hello!", 1]]],
+        ["resources", {"CPU": 1}],
+        ["training", [["ready", 0], ["ready", 1]]],
+        ["shutdown", 1],
+        ["said", ["bye", 1]],
+    ]
+
+
+def test_every_attempt_has_its_hooks_and_workers_that_are_gone_are_no_mistake(
+    cloud: Cloud,
+) -> None:
+    def train(config: Config) -> str:
+        mark = Path(config["marks"], "failed once")
+        if not mark.exists() and rank() == 1:
+            mark.touch()
+            raise ValueError("no data yet")
+        spotfit.collective.barrier()
+        return "done"
+
+    notes = Notes(str(cloud.folder / "notes"))
+    result = trainer(cloud, train, notes, workers=2, max_failures=1).fit()
+    assert result.return_value == "done"
+    hooks = [words[:2] for words in notes.read() if words[0] in ("start", "shutdown", "said")]
+    assert hooks == [
+        ["start", 1],
+        ["shutdown", 1],
+        ["start", 2],
+        ["shutdown", 2],
+        ["said", ["bye", 1]],
+    ]
+    assert [closed.blame for closed in cloud.closed()] == [Blame.WORKER]
+
+
+@pytest.mark.parametrize(
+    ("hook", "cause"),
+    [
+        ("on_start", "LookupError: no port on rank 1"),
+        ("on_shutdown", "ArithmeticError: lost count"),
+    ],
+)
+def test_a_hook_that_raises_ends_the_run_as_itself(cloud: Cloud, hook: str, cause: str) -> None:
+    notes = Notes(str(cloud.folder / "notes"), wrong=hook)
+    with pytest.raises(spotfit.ControllerError, match=cause) as told:
+        trainer(cloud, lambda: None, notes, workers=2, max_failures=5).fit()
+    kind = LookupError if hook == "on_start" else ArithmeticError
+    assert isinstance(told.value.controller_failure, kind)
+    assert len(cloud.opened()) == 1
+
+
+class Watching(Backend):
+    """Goes on calling while the function runs."""
+
+    def on_training_start(self, worker_group: Any, backend_config: Any) -> None:
+        import threading
+
+        def watch() -> None:
+            while not Path(backend_config.page).exists():
+                step = worker_group.execute_single(0, look)
+                if step >= 3:
+                    Path(backend_config.page).write_text(str(step))
+
+        threading.Thread(target=watch, daemon=True).start()
+
+
+def look() -> int:
+    return int(os.environ.get("STEPS", "0"))
+
+
+class Watch(Notes):
+    @property
+    def backend_cls(self) -> type[Backend]:
+        return Watching
+
+
+def test_workers_are_called_beside_the_function_whatever_that_waits_for(cloud: Cloud) -> None:
+    def train(config: Config) -> int:
+        while not Path(config["page"]).exists():
+            os.environ["STEPS"] = str(int(os.environ.get("STEPS", "0")) + 1)
+            spotfit.collective.barrier()
+            time.sleep(0.01)
+        return int(Path(config["page"]).read_text())
+
+    page = str(cloud.folder / "seen")
+    run = trainer(cloud, train, Watch(page), config={"page": page})
+    assert run.fit().return_value >= 3
+
+
+class Lit(BackendConfig):
+    """Lights a lamp around the function."""
+
+    @property
+    def train_func_context(self) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+        return lamp
+
+
+@contextlib.contextmanager
+def lamp() -> Iterator[None]:
+    os.environ["LAMP"] = f"lit on {rank()}"
+    yield
+    os.environ.pop("LAMP")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_context_lies_around_the_function(cloud: Cloud, workers: int) -> None:
+    run = trainer(cloud, lambda: os.environ.get("LAMP"), Lit(), workers=workers)
+    assert run.fit().return_value == "lit on 0"
+    assert "LAMP" not in os.environ
