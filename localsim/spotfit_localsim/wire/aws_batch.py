@@ -81,7 +81,15 @@ class ComplaintError(Exception):
 
     def __init__(self, code: str, message: str, status: int = 400) -> None:
         super().__init__(message)
-        self.reply = Reply.json({"message": message}, status, x_amzn_ErrorType=code)
+        self.code = code
+        self.status = status
+
+    def reply(self, *, xml: bool) -> Reply:
+        """STS and EC2 speak XML, the others JSON."""
+        if not xml:
+            return Reply.json({"message": str(self)}, self.status, x_amzn_ErrorType=self.code)
+        told = f"<Error><Code>{self.code}</Code><Message>{escape(str(self))}</Message></Error>"
+        return _xml(f"<ErrorResponse>{told}</ErrorResponse>", self.status)
 
 
 class AwsBatchCloud:
@@ -111,9 +119,9 @@ class AwsBatchCloud:
     # --- requests ----------------------------------------------------------------------------
 
     def answer(self, request: Request) -> Reply:
+        target = request.headers.get("x-amz-target", "")
         try:
             self._refuse()
-            target = request.headers.get("x-amz-target", "")
             if target.startswith("Logs_"):
                 return self._logs(request.json())
             if request.path == "/":
@@ -121,7 +129,7 @@ class AwsBatchCloud:
             verb = self._verbs.get(request.path.removeprefix("/v1/"), _unknown)
             return Reply.json(verb(self, request.json()))
         except ComplaintError as complaint:
-            return complaint.reply
+            return complaint.reply(xml=request.path == "/" and not target)
 
     def _refuse(self) -> None:
         if self.troubles.strikes("throttled"):
@@ -518,8 +526,8 @@ def _price(kind: str) -> str:
     )
 
 
-def _xml(body: str) -> Reply:
-    return Reply(200, f"<?xml version='1.0'?>{body}".encode(), {"content-type": "text/xml"})
+def _xml(body: str, status: int = 200) -> Reply:
+    return Reply(status, f"<?xml version='1.0'?>{body}".encode(), {"content-type": "text/xml"})
 
 
 def _aws_json(told: Any, status: int = 200) -> Reply:

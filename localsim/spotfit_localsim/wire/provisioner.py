@@ -23,6 +23,7 @@ from spotfit.host import env
 from spotfit.host.clocks import SystemClock
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatus
 from spotfit.provision.api import Provisioner, Refusal, Traits
+from spotfit.provision.checkup import Finding, look
 from spotfit.provision.launch import Launch
 from spotfit.provision.options import parse_options
 from spotfit.provision.registry import open_provisioner
@@ -78,6 +79,13 @@ class SimProvisioner:
     def cancel(self, handle: GroupHandle) -> None:
         self.start()
         self._real.cancel(handle)
+
+    def examine(self) -> Iterator[Finding]:
+        """That a simulator answers, then what the cloud itself wants to be sure of."""
+        yield look(f"a simulated {self.options.cloud} answers", self.start)
+        own = getattr(self._real, "examine", None)
+        if own is not None:
+            yield from own()
 
     @cached_property
     def _real(self) -> Provisioner:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, ClassVar
 
+from spotfit.core.errors import ConfigError
 from spotfit.host import clocks, log
 from spotfit.model.group import (
     GroupHandle,
@@ -15,13 +17,15 @@ from spotfit.model.group import (
     NodeStatus,
 )
 from spotfit.provision.api import Refusal, Traits
+from spotfit.provision.checkup import Finding, look
 from spotfit.provision.launch import Launch
 from spotfit_provisioners.aws_batch import render, states
-from spotfit_provisioners.aws_batch.client import BatchClient, cheapest_usd_per_hour
+from spotfit_provisioners.aws_batch.client import BatchClient, caller, cheapest_usd_per_hour
 from spotfit_provisioners.aws_batch.options import AwsBatchOptions
 
 _FORGOTTEN = NodeStatus(NodeState.GONE, "AWS Batch does not remember it")
 _LET_GO = "spotfit has let it go"
+_MAKE_ONE = "Make one with infra/terraform/stacks/aws, or correct AwsBatchOptions(queues=…)."
 
 
 class AwsBatchProvisioner:
@@ -96,6 +100,30 @@ class AwsBatchProvisioner:
         job = client.describe([handle.name]).get(handle.name)
         if job is not None and job["status"] not in ("SUCCEEDED", "FAILED"):
             client.terminate(handle.name, _LET_GO)
+
+    def examine(self) -> Iterator[Finding]:
+        """Who we are, then each queue and what stands behind it."""
+        endpoint = self.options.endpoint
+        yield look("AWS knows who asks", lambda: caller(self.options.region, endpoint))
+        for queue in self.options.queues:
+            yield look(f"the queue {queue} takes spot jobs", lambda q=queue: self._sound(q))  # type: ignore[misc]
+
+    def _sound(self, queue: str) -> str:
+        """What stands behind the queue. Raises `ConfigError` for what would keep jobs waiting."""
+        client, name = self._at(queue)
+        found = client.queue(name)
+        if found is None:
+            raise ConfigError(f"There is no queue {name!r} in {client.region}.", do=_MAKE_ONE)
+        if found["state"] != "ENABLED" or found["status"] != "VALID":
+            raise ConfigError(f"It is {found['state']} and {found['status']}.", do=_MAKE_ONE)
+        names = [one["computeEnvironment"] for one in found["computeEnvironmentOrder"]]
+        kinds = {one["computeResources"]["type"] for one in client.environments(names)}
+        if kinds != {"SPOT"}:
+            raise ConfigError(
+                f"Its environments are of type {', '.join(sorted(kinds)) or 'none'}.",
+                do="On-demand machines cost several times as much; use environments of type SPOT.",
+            )
+        return f"{len(names)} environments of type SPOT in {client.region}"
 
     # --- queues ------------------------------------------------------------------------------
 

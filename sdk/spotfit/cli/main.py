@@ -9,10 +9,12 @@ import typer
 
 from spotfit.cli import render
 from spotfit.client.handle import attach
-from spotfit.client.request import parse_provisioner
+from spotfit.client.request import default_provisioner, parse_provisioner
 from spotfit.client.revive import revive
 from spotfit.client.story import read_story
 from spotfit.core.errors import SpotfitError
+from spotfit.provision.checkup import Finding, examine, look
+from spotfit.provision.profile import resolve
 from spotfit.provision.registry import open_provisioner
 from spotfit.store.opening import open_store
 from spotfit.store.probe import probe_create
@@ -66,15 +68,26 @@ def sweep(
 @app.command()
 def doctor(
     storage: Annotated[str, typer.Option(help="A storage_path to check.")] = "",
-    provisioner: Annotated[str, typer.Option(help="A provisioner to check.")] = "local",
+    provisioner: Annotated[
+        str, typer.Option(help="A provisioner to check; '' is the one fit() would take.")
+    ] = "",
 ) -> None:
-    """Check that a bucket may be trusted with a run, and that a provisioner can be had."""
-    name, options = parse_provisioner(provisioner)
-    open_provisioner(name, options)
-    render.good(f"The provisioner {provisioner!r} is installed.")
+    """Check that a provisioner could rent machines, and that a bucket may be trusted with a run.
+
+    Says of each thing that is needed what was found, and of what is wrong how to mend it; then
+    the exit code is 1.
+    """
+    name, given = parse_provisioner(provisioner or default_provisioner())
+    options = resolve(name, given)
+    told = ", ".join(f"{option}={options[option]!r}" for option in options) or "no options"
+    findings = [Finding(f"the provisioner {name!r}", well=True, found=told)]
+    findings += examine(open_provisioner(name, options))
     if storage:
-        probe_create(open_store(storage))
-        render.good(f"{storage} can be written, and its `create` has exactly one winner.")
+        probe = "can be written, and its `create` has exactly one winner"
+        findings.append(look(f"{storage} {probe}", lambda: probe_create(open_store(storage))))
+    render.findings(findings)
+    if not all(finding.well for finding in findings):
+        sys.exit(1)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from spotfit.client.handle import RunStatus
 from spotfit.core.errors import SpotfitError
+from spotfit.provision.checkup import Finding
 
 _console = Console(highlight=False, soft_wrap=True)
 _errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -31,6 +32,15 @@ def lines(texts: Iterable[str]) -> None:
     """Plain lines, to the letter: no colours, and tabs stay tabs."""
     for text in texts:
         _console.file.write(f"{text}\n")
+
+
+def findings(found: Iterable[Finding]) -> None:
+    """What a check-up found: a line each, and below what is wrong how to mend it."""
+    for one in found:
+        mark = "[green]✓[/green]" if one.well else "[red]✗[/red]"
+        _console.print(f"{mark} {escape(one.what)}  [dim]{escape(one.found)}[/dim]")
+        if not one.well and one.do:
+            _console.print(f"  [bold]What to do:[/bold] {escape(one.do)}")
 
 
 def good(text: str) -> None:

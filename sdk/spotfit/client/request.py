@@ -53,9 +53,7 @@ class FitRequest:
 
         Text may carry options as a query: 'local?nodes=2'. Raises `ConfigError`.
         """
-        given = self.provisioner
-        if given is None:
-            given = env.value(env.PROVISIONER) or provisioner_of_profile() or "local"
+        given = default_provisioner() if self.provisioner is None else self.provisioner
         if isinstance(given, str):
             return parse_provisioner(given)
         name = getattr(given, "provisioner", None)
@@ -129,6 +127,11 @@ class FitRequest:
             _plain(self.run.worker_runtime_env),
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def default_provisioner() -> str:
+    """What SPOTFIT_PROVISIONER says, else the profile; else this machine."""
+    return env.value(env.PROVISIONER) or provisioner_of_profile() or "local"
 
 
 def parse_provisioner(text: str) -> tuple[str, dict[str, Any]]:

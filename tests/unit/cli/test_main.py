@@ -131,15 +131,24 @@ def test_sweep_of_a_run_that_left_nothing_behind_is_done_at_once(run: Folder) ->
 
 def test_doctor_tries_the_bucket_and_the_provisioner(tmp_path: Path) -> None:
     shown = called("doctor", "--storage", str(tmp_path / "bucket")).stdout
-    assert "'local' is installed" in shown
+    assert "✓ the provisioner 'local'" in shown
     assert "exactly one winner" in shown
     assert isinstance(called("doctor", "--provisioner", "locla").exception, ConfigError)
 
 
 def test_doctor_takes_a_provisioner_as_fit_does() -> None:
     shown = called("doctor", "--provisioner", "local?nodes=2").stdout
-    assert "'local?nodes=2' is installed" in shown
+    assert "nodes=2" in shown
     assert isinstance(called("doctor", "--provisioner", "local?nodez=2").exception, ConfigError)
+
+
+def test_doctor_says_how_to_mend_what_is_wrong_and_fails() -> None:
+    told = called("doctor", "--provisioner", "plain?nodes=2")
+    assert isinstance(told.exception, ConfigError)
+    told = called("doctor", "--provisioner", "aws_batch")
+    assert told.exit_code == 1
+    assert "✗ its options make a plan" in told.stdout
+    assert "What to do:" in told.stdout
 
 
 @pytest.mark.parametrize("command", ["status", "story", "logs", "cancel", "sweep", "follow"])

@@ -118,6 +118,15 @@ def test_queues_can_be_tried_by_price() -> None:
     assert verbs._parts(arn) == ("us-east-1", arn)
 
 
+def test_a_check_up_looks_at_every_queue(sim: Simulator) -> None:
+    findings = list(opened(sim, queues=("spot", "other")).examine())
+    assert [finding.well for finding in findings] == [True, True, True]
+    sim.troubles.expect("permission", 1)
+    first = next(opened(sim).examine())
+    assert not first.well
+    assert first.do
+
+
 def _attempts(sim: Simulator) -> list[Any]:
     (job,) = sim.cloud.memory.jobs.values()
     return list(job.kids[0].attempts)
