@@ -10,6 +10,7 @@ import pytest
 import spotfit
 from spotfit.client.config import RunConfig
 from spotfit.client.trainer import DataParallelTrainer
+from spotfit.client.trainers import TorchTrainer
 from spotfit.core.errors import ConfigError, ConfigErrors
 from spotfit.frameworks.config import BackendConfig
 from spotfit.model.config import ScalingConfig
@@ -77,11 +78,12 @@ def test_what_is_gone_warns_as_an_error(name: str) -> None:
         DataParallelTrainer(train, **given)
 
 
-def test_restore_is_gone() -> None:
+@pytest.mark.parametrize("kind", [DataParallelTrainer, TorchTrainer])
+def test_restore_is_gone(kind: type[DataParallelTrainer]) -> None:
     with pytest.raises(DeprecationWarning, match="same name and storage_path"):
-        DataParallelTrainer.restore("path")
+        kind.restore("path", train_loop_per_worker=train)
     with pytest.raises(DeprecationWarning):
-        DataParallelTrainer.can_restore("path")
+        kind.can_restore("path")
 
 
 def test_it_trains_where_its_provisioner_says(door: Door) -> None:

@@ -16,7 +16,7 @@ from spotfit.model.ranks import Ranks
 
 _NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
-_OURS_TO_CHOOSE = ("gloo", "nccl", None)
+_USUAL = ("gloo", "nccl")
 
 
 class LaunchedGroup:
@@ -89,8 +89,18 @@ def _join(config: TorchConfig, ranks: Ranks) -> None:
     import torch
     import torch.distributed as dist
 
-    backend = config.backend
-    if torch.cuda.is_available():
+    cards = torch.cuda.is_available()
+    if cards:
         torch.cuda.set_device(ranks.local_rank)
-        backend = "cpu:gloo,cuda:nccl" if backend in _OURS_TO_CHOOSE else backend
-    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=config.timeout_s))
+    timeout = datetime.timedelta(seconds=config.timeout_s)
+    dist.init_process_group(backend_for(config.backend, cards=cards), timeout=timeout)
+
+
+def backend_for(named: str | None, *, cards: bool) -> str:
+    """What this machine's devices speak; another backend only where somebody named it.
+
+    A trainer without workers was told nothing of devices: its choice between the usual two is void.
+    """
+    if named is not None and named not in _USUAL:
+        return named
+    return "cpu:gloo,cuda:nccl" if cards else "gloo"

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from spotfit.core.errors import ConfigError
 from spotfit.frameworks.torch.backend import Torch
 from spotfit.frameworks.torch.config import TorchConfig
-from spotfit.frameworks.torch.launched import launched_group, ranks_in
+from spotfit.frameworks.torch.launched import backend_for, launched_group, ranks_in
 from spotfit.model.ranks import Ranks
 
 TOLD = {
@@ -82,3 +82,18 @@ def test_after_a_failure_nobody_is_waited_for(launched: None) -> None:
     with pytest.raises(KeyError), launched_group(TorchConfig(backend="gloo")):
         raise KeyError("lr")
     assert dist.is_initialized(), "the launcher ends the others, and this one"
+
+
+@pytest.mark.parametrize(
+    ("named", "cards", "backend"),
+    [
+        (None, False, "gloo"),
+        ("nccl", False, "gloo"),
+        ("gloo", True, "cpu:gloo,cuda:nccl"),
+        ("mpi", True, "mpi"),
+    ],
+)
+def test_the_group_speaks_what_its_devices_speak(
+    named: str | None, *, cards: bool, backend: str
+) -> None:
+    assert backend_for(named, cards=cards) == backend
