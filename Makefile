@@ -62,7 +62,7 @@ bench: $(STAMP) ## measure ourselves and our peers, in pairs
 	$(BIN)/python benchmarks/run.py
 
 .PHONY: parity
-parity: $(STAMP) ## run Ray Train's own examples here, and compare its wheel with our table
+parity: $(STAMP) ## install Ray, compare its answers with ours, run its own examples here
 	$(BIN)/python -m tests.parity.run
 
 .PHONY: docs

@@ -48,7 +48,12 @@ def _of_itself(theirs: Facts, ours: Facts, known: frozenset[str]) -> Iterator[st
 
 
 def _parameters(theirs: list[list[Any]], ours: list[list[Any]]) -> Iterator[str]:
-    """Theirs in their order; of ours only such besides as nobody has to give, or to count."""
+    """Theirs in their order; of ours only such besides as nobody has to give, or to count.
+
+    Where theirs takes anything, to hand it on, nothing can be said.
+    """
+    if {kind for _, kind, _ in theirs} == {"*", "**"}:
+        return
     mine = {one[0]: one for one in ours}
     for one in theirs:
         if one[0] not in mine:
@@ -70,3 +75,17 @@ def _positions(parameters: list[list[Any]]) -> list[str]:
 def _readable(ours: Mapping[str, Any]) -> set[str]:
     """What an instance answers to without a property."""
     return {*ours.get("attributes", ()), *(one[0] for one in ours.get("parameters", ()))}
+
+
+def alike(theirs: Any, ours: Any) -> bool:
+    """Whether two answers of a probe are the same; an error may be more than theirs is."""
+    match theirs, ours:
+        case {"is": list(wanted)}, {"is": list(found)}:
+            return set(wanted) <= set(found)
+        case dict(), dict():
+            return theirs.keys() == ours.keys() and all(alike(theirs[k], ours[k]) for k in theirs)
+        case list(), list():
+            same_length = len(theirs) == len(ours)
+            return same_length and all(map(alike, theirs, ours))
+        case _:
+            return bool(theirs == ours)

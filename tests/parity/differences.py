@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 MEANT: Mapping[str, str] = {
-    "TorchCheckpoint": "it takes path and filesystem, as there, but shows them",
     "TrainRunContext": "it is given to callbacks, which read it; nobody makes one",
 }
 """A name, or a name and its member."""
+
+
+class Otherwise(NamedTuple):
+    """What a probe sees here, and the words of the guide that say so."""
+
+    here: Any
+    guide: str
+
+
+_FAILED = {"is": ["TrainingFailedError", "WorkerGroupError"]}
+
+OTHERWISE: Mapping[str, Otherwise] = {
+    "metrics_without_a_checkpoint": Otherwise([{"loss": 1}, None, []], "`Result.metrics`"),
+    "a_score_that_is_missing_where_least_is_best": Otherwise(
+        [{"rank": 0, "score": 1}, {"rank": 0, "score": 0}], "a checkpoint without the score"
+    ),
+    "numbers_of_numpy_in_the_metrics_of_a_checkpoint": Otherwise(None, "numbers of numpy"),
+    "a_report_that_is_no_dictionary": Otherwise(_FAILED, "`report(5)`"),
+    "a_group_that_may_shrink_to_nobody": Otherwise({"is": ["ValueError"]}, "`num_workers=(0, n)`"),
+    "a_checkpoint_in_local_mode": Otherwise([True, True], "`get_checkpoint` with `num_workers=0`"),
+}
+"""Probes of tests/parity/behaviour.py that see something else here than with Ray Train."""
 
 NOT_YET: Mapping[str, str] = {
     "NCCLHangError": "being built",
     "TorchConfig": "being built",
     "TorchXLAConfig": "being built",
     "TorchftConfig": "being built",
+    "checkpoints_that_are_validated": "being built",
+    "no_time_to_validate": "being built",
     "ValidationConfig": "being built",
     "ValidationFn": "being built",
     "ValidationTaskConfig": "being built",

@@ -10,6 +10,7 @@ none of them.
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import shutil
 import subprocess
@@ -28,6 +29,8 @@ PLACE = BENCH / "parity"
 PACKAGES = BENCH / "parity-packages"
 NEEDED = ("torchvision==0.28.0", "pillow", "tqdm")
 TABLE = ROOT / "tests" / "parity" / "ray_train_2_60.json"
+ANSWERS = TABLE.with_name("behaviour_ray_2_60.json")
+RAY_IN_A_HURRY = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1", "RAY_USAGE_STATS_ENABLED": "0"}
 PICTURES = Path("/tmp/data")  # noqa: S108 - where one of the examples looks for them
 WITHIN_S = 600
 DECLARED = """\
@@ -73,8 +76,8 @@ EXAMPLES = (
 
 
 def main() -> None:
-    failures = [*table_differences(python_of("ray"))]
     shutil.rmtree(PLACE, ignore_errors=True)
+    failures = [*table_differences(python_of("ray")), *behaviour_differences(python_of("ray"))]
     _install_packages()
     examples = PLACE / "pytorch"
     shutil.copytree(_where_ray_is() / "train" / "examples" / "pytorch", examples)
@@ -96,6 +99,23 @@ def table_differences(ray_python: Path) -> list[str]:
     kept = TABLE.read_text()
     sys.stdout.writelines(difflib.unified_diff(kept.splitlines(True), made.splitlines(True)))
     return [] if made == kept else [f"{TABLE.name} is not what Ray's wheel says"]
+
+
+def behaviour_differences(ray_python: Path) -> list[str]:
+    """Ask Ray every probe again, and say whether it answers what is kept."""
+    print(
+        "── Ray Train answers the probes of tests/parity/behaviour.py (some ten minutes)",
+        flush=True,
+    )
+    place = PLACE / "probes"
+    command = [str(ray_python), "-m", "tests.parity.behaviour", "ray.train", str(place)]
+    surroundings = _environment() | RAY_IN_A_HURRY | {"PYTHONPATH": str(ROOT)}
+    subprocess.run(command, cwd=ROOT, env=surroundings, check=True)
+    seen = json.loads((place / "seen.json").read_text())
+    kept = json.loads(ANSWERS.read_text())
+    return [
+        f"Ray answers {name} otherwise: {seen[name]}" for name in kept if seen[name] != kept[name]
+    ]
 
 
 def _try(example: Example, examples: Path) -> list[str]:

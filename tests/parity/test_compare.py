@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.parity.compare import differences
+from tests.parity.compare import alike, differences
 from tests.parity.describe import describe
 
 
@@ -47,6 +47,10 @@ class Greedy(Theirs):
     def __init__(self, path: str, *, size: int = 3, colour: str) -> None: ...
 
 
+class Passing:
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
+
+
 class Mode(enum.Enum):
     SYNC = "SYNC"
 
@@ -73,6 +77,7 @@ def told(theirs: Any, ours: Any) -> list[str]:
 def test_more_is_no_difference() -> None:
     assert told(Theirs, Theirs) == []
     assert told(Theirs, Longer) == []
+    assert told(Passing, Greedy) == []
 
 
 @pytest.mark.parametrize(
@@ -94,3 +99,13 @@ def test_more_is_no_difference() -> None:
 )
 def test_each_way_to_differ_is_told(theirs: Any, ours: Any, words: str) -> None:
     assert words in told(theirs, ours)
+
+
+def test_an_answer_is_alike_if_errors_are_what_they_are_with_ray() -> None:
+    assert alike(
+        [1, {"a": {"is": ["ValueError"]}}], [1, {"a": {"is": ["TypeError", "ValueError"]}}]
+    )
+    assert alike({"is": []}, None) is False
+    assert not alike([1, 2], [1])
+    assert not alike({"a": 1}, {"a": 2})
+    assert not alike(None, {"is": ["ValueError"]})

@@ -136,9 +136,7 @@ def find(path: Path) -> Here | Stays:
 
 def variable(name: str) -> str | None:
     """What an environment variable of Ray Train is called here; None if there is none like it."""
-    ours = {setting.name for setting in SETTINGS}
-    told = f"SPOTFIT_{name.removeprefix('RAY_TRAIN_')}"
-    return told if told in ours else None
+    return next((setting.name for setting in SETTINGS if name and setting.also == name), None)
 
 
 def _may_hold_public_names(module: Path) -> bool:

@@ -1,0 +1,835 @@
+"""The same small trainings with Ray Train and with us: each probe tells what it saw.
+
+    python -m tests.parity.behaviour ray.train /tmp/scratch
+    python -m tests.parity.behaviour spotfit /tmp/scratch
+
+prints one JSON object, by probe. `make parity` runs both, and compares. Functions below see nothing
+but the module they are given, `train`, so a probe cannot favour a side.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+PROBES: dict[str, Callable[[Api], Any]] = {}
+NOWHERE = "/tmp/nowhere"  # noqa: S108 - a path that is only written down
+RAYS_TRAINER = "ray.train.v2.api.data_parallel_trainer"
+
+
+class Api:
+    """One side: its module, and a place of its own for each probe."""
+
+    def __init__(self, name: str, scratch: Path) -> None:
+        self.name = name
+        self.train: Any = importlib.import_module(name)
+        self.torch: Any = importlib.import_module(f"{name}.torch")
+        self.scratch = scratch
+
+    @property
+    def trainer(self) -> Any:
+        home = importlib.import_module(RAYS_TRAINER) if "ray" in self.name else self.train
+        return home.DataParallelTrainer
+
+    def fit(self, fn: Any, workers: Any = 2, torch: bool = False, **given: Any) -> Any:
+        """Train `fn` with a config that names this side; `run` and `more` go to the configs."""
+        run = {"name": "run", "storage_path": str(self.scratch)} | given.pop("run", {})
+        config = {"api": self.name, "place": str(self.scratch)} | given.pop("config", {})
+        kind = self.torch.TorchTrainer if torch else self.trainer
+        return kind(
+            fn,
+            train_loop_config=config,
+            scaling_config=self.train.ScalingConfig(num_workers=workers),
+            run_config=self.train.RunConfig(**run),
+            **given,
+        ).fit()
+
+
+def probe(function: Callable[[Api], Any]) -> Callable[[Api], Any]:
+    PROBES[function.__name__] = function
+    return function
+
+
+def side(config: dict[str, Any]) -> ModuleType:
+    return importlib.import_module(config["api"])
+
+
+def kinds(error: BaseException | None) -> Any:
+    """What an exception is to code that knows Python's own classes and those of Ray Train."""
+    if error is None:
+        return None
+    known = {"ValueError", "TypeError", "RuntimeError", "AttributeError", "KeyError"}
+    known |= {"DeprecationWarning", "SystemExit", "AssertionError", "ZeroDivisionError"}
+    known |= {"TrainingFailedError", "WorkerGroupError", "ControllerError", "PreemptionError"}
+    return {"is": sorted({kind.__name__ for kind in type(error).__mro__} & known)}
+
+
+def caught(call: Callable[[], Any]) -> Any:
+    try:
+        call()
+    except BaseException as error:  # noqa: BLE001 - what is raised is what is asked
+        return error
+    return None
+
+
+def steps(config: dict[str, Any]) -> Any:
+    """Report the given metrics, one after the other, each with a checkpoint of every rank."""
+    train: Any = side(config)
+    rank = train.get_context().get_world_rank()
+    for number, metrics in enumerate(config["metrics"]):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, f"rank{rank}").write_text(f"{number}")
+            checkpoint = train.Checkpoint.from_directory(folder)
+            train.report(
+                {**metrics, "rank": rank} if metrics is not None else {},
+                checkpoint=checkpoint,
+                checkpoint_dir_name=f"c{number}",
+            )
+
+
+def seen_in(folder: str | Path) -> list[str]:
+    return sorted(one.name for one in Path(folder).iterdir() if one.name[0] != ".")
+
+
+def folders(api: Api) -> list[str]:
+    return [name for name in seen_in(api.scratch / "run") if (api.scratch / "run" / name).is_dir()]
+
+
+def metrics_of(result: Any) -> list[Any]:
+    return [metrics for _, metrics in result.best_checkpoints]
+
+
+def keeping(api: Api, **given: Any) -> dict[str, Any]:
+    return {"run": {"checkpoint_config": api.train.CheckpointConfig(**given)}}
+
+
+# --- the function and its result -----------------------------------------------------------------
+
+
+@probe
+def what_rank_0_returns(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> Any:
+        return {"rank": side(config).get_context().get_world_rank()}
+
+    return api.fit(f).return_value
+
+
+@probe
+def a_parameter_with_a_default_gets_nothing(api: Api) -> Any:
+    def f(config: Any = None) -> Any:
+        return config
+
+    return api.fit(f).return_value
+
+
+@probe
+def a_function_of_two_parameters(api: Api) -> Any:
+    def f(a: Any, b: Any) -> None: ...
+
+    return kinds(caught(lambda: api.fit(f)))
+
+
+@probe
+def what_is_no_function(api: Api) -> Any:
+    return kinds(caught(lambda: api.fit(3)))
+
+
+@probe
+def what_cannot_be_pickled(api: Api) -> Any:
+    import threading
+
+    lock = threading.Lock()
+
+    def f() -> Any:
+        return lock
+
+    return kinds(caught(lambda: api.fit(f)))
+
+
+@probe
+def the_config_of_the_driver_stays_as_it_is(api: Api) -> Any:
+    given: dict[str, Any] = {"list": []}
+
+    def f(config: dict[str, Any]) -> Any:
+        config["list"].append(1)
+        return config["list"]
+
+    return [api.fit(f, config=given).return_value, given]
+
+
+@probe
+def a_tensor_cannot_be_returned(api: Api) -> Any:
+    def f() -> Any:
+        import torch
+
+        return {"tensor": torch.ones(1)}
+
+    error: Any = caught(lambda: api.fit(f))
+    return [kinds(error), kinds(error.worker_failures[0])]
+
+
+ABOUT_A_WORKER = ("world_size", "world_rank", "local_rank", "local_world_size", "node_rank")
+
+
+@probe
+def who_the_workers_are(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> None:
+        train: Any = side(config)
+        context = train.get_context()
+        told = [getattr(context, f"get_{name}")() for name in ABOUT_A_WORKER]
+        told += [context.get_experiment_name()]
+        told += [Path(context.get_storage().experiment_fs_path).name]
+        Path(config["place"], f"told{context.get_world_rank()}").write_text(json.dumps(told))
+
+    api.fit(f, workers=2)
+    return [json.loads((api.scratch / f"told{rank}").read_text()) for rank in range(2)]
+
+
+# --- reports, checkpoints, retention -------------------------------------------------------------
+
+
+@probe
+def metrics_without_a_checkpoint(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> None:
+        side(config).report({"loss": 1})
+
+    result = api.fit(f)
+    return [result.metrics, result.checkpoint, result.best_checkpoints]
+
+
+@probe
+def files_of_all_ranks_and_metrics_of_rank_0(api: Api) -> Any:
+    result = api.fit(steps, config={"metrics": [{"loss": 1}, {"loss": 2}]})
+    with result.checkpoint.as_directory() as folder:
+        files = seen_in(folder)
+    path = result.path.endswith("/run"), result.checkpoint.path.endswith("/run/c1")
+    return [result.metrics, files, metrics_of(result), folders(api), path]
+
+
+@probe
+def the_last_two_are_kept(api: Api) -> Any:
+    many = {"metrics": [{"loss": n} for n in range(4)]}
+    result = api.fit(steps, config=many, **keeping(api, num_to_keep=2))
+    return [folders(api), metrics_of(result), result.metrics]
+
+
+@probe
+def the_best_two_are_kept_and_the_latest(api: Api) -> Any:
+    many = {"metrics": [{"score": n} for n in (3, 1, 4, 2)]}
+    how = keeping(api, num_to_keep=2, checkpoint_score_attribute="score")
+    result = api.fit(steps, config=many, **how)
+    again = api.train.Result.from_path(str(api.scratch / "run"))
+    best = result.get_best_checkpoint("score", "max").path.rpartition("/")[2]
+    return [folders(api), metrics_of(result), result.metrics, metrics_of(again), best]
+
+
+@probe
+def the_lowest_of_a_nested_score(api: Api) -> Any:
+    many = {"metrics": [{"eval": {"loss": n}} for n in (3, 1, 4, 2)]}
+    how = keeping(
+        api, num_to_keep=2, checkpoint_score_attribute="eval/loss", checkpoint_score_order="min"
+    )
+    result = api.fit(steps, config=many, **how)
+    return [folders(api), metrics_of(result)]
+
+
+@probe
+def a_score_that_is_missing_where_most_is_best(api: Api) -> Any:
+    many = {"metrics": [{"score": 1}, {}, {"score": 0}, {"score": 2}]}
+    how = keeping(api, num_to_keep=2, checkpoint_score_attribute="score")
+    return metrics_of(api.fit(steps, config=many, **how))
+
+
+@probe
+def a_score_that_is_missing_where_least_is_best(api: Api) -> Any:
+    many = {"metrics": [{"score": 1}, {}, {"score": 0}, {"score": 2}]}
+    how = keeping(
+        api, num_to_keep=2, checkpoint_score_attribute="score", checkpoint_score_order="min"
+    )
+    return metrics_of(api.fit(steps, config=many, **how))
+
+
+@probe
+def numbers_of_numpy_in_the_metrics_of_a_checkpoint(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> None:
+        import numpy as np
+
+        steps({**config, "metrics": [{"loss": np.float32(0.5), "step": np.int64(3)}]})
+
+    error = caught(lambda: api.fit(f, workers=1))
+    return kinds(error)
+
+
+@probe
+def a_report_that_is_no_dictionary(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> None:
+        side(config).report(5)
+
+    return kinds(caught(lambda: api.fit(f, workers=1)))
+
+
+@probe
+def a_report_with_a_tensor(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> None:
+        import torch
+
+        side(config).report({"loss": torch.ones(1)})
+
+    error: Any = caught(lambda: api.fit(f, workers=1))
+    return [kinds(error), kinds(error.worker_failures[0])]
+
+
+@probe
+def a_name_used_twice(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> None:
+        train: Any = side(config)
+        for number in range(2):
+            with tempfile.TemporaryDirectory() as folder:
+                Path(folder, f"file{number}").touch()
+                checkpoint = train.Checkpoint.from_directory(folder)
+                train.report({"n": number}, checkpoint=checkpoint, checkpoint_dir_name="same")
+
+    result = api.fit(f, workers=1)
+    files = seen_in(api.scratch / "run/same")
+    return [metrics_of(result), files]
+
+
+@probe
+def which_uploads_delete_the_local_copy(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> Any:
+        train: Any = side(config)
+        left = {}
+        for mode in ("SYNC", "ASYNC"):
+            for delete in (None, True, False):
+                folder = tempfile.mkdtemp()
+                Path(folder, "file").touch()
+                train.report(
+                    {},
+                    checkpoint=train.Checkpoint.from_directory(folder),
+                    checkpoint_upload_mode=train.CheckpointUploadMode[mode],
+                    delete_local_checkpoint_after_upload=delete,
+                )
+                left[f"{mode} {delete}"] = folder
+        train.get_all_reported_checkpoints()
+        return {key: Path(folder).exists() for key, folder in left.items()}
+
+    return api.fit(f, workers=1).return_value
+
+
+@probe
+def a_checkpoint_that_is_not_uploaded(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> Any:
+        train: Any = side(config)
+        storage = train.get_context().get_storage()
+        inside = storage.build_checkpoint_path_from_name("mine")
+        Path(inside).mkdir()
+        Path(inside, "file").touch()
+        mode = train.CheckpointUploadMode.NO_UPLOAD
+        train.report({"n": 1}, checkpoint=train.Checkpoint(inside), checkpoint_upload_mode=mode)
+        elsewhere = train.Checkpoint(tempfile.mkdtemp())
+        return kinds(caught(lambda: train.report({}, elsewhere, checkpoint_upload_mode=mode)))
+
+    result = api.fit(f, workers=1)
+    return [result.return_value, result.checkpoint.path.rpartition("/")[2], result.metrics]
+
+
+@probe
+def an_upload_function(api: Api) -> Any:
+    def upload(checkpoint: Any, name: str) -> Any:
+        target = Path(os.environ["PROBE_PLACE"], "run", f"{name}-by-hand")
+        checkpoint.to_directory(str(target))
+        return type(checkpoint)(str(target))
+
+    def f(config: dict[str, Any]) -> None:
+        os.environ["PROBE_PLACE"] = config["place"]
+        train: Any = side(config)
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "file").touch()
+            checkpoint = train.Checkpoint.from_directory(folder)
+            train.report(
+                {}, checkpoint=checkpoint, checkpoint_dir_name="c", checkpoint_upload_fn=upload
+            )
+
+    return api.fit(f, workers=1).checkpoint.path.rpartition("/")[2]
+
+
+@probe
+def an_upload_function_that_gives_no_checkpoint(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> None:
+        train: Any = side(config)
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoint = train.Checkpoint.from_directory(folder)
+            train.report({}, checkpoint=checkpoint, checkpoint_upload_fn=lambda a, b: 3)
+
+    error: Any = caught(lambda: api.fit(f, workers=1))
+    return [kinds(error), kinds(error.worker_failures[0])]
+
+
+@probe
+def what_get_checkpoint_gives(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> Any:
+        train: Any = side(config)
+        before = train.get_checkpoint()
+        steps({**config, "metrics": [{"n": 0}]})
+        after = train.get_checkpoint()
+        return [before, after.path.rpartition("/")[2]]
+
+    return api.fit(f, workers=1).return_value
+
+
+@probe
+def all_reported_checkpoints(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> Any:
+        train: Any = side(config)
+        steps({**config, "metrics": [{"score": n} for n in (3, 1, 4, 2)]})
+        told = train.get_all_reported_checkpoints()
+        return [[one.metrics["score"], one.status.value] for one in told]
+
+    how = keeping(api, num_to_keep=2, checkpoint_score_attribute="score")
+    return api.fit(f, workers=1, **how).return_value
+
+
+# --- going on ------------------------------------------------------------------------------------
+
+
+@probe
+def the_same_name_goes_on(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> Any:
+        found = side(config).get_checkpoint()
+        return found and found.path.rpartition("/")[2]
+
+    first = api.fit(steps, config={"metrics": [{"n": 0}, {"n": 1}]})
+    second = api.fit(f)
+    return [second.return_value, second.metrics, metrics_of(second), first.metrics]
+
+
+@probe
+def a_failed_attempt_is_tried_again_from_the_latest(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> Any:
+        train: Any = side(config)
+        found = train.get_checkpoint()
+        rank = train.get_context().get_world_rank()
+        name = found.path.rpartition("/")[2] if found else "nothing"
+        with Path(config["place"], f"attempts{rank}").open("a") as file:
+            file.write(f"{name} ")
+        if found is None:
+            steps({**config, "metrics": [{"n": 0}]})
+            train.get_all_reported_checkpoints()
+            raise RuntimeError("the first attempt")
+
+    api.fit(f, run={"failure_config": api.train.FailureConfig(max_failures=1)})
+    return [(api.scratch / f"attempts{rank}").read_text() for rank in range(2)]
+
+
+@probe
+def no_more_attempts_than_allowed(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> None:
+        with Path(config["place"], "attempts").open("a") as file:
+            file.write("x")
+        raise ZeroDivisionError("always")
+
+    how: Any = {"run": {"failure_config": api.train.FailureConfig(max_failures=2)}}
+    error = caught(lambda: api.fit(f, workers=1, **how))
+    return [kinds(error), (api.scratch / "attempts").read_text()]
+
+
+# --- failures ------------------------------------------------------------------------------------
+
+
+@probe
+def an_exception_by_rank(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> None:
+        train: Any = side(config)
+        if train.get_context().get_world_rank() == 1:
+            raise ZeroDivisionError("of rank 1")
+        train.collective.barrier()
+
+    error: Any = caught(lambda: api.fit(f))
+    own = error.worker_failures[1]
+    told = "[Rank 1 Error Snippet]:" in str(error), "of rank 1" in str(error)
+    return [kinds(error), kinds(own), str(own), told]
+
+
+@probe
+def leaving_politely(api: Api) -> Any:
+    def f() -> None:
+        sys.exit(0)
+
+    error: Any = caught(lambda: api.fit(f, workers=1))
+    return [kinds(error), kinds(error.worker_failures[0])]
+
+
+@probe
+def dying_without_a_word(api: Api) -> Any:
+    def f() -> None:
+        time.sleep(3)  # one that dies in its first instant is another story in Ray
+        os._exit(3)
+
+    error: Any = caught(lambda: api.fit(f, workers=1))
+    return [kinds(error), list(error.worker_failures)]
+
+
+@probe
+def storage_that_cannot_be_written(api: Api) -> Any:
+    def f() -> None: ...
+
+    file = api.scratch / "file"
+    file.touch()
+    error = caught(lambda: api.fit(f, run={"storage_path": str(file)}))
+    return "TrainingFailedError" in kinds(error)["is"]
+
+
+# --- callbacks -----------------------------------------------------------------------------------
+
+
+def diary(api: Api) -> Any:
+    place = str(api.scratch)
+
+    class Diary(api.train.UserCallback):  # type: ignore[name-defined,misc]
+        def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
+            name = checkpoint and checkpoint.path.rpartition("/")[2]
+            self._write(["report", run_context.get_run_config().name, metrics, name])
+
+        def after_exception(self, run_context: Any, worker_exceptions: Any) -> None:
+            told = {str(rank): str(error) for rank, error in worker_exceptions.items()}
+            self._write(["exception", sorted(told)])
+
+        def _write(self, told: Any) -> None:
+            with Path(place, "diary").open("a") as file:
+                file.write(json.dumps(told) + "\n")
+
+    return Diary()
+
+
+@probe
+def what_callbacks_hear(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> None:
+        train: Any = side(config)
+        train.report({"rank": train.get_context().get_world_rank()})
+        steps({**config, "metrics": [{"n": 0}]})
+        train.get_all_reported_checkpoints()
+        raise RuntimeError("at the end")
+
+    caught(lambda: api.fit(f, run={"callbacks": [diary(api)]}))
+    told = (api.scratch / "diary").read_text().splitlines()
+    return [json.loads(line) for line in told]
+
+
+@probe
+def a_callback_that_raises(api: Api) -> Any:
+    class Broken(api.train.UserCallback):  # type: ignore[name-defined,misc]
+        def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
+            raise ZeroDivisionError("in a callback")
+
+    def f(config: dict[str, Any]) -> None:
+        with Path(config["place"], "attempts").open("a") as file:
+            file.write("x")
+        train: Any = side(config)
+        train.report({})
+        train.collective.barrier()
+
+    failures = api.train.FailureConfig(max_failures=3)
+    how: Any = {"run": {"callbacks": [Broken()], "failure_config": failures}}
+    error: Any = caught(lambda: api.fit(f, workers=1, **how))
+    return [kinds(error), kinds(error.controller_failure), (api.scratch / "attempts").read_text()]
+
+
+# --- validation ----------------------------------------------------------------------------------
+
+
+@probe
+def checkpoints_that_are_validated(api: Api) -> Any:
+    def validate(checkpoint: Any, offset: int = 0) -> Any:
+        with checkpoint.as_directory() as folder:
+            number = int(Path(folder, "rank0").read_text())
+        if number == 2:
+            raise ValueError("the third is bad")
+        return {"score": offset + number}
+
+    def f(config: dict[str, Any]) -> Any:
+        train: Any = side(config)
+        task = train.ValidationTaskConfig(fn_kwargs={"offset": 100})
+        for number, validation in enumerate([True, task, True, False]):
+            with tempfile.TemporaryDirectory() as folder:
+                Path(folder, "rank0").write_text(f"{number}")
+                checkpoint = train.Checkpoint.from_directory(folder)
+                train.report({"n": number}, checkpoint=checkpoint, validation=validation)
+        told = train.get_all_reported_checkpoints()
+        return [[one.metrics, one.status.value] for one in told]
+
+    given = api.train.ValidationTaskConfig(fn_kwargs={"offset": 10})
+    config = api.train.ValidationConfig(validate, task_config=given)
+    result = api.fit(f, workers=1, validation_config=config)
+    return [result.return_value, metrics_of(result)]
+
+
+# --- torch ---------------------------------------------------------------------------------------
+
+
+@probe
+def what_torch_is_prepared_to(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> Any:
+        import torch
+        import torch.distributed as dist
+        from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+
+        here: Any = importlib.import_module(f"{config['api']}.torch")
+        model = here.prepare_model(torch.nn.Linear(1, 1))
+        bare = here.prepare_model(torch.nn.Linear(1, 1), parallel_strategy=None)
+        data = TensorDataset(torch.arange(10))
+        loader = here.prepare_data_loader(DataLoader(data, batch_size=2))
+        shuffled = here.prepare_data_loader(DataLoader(data, sampler=RandomSampler(data)))
+        return [
+            type(model).__name__,
+            type(bare).__name__,
+            [dist.get_backend(), dist.get_world_size()],
+            [isinstance(loader, DataLoader), loader.batch_size, len(loader)],
+            [type(loader.sampler).__name__, loader.sampler.shuffle, shuffled.sampler.shuffle],
+            [batch[0].tolist() for batch in loader],
+            [str(here.get_device()), [str(one) for one in here.get_devices()]],
+            sorted(name for name in os.environ if name in TORCH_VARIABLES),
+        ]
+
+    result = api.fit(f, torch=True)
+    return result.return_value
+
+
+TORCH_VARIABLES = (
+    "ACCELERATE_TORCH_DEVICE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+    "NODE_RANK", "RANK", "WORLD_SIZE",
+)  # fmt: skip
+
+
+@probe
+def one_torch_worker_alone(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> Any:
+        import torch
+        import torch.distributed as dist
+
+        here: Any = importlib.import_module(f"{config['api']}.torch")
+        return [type(here.prepare_model(torch.nn.Linear(1, 1))).__name__, dist.get_world_size()]
+
+    return api.fit(f, workers=1, torch=True).return_value
+
+
+# --- collectives ---------------------------------------------------------------------------------
+
+
+@probe
+def a_broadcast(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> Any:
+        train: Any = side(config)
+        rank = train.get_context().get_world_rank()
+        collective: Any = importlib.import_module(f"{config['api']}.collective")
+        collective.barrier()
+        told = collective.broadcast_from_rank_zero(rank)
+        Path(config["place"], f"told{rank}").write_text(str(told))
+
+    api.fit(f)
+    return [(api.scratch / f"told{rank}").read_text() for rank in range(2)]
+
+
+# --- mistakes ------------------------------------------------------------------------------------
+
+
+@probe
+def outside_of_a_worker(api: Api) -> Any:
+    train, torch = api.train, api.torch
+    collective = importlib.import_module(f"{api.name}.collective")
+    calls = {
+        "report": lambda: train.report({}),
+        "get_checkpoint": train.get_checkpoint,
+        "get_all_reported_checkpoints": train.get_all_reported_checkpoints,
+        "get_preemption_info": train.get_preemption_info,
+        "barrier": collective.barrier,
+        "broadcast_from_rank_zero": lambda: collective.broadcast_from_rank_zero(1),
+        "get_device": torch.get_device,
+        "get_devices": torch.get_devices,
+    }
+    return {name: kinds(caught(call)) for name, call in calls.items()}
+
+
+@probe
+def mistakes_of_configurations(api: Api) -> Any:
+    train, trainer = api.train, api.trainer
+    calls: dict[str, Callable[[], Any]] = {
+        "workers as a list": lambda: train.ScalingConfig(num_workers=[1, 2]),
+        "workers below 0": lambda: train.ScalingConfig(num_workers=-1),
+        "more at least than at most": lambda: train.ScalingConfig(num_workers=(3, 2)),
+        "a range of one": lambda: train.ScalingConfig(num_workers=(2, 2)),
+        "trainer_resources": lambda: train.ScalingConfig(trainer_resources={}),
+        "an interval below 0": lambda: train.ScalingConfig(elastic_resize_monitor_interval_s=-1),
+        "GPUs unasked": lambda: train.ScalingConfig(resources_per_worker={"GPU": 1}),
+        "no GPUs though asked": lambda: train.ScalingConfig(
+            use_gpu=True, resources_per_worker={"GPU": 0}
+        ),
+        "GPUs and TPUs": lambda: train.ScalingConfig(use_gpu=True, use_tpu=True),
+        "labels for too few": lambda: train.ScalingConfig(num_workers=2, label_selector=[{}]),
+        "to keep none": lambda: train.CheckpointConfig(num_to_keep=0),
+        "another order": lambda: train.CheckpointConfig(checkpoint_score_order="up"),
+        "checkpoint_frequency": lambda: train.CheckpointConfig(checkpoint_frequency=1),
+        "checkpoint_at_end": lambda: train.CheckpointConfig(checkpoint_at_end=True),
+        "fail_fast": lambda: train.FailureConfig(fail_fast=True),
+        "sync_config": lambda: train.RunConfig(sync_config=train.SyncConfig()),
+        "verbose": lambda: train.RunConfig(verbose=1),
+        "stop": lambda: train.RunConfig(stop={}),
+        "progress_reporter": lambda: train.RunConfig(progress_reporter=1),
+        "log_to_file": lambda: train.RunConfig(log_to_file=True),
+        "a callback that is none": lambda: train.RunConfig(callbacks=[3]),
+        "a failure config that is none": lambda: train.RunConfig(failure_config=3),
+        "no log level": lambda: train.LoggingConfig(log_level="loud"),
+        "a log level in any case": lambda: train.LoggingConfig(log_level="debug"),
+        "datasets to split": lambda: train.DataConfig(datasets_to_split="some"),
+        "a second nameless argument": lambda: trainer(print, {}),
+        "metadata": lambda: trainer(print, metadata={}),
+        "resume_from_checkpoint": lambda: trainer(
+            print, resume_from_checkpoint=train.Checkpoint(NOWHERE)
+        ),
+        "restore": lambda: trainer.restore(NOWHERE),
+        "can_restore": lambda: trainer.can_restore(NOWHERE),
+        "accelerate": lambda: api.torch.accelerate(),
+        "backward": lambda: api.torch.backward(None),
+        "prepare_optimizer": lambda: api.torch.prepare_optimizer(None),
+    }
+    return {name: kinds(caught(call)) for name, call in calls.items()}
+
+
+@probe
+def a_group_that_may_shrink_to_nobody(api: Api) -> Any:
+    return kinds(caught(lambda: api.train.ScalingConfig(num_workers=(0, 2))))
+
+
+@probe
+def no_time_to_validate(api: Api) -> Any:
+    return kinds(caught(lambda: api.train.ValidationTaskConfig(timeout_s=0)))
+
+
+@probe
+def what_configurations_make_of_resources(api: Api) -> Any:
+    scaling = api.train.ScalingConfig
+    made = [
+        scaling(),
+        scaling(num_workers=3, use_gpu=True),
+        scaling(num_workers=2, resources_per_worker={"CPU": 4, "GPU": 0}),
+        scaling(num_workers=2, use_gpu=True, resources_per_worker={"CPU": 4}),
+        scaling(num_workers=(1, 4), use_gpu=True, accelerator_type="A100"),
+    ]
+    return [
+        [one.total_resources, one.num_cpus_per_worker, one.num_gpus_per_worker,
+         one.additional_resources_per_worker, one.min_workers, one.max_workers,
+         one.elasticity_enabled]
+        for one in made
+    ]  # fmt: skip
+
+
+@probe
+def checkpoints_as_such(api: Api) -> Any:
+    kind = api.train.Checkpoint
+    folder = api.scratch / "folder"
+    folder.mkdir()
+    (folder / "file").touch()
+    one = kind.from_directory(str(folder))
+    one.set_metadata({"a": 1})
+    one.update_metadata({"b": 2})
+    with one.as_directory() as same:
+        pass
+    copied = one.to_directory()
+    again = one.to_directory()
+    return [
+        one.get_metadata(),
+        same == str(folder),
+        [copied == str(folder), copied == again, seen_in(copied)],
+        repr(one) == f"Checkpoint(filesystem=local, path={folder})",
+        type(one.filesystem).__name__,
+        [kinds(caught(lambda: kind("relative/path"))), kinds(caught(lambda: os.fspath(one)))],
+        [
+            kinds(caught(lambda name=name: getattr(one, name)))  # type: ignore[misc]
+            for name in ("from_dict", "to_dict", "to_bytes", "uri", "get_preprocessor")
+        ],
+    ]
+
+
+@probe
+def results_that_are_not_there(api: Api) -> Any:
+    kind = api.train.Result
+    bare = kind(metrics=None, checkpoint=None, error=None, path=NOWHERE, best_checkpoints=[])
+    pair = (api.train.Checkpoint(NOWHERE), {"loss": 1})
+    one = kind(pair[1], None, None, NOWHERE, best_checkpoints=[pair])
+    return [
+        kinds(caught(lambda: kind.from_path(str(api.scratch / "nothing")))),
+        kinds(caught(lambda: kind.from_path(str(api.scratch)))),
+        kinds(caught(lambda: bare.get_best_checkpoint("loss", "max"))),
+        kinds(caught(lambda: one.get_best_checkpoint("other", "max"))),
+        kinds(caught(lambda: one.get_best_checkpoint("loss", "up"))),
+        one.get_best_checkpoint("loss", "min") is pair[0],
+        kinds(caught(lambda: one.config)),
+    ]
+
+
+# --- last, since Ray stays in local mode once it was --------------------------------------------
+
+
+@probe
+def local_mode(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> Any:
+        train: Any = side(config)
+        train.report({"loss": 2})
+        collective: Any = importlib.import_module(f"{config['api']}.collective")
+        collective.barrier()
+        told = collective.broadcast_from_rank_zero(7)
+        sizes = train.get_context().get_world_size(), train.get_context().get_world_rank()
+        return [told, sizes, train.get_all_reported_checkpoints(), os.getpid()]
+
+    def raises() -> None:
+        raise ZeroDivisionError("here")
+
+    result = api.fit(f, workers=0)
+    here = result.return_value.pop() == os.getpid()
+    error = kinds(caught(lambda: api.fit(raises, workers=0)))
+    return [result.return_value, here, result.metrics, result.path, error]
+
+
+@probe
+def a_checkpoint_in_local_mode(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> Any:
+        train: Any = side(config)
+        folder = tempfile.mkdtemp()
+        train.report({"loss": 1}, checkpoint=train.Checkpoint.from_directory(folder))
+        first = train.get_checkpoint()
+        train.report({"loss": 2})
+        second = train.get_checkpoint()
+        return [one is not None and one.path == folder for one in (first, second)]
+
+    return api.fit(f, workers=0).return_value
+
+
+def main() -> None:
+    name, scratch, *chosen = sys.argv[1:]
+    if name == "ray.train":
+        ray = importlib.import_module("ray")
+        ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    seen = {}
+    for number, (what, look) in enumerate(PROBES.items()):
+        if chosen and what not in chosen:
+            continue
+        place = Path(scratch, str(number))
+        place.mkdir(parents=True)
+        began = time.monotonic()
+        try:
+            seen[what] = json.loads(json.dumps(look(Api(name, place))))
+        except Exception as error:  # noqa: BLE001 - told as what this side does
+            seen[what] = f"probe failed: {error!r}"
+        print(f"{what} {time.monotonic() - began:.1f} s", flush=True)
+        Path(scratch, "seen.json").write_text(json.dumps(seen, indent=1))
+
+
+if __name__ == "__main__":
+    main()

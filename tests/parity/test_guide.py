@@ -1,0 +1,46 @@
+"""The migration guide tells everything: names, differences, variables; and what it shows is so."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from spotfit.host.env import SETTINGS
+from spotfit.migrate.places import variable
+from spotfit.migrate.rewrite import rewrite
+from tests.house.tree import ROOT
+from tests.parity.differences import MEANT, OTHERWISE
+
+GUIDE = (ROOT / "docs/migrating_from_ray_train.md").read_text()
+TABLE = json.loads(Path(__file__).with_name("ray_train_2_60.json").read_text())
+SHOWN = re.compile(r"<!-- (before|after) -->\n```python\n(.*?)```", re.DOTALL)
+RENAMED = re.compile(r"^\| `(RAY_\w+)` \| `(SPOTFIT_\w+)` \|", re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", sorted({name for names in TABLE.values() for name in names}))
+def test_every_name_of_ray_train_has_its_line(name: str) -> None:
+    assert re.search(rf"^\| `(?:[\w.]+\.)?{name}`", GUIDE, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "words", [*(f"`{name}`" for name in MEANT), *(one.guide for one in OTHERWISE.values())]
+)
+def test_every_difference_is_told(words: str) -> None:
+    different = GUIDE.partition("## What is different")[2].partition("## Every name")[0]
+    assert f"| {words}" in different
+
+
+def test_the_command_makes_of_the_one_script_the_other() -> None:
+    shown = dict(SHOWN.findall(GUIDE))
+    moved = rewrite(shown["before"].encode())
+    assert moved.text.decode() == shown["after"]
+    assert not moved.left
+
+
+def test_every_variable_that_has_another_name_here_is_told() -> None:
+    told = dict(RENAMED.findall(GUIDE))
+    assert told == {setting.also: setting.name for setting in SETTINGS if setting.also}
+    assert all(variable(theirs) == ours for theirs, ours in told.items())
