@@ -34,9 +34,6 @@ OTHERWISE: Mapping[str, Otherwise] = {
 
 NOT_YET: Mapping[str, str] = {
     "NCCLHangError": "being built",
-    "TorchConfig": "being built",
-    "TorchXLAConfig": "being built",
-    "TorchftConfig": "being built",
     "checkpoints_that_are_validated": "being built",
     "no_time_to_validate": "being built",
     "ValidationConfig": "being built",

@@ -5,11 +5,17 @@ from __future__ import annotations
 from spotfit.frameworks.api import Framework
 from spotfit.frameworks.none import Alone
 from spotfit.frameworks.torch.backend import Torch
+from spotfit.frameworks.torch.torchft import Torchft
 from spotfit.frameworks.torch.xla import TorchXla
 from spotfit.host import plugins
 
 GROUP = "spotfit.frameworks"
-_OURS: dict[str, type[Framework]] = {"none": Alone, "torch": Torch, "torch_xla": TorchXla}
+_OURS: dict[str, type[Framework]] = {
+    "none": Alone,
+    "torch": Torch,
+    "torch_xla": TorchXla,
+    "torchft": Torchft,
+}
 
 
 def open_framework(name: str) -> Framework:

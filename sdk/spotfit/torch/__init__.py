@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from spotfit.client.trainers import TorchTrainer as TorchTrainer
     from spotfit.frameworks.torch.checkpoint import TorchCheckpoint as TorchCheckpoint
     from spotfit.frameworks.torch.config import TorchConfig as TorchConfig
+    from spotfit.frameworks.torch.torchft_config import TorchftConfig as TorchftConfig
     from spotfit.torch.loop import accelerate as accelerate
     from spotfit.torch.loop import backward as backward
     from spotfit.torch.loop import enable_reproducibility as enable_reproducibility
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "TorchCheckpoint": "spotfit.frameworks.torch.checkpoint",
     "TorchConfig": "spotfit.frameworks.torch.config",
+    "TorchftConfig": "spotfit.frameworks.torch.torchft_config",
     "TorchTrainer": "spotfit.client.trainers",
     "accelerate": "spotfit.torch.loop",
     "backward": "spotfit.torch.loop",
@@ -39,6 +41,7 @@ __all__ = [
     "TorchCheckpoint",
     "TorchConfig",
     "TorchTrainer",
+    "TorchftConfig",
     "accelerate",
     "backward",
     "enable_reproducibility",

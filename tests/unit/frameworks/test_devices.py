@@ -7,38 +7,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from spotfit.core.codec import encode
 from spotfit.core.errors import ConfigError
-from spotfit.core.ids import RunId
 from spotfit.frameworks.devices import own_devices, refuse_too_few, visibility
-from spotfit.model.spec import RunSpec
 from spotfit.model.wire import Start
+from tests.unit.frameworks.workers import a_worker
 
 NODE = ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
 
 
 def worker(gpus: float = 0, **changes: Any) -> Start:
     """The second of two workers on a node with four GPUs."""
-    wanted = changes.pop("wanted", {"GPU": gpus} if gpus else {})
-    spec = RunSpec(RunId("r"), "run", "f", 1, 1, resources_per_worker=wanted)
-    plain: dict[str, Any] = {
-        "run_id": "r",
-        "run_name": "run",
-        "round": 1,
-        "rank": 0,
-        "local_rank": 1,
-        "world_size": 4,
-        "local_world_size": 2,
-        "node_rank": 0,
-        "host": "127.0.0.1",
-        "storage_url": "",
-        "framework": "torch",
-        "framework_options": {},
-        "luggage": {},
-        "devices": NODE,
-        "spec": msgspec.Raw(encode(spec)),
-    }
-    return Start(**(plain | changes))
+    plain: dict[str, Any] = {"wants": {"GPU": gpus} if gpus else {}, "devices": NODE}
+    place = {"local_rank": 1, "world_size": 4, "local_world_size": 2}
+    return a_worker(**(plain | place | changes))
 
 
 def shown(start: Start, told: str | None = None, *, beside_peers: bool = True) -> Any:
@@ -120,11 +101,11 @@ def test_other_accelerators_keep_their_names() -> None:
 
 
 def test_a_process_has_one_tpu_whose_number_its_runtime_knows() -> None:
-    assert own_devices(worker(wanted={"TPU": 4}, devices=()), beside_peers=True) == ("tpu",)
+    assert own_devices(worker(wants={"TPU": 4}, devices=()), beside_peers=True) == ("tpu",)
 
 
 def test_neuron_cores_are_dealt_out_in_turn() -> None:
-    told = visibility(worker(wanted={"neuron_cores": 2}, devices=()), None, beside_peers=True)
+    told = visibility(worker(wants={"neuron_cores": 2}, devices=()), None, beside_peers=True)
     assert told == {"NEURON_RT_VISIBLE_CORES": "2,3"}
 
 

@@ -5,18 +5,15 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import pytest
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported in fact
 
-from spotfit.core.codec import encode
 from spotfit.core.errors import MissingExtraError
-from spotfit.core.ids import RunId
 from spotfit.frameworks.torch import backend as backend_of
 from spotfit.frameworks.torch.backend import Torch
-from spotfit.model.spec import RunSpec
 from spotfit.model.wire import Start
+from tests.unit.frameworks.workers import a_worker
 
 
 @pytest.fixture(autouse=True)
@@ -28,23 +25,9 @@ def _environment_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Torch().leave()
 
 
-def start(rank: int = 0, world_size: int = 1, **options: Any) -> Start:
-    plain = {
-        "run_id": "r",
-        "run_name": "n",
-        "round": 3,
-        "rank": rank,
-        "local_rank": rank,
-        "world_size": world_size,
-        "local_world_size": world_size,
-        "node_rank": 0,
-        "host": "127.0.0.1",
-        "storage_url": "",
-        "framework": "torch",
-        "framework_options": options,
-        "luggage": {},
-    }
-    return msgspec.convert(plain, Start)
+def start(**options: Any) -> Start:
+    """A worker by itself whose caller said this in `TorchConfig`."""
+    return a_worker(options=options)
 
 
 def alone(_kind: str, value: bytes) -> bytes:
@@ -52,7 +35,7 @@ def alone(_kind: str, value: bytes) -> bytes:
 
 
 def test_everything_a_library_asks_for_is_set() -> None:
-    told = Torch().environment(start(rank=1, world_size=2))
+    told = Torch().environment(a_worker(rank=1, world_size=2))
     assert told == {
         "RANK": "1",
         "LOCAL_RANK": "1",
@@ -96,7 +79,7 @@ def test_other_ranks_go_where_rank_0_says() -> None:
         asked.append((kind, value))
         return f"127.0.0.1 {store.port}".encode()
 
-    theirs = backend_of._meet(start(rank=1, world_size=2), gather, backend_of.TorchOptions())
+    theirs = backend_of._meet(a_worker(rank=1, world_size=2), gather, backend_of.TorchOptions())
     store.set("key", "value")
     assert theirs.get("key") == b"value"
     assert asked == [("torch_master", b"")]
@@ -134,14 +117,8 @@ def test_the_package_of_tpus_is_named_where_it_is_missing() -> None:
 
 
 def test_a_gpu_of_its_node_is_told_by_the_number_the_worker_has_for_it() -> None:
-    spec = RunSpec(RunId("r"), "n", "f", 2, 2, resources_per_worker={"GPU": 1})
-    told = Torch().environment(
-        msgspec.structs.replace(
-            start(rank=1, world_size=2),
-            devices=("cuda:2", "cuda:3", "cuda:4"),
-            spec=msgspec.Raw(encode(spec)),
-        )
-    )
+    devices = ("cuda:2", "cuda:3", "cuda:4")
+    told = Torch().environment(a_worker(rank=1, world_size=2, wants={"GPU": 1}, devices=devices))
     assert told["ACCELERATE_TORCH_DEVICE"] == "cuda:1"
     assert told["CUDA_VISIBLE_DEVICES"] == "2,3"
 

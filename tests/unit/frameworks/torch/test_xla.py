@@ -4,33 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from spotfit.core.errors import MissingExtraError
 from spotfit.frameworks.registry import open_framework
 from spotfit.frameworks.torch.xla import TorchXla
 from spotfit.model.wire import Start
+from tests.unit.frameworks.workers import a_worker
 
 
 def start(**options: Any) -> Start:
     """The third of four workers, the first on the second node."""
-    plain = {
-        "run_id": "r",
-        "run_name": "n",
-        "round": 3,
+    where: dict[str, Any] = {
         "rank": 2,
         "local_rank": 0,
         "world_size": 4,
         "local_world_size": 2,
         "node_rank": 1,
-        "host": "127.0.0.1",
-        "storage_url": "",
-        "framework": "torch_xla",
-        "framework_options": options,
-        "luggage": {},
     }
-    return msgspec.convert(plain, Start)
+    return a_worker(options=options, **where)
 
 
 def test_it_is_found_by_its_name() -> None:
