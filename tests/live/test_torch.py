@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,3 +98,25 @@ def test_two_workers_train_as_one_would(cloud: Cloud) -> None:
     assert told["device"] == ("cpu", "cpu")
     assert told["backend"] == "gloo"
     assert told["rank"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+def test_a_machine_without_the_gpu_that_was_asked_for_is_tried_once(cloud: Cloud) -> None:
+    with pytest.raises(spotfit.WorkerGroupError) as caught:
+        cloud.fit(print, scaling={"use_gpu": True}, kind=TorchTrainer, max_failures=3)
+    assert "asked for 1 GPU; its node has none" in str(caught.value)
+    assert isinstance(caught.value.worker_failures[0], spotfit.ConfigError)
+
+
+def test_a_worker_is_shown_the_gpu_it_asked_for(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTFIT_DEVICES", "cuda:4,cuda:5")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def train(config: dict[str, Any]) -> None:
+        mark = Path(config["marks"], str(spotfit.get_context().get_world_rank()))
+        mark.write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+
+    cloud.fit(train, workers=2, scaling={"use_gpu": True})
+    assert [(cloud.marks / rank).read_text() for rank in "01"] == ["4", "5"]

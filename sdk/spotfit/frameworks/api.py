@@ -26,7 +26,10 @@ class Framework(Protocol):
         ...
 
     def environment(self, start: Start) -> dict[str, str]:
-        """Variables to set before the library is used."""
+        """Variables to set before the library is used, or anything of the user's is loaded.
+
+        Raises `ConfigError` where this node has not what the worker asked for.
+        """
         ...
 
     def enter(self, start: Start, gather: Gather) -> None:

@@ -56,7 +56,7 @@ def _live(start: Start, talk: Talk, framework: Framework) -> int:
     """Everything between the first frame and the last; the exit code."""
     try:
         store = open_store(start.storage_url)
-        shipped = unpack(start, store)
+        shipped = unpack(start, store, framework)
     except BaseException as error:  # noqa: BLE001 - importing the user's modules may raise anything
         talk.send(crash.unprepared(error))
         return 1
@@ -78,7 +78,7 @@ def _train(
 ) -> Any:
     """Form the group and call the function, with a backend's hooks before each."""
     session.calls.wait_to("form")
-    _form(start, framework, session)
+    framework.enter(start, lambda kind, value: session.gather(kind, value, timeout_s=_FORMING_S))
     session.calls.wait_to("train")
     session.calls.serve()
     talk.send(Running())
@@ -87,12 +87,16 @@ def _train(
     return value
 
 
-def unpack(start: Start, store: Store) -> Shipped:
-    """The function, with its code importable and its variables set. Raises what `ship` raises."""
+def unpack(start: Start, store: Store, framework: Framework) -> Shipped:
+    """The function, with its code importable and its variables set. Raises what `ship` raises.
+
+    What is loaded may wake a GPU: by then this worker must see its own.
+    """
     payload = open_luggage(start.luggage, RunKey.from_text(start.secret), store, start.scratch)
     scratch = Path(start.scratch or ".")
     prepared = prepare(payload.env, store=store, scratch=scratch)
     env.update(prepared.env_vars)
+    env.update(framework.environment(start))
     sys.path[:0] = prepared.sys_path
     os.chdir(prepared.cwd or _working_directory(scratch, start.run_name))
     birth.shorten_socket_paths()
@@ -104,11 +108,6 @@ def _working_directory(scratch: Path, run_name: str) -> Path:
     directory = scratch / "work" / run_name
     directory.mkdir(parents=True, exist_ok=True)
     return directory
-
-
-def _form(start: Start, framework: Framework, session: Session) -> None:
-    env.update(framework.environment(start))
-    framework.enter(start, lambda kind, value: session.gather(kind, value, timeout_s=_FORMING_S))
 
 
 # --- what it returned ----------------------------------------------------------------------------
