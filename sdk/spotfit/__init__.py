@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spotfit import backend as backend
     from spotfit import collective as collective
     from spotfit import torch as torch
     from spotfit.checkpoint.handle import Checkpoint as Checkpoint
@@ -85,7 +86,11 @@ _HOMES = {
     "report": "worker.report",
 }
 
-_MODULES = ("collective", "torch")  # `import spotfit` is enough to write spotfit.torch.get_device()
+_MODULES = (
+    "backend",
+    "collective",
+    "torch",
+)  # `import spotfit` is enough to write spotfit.torch.get_device()
 
 __all__ = sorted([*_HOMES, "collective"])  # pyright: ignore[reportUnsupportedDunderAll] # pinned by a test
 

@@ -15,7 +15,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -542,6 +543,68 @@ def a_callback_that_raises(api: Api) -> Any:
     return [kinds(error), kinds(error.controller_failure), (api.scratch / "attempts").read_text()]
 
 
+# --- backends ------------------------------------------------------------------------------------
+
+
+def noting(api: Api, *, raising: bool = False) -> Any:
+    """A backend config whose backend and context write down what happens to them."""
+    place = str(api.scratch)
+    home = importlib.import_module(f"{api.name}.backend")
+
+    def note(told: Any) -> None:
+        with Path(place, "notes").open("a") as file:
+            file.write(json.dumps(told) + "\n")
+
+    class Noting(home.Backend):  # type: ignore[name-defined,misc]
+        def on_start(self, worker_group: Any, backend_config: Any) -> None:
+            if raising:
+                raise ZeroDivisionError("in a hook")
+            squares = worker_group.execute(lambda number, more: number**2 + more, 3, more=1)
+            alone = worker_group.execute_single(1, lambda: "of rank 1")
+            note(["on_start", len(worker_group), squares, alone, type(backend_config).__name__])
+
+        def on_training_start(self, worker_group: Any, backend_config: Any) -> None:
+            note(["on_training_start", len(worker_group)])
+
+        def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
+            note(["on_shutdown"])
+
+    class NotingConfig(api.train.BackendConfig):  # type: ignore[name-defined,misc]
+        @property
+        def backend_cls(self) -> Any:
+            return Noting
+
+        @property
+        def train_func_context(self) -> Any:
+            @contextmanager
+            def around() -> Iterator[None]:
+                os.environ["PROBE_CONTEXT"] = "entered"
+                yield
+
+            return around
+
+    return NotingConfig()
+
+
+@probe
+def the_hooks_of_a_backend(api: Api) -> Any:
+    def f() -> Any:
+        return os.environ.get("PROBE_CONTEXT")
+
+    result = api.fit(f, backend_config=noting(api))
+    told = (api.scratch / "notes").read_text().splitlines()
+    return [result.return_value, [json.loads(line) for line in told]]
+
+
+@probe
+def a_hook_that_raises(api: Api) -> Any:
+    def f() -> None: ...
+
+    how: Any = {"run": {"failure_config": api.train.FailureConfig(max_failures=3)}}
+    error: Any = caught(lambda: api.fit(f, backend_config=noting(api, raising=True), **how))
+    return [kinds(error), kinds(error.controller_failure)]
+
+
 # --- validation ----------------------------------------------------------------------------------
 
 
@@ -772,6 +835,71 @@ def results_that_are_not_there(api: Api) -> Any:
         one.get_best_checkpoint("loss", "min") is pair[0],
         kinds(caught(lambda: one.config)),
     ]
+
+
+@probe
+def a_collective_that_takes_too_long(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> None:
+        if side(config).get_context().get_world_rank() == 1:
+            time.sleep(30)
+        importlib.import_module(f"{config['api']}.collective").barrier()
+
+    os.environ["RAY_TRAIN_COLLECTIVE_TIMEOUT_S"] = "2"  # heard by both
+    error: Any = caught(lambda: api.fit(f))
+    del os.environ["RAY_TRAIN_COLLECTIVE_TIMEOUT_S"]
+    told = str(error)
+    return [kinds(error), list(error.worker_failures), "timed out" in told, "[1]" in told]
+
+
+# --- where and how wide --------------------------------------------------------------------------
+
+
+@probe
+def variables_of_the_workers(api: Api) -> Any:
+    def f() -> Any:
+        return os.environ["PROBE_VARIABLE"]
+
+    given = {"env_vars": {"PROBE_VARIABLE": "given"}}
+    return api.fit(f, run={"worker_runtime_env": given}).return_value
+
+
+@probe
+def as_many_as_fit(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> Any:
+        return side(config).get_context().get_world_size()
+
+    return [api.fit(f, workers=(1, 2)).return_value, api.fit(f, workers=(2, 2)).return_value]
+
+
+@probe
+def a_file_system_of_pyarrow(api: Api) -> Any:
+    from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+
+    given = SubTreeFileSystem(str(api.scratch), LocalFileSystem())
+    run = {"storage_path": "runs", "storage_filesystem": given}
+    result = api.fit(steps, workers=1, run=run, config={"metrics": [{"n": 1}]})
+    again = api.train.Result.from_path("runs/run", storage_filesystem=given)
+    with again.checkpoint.as_directory() as folder:
+        files = seen_in(folder)
+    return [result.path, result.checkpoint.path, again.metrics, files]
+
+
+@probe
+def a_background_upload_that_fails(api: Api) -> Any:
+    def upload(checkpoint: Any, name: str) -> Any:
+        raise ZeroDivisionError("while uploading")
+
+    def f(config: dict[str, Any]) -> None:
+        train: Any = side(config)
+        checkpoint = train.Checkpoint.from_directory(tempfile.mkdtemp())
+        mode = train.CheckpointUploadMode.ASYNC
+        train.report({}, checkpoint, checkpoint_upload_mode=mode, checkpoint_upload_fn=upload)
+        time.sleep(60)
+
+    began = time.monotonic()
+    error: Any = caught(lambda: api.fit(f, workers=1))
+    at_once = time.monotonic() - began < 50
+    return [kinds(error), kinds(error.worker_failures[0]), at_once]
 
 
 # --- last, since Ray stays in local mode once it was --------------------------------------------

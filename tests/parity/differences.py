@@ -34,6 +34,7 @@ OTHERWISE: Mapping[str, Otherwise] = {
 
 NOT_YET: Mapping[str, str] = {
     "NCCLHangError": "being built",
+    "a_file_system_of_pyarrow": "being built",
     "checkpoints_that_are_validated": "being built",
     "no_time_to_validate": "being built",
     "ValidationConfig": "being built",

@@ -13,7 +13,7 @@ import warnings
 from typing import Any
 
 from tests.parity.describe import described
-from tests.parity.scope import EXAMPLES, HOMES, RAY
+from tests.parity.scope import CONSTANTS, ENVIRONMENT, EXAMPLES, HOMES, RAY, VARIABLE
 
 
 def main() -> None:
@@ -22,7 +22,9 @@ def main() -> None:
         raise SystemExit(f"The table is about Ray {RAY}; here is {version}.")
     warnings.simplefilter("ignore")
     print("{")
-    print(",\n".join(f"{json.dumps(module)}: {{\n{_lines(module)}\n}}" for module in HOMES))
+    for module in HOMES:
+        print(f"{json.dumps(module)}: {{\n{_lines(module)}\n}},")
+    print(f"{json.dumps(ENVIRONMENT)}: {json.dumps(_variables(), indent=1)}")
     print("}")
 
 
@@ -37,6 +39,13 @@ def _module(name: str) -> dict[str, Any]:
     module = importlib.import_module(name)
     names = HOMES[name] or module.__all__
     return described({one: getattr(module, one) for one in names}, EXAMPLES)
+
+
+def _variables() -> list[str]:
+    """Names of environment variables, as Ray writes them down."""
+    modules = map(importlib.import_module, CONSTANTS)
+    texts = {text for module in modules for text in vars(module).values() if isinstance(text, str)}
+    return sorted(text for text in texts if VARIABLE.fullmatch(text))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ frameworks are not compared: they are not part of this package yet.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +38,11 @@ OURS: Mapping[str, str] = {
     "ray.train.v2._internal.execution.context": "spotfit.model.callbacks",
 }
 """Where each of them lives here."""
+
+ENVIRONMENT = "environment"
+CONSTANTS = ("ray.train.constants", "ray.train.v2._internal.constants")
+"""Where Ray names the environment variables it reads."""
+VARIABLE = re.compile(r"(?:RAY_TRAIN|RAY_CHDIR|TORCH_PROCESS|JAX_DISTRIBUTED)_[A-Z0-9_]+")
 
 EXAMPLES: Mapping[str, Callable[[Any], Any]] = {
     "Checkpoint": lambda kind: kind("/tmp"),  # noqa: S108 - a path that is only written down

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,11 @@ from spotfit.migrate.places import variable
 from spotfit.migrate.rewrite import rewrite
 from tests.house.tree import ROOT
 from tests.parity.differences import MEANT, OTHERWISE
+from tests.parity.scope import ENVIRONMENT
 
 GUIDE = (ROOT / "docs/migrating_from_ray_train.md").read_text()
-TABLE = json.loads(Path(__file__).with_name("ray_train_2_60.json").read_text())
+TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("ray_train_2_60.json").read_text())
+VARIABLES: list[str] = TABLE.pop(ENVIRONMENT)
 SHOWN = re.compile(r"<!-- (before|after) -->\n```python\n(.*?)```", re.DOTALL)
 RENAMED = re.compile(r"^\| `(RAY_\w+)` \| `(SPOTFIT_\w+)` \|", re.MULTILINE)
 
@@ -44,3 +47,10 @@ def test_every_variable_that_has_another_name_here_is_told() -> None:
     told = dict(RENAMED.findall(GUIDE))
     assert told == {setting.also: setting.name for setting in SETTINGS if setting.also}
     assert all(variable(theirs) == ours for theirs, ours in told.items())
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_every_variable_of_ray_train_is_told(name: str) -> None:
+    assert (
+        f"`{name}`" in GUIDE.partition("## Environment variables")[2].partition("## What stays")[0]
+    )
