@@ -21,7 +21,8 @@ class LocalOptions:
     capacity: int | None = None
     """How many nodes this cloud has at all, or None for no limit; a reclaimer may change it."""
     notice_s: float = 10.0
-    """How long before a node goes its notice comes."""
+    """How long before its end a node is told, by a reclaimer that announces it and names no
+    other time."""
     idle_s: float = 60.0
     """How long a node waits for the next `fit()` of its driver, its framework imported."""
     loopback: bool = True

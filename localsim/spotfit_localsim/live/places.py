@@ -1,7 +1,7 @@
 """Where the local cloud keeps what it knows: a few small directories, each with one meaning.
 
 <root>/lock                       one submitter at a time
-<root>/capacity                   how many nodes there are, while a reclaimer says so
+<root>/capacity                   how many nodes there are, and whose word that is, while it lives
 <root>/machines/<pid>-<started>/  a machine: the socket it listens at, its temporary files
 <root>/<run>/<token>/node-<k>/    a node of a group, from submit to its end or to cancel
     assignment                    what its machine is to do; gone once it has been read
@@ -30,7 +30,7 @@ from typing import Any, cast
 from spotfit.core.errors import ProvisionPermissionError
 from spotfit.core.ids import RunId, Token
 from spotfit.model.group import NodeState, NodeStatus
-from spotfit_localsim.live.processes import Process
+from spotfit_localsim.live.processes import Process, here
 
 _PRIVATE = 0o700
 _MACHINES = "machines"
@@ -84,6 +84,8 @@ class Root:
             for process in self.machines():
                 if not process.alive:
                     self.forget(process)
+            if self.capacity() is None:
+                (self.path / "capacity").unlink(missing_ok=True)
             for folder in (self.path / _MACHINES, *self._runs()):
                 _remove_if_empty(folder)
             if [entry.name for entry in self.path.iterdir()] == ["lock"]:
@@ -124,18 +126,20 @@ class Root:
     # --- capacity -----------------------------------------------------------------------------
 
     def capacity(self) -> int | None:
-        """How many nodes there are at present, if a reclaimer has said so."""
-        try:
-            return int((self.path / "capacity").read_text())
-        except FileNotFoundError:
-            return None
+        """How many nodes there are at present, if a process that lives has said so."""
+        nodes, _, owner = (_read(self.path / "capacity") or "").partition(" ")
+        process = Process.parse(owner)
+        return int(nodes) if process is not None and process.alive else None
 
     def limit(self, nodes: int | None) -> None:
-        """From now on there are so many nodes; None: as many as the options say."""
+        """From now on, and while this process lives, there are so many nodes; None: as many as
+        the options say."""
         if nodes is None:
             (self.path / "capacity").unlink(missing_ok=True)
-        else:
-            _write(self.open().path / "capacity", str(nodes))
+            self.tidy()
+            return
+        with self.locked():
+            _write(self.path / "capacity", f"{nodes} {here()}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,8 +74,10 @@ class Strike:
     time_s: float | None = None
     node: int | None = None
     """Which of the nodes there are then; None leaves it to the dice."""
+    announced: bool = False
+    """Whether it is told before its end."""
     notice_s: float | None = None
-    """How long before its end it is told; None: it is not."""
+    """How long before, for one that is told; None: as long as the cloud's options say."""
     drought_s: float = 0.0
     """How long no new node can be had afterwards."""
 
@@ -87,33 +89,49 @@ class Strike:
 
 
 def at_step(
-    step: int, *, node: int | None = None, notice_s: float | None = None, drought_s: float = 0.0
+    step: int,
+    *,
+    node: int | None = None,
+    announced: bool = False,
+    notice_s: float | None = None,
+    drought_s: float = 0.0,
 ) -> Strike:
-    """When the run has reported that step (metrics["step"], else the number of its reports)."""
-    return Strike(step=step, node=node, notice_s=notice_s, drought_s=drought_s)
+    """When the run has reported that step (metrics["step"], else the number of its reports).
+
+    It is `announced` as long before as the cloud's options say, or `notice_s`.
+    """
+    told = announced or notice_s is not None
+    return Strike(step=step, node=node, announced=told, notice_s=notice_s, drought_s=drought_s)
 
 
 def at_time(
     seconds: float,
     *,
     node: int | None = None,
+    announced: bool = False,
     notice_s: float | None = None,
     drought_s: float = 0.0,
 ) -> Strike:
-    """So many seconds after the plan began."""
-    return Strike(time_s=seconds, node=node, notice_s=notice_s, drought_s=drought_s)
+    """So many seconds after the plan began; announced as with `at_step`."""
+    told = announced or notice_s is not None
+    return Strike(time_s=seconds, node=node, announced=told, notice_s=notice_s, drought_s=drought_s)
 
 
 def at_random(
-    seed: int, *, per_minute: float, within_s: float, announced: float = 0.5, notice_s: float = 5.0
+    seed: int,
+    *,
+    per_minute: float,
+    within_s: float,
+    announced: float = 0.5,
+    notice_s: float | None = None,
 ) -> list[Strike]:
     """As often as that on average, for so long; a share of them announced. Same seed, same plan."""
     stream = Dice(seed).stream("reclaims")
     strikes: list[Strike] = []
     at = stream.expovariate(per_minute / 60.0)
     while at < within_s:
-        notice = notice_s if stream.chance(announced) else None
-        strikes.append(at_time(at, notice_s=notice))
+        told = stream.chance(announced)
+        strikes.append(at_time(at, announced=told, notice_s=notice_s if told else None))
         at += stream.expovariate(per_minute / 60.0)
     return strikes
 
@@ -149,6 +167,8 @@ class Reclamation:
     waiting: list[Strike]
     stream: Stream
     began: float
+    notice_s: float
+    """How long before its end a node is told, if a strike does not say."""
     done: list[Struck] = field(default_factory=list)
     _deadlines: list[tuple[float, Node]] = field(default_factory=list)
     _drought_until: float | None = None
@@ -183,13 +203,13 @@ class Reclamation:
         if strike.drought_s > 0:
             self.reclaimer.limit(0)
             self._drought_until = now + strike.drought_s
-        if strike.notice_s is None:
-            self.reclaimer.kill(node)
+        if strike.announced:
+            notice_s = self.notice_s if strike.notice_s is None else strike.notice_s
+            self.reclaimer.notify(node, seconds_left=notice_s)
+            self._deadlines.append((now + notice_s, node))
         else:
-            self.reclaimer.notify(node, seconds_left=strike.notice_s)
-            self._deadlines.append((now + strike.notice_s, node))
-        announced = strike.notice_s is not None
-        self.done.append(Struck(node.group.token, node.number, step, announced, wall_ms()))
+            self.reclaimer.kill(node)
+        self.done.append(Struck(node.group.token, node.number, step, strike.announced, wall_ms()))
 
     def _end_the_noticed(self, now: float) -> None:
         for deadline, node in list(self._deadlines):
@@ -248,13 +268,15 @@ def reclaiming(
 
     The run may begin later. `options` are those of its provisioner.
     """
-    root = Root(Path(options.root).absolute()) if options and options.root else Root.default()
+    options = options or LocalOptions()
+    root = Root(Path(options.root).absolute()) if options.root else Root.default()
     reclamation = Reclamation(
         Reclaimer(root),
         ReportedProgress(open_store(run_url)),
         list(plan),
         Dice(seed).stream("nodes"),
         SystemClock().now(),
+        options.notice_s,
     )
     leave = threading.Event()
     thread = threading.Thread(

@@ -120,6 +120,21 @@ def test_capacity_is_what_was_said_last(root: Root) -> None:
     assert root.capacity() == 1
     root.limit(None)
     assert root.capacity() is None
+    assert not root.path.exists(), "nothing else was in it"
+
+
+@pytest.mark.parametrize("left", [f"0 {DEAD}", "0", "nonsense"])
+def test_what_a_dead_reclaimer_said_is_forgotten(root: Root, left: str) -> None:
+    (root.open().path / "capacity").write_text(left)
+    assert root.capacity() is None
+    root.tidy()
+    assert not root.path.exists()
+
+
+def test_what_a_living_one_said_is_kept(root: Root) -> None:
+    root.limit(2)
+    root.tidy()
+    assert root.capacity() == 2
 
 
 def test_a_user_has_one_root() -> None:

@@ -12,6 +12,7 @@ from spotfit.ledger import keys
 from spotfit.model.group import NodeState
 from spotfit.store.memory import MemoryStore
 from spotfit_localsim.dice import Dice
+from spotfit_localsim.live.options import LocalOptions
 from spotfit_localsim.live.places import Node
 from spotfit_localsim.live.reclaimer import (
     Reclaimer,
@@ -21,6 +22,7 @@ from spotfit_localsim.live.reclaimer import (
     at_random,
     at_step,
     at_time,
+    reclaiming,
 )
 from tests.unit.localsim.live.stand_in import Town, see_out
 
@@ -41,6 +43,7 @@ class Market(Reclaimer):
 
     standing: list[Node]
     did: list[tuple[str, int]] = field(default_factory=list)
+    seconds_left: list[float] = field(default_factory=list)
     limits: list[int | None] = field(default_factory=list)
 
     def nodes(self) -> list[Node]:
@@ -48,6 +51,7 @@ class Market(Reclaimer):
 
     def notify(self, node: Node, *, seconds_left: float, reason: str = "") -> None:
         self.did.append(("notify", node.number))
+        self.seconds_left.append(seconds_left)
 
     def kill(self, node: Node, *, reason: str = "") -> None:
         self.did.append(("kill", node.number))
@@ -60,7 +64,11 @@ def carried_out(town: Town, *plan: Strike) -> tuple[Reclamation, Market, Told]:
     group = town.root.group(town.launch.run_id, "a")  # type: ignore[arg-type]  # ids are text
     market, progress = Market([group.node(0), group.node(1)]), Told()
     stream = Dice(1).stream("nodes")
-    return Reclamation(market, progress, list(plan), stream, began=100.0), market, progress
+    return (
+        Reclamation(market, progress, list(plan), stream, began=100.0, notice_s=10.0),
+        market,
+        progress,
+    )
 
 
 def waits(reclamation: Reclamation) -> bool:
@@ -105,6 +113,23 @@ def test_who_was_told_is_killed_at_the_deadline(town: Town) -> None:
     assert not waits(reclamation)
 
 
+def test_a_strike_that_names_no_time_gives_the_notice_of_its_cloud(town: Town) -> None:
+    reclamation, market, _ = carried_out(town, at_time(0.0, node=0, announced=True))
+    reclamation.notice_s = 3.0
+    reclamation.tick(100.0)
+    assert (market.did, market.seconds_left) == ([("notify", 0)], [3.0])
+    reclamation.tick(102.9)
+    assert len(market.did) == 1
+    reclamation.tick(103.0)
+    assert market.did[1] == ("kill", 0)
+
+
+def test_the_options_of_the_cloud_say_how_long_before(tmp_path: Path) -> None:
+    options = LocalOptions(root=str(tmp_path / "root"), notice_s=7.0)
+    with reclaiming(str(tmp_path / "runs" / "n"), [], options=options) as reclamation:
+        assert reclamation.notice_s == 7.0
+
+
 def test_during_a_drought_there_are_no_nodes(town: Town) -> None:
     reclamation, market, _ = carried_out(town, at_time(0.0, drought_s=3.0))
     reclamation.tick(100.0)
@@ -139,10 +164,10 @@ def test_dice_choose_the_same_again() -> None:
     assert plan == at_random(7, per_minute=30.0, within_s=60.0)
     assert plan != at_random(8, per_minute=30.0, within_s=60.0)
     assert 10 < len(plan) < 60
-    assert {strike.notice_s for strike in plan} == {None, 5.0}
-    assert all(
-        strike.notice_s is None for strike in at_random(7, per_minute=9, within_s=60, announced=0)
-    )
+    assert {strike.announced for strike in plan} == {True, False}
+    assert {strike.notice_s for strike in plan} == {None}, "as the cloud's options say"
+    silent = at_random(7, per_minute=9, within_s=60, announced=0, notice_s=4.0)
+    assert not any(strike.announced for strike in silent)
 
 
 def test_a_run_is_as_far_as_its_greatest_step() -> None:
