@@ -26,8 +26,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, help="the seed of every die in this run")
 
 
+DRAWN = pytest.StashKey[int]()
+"""A seed drawn for this session: for tests that look at something new each time."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    told = config.getoption("--seed") is not None or "SPOTFIT_SEED" in os.environ
+    config.stash[DRAWN] = _seed(config) if told else random.SystemRandom().randrange(10**9)
+
+
 def pytest_report_header(config: pytest.Config) -> str:
-    return f"seed: {_seed(config)} (again with --seed or SPOTFIT_SEED)"
+    drawn = config.stash[DRAWN]
+    return f"seed: {_seed(config)}, drawn: {drawn} (again with --seed or SPOTFIT_SEED)"
 
 
 def _seed(config: pytest.Config) -> int:

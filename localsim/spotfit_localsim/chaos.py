@@ -91,7 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         live = importlib.import_module(_LIVE)  # real processes: only where they are asked for
         seeds = range(given.seed_start, given.seed_start + given.live)
         folder = Path(tempfile.mkdtemp(prefix="spotfit-chaos-"))  # keeps what went wrong
-        held = live.run(seeds, folder=folder) == 0 and held
+        tally = live.run(seeds, folder=folder)
+        _say(f"live, seeds {seeds.start}..{seeds.stop - 1}: {tally}")
+        held = tally.wrong == 0 and held
         with contextlib.suppress(OSError):
             folder.rmdir()
     return 0 if held else 1

@@ -36,6 +36,12 @@ class Audit:
     ordered: set[str] = field(default_factory=set)
     """Tokens that stand in the journal."""
     reports: list[_Report] = field(default_factory=list)
+    ended_ms: int | None = None
+    """When the end was."""
+
+    def active_at(self, ms: int) -> bool:
+        """Whether the run had not ended then."""
+        return self.ended_ms is None or ms < self.ended_ms
 
     @classmethod
     def of(cls, *, url: str, result: str | None, paid: list[str], left: list[str]) -> Audit:
@@ -76,6 +82,8 @@ class Audit:
 
     def _hear(self, slot: int, entry: Entry, before: View) -> None:
         match entry.event:
+            case FitEnded():
+                self.ended_ms = entry.at_ms
             case RoundOpened(round=opened):
                 latest = before.latest_checkpoint
                 newest = latest.name if latest else None

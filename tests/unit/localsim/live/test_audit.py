@@ -109,3 +109,14 @@ def test_a_run_that_cannot_be_read_is_suspicious(tmp_path: Path) -> None:
     store = open_store(tmp_path / "run")
     store.put(keys.entry(0), b"no entry")
     assert any("cannot be read" in one for one in audit(store))
+
+
+def test_a_run_is_active_until_its_end_is_written(store: Store) -> None:
+    times = iter(range(1000, 9000, 1000))
+    ledger = Ledger(store, RunId("run"), AgentId("a"), wall_ms=lambda: next(times))
+    for event in GOOD:
+        ledger.append(event, after=ledger.catch_up())
+    audit = Audit.of(url=store.url, result="right", paid=[], left=[])
+    assert audit.ended_ms == 1000 * len(GOOD)
+    assert audit.active_at(audit.ended_ms - 1)
+    assert not audit.active_at(audit.ended_ms)

@@ -1,7 +1,12 @@
 """A seed is a story: the same one every time, and each its own."""
 
+from pathlib import Path
+
+import pytest
+
 from spotfit.core.codec import decoder, encode
-from spotfit_localsim.live.chaos import Story, story_of
+from spotfit_localsim.live import bad_wire
+from spotfit_localsim.live.chaos import Blow, Ending, Story, Tally, Theatre, story_of
 
 
 def test_the_same_seed_tells_the_same_story() -> None:
@@ -27,3 +32,62 @@ def test_on_a_disk_the_weather_is_fair() -> None:
 def test_the_last_step_is_saved() -> None:
     """Else a run that ended unheard would be trained on when it is called again."""
     assert all(story.steps % story.save_every == 0 for story in map(story_of, range(20)))
+
+
+# --- blows that come too late --------------------------------------------------------------------
+
+TWO_BLOWS = Story(
+    7, "count", "file", bad_wire.fair(), (Blow(1.0, "worker"), Blow(3.0, "driver")), pace_s=0.0
+)
+
+
+def an_ending(landed: int, *wrong: str) -> Ending:
+    return Ending([], list(wrong), landed, late=2 - landed, lasted_s=2.0)
+
+
+def playing(monkeypatch: pytest.MonkeyPatch, *endings: Ending) -> list[Story]:
+    """The stories that a theatre is about to play, whose takes end like that."""
+    played: list[Story] = []
+
+    def take(_: Theatre, story: Story, _wire: str, _expected: str) -> Ending:
+        played.append(story)
+        return endings[len(played) - 1]
+
+    monkeypatch.setattr(Theatre, "_take", take)
+    return played
+
+
+def test_a_story_that_ended_before_its_blows_is_played_again_with_sooner_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = playing(monkeypatch, an_ending(1), an_ending(1), an_ending(0))
+    ending = Theatre(tmp_path, within_s=1.0).play(TWO_BLOWS, "")
+    assert [story.take for story in played] == [0, 1, 2], "but not for ever"
+    first, second, _ = ([blow.at_s for blow in story.blows] for story in played)
+    assert first == [1.0, 3.0]
+    assert second == pytest.approx([0.4, 1.2])
+    assert len({story.name for story in played}) == 3, "each is a run of its own"
+    assert (ending.landed, ending.late) == (0, 2)
+
+
+@pytest.mark.parametrize("ending", [an_ending(2), an_ending(1, "a step was lost")])
+def test_one_that_landed_or_went_wrong_is_told_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: Ending
+) -> None:
+    played = playing(monkeypatch, ending)
+    assert Theatre(tmp_path, within_s=1.0).play(TWO_BLOWS, "") == ending
+    assert len(played) == 1
+
+
+def test_blows_are_only_ever_moved_to_earlier() -> None:
+    assert TWO_BLOWS.sooner(100.0).blows == TWO_BLOWS.blows
+    at_once = Story(7, "count", "file", bad_wire.fair(), (Blow(0.0, "driver"),))
+    assert at_once.sooner(1.0).blows == at_once.blows
+
+
+def test_late_blows_are_counted_apart() -> None:
+    tally = Tally()
+    for ending in (an_ending(2), an_ending(1), an_ending(1, "a step was lost")):
+        tally.add(ending)
+    assert (tally.stories, tally.wrong, tally.landed, tally.late) == (3, 1, 4, 2)
+    assert str(tally) == "3 stories, 1 wrong; 4 blows landed, 2 came too late"
