@@ -16,7 +16,9 @@ from spotfit_localsim.wire.provisioner import SimProvisioner
 
 
 class TestLocal(ProvisionerSuite):
-    remembers = False
+    @pytest.fixture
+    def remembers(self) -> bool:
+        return False
 
     @pytest.fixture
     def provisioner(self, tmp_path: Path) -> Provisioner:
@@ -36,6 +38,10 @@ class Simulated:
         self._sim.ask("reclaim", {"notice": False})
 
 
+FORGETFUL = ("kubernetes",)
+"""A Job that was deleted is as if it had never been."""
+
+
 @pytest.mark.parametrize("name", sorted(CLOUDS))
 class TestSimulated(ProvisionerSuite):
     @pytest.fixture
@@ -47,6 +53,10 @@ class TestSimulated(ProvisionerSuite):
     @pytest.fixture
     def provisioner(self, sim: SimProvisioner) -> Provisioner:
         return sim
+
+    @pytest.fixture
+    def remembers(self, name: str) -> bool:
+        return name not in FORGETFUL
 
     @pytest.fixture
     def cloud(self, sim: SimProvisioner) -> Cloud:

@@ -49,7 +49,7 @@ class Stage:
 
     def __init__(self, name: str, folder: Path) -> None:
         self.sim = SimProvisioner.with_options(
-            cloud=name, root=str(folder / "cloud"), boot_s=0.1, notice_s=4.0, idle_s=5.0
+            cloud=name, root=str(folder / "cloud"), boot_s=0.1, notice_s=4.0, idle_s=60.0
         )
         self.provisioner = f"sim://{name}?root={self.sim.root}"
         self.storage = folder / "runs"

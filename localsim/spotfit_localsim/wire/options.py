@@ -11,6 +11,7 @@ from spotfit_localsim.wire.tide import MarketOptions
 
 CLOUDS = {
     "aws_batch": "spotfit_localsim.wire.aws_batch:AwsBatchCloud",
+    "kubernetes": "spotfit_localsim.wire.kubernetes:KubernetesCloud",
     "plain": "spotfit_localsim.wire.plain:PlainCloud",
 }
 """Where each simulated cloud is at home."""

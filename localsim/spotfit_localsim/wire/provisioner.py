@@ -10,7 +10,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -47,6 +46,7 @@ class SimProvisioner:
         self.options = options
         self._of_the_cloud = of_the_cloud or {}
         self.root = _root_of(options)
+        self._opened: tuple[str, Provisioner] | None = None
 
     @classmethod
     def with_options(cls, **options: Any) -> SimProvisioner:
@@ -69,15 +69,12 @@ class SimProvisioner:
         return self._real.plan(request)
 
     def submit(self, plan: GroupPlan, launch: Launch) -> GroupHandle | Refusal:
-        self.start()
         return self._real.submit(plan, launch)
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
-        self.start()
         return self._real.observe(handle)
 
     def cancel(self, handle: GroupHandle) -> None:
-        self.start()
         self._real.cancel(handle)
 
     def examine(self) -> Iterator[Finding]:
@@ -87,11 +84,16 @@ class SimProvisioner:
         if own is not None:
             yield from own()
 
-    @cached_property
+    @property
     def _real(self) -> Provisioner:
-        access = load_cloud(self.options.cloud).access(self.start())
-        env.set_defaults(access.environment)
-        return open_provisioner(self.options.cloud, {**access.options, **self._of_the_cloud})
+        """The cloud's own provisioner, led to the simulator wherever it answers now."""
+        url = self.start()
+        if self._opened is None or self._opened[0] != url:
+            access = load_cloud(self.options.cloud).access(url)
+            env.set_defaults(access.environment)
+            told = {**access.options, **self._of_the_cloud}
+            self._opened = (url, open_provisioner(self.options.cloud, told))
+        return self._opened[1]
 
     # --- the simulator -----------------------------------------------------------------------
 

@@ -51,11 +51,16 @@ class ProvisionerSuite:
     patience_s: ClassVar[float] = 60.0
     """How long machines may take to come or go."""
 
-    remembers: ClassVar[bool] = True
-    """Whether the cloud still knows the token of a group that was let go. Where it does not, a
-    machine that is rented once more finds in the journal that nobody wants it, and leaves."""
-
     # ── what every test needs ────────────────────────────────────────────────────────────────────
+
+    @pytest.fixture
+    def remembers(self) -> bool:
+        """Whether the cloud still knows the token of a group that was let go.
+
+        Where it does not, a machine that is rented once more finds in the journal that nobody
+        wants it, and leaves.
+        """
+        return True
 
     @pytest.fixture
     def cloud(self) -> Cloud | None:
@@ -145,8 +150,9 @@ class ProvisionerSuite:
         provisioner: Provisioner,
         launch: Launch,
         request_for: Callable[[int], GroupRequest],
+        remembers: bool,  # noqa: FBT001  # a fixture
     ) -> None:
-        if not self.remembers:
+        if not remembers:
             pytest.skip("this cloud forgets what was let go")
         plan = provisioner.plan(request_for(1))
         handle = _granted(provisioner.submit(plan, launch))

@@ -1,0 +1,52 @@
+"""What can be chosen of Kubernetes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from spotfit.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubernetesOptions:
+    """Pods on the spot nodes of a cluster."""
+
+    provisioner: ClassVar[str] = "kubernetes"
+
+    image: str = ""
+    """Container image that holds spotfit and what the training function imports."""
+    namespace: str = ""
+    """'' is that of the context, or of the pod that asks."""
+    context: str = ""
+    """Of the kubeconfig; '' is the current one. Inside a pod its service account is used."""
+    server: str = ""
+    """Address of an API server without authentication, as `kubectl proxy` offers one."""
+    flavour: Literal["", "eks", "karpenter", "gke", "aks"] = ""
+    """Whose spot nodes are chosen and tolerated; '': `node_selector` and `tolerations` say it."""
+    node_selector: dict[str, str] = field(default_factory=dict)
+    tolerations: tuple[dict[str, Any], ...] = ()
+    workers_per_node: int = 1
+    """How many workers share a pod."""
+    memory_per_cpu_gib: float = 2.0
+    """Main memory for each core where the workers did not ask for any."""
+    gpu_resource: str = "nvidia.com/gpu"
+    shared_memory_mib: int = 0
+    """Size of /dev/shm; 0: half of the memory."""
+    service_account: str = ""
+    """Of the agents: it reads and writes the bucket, and creates Jobs for replacements."""
+    image_pull_secrets: tuple[str, ...] = ()
+    priority_class: str = ""
+    kueue_queue: str = ""
+    """LocalQueue that admits the Jobs, where Kueue is installed."""
+    grace_s: float = 30.0
+    """How long pods may take after SIGTERM. GKE leaves user pods 15 s of what it announces."""
+    labels: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.workers_per_node < 1:
+            raise ConfigError("KubernetesOptions(workers_per_node) must be at least 1.")
+        if self.shared_memory_mib < 0 or self.memory_per_cpu_gib <= 0 or self.grace_s < 0:
+            raise ConfigError("KubernetesOptions: sizes and durations are not below zero.")
+        if self.server and self.context:
+            raise ConfigError("KubernetesOptions takes a server or a context, not both.")
