@@ -55,8 +55,9 @@ class Seating:
         return True
 
     def forget(self, token: Token, node: int, agent: AgentId | None) -> None:
-        """That machine is given up for good."""
-        self.known.pop((token, node), None)
+        """That machine is given up for good, or that agent of it."""
+        if agent is None or self.known.get((token, node)) == agent:
+            self.known.pop((token, node), None)
         if agent is not None:
             self.gone.pop(agent, None)
 

@@ -104,6 +104,8 @@ class NodeLost(msgspec.Struct, frozen=True, tag="node_lost"):
     blame: Blame | None = None
     """PREEMPTION where it was taken away, PLATFORM where it runs and its agent is not heard; the
     round that broke off with it is charged to that, if nobody knew when it was closed."""
+    comes_back: bool = False
+    """Only that agent is lost: its backend has brought the machine back with another."""
 
 
 class Released(msgspec.Struct, frozen=True, tag="released"):

@@ -116,7 +116,8 @@ def _refuse(view: View, event: Refused) -> View:
 
 def _lose(view: View, event: NodeLost) -> View:
     group = view.groups[event.token]
-    lost = _with_group(view, event.token, replace(group, lost=group.lost | {event.node}))
+    nodes = group.lost if event.comes_back else group.lost | {event.node}
+    lost = _with_group(view, event.token, replace(group, lost=nodes))
     if event.agent is None:
         return replace(lost, stillborn=view.stillborn + 1)
     outage = {event.agent} if event.blame is Blame.PLATFORM else set()

@@ -87,12 +87,24 @@ def lost_machines(view: View, watch: Watch, now: float) -> Iterator[NodeLost]:
                     yield NodeLost(token, node, agent, "its workers would not end")
                 elif _has_left(view, agent):
                     yield NodeLost(token, node, agent, "it announced its end, and was replaced")
+                elif (before := _lived_there_before(view, watch, token, node)) is not None:
+                    told = "its backend brought it back, with another agent"
+                    yield NodeLost(token, node, before, told, Blame.PREEMPTION, comes_back=True)
                 continue
             agent = sat.get((token, node))
             why = _why_lost(view, watch, now, token, node, agent)
             if why:
                 blame = _blame(view, watch, token, node, agent) if agent is not None else None
                 yield NodeLost(token, node, agent, why, blame)
+
+
+def _lived_there_before(view: View, watch: Watch, token: Token, node: int) -> AgentId | None:
+    """The agent of the last round on a machine that another agent has joined from since."""
+    for place in view.last_round.places if view.last_round else ():
+        if (place.token, place.node) == (token, node):
+            known = place.agent in watch.seats or place.agent in view.lost_agents
+            return None if known else place.agent
+    return None
 
 
 def _will_not_stop(view: View, watch: Watch, agent: AgentId, now: float) -> bool:

@@ -393,6 +393,22 @@ def test_a_machine_that_no_standing_request_asked_for_leaves_by_itself() -> None
     assert world.training
 
 
+def test_a_machine_that_comes_back_before_it_was_missed_goes_on_with_its_new_agent() -> None:
+    world = World()
+    world.boots = False
+    for node in (0, 1):
+        world.boot(Token("t-1"), node)
+    world.train()
+    lost = world.holder(follower(world))
+    lost.over = True  # the backend has brought it back before anybody looked
+    lost.net.die()
+    again = world.boot(lost.member.token, lost.member.node)
+    world.until(lambda: world.training and world.view.round and world.view.round.number == 2)
+    assert again.crew.rounds == [2]
+    assert [one.request.workers for one in world.all_of(Intended)] == [2], "nothing was ordered"
+    assert world.view.failures == {Blame.PREEMPTION: 1}
+
+
 def test_a_machine_that_comes_back_after_it_was_replaced_leaves_by_itself() -> None:
     """A backend that requeues what it lost does so whether or not somebody else was faster."""
     world = World()

@@ -381,7 +381,9 @@ class Node:
     def __init__(self, world: World, token: Token, node: int) -> None:
         self.name = f"{token}/{node}"
         host = f"{token}-{node}"
-        self.member = Member(AgentId(f"a-{host}"), host, f"{host}:7000", 1, token, node)
+        again = "-again" if self.name in world.nodes else ""
+        me = AgentId(f"a-{host}{again}")
+        self.member = Member(me, host, f"{host}:7000", 1, token, node)
         self.net = FakeNet(world.wire, self.member)
         self.crew = FakeCrew()
         self.fate = Fate()

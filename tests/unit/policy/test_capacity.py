@@ -273,6 +273,18 @@ def test_a_machine_that_announced_its_end_is_given_up_once_a_round_goes_on_witho
     assert losses(WITHOUT_A1, a_watch()) == {1: "it announced its end, and was replaced"}
 
 
+def test_a_machine_that_its_backend_brought_back_has_lost_its_agent_only() -> None:
+    """Kubernetes replaces a pod, AWS Batch tries a job again: the same machine, another agent."""
+    newcomer = a_seat(1, member=a_member(1, agent=AgentId("newcomer")))
+    watch = a_watch(seats=seats(a_seat(0), newcomer))
+    view = a_view(last_round=a_round())
+    (lost,) = lost_machines(view, watch, NOW)
+    assert (lost.node, lost.agent, lost.comes_back) == (1, an_agent(1), True)
+    assert lost.blame is Blame.PREEMPTION
+    known = replace(view, lost_agents=frozenset({an_agent(1)}))
+    assert list(lost_machines(known, watch, NOW)) == []
+
+
 @pytest.mark.parametrize(
     "view",
     [
