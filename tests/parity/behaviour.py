@@ -471,11 +471,23 @@ def leaving_politely(api: Api) -> Any:
 @probe
 def dying_without_a_word(api: Api) -> Any:
     def f() -> None:
-        time.sleep(3)  # one that dies in its first instant is another story in Ray
+        time.sleep(3)  # to die in the first instant is another story
         os._exit(3)
 
     error: Any = caught(lambda: api.fit(f, workers=1))
     return [kinds(error), list(error.worker_failures)]
+
+
+@probe
+def dying_in_the_first_instant(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> None:
+        with Path(config["place"], "attempts").open("a") as file:
+            file.write("x")
+        os._exit(3)
+
+    how: Any = {"run": {"failure_config": api.train.FailureConfig(max_failures=1)}}
+    error = caught(lambda: api.fit(f, workers=1, **how))
+    return [kinds(error), (api.scratch / "attempts").read_text()]
 
 
 @probe

@@ -28,6 +28,7 @@ OTHERWISE: Mapping[str, Otherwise] = {
     "numbers_of_numpy_in_the_metrics_of_a_checkpoint": Otherwise(None, "numbers of numpy"),
     "a_report_that_is_no_dictionary": Otherwise(_FAILED, "`report(5)`"),
     "a_group_that_may_shrink_to_nobody": Otherwise({"is": ["ValueError"]}, "`num_workers=(0, n)`"),
+    "dying_in_the_first_instant": Otherwise([_FAILED, "xx"], "a worker that dies in its first"),
     "a_checkpoint_in_local_mode": Otherwise([True, True], "`get_checkpoint` with `num_workers=0`"),
 }
 """Probes of tests/parity/behaviour.py that see something else here than with Ray Train."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from spotfit.host.env import SETTINGS
+from spotfit.host.theirs import WITHOUT_EFFECT
 
 Path = tuple[str, ...]
 """A dotted name, part by part."""
@@ -137,6 +138,12 @@ def find(path: Path) -> Here | Stays:
 def variable(name: str) -> str | None:
     """What an environment variable of Ray Train is called here; None if there is none like it."""
     return next((setting.name for setting in SETTINGS if name and setting.also == name), None)
+
+
+def what_holds(name: str) -> str:
+    """What holds here instead of a variable of Ray Train that nothing reads."""
+    known = WITHOUT_EFFECT.get(name)
+    return known.instead if known else "there is nothing of that name here"
 
 
 def _may_hold_public_names(module: Path) -> bool:

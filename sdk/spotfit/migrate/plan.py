@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 
 import libcst as cst
 
-from spotfit.migrate.places import LIFE_OF_A_CLUSTER, NO_DATASETS, ROOT, Here, Stays, find, variable
+from spotfit.migrate.places import (
+    LIFE_OF_A_CLUSTER,
+    NO_DATASETS,
+    ROOT,
+    Here,
+    Stays,
+    find,
+    variable,
+    what_holds,
+)
 from spotfit.migrate.survey import OURS, Binding, Survey, Use, head
 
 _TRAINERS = ("DataParallelTrainer", "TorchTrainer")
@@ -217,7 +226,7 @@ def _decide_text(node: cst.SimpleString, value: str, line: int, plan: Plan) -> N
         return
     for name in _VARIABLE.findall(value):
         instead = variable(name)
-        do = f"Write {instead}." if instead else "spotfit reads no such variable."
+        do = f"Write {instead}." if instead else f"Without effect: {what_holds(name)}."
         plan.notes.append(Note(line, name, do))
     if _A_MODULE.fullmatch(value):
         place = find(tuple(value.split(".")))

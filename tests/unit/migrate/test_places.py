@@ -6,7 +6,8 @@ import importlib
 
 import pytest
 
-from spotfit.migrate.places import ADVICE, FACADES, Here, Stays, find, variable
+from spotfit.host.theirs import WITHOUT_EFFECT
+from spotfit.migrate.places import ADVICE, FACADES, Here, Stays, find, variable, what_holds
 
 INTO = {
     ".".join(theirs): ours
@@ -54,3 +55,10 @@ def test_a_variable_is_ours_or_nobodys() -> None:
     assert variable("RAY_TRAIN_COLLECTIVE_TIMEOUT_S") == "SPOTFIT_COLLECTIVE_TIMEOUT_S"
     assert variable("RAY_TRAIN_NO_SUCH_THING") is None
     assert variable("PATH") is None
+
+
+def test_of_a_variable_that_nothing_reads_it_is_told_what_holds() -> None:
+    for name, theirs in WITHOUT_EFFECT.items():
+        assert what_holds(name) == theirs.instead
+        assert variable(name) is None
+    assert what_holds("RAY_TRAIN_NO_SUCH_THING") == "there is nothing of that name here"
