@@ -345,7 +345,17 @@ class KubernetesCloud:
         code = 137 if machine.exit_code is None else machine.exit_code
         status["phase"] = "Succeeded" if code == 0 else "Failed"
         terminated = {"exitCode": code, "finishedAt": _now()}
-        status["containerStatuses"] = [{"name": "agent", "state": {"terminated": terminated}}]
+        container = pod["spec"]["containers"][0]
+        status["containerStatuses"] = [
+            {
+                "name": container["name"],
+                "image": container["image"],
+                "imageID": container["image"],
+                "ready": False,
+                "restartCount": 0,
+                "state": {"terminated": terminated},
+            }
+        ]
         if machine.exit_code is None and machine.why != "stopped":
             _disrupted(status, "DeletionByPodGC", "PodGC: node no longer exists")
 

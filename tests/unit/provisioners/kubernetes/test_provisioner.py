@@ -1,0 +1,109 @@
+"""The four verbs on Kubernetes, where the conformance suite does not look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotfit.core.ids import Token
+from spotfit.host.clocks import SystemClock
+from spotfit.host.dice import new_run_id
+from spotfit.model.group import GroupHandle, GroupRequest, NodeState
+from spotfit.provision.launch import Launch
+from spotfit_localsim.wire.kubernetes import KubernetesCloud
+from spotfit_localsim.wire.options import SimOptions
+from spotfit_localsim.wire.simulator import Simulator, serving
+from spotfit_provisioners.kubernetes.provisioner import KubernetesProvisioner
+
+pytest.importorskip("kubernetes")
+pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+
+
+@pytest.fixture
+def sim(tmp_path: Path) -> Iterator[Simulator]:
+    with serving(tmp_path, SimOptions(cloud="kubernetes", boot_s=0.0)) as simulator:
+        yield simulator
+
+
+@pytest.fixture
+def provisioner(sim: Simulator) -> KubernetesProvisioner:
+    return KubernetesProvisioner.with_options(**KubernetesCloud.access(sim.server.url).options)
+
+
+def running(provisioner: KubernetesProvisioner, tmp_path: Path, command: str) -> GroupHandle:
+    """A group whose pod runs that instead of an agent."""
+    plan = provisioner.plan(GroupRequest(Token("t-0123456789ab"), 1, 1))
+    container = plan.body["spec"]["template"]["spec"]["containers"][0]
+    container["command"] = ["/bin/sh", "-c", command]
+    handle = provisioner.submit(plan, Launch(str(tmp_path), new_run_id(), "the secret itself"))
+    assert isinstance(handle, GroupHandle)
+    return handle
+
+
+def until(happens: Callable[[], object]) -> None:
+    clock = SystemClock()
+    give_up_at = clock.now() + 20
+    while not happens():
+        assert clock.now() < give_up_at
+        clock.wait(0.02)
+
+
+def pods(sim: Simulator) -> list[Any]:
+    return list(sim.cloud.memory.objects["pods"].values())
+
+
+def test_a_pod_finds_its_secret_its_address_and_its_number(
+    sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
+) -> None:
+    handle = running(provisioner, tmp_path, "env; exit 0")
+    until(lambda: provisioner.observe(handle).over)
+    told = sim.site.output(sim.site.machines[1])
+    assert "SPOTFIT_RUN_SECRET=the secret itself" in told
+    assert "JOB_COMPLETION_INDEX=0" in told
+    assert "SPOTFIT_HOST=127." in told
+
+
+@pytest.mark.parametrize(
+    ("code", "comes_back", "state"),
+    [(85, True, None), (75, False, NodeState.FAILED), (0, False, NodeState.GONE)],
+)
+def test_only_our_own_word_for_a_drained_machine_brings_a_pod_back(
+    sim: Simulator,
+    provisioner: KubernetesProvisioner,
+    tmp_path: Path,
+    code: int,
+    comes_back: bool,
+    state: NodeState | None,
+) -> None:
+    handle = running(provisioner, tmp_path, f"exit {code}")
+    if comes_back:
+        until(lambda: len(pods(sim)) >= 3)
+        assert not provisioner.observe(handle).over
+    else:
+        until(lambda: provisioner.observe(handle).over)
+        assert len(pods(sim)) == 1
+        assert provisioner.observe(handle).nodes[0].state == state
+
+
+def test_nothing_is_left_of_a_group_that_is_let_go(
+    sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
+) -> None:
+    handle = running(provisioner, tmp_path, "exec sleep 100")
+    until(lambda: provisioner.observe(handle).nodes[0].state == NodeState.RUNNING)
+    provisioner.cancel(handle)
+    until(lambda: not any(sim.cloud.memory.objects.values()))
+    assert not list(sim.site.standing())
+
+
+def test_a_check_up_asks_for_every_right(
+    sim: Simulator, provisioner: KubernetesProvisioner
+) -> None:
+    findings = list(provisioner.examine())
+    assert all(finding.well for finding in findings)
+    assert len(findings) == 11
+    sim.troubles.expect("credentials", 1)
+    next(findings := provisioner.examine())  # type: ignore[assignment]  # the first asks nobody
+    assert not next(findings).well  # type: ignore[call-overload]  # the second does

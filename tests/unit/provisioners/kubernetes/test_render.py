@@ -1,0 +1,81 @@
+"""Our request as an indexed Job with what belongs to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from spotfit.core.errors import ConfigError
+from spotfit.core.ids import RunId, Token
+from spotfit.model.group import GroupRequest
+from spotfit.provision.launch import Exit, Launch
+from spotfit_provisioners.kubernetes.options import KubernetesOptions
+from spotfit_provisioners.kubernetes.render import INDEX, plan, secret, service
+from tests.unit.provisioners import golden
+
+GOLDEN = Path(__file__).parent / "golden"
+OPTIONS = KubernetesOptions(image="registry/spotfit:1")
+
+
+def a_request(workers: int = 4, **resources: float) -> GroupRequest:
+    return GroupRequest(Token("t-0123456789ab"), workers, workers, resources, run_name="Digits 1")
+
+
+@pytest.mark.parametrize(
+    ("name", "request_", "options"),
+    [
+        ("plain", a_request(), OPTIONS),
+        (
+            "gke_gpus",
+            a_request(8, GPU=1.0, CPU=6.0),
+            KubernetesOptions(
+                image="registry/spotfit:1-cuda",
+                flavour="gke",
+                workers_per_node=4,
+                tolerations=({"key": "nvidia.com/gpu", "operator": "Exists"},),
+                node_selector={"pool": "a100"},
+                service_account="agent",
+                image_pull_secrets=("registry",),
+                priority_class="low",
+                kueue_queue="team",
+                grace_s=15.0,
+            ),
+        ),
+        ("aks", a_request(1), KubernetesOptions(image="i", flavour="aks")),
+    ],
+)
+def test_a_plan_is_as_it_was(name: str, request_: GroupRequest, options: KubernetesOptions) -> None:
+    golden.check(plan(request_, options), GOLDEN / f"plan_{name}.json")
+
+
+def test_the_secret_is_apart_from_the_job() -> None:
+    planned = plan(a_request(), OPTIONS)
+    launch = Launch("s3://bucket/run", RunId("r" * 32), "the secret itself")
+    told = secret(planned, launch.environment(planned.token, 0, 1, node_from=INDEX))
+    assert told["stringData"]["SPOTFIT_RUN_SECRET"] == "the secret itself"
+    assert b"the secret itself" not in msgspec.json.encode(planned)
+    assert service(planned)["spec"]["publishNotReadyAddresses"]
+
+
+def test_only_disruptions_and_our_own_word_bring_a_pod_back() -> None:
+    disrupted, drained, final = plan(a_request(), OPTIONS).body["spec"]["podFailurePolicy"]["rules"]
+    assert disrupted["action"] == drained["action"] == "Ignore"
+    assert drained["onExitCodes"]["values"] == [int(Exit.DRAINED)]
+    assert final["action"] == "FailIndex"
+    assert final["onExitCodes"]["operator"] == "NotIn"
+
+
+@pytest.mark.parametrize("flavour", ["eks", "karpenter"])
+def test_nodes_of_eks_are_labelled_and_not_tainted(flavour: str) -> None:
+    options = KubernetesOptions(image="i", flavour=flavour)  # type: ignore[arg-type]  # two of them
+    pod = plan(a_request(), options).body["spec"]["template"]["spec"]
+    assert pod["nodeSelector"]
+    assert "tolerations" not in pod
+
+
+def test_without_an_image_it_says_where_to_name_one() -> None:
+    with pytest.raises(ConfigError, match="image") as told:
+        plan(a_request(), KubernetesOptions())
+    assert "SPOTFIT_KUBERNETES_IMAGE" in told.value.do

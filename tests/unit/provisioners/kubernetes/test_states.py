@@ -1,0 +1,69 @@
+"""Pods and Jobs in our words: every phase there is, by the documentation of the library."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from spotfit.model.group import NodeState
+from spotfit_provisioners.kubernetes.render import INDEX_LABEL
+from spotfit_provisioners.kubernetes.states import PHASES, group, indexes
+
+
+def a_job(nodes: int = 1, **status: Any) -> dict[str, Any]:
+    return {"spec": {"completions": nodes}, "status": status}
+
+
+def a_pod(phase: str, index: int = 0, born: str = "1", **status: Any) -> dict[str, Any]:
+    meta = {"labels": {INDEX_LABEL: str(index)}, "creationTimestamp": born}
+    return {"metadata": meta, "status": {"phase": phase, **status}}
+
+
+def test_every_phase_is_translated() -> None:
+    """The library has no list of them; its documentation of a status names each."""
+    client = pytest.importorskip("kubernetes.client")
+    told = str(client.V1PodStatus.model_fields["phase"].description)
+    named = set(re.findall(r"(Pending|Running|Succeeded|Failed|Unknown):", told))
+    assert named == set(PHASES)
+
+
+@pytest.mark.parametrize(
+    ("job", "pods", "state"),
+    [
+        (a_job(), [], NodeState.WAITING),
+        (a_job(), [a_pod("Pending")], NodeState.WAITING),
+        (a_job(), [a_pod("Running")], NodeState.RUNNING),
+        (a_job(), [a_pod("Failed")], NodeState.WAITING),
+        (a_job(), [a_pod("Failed"), a_pod("Running", born="2")], NodeState.RUNNING),
+        (a_job(completedIndexes="0"), [a_pod("Succeeded")], NodeState.GONE),
+        (a_job(failedIndexes="0"), [a_pod("Failed")], NodeState.FAILED),
+        (a_job(failedIndexes="0"), [], NodeState.FAILED),
+    ],
+)
+def test_the_newest_pod_of_an_index_counts_until_the_job_has_judged(
+    job: dict[str, Any], pods: list[dict[str, Any]], state: NodeState
+) -> None:
+    assert [node.state for node in group(job, pods).nodes] == [state]
+
+
+def test_why_a_machine_failed_is_told() -> None:
+    ended = [{"state": {"terminated": {"exitCode": 70}}}]
+    pod = a_pod("Failed", reason="Evicted", message="out of disk", containerStatuses=ended)
+    (node,) = group(a_job(failedIndexes="0"), [pod]).nodes
+    assert node.reason == "Evicted; out of disk; exit code 70"
+
+
+def test_why_nothing_comes_is_told() -> None:
+    waits = [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}]
+    assert group(a_job(), [a_pod("Pending", conditions=waits)]).refusal == "0/3 nodes are available"
+    suspended = {"spec": {"completions": 1, "suspend": True}}
+    assert "suspended" in group(suspended, []).refusal
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [(None, set()), ("", set()), ("1,3-5,7", {1, 3, 4, 5, 7})]
+)
+def test_indexes_are_read_as_kubernetes_writes_them(text: str | None, found: set[int]) -> None:
+    assert indexes(text) == found
