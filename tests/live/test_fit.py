@@ -321,8 +321,52 @@ def test_a_run_on_s3_survives_a_death_and_keeps_its_files_there(
 def test_a_file_system_the_user_brings_holds_a_run(cloud: Cloud) -> None:
     from pyarrow import fs
 
-    result = cloud.fit(lambda: save(4), storage_filesystem=fs.LocalFileSystem())
+    mine = fs.SubTreeFileSystem(cloud.storage, fs.LocalFileSystem())
+    result = cloud.fit(lambda: save(4), storage="my/runs", storage_filesystem=mine)
 
     assert result.metrics == {"step": 4}
-    assert result.path == cloud.url()
-    assert (Path(cloud.url()) / ".spotfit").is_dir()
+    assert (result.path, result.filesystem) == ("my/runs/run", mine)
+    assert Path(cloud.storage, "my", "runs", "run", ".spotfit").is_dir()
+    assert spotfit.Result.from_path("my/runs/run", mine).checkpoint == result.checkpoint
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_credentials_of_a_file_system_reach_machines_and_stand_nowhere(
+    cloud: Cloud, s3: str, wrapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyarrow import fs
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    mine = fs.S3FileSystem(
+        endpoint_override=s3.removeprefix("http://"),
+        scheme="http",
+        region="us-east-1",
+        access_key="mine",
+        secret_key="hush-hush",
+    )
+
+    def train() -> str:
+        save(4)
+        with (
+            spotfit.get_context()
+            .get_storage()
+            .storage_filesystem.open_output_stream(
+                f"{spotfit.get_context().get_storage().experiment_fs_path}/note"
+            ) as note
+        ):
+            note.write(b"from a worker")
+        return str(spotfit.get_context().get_storage().storage_filesystem)
+
+    given = fs.SubTreeFileSystem("runs", mine) if wrapped else mine
+    storage = "here" if wrapped else "runs/here"
+    listener = spotfit.UserCallback()
+    result = cloud.fit(train, storage=storage, storage_filesystem=given, callbacks=[listener])
+
+    assert (result.path, result.filesystem) == (f"{storage}/run", given)
+    assert files_of(result.checkpoint) == ["rank0.json"]
+    assert mine.open_input_file("runs/here/run/note").readall() == b"from a worker"
+    objects = mine.get_file_info(fs.FileSelector("runs", recursive=True))
+    for one in objects:
+        if one.is_file:
+            assert b"hush-hush" not in mine.open_input_file(one.path).readall()

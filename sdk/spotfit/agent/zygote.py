@@ -23,7 +23,8 @@ _messages: msgspec.json.Decoder[FromZygote] = decoder(FromZygote)  # type: ignor
 _PACKET_BYTES = 64 * 1024
 _KEPT = 2
 _LAUNCH = Launch("", RunId(""), "").environment(Token(""), 0, 0)
-_FOR_AGENTS = {*_LAUNCH, env.NOTICE_FILE.name, env.SCRATCH.name, env.HOST.name, env.PORT.name}
+_OWN = (env.NOTICE_FILE, env.SCRATCH, env.HOST, env.PORT, env.STORAGE_KEYS)
+_FOR_AGENTS = {*_LAUNCH, *(setting.name for setting in _OWN)}
 _BARREN_LIVES = 2
 
 
@@ -49,7 +50,12 @@ class Breed:
 def variables_for(slots: int, given: dict[str, str]) -> dict[str, str]:
     """What a node's workers find in their environment: several may not each take all processors."""
     lone = slots == 1 or env.lookup("OMP_NUM_THREADS") is not None
-    return given if lone else {"OMP_NUM_THREADS": "1", **given}
+    keys = env.value(env.STORAGE_KEYS)  # of this run's bucket: no other run may find them
+    return {
+        **({} if lone else {"OMP_NUM_THREADS": "1"}),
+        **({env.STORAGE_KEYS.name: keys} if keys else {}),
+        **given,
+    }
 
 
 class Zygote:

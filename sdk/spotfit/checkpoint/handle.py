@@ -10,21 +10,20 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
 from spotfit.checkpoint.shared import own_folder, shared_directory, together
-from spotfit.core.errors import ConfigError, IntegrityError, MissingExtraError, NotFoundError
-from spotfit.host import dice, extras
+from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError
+from spotfit.host import dice
 from spotfit.store.api import Store
 from spotfit.store.filesystem import store_on
-from spotfit.store.opening import open_store
+from spotfit.store.opening import in_arrow, open_store
 from spotfit.store.transfer import FileRecord, download_tree
 from spotfit.store.url import RootUrl, checked_key
 
 METADATA = ".metadata.json"
-_ARROW_SCHEMES = ("file", "s3", "gs")
 _GONE = {
     "from_dict": "write a file into a directory and use Checkpoint.from_directory(directory)",
     "to_dict": "read its files: with checkpoint.as_directory() as directory",
@@ -37,6 +36,13 @@ _GONE = {
     "get_preprocessor": "keep it in a file of the checkpoint, or in its metadata",
     "set_preprocessor": "keep it in a file of the checkpoint, or in its metadata",
 }
+
+
+class Address(NamedTuple):
+    """Where something lies in a file system that the user gave."""
+
+    path: str
+    filesystem: Any
 
 
 class _Named(type):
@@ -80,17 +86,22 @@ class Checkpoint(metaclass=_Named):
 
     @classmethod
     def in_store(
-        cls, store: Store, folder: str, *, files: Sequence[FileRecord] | None = None
+        cls,
+        store: Store,
+        folder: str,
+        *,
+        files: Sequence[FileRecord] | None = None,
+        within: Address | None = None,
     ) -> Self:
         """The checkpoint in that folder of a run's store.
 
         With `files`, those make it up and are checked when they are read; all processes of a node
-        then share one download.
+        then share one download. `within` is the run's place as the user gave it.
         """
         self = cls.__new__(cls)
-        self._given = None
+        self._given = None if within is None else within.filesystem
         self._store, self._folder = store, folder
-        self.path = f"{path_of(store)}/{folder}"
+        self.path = f"{path_of(store) if within is None else within.path}/{folder}"
         self._files = None if files is None else tuple(files)
         self._id = dice.new_secret_bytes(16).hex()
         if files is not None:
@@ -155,8 +166,10 @@ class Checkpoint(metaclass=_Named):
 
     def folder_below(self, store: Store) -> str | None:
         """Its folder as a key below the root of `store`; None if it does not lie there."""
-        above = f"{path_of(store)}/"
-        return self.path.removeprefix(above) if self.path.startswith(above) else None
+        here, above = f"{path_of(self._store)}/{self._folder}", path_of(store)
+        if self.local_directory is not None:
+            here, above = os.path.realpath(here), os.path.realpath(above)
+        return here.removeprefix(f"{above}/") if here.startswith(f"{above}/") else None
 
     @property
     def local_directory(self) -> Path | None:
@@ -249,16 +262,7 @@ def _nothing_at(path: str) -> NotFoundError:
 
 def arrow_or_own(store: Store) -> Any:
     """pyarrow's file system for that store, if pyarrow is here and knows such; else the store."""
-    scheme = store.url.partition("://")[0] if "://" in store.url else "file"
-    if scheme not in _ARROW_SCHEMES:
-        return store
-    try:
-        arrow = extras.need("pyarrow.fs", extra="arrow")
-    except MissingExtraError:
-        return store
-    if scheme == "file":
-        return arrow.LocalFileSystem()
-    return arrow.FileSystem.from_uri(store.url)[0]
+    return in_arrow(store) or store
 
 
 def _root(text: str) -> RootUrl:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from spotfit.checkpoint.handle import METADATA, Checkpoint
+from spotfit.checkpoint.handle import METADATA, Address, Checkpoint
 from spotfit.checkpoint.manifest import Manifest, all_manifests, manifests_of, newest_complete
 from spotfit.core.errors import IntegrityError
 from spotfit.store.api import Store
@@ -20,16 +20,23 @@ def open_committed(store: Store, name: str) -> Checkpoint:
     return _opened(store, _parts(store, name))
 
 
-def open_all(store: Store, names: Collection[str]) -> dict[str, Checkpoint]:
+def open_all(
+    store: Store, names: Collection[str], *, within: Address | None = None
+) -> dict[str, Checkpoint]:
     """Those checkpoints of the run, by name, from one look at its manifests.
 
-    One whose manifests are gone is there as well; its files are taken as they are found.
+    One whose manifests are gone is there as well; its files are taken as they are found. `within`
+    is the run's place as the user gave it.
     """
     manifests = all_manifests(store) if names else []
     opened = {}
     for name in names:
         parts = newest_complete([part for part in manifests if part.name == name])
-        opened[name] = _opened(store, parts) if parts else Checkpoint.in_store(store, name)
+        opened[name] = (
+            _opened(store, parts, within)
+            if parts
+            else Checkpoint.in_store(store, name, within=within)
+        )
     return opened
 
 
@@ -52,10 +59,11 @@ def check_present(store: Store, name: str) -> None:
         )
 
 
-def _opened(store: Store, parts: Sequence[Manifest]) -> Checkpoint:
+def _opened(store: Store, parts: Sequence[Manifest], within: Address | None = None) -> Checkpoint:
     folder = parts[0].folder
     here = [part for part in parts if part.folder == folder]
-    return Checkpoint.in_store(store, folder, files=_merged(store, folder, here))
+    files = _merged(store, folder, here)
+    return Checkpoint.in_store(store, folder, files=files, within=within)
 
 
 def _parts(store: Store, name: str) -> tuple[Manifest, ...]:

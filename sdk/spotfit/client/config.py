@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from spotfit.model.callbacks import UserCallback
 from spotfit.model.config import CheckpointConfig, FailureConfig, LoggingConfig
 
 if TYPE_CHECKING:
+    from spotfit.checkpoint.handle import Address
     from spotfit.store.api import Store
     from spotfit.worker.context import StorageContext
 
@@ -88,6 +90,17 @@ def storage_of(run: RunConfig) -> Store:
     if run.storage_filesystem is not None:
         return store_on(run.storage_filesystem, run.storage_path)
     return open_store(run.storage_path)
+
+
+def place_of(run: RunConfig) -> Address | None:
+    """Where the run lies in the file system the user gave; None where that is ours to choose."""
+    if run.storage_filesystem is None:
+        return None
+    assert run.storage_path is not None
+    assert run.name is not None
+    from spotfit.checkpoint.handle import Address
+
+    return Address(posixpath.join(run.storage_path, run.name), run.storage_filesystem)
 
 
 def typed(name: str, given: Any, kind: type[Any], *, home: str = "spotfit") -> Any:

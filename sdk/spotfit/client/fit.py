@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from spotfit.client.config import RunConfig
 from spotfit.client.handle import RunHandle, adopted
 from spotfit.client.keyring import Keyring
 from spotfit.client.preflight import Cleared, check_history, clear
@@ -33,6 +34,7 @@ from spotfit.provision.api import Traits
 from spotfit.ship.luggage import AROUND, pack
 from spotfit.ship.sign import RunKey
 from spotfit.store.api import Store
+from spotfit.store.opening import keys_for_machines
 
 _PAUSES_S = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
 
@@ -70,7 +72,7 @@ def begin(request: FitRequest, *, show: bool = False) -> RunHandle:
         AgentId(f"d{dice.new_agent_id()}"),
         wall_ms=clocks.wall_ms,
     )
-    handle = RunHandle(ledger, None)
+    handle = RunHandle(ledger, None, within=cleared.within)
     check_whole(cleared.store)
     view = ledger.catch_up()
     ledger.run_id = view.run_id or ledger.run_id
@@ -171,12 +173,17 @@ def _objects(request: FitRequest, ledger: Ledger) -> dict[str, object]:
 def _context(request: FitRequest, ledger: Ledger) -> TrainRunContext:
     return TrainRunContext(
         run_id=ledger.run_id,
-        run_config=request.run,
+        run_config=_without_secrets(request.run, ledger.store),
         train_loop_config=request.config,
         scaling_config=request.scaling,
         backend_config=request.backend_config,
         dataset_config=request.dataset_config,
     )
+
+
+def _without_secrets(run: RunConfig, store: Store) -> RunConfig:
+    """What is packed lies in the bucket, signed but for everybody to read who may read there."""
+    return dataclasses.replace(run, storage_filesystem=None) if keys_for_machines(store) else run
 
 
 def _tempo(store: Store, traits: Traits) -> Tempo:

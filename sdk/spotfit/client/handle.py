@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spotfit.checkpoint.handle import Address
 from spotfit.client.failure import error_of
 from spotfit.client.follow import Console, Output
 from spotfit.client.keyring import Keyring
@@ -28,7 +29,7 @@ from spotfit.provision.launch import Launch
 from spotfit.provision.registry import open_provisioner
 from spotfit.ship.function import load_pickle
 from spotfit.ship.sign import RunKey
-from spotfit.store.opening import open_store
+from spotfit.store.opening import keys_for_machines, open_store
 
 _LAST_WORDS_S = 3.0
 _LONGEST_PAUSE_S = 0.5
@@ -59,9 +60,12 @@ class RunHandle:
     for new ones. That needs the run's key, which lies on the machine that started the run.
     """
 
-    def __init__(self, ledger: Ledger, key: RunKey | None) -> None:
+    def __init__(
+        self, ledger: Ledger, key: RunKey | None, *, within: Address | None = None
+    ) -> None:
         self._ledger = ledger
         self.key = key
+        self._within = within
         self._clock = clocks.SystemClock()
         self._news_at = self._clock.now()
         self._console = Console(ledger.store)
@@ -114,7 +118,8 @@ class RunHandle:
         assert view is not None
         if ended.outcome != "finished":
             raise error_of(ended, self._ledger.store, self.key)
-        return result_of(view, self._ledger.store, self._returned(ended))
+        returned = self._returned(ended)
+        return result_of(view, self._ledger.store, returned, within=self._within)
 
     # --- waiting -----------------------------------------------------------------------------
 
@@ -261,7 +266,14 @@ def adopted(handle: RunHandle, ledger: Ledger, key: RunKey | None, spec: RunSpec
         log.warning("run.unminded", why=cannot.what)
         return handle
     traits = provisioner.traits
-    launch = Launch(spec.storage_url, ledger.run_id, key.to_text(), traits.notices, spec.framework)
+    launch = Launch(
+        spec.storage_url,
+        ledger.run_id,
+        key.to_text(),
+        traits.notices,
+        spec.framework,
+        keys_for_machines(ledger.store),
+    )
     conductor = Conductor(ledger, provisioner, launch, Inline(), dice.new_token)
     handle.caretaker = Caretaker(ledger, conductor, clocks.SystemClock().now())
     return handle

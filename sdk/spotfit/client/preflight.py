@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from spotfit.checkpoint.handle import Address
 from spotfit.checkpoint.restore import check_present
 from spotfit.client.callbacks import named_callbacks
-from spotfit.client.config import RunConfig, storage_of
+from spotfit.client.config import RunConfig, place_of, storage_of
 from spotfit.client.request import FitRequest
 from spotfit.core.errors import (
     ConfigError,
@@ -28,7 +29,7 @@ from spotfit.ship.environment import RuntimeEnv
 from spotfit.ship.function import takes_config
 from spotfit.ship.pins import foresee
 from spotfit.store.api import Store
-from spotfit.store.opening import open_store
+from spotfit.store.opening import reopened
 from spotfit.store.probe import probe_create
 
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0)
@@ -42,6 +43,8 @@ class Cleared:
     """As it was given, with the callbacks that the environment adds."""
     store: Store
     """Rooted at the run: `<storage_path>/<name>`."""
+    within: Address | None
+    """The same, where the user gave a file system."""
     provisioner: Provisioner
     runtime_env: RuntimeEnv
 
@@ -79,7 +82,8 @@ def clear(request: FitRequest) -> Cleared:
     for name, instead in no_effect(request):
         log.warning("no_effect", of=name, what_holds=instead)
     callbacks = [*callbacks, *(request.run.callbacks or [])]
-    return Cleared(replace(request.run, callbacks=callbacks), store, provisioner, runtime_env)
+    run = replace(request.run, callbacks=callbacks)
+    return Cleared(run, store, place_of(run), provisioner, runtime_env)
 
 
 def _probe(store: Store) -> None:
@@ -104,7 +108,7 @@ def _reachable(store: Store) -> None:
     key = f".spotfit/reach/{dice.new_token()}"  # a new name: what is found there is ours
     store.put(key, b"here")
     try:
-        open_store(store.url).get(key)
+        reopened(store).get(key)
     except (NotFoundError, ConfigError) as unseen:
         raise ConfigError(
             f"Machines could not reach the run: {store.url} does not lead to what was written.",

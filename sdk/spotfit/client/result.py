@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Any, cast
 
-from spotfit.checkpoint.handle import Checkpoint, arrow_or_own, path_of
+from spotfit.checkpoint.handle import Address, Checkpoint, arrow_or_own, path_of
 from spotfit.checkpoint.restore import check_present, open_all
 from spotfit.client.failure import error_of
 from spotfit.client.keyring import Keyring
@@ -66,7 +66,7 @@ class Result:
     metrics_dataframe: Any = _Frame()
     best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] | None = None
     return_value: Any = None
-    _store: Store | None = None
+    _filesystem: Any = None
 
     def __repr__(self) -> str:
         told = f"metrics={self.metrics!r}, checkpoint={self.checkpoint!r}, error={self.error!r}"
@@ -74,8 +74,11 @@ class Result:
 
     @property
     def filesystem(self) -> Any:
-        """The file system in which `path` means the run: pyarrow's, or else our own store."""
-        return None if self._store is None else arrow_or_own(self._store)
+        """The file system in which `path` means the run.
+
+        The one that was given as storage_filesystem; else pyarrow's, or our own store without it.
+        """
+        return self._filesystem or arrow_or_own(open_store("/"))
 
     @property
     def config(self) -> Any:
@@ -89,15 +92,16 @@ class Result:
         It has no return value. Raises `NoResultError`, which is a RuntimeError, where there is no
         run or none that reported a checkpoint, and `IntegrityError` where a checkpoint is gone.
         """
-        text = os.fspath(path).rstrip("/")
+        text, within = os.fspath(path).rstrip("/"), None
         if storage_filesystem is None:
             store = open_store(text)
         else:
-            store = store_on(storage_filesystem, text)
+            store, within = store_on(storage_filesystem, text), Address(text, storage_filesystem)
         view = _view_at(store)
         for kept in view.checkpoints:
             check_present(store, kept.name)
-        return result_of(view, store, listing_all=True, error=_error_at(view, store))
+        error = _error_at(view, store)
+        return result_of(view, store, within=within, listing_all=True, error=error)
 
     def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint | None:
         """The checkpoint with the highest ("max") or lowest ("min") value of that metric.
@@ -129,10 +133,11 @@ def result_of(
     store: Store,
     return_value: Any = None,
     *,
+    within: Address | None = None,
     error: Exception | None = None,
     listing_all: bool = False,
 ) -> Result:
-    """The result of the run that `view` tells of, rooted at `store`.
+    """The result of the run that `view` tells of, rooted at `store`, which the user calls `within`.
 
     `best_checkpoints` holds as many as are to be kept; with `listing_all` the latest besides, if
     it is not among them.
@@ -142,15 +147,16 @@ def result_of(
     if keep.last is not None and not listing_all:
         best = best[-keep.last :]
     latest = view.latest_checkpoint
-    checkpoints = open_all(store, {one.name for one in (*best, *([latest] if latest else []))})
+    names = {one.name for one in (*best, *([latest] if latest else []))}
+    checkpoints = open_all(store, names, within=within)
     return Result(
         metrics=_last_metrics(view),
         checkpoint=checkpoints[latest.name] if latest else None,
         error=error,
-        path=path_of(store),
+        path=path_of(store) if within is None else within.path,
         best_checkpoints=[(checkpoints[one.name], _metrics(one)) for one in best],
         return_value=return_value,
-        _store=store,
+        _filesystem=arrow_or_own(store) if within is None else within.filesystem,
     )
 
 

@@ -64,6 +64,9 @@ PROVISIONER = Setting("SPOTFIT_PROVISIONER", str, "", "who gives machines, with 
 CONFIG = Setting("SPOTFIT_CONFIG", str, "", "file with options of backends, for spotfit.toml")
 PROFILE = Setting("SPOTFIT_PROFILE", str, "", "which profile of spotfit.toml holds")
 RUN_SECRET = Setting("SPOTFIT_RUN_SECRET", str, "", "the key of a run, as text")
+STORAGE_KEYS = Setting(
+    "SPOTFIT_STORAGE_KEYS", str, "", "credentials of a run's bucket, which fit() tells its machines"
+)
 COLLECTIVE_TIMEOUT_S = Setting(
     "SPOTFIT_COLLECTIVE_TIMEOUT_S",
     units.seconds,
@@ -114,6 +117,7 @@ SETTINGS: tuple[Setting[object], ...] = (
     CONFIG,
     PROFILE,
     RUN_SECRET,
+    STORAGE_KEYS,
     COLLECTIVE_TIMEOUT_S,
     COLLECTIVE_WARN_S,
     CALLBACKS,

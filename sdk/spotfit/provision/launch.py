@@ -38,6 +38,9 @@ class Launch:
     notices: tuple[str, ...] = ("signal",)
     framework: str = ""
     """What workers will import: a machine begins with that before it knows anything else."""
+    storage_keys: str = field(default="", repr=False)
+    """Credentials of the run's bucket where machines have none of their own; see
+    `store.credentials`."""
 
     def environment(
         self, token: Token, node: int, slots: int, *, node_from: str = ""
@@ -48,16 +51,21 @@ class Launch:
         which one it is: that variable is `node_from`, and its number is added to `node`.
         """
         which = {"SPOTFIT_NODE_FROM": node_from} if node_from else {}
-        return which | {
-            "SPOTFIT_RUN_URL": self.run_url,
-            "SPOTFIT_RUN_ID": self.run_id,
-            "SPOTFIT_RUN_SECRET": self.secret,
-            "SPOTFIT_TOKEN": token,
-            "SPOTFIT_NODE": str(node),
-            "SPOTFIT_SLOTS": str(slots),
-            "SPOTFIT_NOTICES": ",".join(self.notices),
-            "SPOTFIT_FRAMEWORK": self.framework,
-        }
+        keys = {"SPOTFIT_STORAGE_KEYS": self.storage_keys} if self.storage_keys else {}
+        return (
+            which
+            | keys
+            | {
+                "SPOTFIT_RUN_URL": self.run_url,
+                "SPOTFIT_RUN_ID": self.run_id,
+                "SPOTFIT_RUN_SECRET": self.secret,
+                "SPOTFIT_TOKEN": token,
+                "SPOTFIT_NODE": str(node),
+                "SPOTFIT_SLOTS": str(slots),
+                "SPOTFIT_NOTICES": ",".join(self.notices),
+                "SPOTFIT_FRAMEWORK": self.framework,
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +92,7 @@ class Assignment:
             environment["SPOTFIT_RUN_SECRET"],
             tuple(filter(None, environment.get("SPOTFIT_NOTICES", "signal").split(","))),
             environment.get("SPOTFIT_FRAMEWORK", ""),
+            environment.get("SPOTFIT_STORAGE_KEYS", ""),
         )
         node, slots = (_number(environment, name) for name in ("SPOTFIT_NODE", "SPOTFIT_SLOTS"))
         if node_from := environment.get("SPOTFIT_NODE_FROM"):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
+from spotfit.store.credentials import Keys
 from spotfit.store.url import RootUrl
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
         AzureConfig,
         AzureStore,
         ClientConfig,
+        GCSConfig,
         GCSStore,
         RetryConfig,
         S3Config,
@@ -27,18 +29,20 @@ _CALL_WITHIN = timedelta(seconds=10)
 _PART_WITHIN = timedelta(minutes=5)
 
 
-def build(root: RootUrl, *, insists: bool) -> Client:
+def build(root: RootUrl, keys: Keys, *, insists: bool) -> Client:
     """A client that tries once, or one that `insists`: it repeats parts of a transfer for a while.
 
-    Where there is an outer retry there must be none inside, hence the two.
+    `keys` are credentials; without them it finds those of the machine. Where there is an outer
+    retry there must be none inside, hence the two.
     """
+    limits, retries = _limits(insists=insists), _retries(insists=insists)
     match root.scheme:
         case "s3":
-            return _s3(root, _limits(insists=insists), _retries(insists=insists))
+            return _s3(root, keys, limits, retries)
         case "gs":
-            return _gcs(root, _limits(insists=insists), _retries(insists=insists))
+            return _gcs(root, keys, limits, retries)
         case _:
-            return _azure(root, _limits(insists=insists), _retries(insists=insists))
+            return _azure(root, keys, limits, retries)
 
 
 def _limits(*, insists: bool) -> ClientConfig:
@@ -52,7 +56,7 @@ def _retries(*, insists: bool) -> RetryConfig:
     return {"max_retries": 6, "retry_timeout": timedelta(minutes=2)}
 
 
-def _s3(root: RootUrl, limits: ClientConfig, retries: RetryConfig) -> S3Store:
+def _s3(root: RootUrl, keys: Keys, limits: ClientConfig, retries: RetryConfig) -> S3Store:
     from obstore.store import S3Store
 
     config: S3Config = {"disable_bulk_delete": True}  # not every look-alike knows bulk deletion
@@ -63,26 +67,27 @@ def _s3(root: RootUrl, limits: ClientConfig, retries: RetryConfig) -> S3Store:
     return S3Store(
         root.bucket,
         prefix=root.prefix or None,
-        config=config,
+        config=cast("S3Config", config | dict(keys)),
         client_options=limits,
         retry_config=retries,
-        credential_provider=_aws_profile(),
+        credential_provider=None if keys else _aws_profile(),
     )
 
 
-def _gcs(root: RootUrl, limits: ClientConfig, retries: RetryConfig) -> GCSStore:
+def _gcs(root: RootUrl, keys: Keys, limits: ClientConfig, retries: RetryConfig) -> GCSStore:
     from obstore.store import GCSStore
 
+    endpoint = {"base_url": root.endpoint} if root.endpoint else {}
     return GCSStore(
         root.bucket,
         prefix=root.prefix or None,
-        config={"base_url": root.endpoint} if root.endpoint else None,
+        config=cast("GCSConfig", endpoint | dict(keys)),
         client_options=limits,
         retry_config=retries,
     )
 
 
-def _azure(root: RootUrl, limits: ClientConfig, retries: RetryConfig) -> AzureStore:
+def _azure(root: RootUrl, keys: Keys, limits: ClientConfig, retries: RetryConfig) -> AzureStore:
     from obstore.store import AzureStore
 
     config: AzureConfig = {}
@@ -93,7 +98,7 @@ def _azure(root: RootUrl, limits: ClientConfig, retries: RetryConfig) -> AzureSt
     return AzureStore(
         root.bucket,
         prefix=root.prefix or None,
-        config=config,
+        config=cast("AzureConfig", config | dict(keys)),
         client_options=limits,
         retry_config=retries,
     )

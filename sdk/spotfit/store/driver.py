@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from spotfit.core.errors import StoreError
+from spotfit.store import credentials
 from spotfit.store.clients import build
 from spotfit.store.url import RootUrl
 
@@ -33,12 +34,16 @@ _LIBRARY = "obstore._obstore"
 _COPIED_AT_ONCE = 2**20
 
 
+GivenKeys = tuple[tuple[str, str], ...]
+"""Credentials somebody gave, as pairs."""
+
+
 class _Process:
     """What one process has opened; a forked child begins with an empty one."""
 
     def __init__(self, *, inherits_threads: bool) -> None:
         self.lock = threading.Lock()
-        self.clients: dict[tuple[RootUrl, bool], Client] = {}
+        self.clients: dict[tuple[RootUrl, GivenKeys, bool], Client] = {}
         self.must_load_anew = inherits_threads
 
 
@@ -46,12 +51,14 @@ _process = _Process(inherits_threads=False)
 _watches_forks = False
 
 
-def client(root: RootUrl, *, insists: bool = False) -> Client:
+def client(root: RootUrl, keys: GivenKeys = (), *, insists: bool = False) -> Client:
     """The driver's client for `root`, made once in each process.
 
-    One that `insists` repeats the lost parts of a big transfer by itself; any other tries once.
+    Without `keys` it uses what this machine's environment has. One that `insists` repeats the lost
+    parts of a big transfer by itself; any other tries once.
     """
-    known = _process.clients.get((root, insists))
+    wanted = (root, keys, insists)
+    known = _process.clients.get(wanted)
     if known is not None:
         return known
     with _process.lock:
@@ -59,9 +66,10 @@ def client(root: RootUrl, *, insists: bool = False) -> Client:
         if _process.must_load_anew:
             _load_anew()
             _process.must_load_anew = False
-        if (root, insists) not in _process.clients:
-            _process.clients[root, insists] = build(root, insists=insists)
-        return _process.clients[root, insists]
+        if wanted not in _process.clients:
+            found = dict(keys) or credentials.of_environment(root)
+            _process.clients[wanted] = build(root, found, insists=insists)
+        return _process.clients[wanted]
 
 
 def failures() -> tuple[type[Exception], ...]:

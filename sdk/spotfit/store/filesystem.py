@@ -26,6 +26,7 @@ from spotfit.core.errors import (
     UntrustworthyStoreError,
 )
 from spotfit.store.api import ObjectInfo, Store
+from spotfit.store.native import bucket_behind, kinds_of
 from spotfit.store.opening import open_store
 from spotfit.store.parts import appearing
 from spotfit.store.url import checked_key
@@ -37,9 +38,14 @@ _GIVEN_TO_ALL = ("fsspec.spec", "fsspec.asyn")
 def store_on(filesystem: Any, path: str) -> Store:
     """The store at `path` of `filesystem`, an `fsspec` or a `pyarrow.fs` one.
 
+    A bucket that our own driver knows is opened by it, with the credentials of the file system.
     Raises `ConfigError` for anything else.
     """
-    kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(filesystem).__mro__}
+    kinds = kinds_of(filesystem)
+    if (bucket := bucket_behind(filesystem, path)) is not None:
+        return open_store(bucket[0], keys=bucket[1])
+    if "fsspec.implementations.arrow.ArrowFSWrapper" in kinds:
+        return store_on(filesystem.fs, path)
     if "pyarrow._fs.FileSystem" in kinds:
         return _on_arrow(filesystem, path)
     if "fsspec.implementations.dirfs.DirFileSystem" in kinds:
@@ -243,8 +249,8 @@ def _cannot_create(url: str, kind: str) -> UntrustworthyStoreError:
     return UntrustworthyStoreError(
         f"{kind} has no way to create an object so that only one writer wins, and a run in {url} "
         "could end up with two leaders.",
-        do="Give the address as storage_path alone (s3://, gs://, az:// or a directory); endpoint "
-        "and credentials come from the environment.",
+        do="Give the address as storage_path alone (s3://, gs://, az:// or a directory), or the "
+        "file system of such a bucket from pyarrow.fs, s3fs, gcsfs or adlfs.",
     )
 
 

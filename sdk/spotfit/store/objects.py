@@ -20,6 +20,7 @@ from spotfit.core.errors import (
 from spotfit.store import driver
 from spotfit.store.api import ObjectInfo, Store
 from spotfit.store.budget import Budget
+from spotfit.store.credentials import Keys
 from spotfit.store.parts import appearing
 from spotfit.store.retry import persistently
 from spotfit.store.url import RootUrl, checked_key
@@ -40,11 +41,17 @@ _FILES = Budget(attempts=2, within_s=600.0)  # their parts are repeated on the w
 
 
 class ObjectStore:
-    """Objects of one bucket below one prefix. Holds no connection: it may be pickled and forked."""
+    """Objects of one bucket below one prefix. Holds no connection: it may be pickled and forked.
 
-    def __init__(self, root: RootUrl, budget: Budget | None = None) -> None:
+    `keys` are credentials that somebody gave; else they are those of this machine.
+    """
+
+    def __init__(
+        self, root: RootUrl, budget: Budget | None = None, *, keys: Keys | None = None
+    ) -> None:
         self._root = root
         self._budget = budget or Budget()
+        self._keys = tuple(sorted((keys or {}).items()))
 
     @property
     def url(self) -> str:
@@ -109,7 +116,12 @@ class ObjectStore:
                 self._fill(file.fileno(), key, range(len(first), size_bytes, PART_BYTES), version)
 
     def under(self, prefix: str) -> Store:
-        return ObjectStore(self._root.below(prefix), self._budget)
+        return ObjectStore(self._root.below(prefix), self._budget, keys=dict(self._keys))
+
+    @property
+    def keys(self) -> Keys:
+        """The credentials somebody gave."""
+        return dict(self._keys)
 
     def _first_part(self, key: str) -> tuple[bytes, int, str | None]:
         def ask(client: Client) -> tuple[bytes, int, str | None]:
@@ -150,7 +162,7 @@ class ObjectStore:
     ) -> Answer:
         what = f"{checked_key(key)} in {self.url}" if key is not None else f"object in {self.url}"
         try:
-            return call(driver.client(self._root, insists=insists))
+            return call(driver.client(self._root, self._keys, insists=insists))
         except driver.failures() as error:
             # Not chained: the driver's text may hold signed addresses, and ours says the rest.
             raise _ours(error, what, creating=creating) from None

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,6 +61,18 @@ class Sulking(MemoryStore):
 @pytest.fixture
 def store() -> Sulking:
     return Sulking()
+
+
+def test_workers_find_the_credentials_of_their_own_run_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SPOTFIT_STORAGE_KEYS", "of this run")
+    breed = Breed.of("none", sys.executable, variables_for(1, {}))
+    monkeypatch.setenv("SPOTFIT_STORAGE_KEYS", "of the next")
+    assert breed.environment()["SPOTFIT_STORAGE_KEYS"] == "of this run"
+    other = Breed.of("none", sys.executable, {})
+    assert "SPOTFIT_STORAGE_KEYS" not in other.environment()
+    assert breed != Breed.of("none", sys.executable, variables_for(1, {})), "no zygote for both"
 
 
 @pytest.fixture

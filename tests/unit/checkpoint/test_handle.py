@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from spotfit.checkpoint.handle import Checkpoint
+from spotfit.checkpoint.handle import Address, Checkpoint
 from spotfit.checkpoint.restore import open_committed
 from spotfit.core.errors import NotFoundError
 from spotfit.store.memory import MemoryStore
+from spotfit.store.opening import open_store
 from tests.unit.checkpoint.kept import directory, part, saved
 
 
@@ -184,6 +185,18 @@ def test_it_travels_and_is_the_same_there(tmp_path: Path) -> None:
     with pickle.loads(pickle.dumps(committed)).as_directory() as given:
         assert Path(given, "model").read_text() == "w"
     assert local != committed
+
+
+def test_it_lies_in_a_run_however_it_is_addressed(tmp_path: Path) -> None:
+    run = open_store(tmp_path / "base" / "run")
+    (tmp_path / "link").symlink_to(tmp_path / "base")
+    mine = fs.SubTreeFileSystem(str(tmp_path / "base"), fs.LocalFileSystem())
+    for checkpoint in (
+        Checkpoint("run/a", mine),
+        Checkpoint(tmp_path / "link" / "run" / "a"),
+        Checkpoint.in_store(run, "a", within=Address("run", mine)),
+    ):
+        assert checkpoint.folder_below(run) == "a"
 
 
 def test_it_knows_whether_it_lies_in_a_run(tmp_path: Path) -> None:

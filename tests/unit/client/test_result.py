@@ -98,8 +98,25 @@ def test_it_can_be_read_again_with_everything_that_is_kept(store: Store, tmp_pat
         result = Result.from_path(path)
         assert names(result.best_checkpoints) == ["c2", "c0", "c1"]
         assert result.return_value is None
+
+
+def test_in_a_file_system_of_the_user_s_everything_is_as_it_says(
+    store: Store, tmp_path: Path
+) -> None:
+    run(store, BEST_TWO, *kept(store, tmp_path, 5, 6, 1))
     mine = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
-    assert Result.from_path("results/run", mine).path == str(folder)
+    result = Result.from_path("results/run/", mine)
+    again = Result.from_path(result.path or "", result.filesystem)
+    for one in (result, again):
+        assert (one.path, one.filesystem) == ("results/run", mine)
+        assert one.checkpoint is not None
+        assert (one.checkpoint.path, one.checkpoint.filesystem) == ("results/run/c2", mine)
+    info = mine.get_file_info(f"{result.checkpoint.path}/model")  # type: ignore[union-attr]
+    assert info.size == 1
+
+
+def test_without_a_run_in_a_bucket_the_file_system_is_the_local_one() -> None:
+    assert isinstance(Result({}, None, None, None).filesystem, fs.LocalFileSystem)
 
 
 def test_a_folder_that_is_not_there_says_so(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from spotfit.core.errors import ConfigError
@@ -32,6 +34,15 @@ def test_every_machine_starts_with_the_same_command() -> None:
 def test_the_secret_is_not_shown() -> None:
     assert LAUNCH.secret not in repr(LAUNCH)
     assert LAUNCH.secret not in repr(Assignment(LAUNCH, Token("t-1"), 0, 1))
+
+
+def test_credentials_of_the_bucket_are_told_where_there_are_any_and_never_shown() -> None:
+    launch = replace(LAUNCH, storage_keys='{"s3://bucket": {}}')
+    environment = launch.environment(Token("t-1"), 0, 1)
+    assert environment["SPOTFIT_STORAGE_KEYS"] == launch.storage_keys
+    assert Assignment.read(environment).launch == launch
+    assert 's3://bucket"' not in repr(launch)
+    assert "SPOTFIT_STORAGE_KEYS" not in LAUNCH.environment(Token("t-1"), 0, 1)
 
 
 def test_everything_that_is_missing_is_named_at_once() -> None:

@@ -9,7 +9,7 @@ from tests.unit.store.conftest import ScriptedBucket
 
 
 def config_of(text: str) -> dict[str, object]:
-    return dict(build(RootUrl.parse(text), insists=False).config)
+    return dict(build(RootUrl.parse(text), {}, insists=False).config)
 
 
 def test_an_address_says_endpoint_region_and_account() -> None:
@@ -21,9 +21,23 @@ def test_an_address_says_endpoint_region_and_account() -> None:
     assert config_of("az://files?account_name=acc")["account_name"] == "acc"
 
 
+def test_credentials_that_were_given_are_used_and_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of the environment")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of the environment")
+    keys = {"access_key_id": "given", "secret_access_key": "secret"}
+    s3 = dict(build(RootUrl.parse("s3://bucket"), keys, insists=False).config)
+    assert (s3["access_key_id"], s3["secret_access_key"]) == ("given", "secret")
+    nobody = {"skip_signature": "true"}
+    for text in ("s3://bucket", "gs://bucket", "az://files?account_name=a"):
+        config = dict(build(RootUrl.parse(text), nobody, insists=False).config)
+        assert config["skip_signature"] == "true"
+
+
 def test_retries_are_either_outside_or_inside() -> None:
     root = RootUrl.parse("s3://bucket")
-    once, insisting = build(root, insists=False), build(root, insists=True)
+    once, insisting = (build(root, {}, insists=insists) for insists in (False, True))
     assert once.retry_config is not None
     assert insisting.retry_config is not None
     assert once.retry_config["max_retries"] == 0
