@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from spotfit.agent.ports import CrewEvent, Exited, Said
+from spotfit.agent.ports import CrewEvent, Examined, Exited, Said
 from spotfit.checkpoint.manifest import Manifest, newest_complete
 from spotfit.core.codec import decoder, encode
 from spotfit.ledger import keys
@@ -425,6 +425,13 @@ class SimCrew:
     def send(self, rank: int, frame: ToWorker) -> None:
         if rank in self._workers:
             self._workers[rank].tell(frame)
+
+    def examine(self, examination: int) -> None:
+        self._process.touch()
+        for worker in self._workers.values():
+            told = f"in step {worker.state.step}"
+            self._events.append(Examined(worker.round, examination, worker.rank, told))
+        self._process.wake()
 
     def halt(self) -> None:
         self._process.touch()

@@ -94,6 +94,9 @@ class Workplace:
     def hooks(self, spec: RunSpec) -> Hooks | None:  # and no backend of the user's own
         return None
 
+    def say(self, text: str) -> None:
+        """Nobody reads it."""
+
     def errands(self) -> Errands:
         return self._errands
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from spotfit.client.trainer import DataParallelTrainer as DataParallelTrainer
     from spotfit.core.errors import ConfigError as ConfigError
     from spotfit.core.errors import ControllerError as ControllerError
+    from spotfit.core.errors import HangError as HangError
+    from spotfit.core.errors import NCCLHangError as NCCLHangError
     from spotfit.core.errors import PreemptionError as PreemptionError
     from spotfit.core.errors import RunCancelledError as RunCancelledError
     from spotfit.core.errors import SessionMisuseError as SessionMisuseError
@@ -59,7 +61,9 @@ _HOMES = {
     "DataConfig": "model.data",
     "DataParallelTrainer": "client.trainer",
     "FailureConfig": "model.config",
+    "HangError": "core.errors",
     "LoggingConfig": "model.config",
+    "NCCLHangError": "core.errors",
     "PreemptionError": "core.errors",
     "PreemptionInfo": "model.preemption",
     "ReportedCheckpoint": "worker.reported",

@@ -36,7 +36,18 @@ from spotfit.ledger.run import Ledger
 from spotfit.model.events import Entry, LeaderElected
 from spotfit.model.spec import RunSpec, Tempo
 from spotfit.model.view import View
-from spotfit.model.wire import Alarm, Beat, Down, FromLeader, Halt, Join, News, Rejected, Warm
+from spotfit.model.wire import (
+    Alarm,
+    Beat,
+    Down,
+    Examine,
+    FromLeader,
+    Halt,
+    Join,
+    News,
+    Rejected,
+    Warm,
+)
 from spotfit.model.world import Member, Notice
 from spotfit.policy.election import claim
 from spotfit.provision.launch import Launch
@@ -219,6 +230,8 @@ class Agent:
                 self._ledger.told(slot, body)
             case Halt(round=number):
                 self._shift.halt(number)
+            case Examine(round=number, examination=examination):
+                self._shift.examine(number, examination)
             case Down(round=number, rank=rank, frame=frame):
                 self._shift.pass_down(number, rank, frame, self._ledger.view)
             case Beat():
@@ -292,6 +305,7 @@ class Agent:
             audience=self._workplace.audience(spec),
             hooks=self._workplace.hooks(spec),
             name_for=self._workplace.name_for,
+            say=self._workplace.say,
             ends_itself=provisioner.traits.ends_itself,
             now=self._now,
         )

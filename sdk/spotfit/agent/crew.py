@@ -15,25 +15,28 @@ import msgspec
 
 from spotfit.agent.carrier import LiveCarrier, Order
 from spotfit.agent.child import Child
+from spotfit.agent.examine import examine, folder_of
 from spotfit.agent.logs import LogShipper
 from spotfit.agent.loop import READ, Loop
-from spotfit.agent.ports import ORPHANED, CrewEvent, Exited, Said, Spoiled
+from spotfit.agent.ports import ORPHANED, CrewEvent, Examined, Exited, Said, Spoiled, Unheard
+from spotfit.agent.pulse import Pulse
 from spotfit.agent.spawn import Spawner
 from spotfit.agent.zygote import Breed, Zygote, ZygoteKeeper, variables_for
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import MachineError
 from spotfit.host import log
+from spotfit.model import output
 from spotfit.model.carrier import Brought, Lost
 from spotfit.model.cradle import Awake, Born, Gone, Kind, Unfit
 from spotfit.model.spec import RunSpec
-from spotfit.model.wire import Carried, Carry, Raised, Saved, Start, ToWorker
+from spotfit.model.wire import Alive, Carried, Carry, Raised, Saved, Start, ToWorker
 from spotfit.policy.failure import while_preparing
 from spotfit.ship.luggage import Luggage, Payload, check_environment, fetch
 from spotfit.ship.prepare import Prepared, prepare
 from spotfit.ship.sign import RunKey
 from spotfit.store.api import Store
 
-_BESIDE_RANK = -1
+_ALIVE = encode(Alive())
 _carries = decoder(Carry)
 
 
@@ -77,6 +80,10 @@ class LiveCrew:
         self._nursed: dict[int, _Birth] = {}
         """With the zygote, by serial number."""
         self._workers: dict[int, Child] = {}
+        self._round = -1
+        """Theirs."""
+        self._pulse: Pulse | None = None
+        """For how long workers have not been heard; None where nobody asks."""
         self._carrier: LiveCarrier | None = None
         """Who uploads what workers gave away; None until the run is known."""
         self._children: set[Child] = set()
@@ -94,6 +101,9 @@ class LiveCrew:
         )
         self._spec = spec
         self._begin_unpacking(spec)
+        if spec.vigil.silent_s:
+            self._pulse = Pulse(spec.vigil.silent_s)
+            self._look_for_silent()
 
     def start(self, starts: Sequence[Start]) -> None:
         for start in starts:
@@ -102,6 +112,12 @@ class LiveCrew:
     def send(self, rank: int, frame: ToWorker) -> None:
         if rank in self._workers:
             self._workers[rank].send(encode(frame))
+
+    def examine(self, examination: int) -> None:
+        pids = {rank: child.pid for rank, child in self._workers.items() if child.pid is not None}
+        threading.Thread(
+            target=self._examine, args=(examination, pids), name="spotfit-examine", daemon=True
+        ).start()
 
     def halt(self) -> None:
         for child in list(self._workers.values()):
@@ -145,7 +161,7 @@ class LiveCrew:
         heard: Callable[[list[bytes]], None],
         ended: Callable[[str, bool], None],
     ) -> Child:
-        printed = partial(self._logs.line, -1, _BESIDE_RANK)
+        printed = partial(self._logs.line, -1, output.BESIDE)
         child: Child
 
         def over(how: str, clean: bool) -> None:  # noqa: FBT001 - as `Child.ended` wants it
@@ -302,6 +318,7 @@ class LiveCrew:
             ended=partial(self._end, start.round, start.rank),
         )
         self._workers[start.rank] = child
+        self._round = start.round
         self._children.add(child)
         child.send(encode(start))
         self._bear(_Birth("worker", child, start))
@@ -336,11 +353,17 @@ class LiveCrew:
         birth.child.reaped(signal.SIGKILL, how=f"could not be started: {why}")
 
     def _hear(self, round_number: int, rank: int, frames: list[bytes]) -> None:
+        if self._pulse is not None and round_number == self._round and self._pulse.heard(rank):
+            self._events.append(Unheard(round_number, rank, 0.0))
         onward = [frame for frame in frames if not self._takes_over(round_number, rank, frame)]
-        self._events.append(Said(round_number, rank, [msgspec.Raw(frame) for frame in onward]))
+        if onward:
+            told = [msgspec.Raw(frame) for frame in onward]
+            self._events.append(Said(round_number, rank, told))
 
     def _takes_over(self, round_number: int, rank: int, frame: bytes) -> bool:
-        """Whether it is a parcel, which goes no further than this node."""
+        """Whether it goes no further than this node: a sign of life, or a parcel."""
+        if frame == _ALIVE:
+            return True
         if not frame.startswith(b'{"type":"carry"'):
             return False
         assert self._carrier is not None
@@ -363,8 +386,27 @@ class LiveCrew:
 
     def _end(self, round_number: int, rank: int, how: str, clean: bool) -> None:  # noqa: FBT001 - as `Child.ended` wants it
         child = self._workers.pop(rank)
+        if self._pulse is not None:
+            self._pulse.gone(rank)
         self._children.discard(child)
         self._events.append(Exited(round_number, rank, how, clean, child.ordered))
+
+    # --- how they are ------------------------------------------------------------------------
+
+    def _look_for_silent(self) -> None:
+        assert self._pulse is not None
+        for rank, silent_s in self._pulse.look(self._loop.clock.now()).items():
+            self._events.append(Unheard(self._round, rank, silent_s))
+        self._loop.after(self._pulse.look_s, self._look_for_silent)
+
+    def _examine(self, examination: int, pids: dict[int, int]) -> None:
+        """In a thread: some answer late, or not at all."""
+        told = examine(pids, folder_of(self._scratch), self._loop.clock)
+        self._loop.post(partial(self._note_examined, examination, told))
+
+    def _note_examined(self, examination: int, told: dict[int, str]) -> None:
+        for rank, doing in told.items():
+            self._events.append(Examined(self._round, examination, rank, doing))
 
 
 def _as_raised(why: Exception) -> Raised:

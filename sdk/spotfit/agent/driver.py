@@ -28,6 +28,7 @@ from spotfit.core.errors import SpotfitError
 from spotfit.core.ids import AgentId
 from spotfit.host import clocks, dice, env, log, machine
 from spotfit.ledger.run import Ledger
+from spotfit.model import output
 from spotfit.model.audience import Hello
 from spotfit.model.spec import RunSpec
 from spotfit.model.world import Member
@@ -95,7 +96,7 @@ def _drive(assignment: Assignment, zygotes: ZygoteKeeper, clock: Clock, opened: 
         slots=assignment.slots,
     )
     opened.callback(_end_workers, crew, loop)
-    workplace = Workplace(crew, errands, loop, secret=launch.secret, scratch=scratch)
+    workplace = Workplace(crew, errands, loop, logs, secret=launch.secret, scratch=scratch)
     opened.callback(workplace.close)
     opened.enter_context(_signals_put_back())
     notices = [open_source(name, loop.wake) for name in launch.notices]
@@ -129,9 +130,17 @@ class Workplace:
     """What the agent asks of its machine beyond the wire and the workers."""
 
     def __init__(
-        self, crew: LiveCrew, errands: Errands, loop: Loop, *, secret: str, scratch: str
+        self,
+        crew: LiveCrew,
+        errands: Errands,
+        loop: Loop,
+        logs: LogShipper,
+        *,
+        secret: str,
+        scratch: str,
     ) -> None:
         self._crew = crew
+        self._logs = logs
         self._loop = loop
         self._errands = errands
         self._secret = secret
@@ -156,6 +165,10 @@ class Workplace:
             begin = partial(self._crew.beside, "hooks")
             self._hooks = LiveHooks(self._hello(spec), begin, self._loop.after)
         return self._hooks
+
+    def say(self, text: str) -> None:
+        log.warning("run.says", what=text)
+        self._logs.line(-1, output.RUN, "err", text)
 
     def errands(self) -> Errands:
         return self._errands

@@ -17,7 +17,7 @@ import msgspec
 
 from spotfit.agent.collectives import REPORT, Answer, Collectives, Key
 from spotfit.core.codec import decoder
-from spotfit.model.watch import Ready
+from spotfit.model.watch import Progress, Ready
 from spotfit.model.wire import (
     Files,
     FromWorker,
@@ -28,6 +28,7 @@ from spotfit.model.wire import (
     Present,
     Report,
     Returned,
+    Running,
     Saved,
     Stage,
 )
@@ -60,6 +61,7 @@ class Hub:
         collective_timeout_s: float | None = None,
         collective_warn_s: float = 60.0,
         keep_all: bool = False,
+        now: float = 0.0,
     ) -> None:
         self.round = round_number
         self.world_size = world_size
@@ -80,7 +82,10 @@ class Hub:
         """Ranks that collectives of ours need not wait for, because their machine is leaving."""
         self._gathered_without: dict[Key, Gathered] = {}
         """Collectives that were completed before everybody had come."""
+        self.running: set[int] = set()
         self.returned: set[int] = set()
+        self._steps = [0] * world_size
+        self._moved_at = now
         self._present: dict[Stage, set[int]] = {}
         self.outcomes: deque[tuple[int, Outcome]] = deque()
         """Of calls that a backend's hooks made, with the rank that answers."""
@@ -97,6 +102,13 @@ class Hub:
     def metrics(self) -> dict[str, Any] | None:
         """Rank 0's metrics in the last report all ranks have made."""
         return None if self._latest is None else _metrics.decode(self._latest)
+
+    @property
+    def progress(self) -> Progress:
+        """How far the ranks have come."""
+        return Progress(
+            tuple(self._steps), self._moved_at, self.running, self.returned, bool(self._saving)
+        )
 
     @property
     def uploading(self) -> frozenset[int]:
@@ -130,7 +142,11 @@ class Hub:
 
     def take(self, rank: int, frame: msgspec.Raw, now: float) -> list[Answer]:
         """A frame of that rank; what it makes the hub say. Raises `msgspec.ValidationError`."""
-        answers = self._take(rank, _frames.decode(frame), now)
+        said = _frames.decode(frame)
+        if not isinstance(said, Present | Outcome):
+            self._steps[rank] += 1
+            self._moved_at = now
+        answers = self._take(rank, said, now)
         return answers + self._collectives.hopeless(self.returned, self._missing)
 
     def _take(self, rank: int, frame: FromWorker, now: float) -> list[Answer]:
@@ -149,10 +165,12 @@ class Hub:
                 self._present.setdefault(stage, set()).add(rank)
             case Outcome() as outcome:
                 self.outcomes.append((rank, outcome))
+            case Running():
+                self.running.add(rank)
             case Returned():
                 self.returned.add(rank)
             case _:
-                pass  # Running and Raised are for the agent beside the worker
+                pass  # the others are for the agent beside the worker
         return []
 
     def late(self, now: float) -> list[Answer]:

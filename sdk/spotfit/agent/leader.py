@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from spotfit.agent.ports import AgentLost, Audience, FromAgent, Hooks, Net
 from spotfit.agent.reports import ReportSink
 from spotfit.agent.seating import Seating
 from spotfit.agent.staging import Staging
+from spotfit.agent.warden import Warden
 from spotfit.checkpoint.drop import drop
 from spotfit.checkpoint.manifest import ready_in
 from spotfit.control.conductor import Conductor
@@ -49,14 +51,17 @@ from spotfit.model.wire import (
     Delivered,
     Down,
     Ended,
+    FromLeader,
     Halt,
     Join,
     News,
     Preempted,
     Rejected,
+    Stacks,
     Stopped,
     ToLeader,
     Unable,
+    Unwell,
     Up,
     Warm,
 )
@@ -84,6 +89,7 @@ class Leader:
         audience: Audience | None,
         hooks: Hooks | None,
         name_for: Callable[[int], str],
+        say: Callable[[str], None],
         ends_itself: bool,
         now: float,
     ) -> None:
@@ -96,12 +102,14 @@ class Leader:
         self._audience = audience
         self._hooks = hooks
         self._name_for = name_for
+        self._say = say
         self._seating = Seating(ledger.me, net)
         self._watch = Watch(
             me=ledger.me, ends_itself=ends_itself, led_since=now, turned_at=now, surveyed=False
         )
         self._hub: Hub | None = None
         self._staging: Staging | None = None
+        self._warden: Warden | None = None
         self._adopted: tuple[Ready, ...] = ()
         self._to_drop: list[tuple[int, str]] = []
         """By the slot that says so: a name may come back."""
@@ -145,6 +153,12 @@ class Leader:
             case Delivered(round=number):
                 self._seating.delivered(agent, number)
                 self._dirty = True
+            case Unwell(round=number, rank=rank, silent_s=silent_s):
+                if self._warden is not None and self._is_of(number):
+                    self._warden.unwell(rank, silent_s)
+            case Stacks(round=number) as stacks:
+                if self._warden is not None and self._is_of(number):
+                    self._warden.hear(stacks)
             case Alarm(notice=notice):
                 self._seating.warned(agent, notice, now)
                 self._dirty = True
@@ -179,6 +193,9 @@ class Leader:
         place = view.round.place_of(agent) if self._hub and view.round else None
         if place is not None and not may_outlive(view, place):
             self._doom(now)
+
+    def _is_of(self, number: int) -> bool:
+        return self._hub is not None and self._hub.round == number
 
     def _note_end(self, number: int, rank: int, failure: RankFailure | None, now: float) -> None:
         if self._hub is None or number != self._hub.round or failure is None:
@@ -231,6 +248,10 @@ class Leader:
                 holder = round_.holder_of(rank).agent
                 self._net.send_down(holder, Down(round_.number, rank, frame))
 
+    def _ask_places(self, round_: Round, message: FromLeader) -> None:
+        for place in round_.places:
+            self._net.send_down(place.agent, message)
+
     def _doom(self, now: float) -> None:
         """The round cannot go on: everybody stops at once; the journal says so in a moment."""
         self._dirty = True
@@ -241,8 +262,7 @@ class Leader:
             self._staging.lose_workers()
         round_ = self._ledger.view.round
         if round_ is not None:
-            for place in round_.places:
-                self._net.send_down(place.agent, Halt(round_.number))
+            self._ask_places(round_, Halt(round_.number))
 
     # --- what the journal says ---------------------------------------------------------------
 
@@ -283,6 +303,14 @@ class Leader:
             collective_timeout_s=spec.collective_timeout_s,
             collective_warn_s=spec.collective_warn_s,
             keep_all=spec.callbacks,
+            now=now,
+        )
+        self._warden = Warden(
+            self._hub,
+            spec.vigil,
+            ask=partial(self._ask_places, opened),
+            ledger=self._ledger,
+            errands=self._errands,
         )
         if self._hooks is not None:
             self._staging = Staging(self._hub, self._hooks, spec.resources_per_worker)
@@ -319,7 +347,7 @@ class Leader:
             surveyed=False,
             metrics=self._latest_metrics(),
         )
-        self._hub = None
+        self._hub = self._warden = None
         if self._staging is not None:
             self._staging.close()
             self._staging = None
@@ -363,6 +391,7 @@ class Leader:
         self._tell(view, now)
         if self._hub is not None:
             self._answer(self._hub.late(now))
+        self._look_for_hangs(now)
         self._conductor.observe(now, every_s=self._observe_every(view, view.spec.tempo))
         if self._conductor.statuses is not self._watch.statuses or now >= self._wait_until:
             self._dirty = True
@@ -391,6 +420,7 @@ class Leader:
             noticed_at=seating.noticed_at,
             known=seating.known,
             stopped=view.round is None or seating.stopped_all(view.round.places),
+            running=hub.running if hub else set(),
             returned=hub.returned if hub else set(),
             saving=hub.uploading if hub else frozenset(),
             settled=(hub is None or hub.settled) and self._told_all() and self._all_performed(),
@@ -483,6 +513,17 @@ class Leader:
             if self._audience is not None:
                 self._audience.reported(told.metrics, told.checkpoint)
 
+    def _look_for_hangs(self, now: float) -> None:
+        if self._warden is None or self._watch.doomed_since is not None:
+            return
+        found = self._warden.step(now)
+        if found is None:
+            return
+        self._say(found.told)
+        for rank in found.hang.ranks if found.hang.ends_it else ():
+            told = f"The worker of rank {rank} hung: {found.told}"
+            self._note_end(self._warden.round, rank, RankFailure(rank, "timeout", told), now)
+
     def _observe_every(self, view: View, tempo: Tempo) -> float:
         """Often while somebody is missing, rarely while all is well."""
         everybody_here = view.round is not None and not self._seating.gone
@@ -492,6 +533,8 @@ class Leader:
         wakes = [self._wait_until, self._beat_at, self._lease_at]
         if self._hub is not None and (timeout := self._hub.next_late()) is not None:
             wakes.append(timeout)
+        if self._warden is not None:
+            wakes.append(max(self._warden.next_look(), now + _SOON_S))
         if not self._watch.surveyed or self._to_drop or self._reports.waiting:
             wakes.append(now + _SOON_S)
         return min(wakes)

@@ -127,7 +127,24 @@ class Spoiled(msgspec.Struct, frozen=True):
     raised: Raised
 
 
-CrewEvent = Said | Exited | Spoiled
+class Unheard(msgspec.Struct, frozen=True):
+    """A worker has not answered for so many seconds; 0: it does again."""
+
+    round: int
+    rank: int
+    silent_s: float
+
+
+class Examined(msgspec.Struct, frozen=True):
+    """What a worker is doing, as far as it could be found out."""
+
+    round: int
+    examination: int
+    rank: int
+    told: str
+
+
+CrewEvent = Unheard | Examined | Said | Exited | Spoiled
 
 
 class Crew(Protocol):
@@ -143,6 +160,10 @@ class Crew(Protocol):
 
     def send(self, rank: int, frame: ToWorker) -> None:
         """To one worker of the running round; dropped if it is gone."""
+        ...
+
+    def examine(self, examination: int) -> None:
+        """Find out what every worker is doing. `Examined` follows for each, in a while."""
         ...
 
     def halt(self) -> None:

@@ -8,7 +8,18 @@ from typing import Literal, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from spotfit.agent.ports import ORPHANED, Crew, CrewEvent, Exited, Net, Said, Spoiled
+from spotfit.agent.ports import (
+    ORPHANED,
+    Crew,
+    CrewEvent,
+    Examined,
+    Exited,
+    Net,
+    Said,
+    Spoiled,
+    Unheard,
+)
+from spotfit.agent.pulse import beat_s
 from spotfit.agent.workplace import Workplace
 from spotfit.core.codec import decoder, encode
 from spotfit.core.ids import AgentId
@@ -21,10 +32,12 @@ from spotfit.model.wire import (
     Proceed,
     Raised,
     Returned,
+    Stacks,
     Start,
     Stopped,
     ToWorker,
     Unable,
+    Unwell,
     Up,
 )
 from spotfit.model.world import Place, Round
@@ -111,6 +124,11 @@ class Shift:
         else:
             self._net.send_up(Stopped(number))
 
+    def examine(self, number: int, examination: int) -> None:
+        """Find out what the workers of that round are doing."""
+        if number == self.round:
+            self._crew.examine(examination)
+
     def pass_down(self, number: int, rank: int | None, frame: ToWorker, view: View) -> None:
         """To one worker of that round, or to all of them here."""
         self._kept = self._kept and frame != Proceed("leave")
@@ -152,6 +170,7 @@ class Shift:
             relax_collectives=spec.relax_collectives,
             hooks=spec.hooks,
             share_devices=spec.share_devices,
+            pulse_s=beat_s(spec.vigil.silent_s),
             log_level=spec.log_level,
             secret=self._launch.secret,
             spec=msgspec.Raw(encode(spec)),
@@ -184,6 +203,10 @@ class Shift:
                 self._forward(number, rank, frames)
             case Exited():
                 self._note_exit(event)
+            case Unheard(round=number, rank=rank, silent_s=silent_s):
+                self._net.send_up(Unwell(number, rank, silent_s))
+            case Examined(round=number, examination=examination, rank=rank, told=told):
+                self._net.send_up(Stacks(number, examination, rank, told))
             case Spoiled(raised=raised):
                 self._note_spoiled(raised)
             case _:

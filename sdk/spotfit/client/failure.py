@@ -9,6 +9,7 @@ from contextlib import suppress
 from spotfit.core.clock import Clock
 from spotfit.core.errors import (
     ControllerError,
+    HangError,
     IntegrityError,
     NotFoundError,
     PreemptionError,
@@ -19,6 +20,7 @@ from spotfit.core.errors import (
     TrainingFailedError,
     WorkerDiedError,
     WorkerGroupError,
+    WorkerSilentError,
 )
 from spotfit.host.clocks import SystemClock
 from spotfit.model.events import Blame, FitEnded, RankFailure, Taken
@@ -44,7 +46,8 @@ def error_of(
         case Blame.WORKER:
             told = [failure for failure in ended.failures if failure.rank >= 0]
             exceptions = {one.rank: _exception(one, store, key, clock) for one in told}
-            return WorkerGroupError(grouped_message(told), exceptions)
+            hung = any(failure.kind == "timeout" for failure in told)
+            return (HangError if hung else WorkerGroupError)(grouped_message(told), exceptions)
         case Blame.PLATFORM:
             return ControllerError(_cause(ended, store, key, clock))
         case _:
@@ -90,6 +93,8 @@ def _exception(
     failure: RankFailure, store: Store, key: RunKey | None, clock: Clock
 ) -> BaseException:
     """The original exception where it can be had; else one of ours that tells its text."""
+    if failure.kind == "timeout":
+        return WorkerSilentError(failure.told, rank=failure.rank)
     if failure.kind != "raised":
         return WorkerDiedError(failure.told, rank=failure.rank, kind=failure.kind)
     if failure.pickle_key is None or key is None:

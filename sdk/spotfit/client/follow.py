@@ -14,6 +14,7 @@ from spotfit.core.ids import AgentId
 from spotfit.host import log
 from spotfit.ledger import keys
 from spotfit.model.events import Entry, NodeLost, RoundOpened
+from spotfit.model.output import RUN, speaker
 from spotfit.model.world import Round
 from spotfit.store.api import Store
 
@@ -103,7 +104,7 @@ class Console:
         shown = False
         try:
             for line in self._output.new_lines():
-                self._write(f"(rank {line.get('rank')}) {line.get('text', '')}\n")
+                self._write(f"{shown_line(line)}\n")
                 shown = True
         except StoreError as trouble:
             log.warning("output.unreadable", why=trouble.what)
@@ -113,6 +114,11 @@ class Console:
     def complete(self) -> bool:
         """Whether nothing more will come from the agents seen so far."""
         return self._output.complete
+
+
+def shown_line(line: Line) -> str:
+    """A line of a log, and who wrote it."""
+    return f"({speaker(line.get('rank', RUN))}) {line.get('text', '')}"
 
 
 def _to_stdout(text: str) -> None:

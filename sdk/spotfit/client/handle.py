@@ -10,7 +10,7 @@ from typing import Any
 
 from spotfit.checkpoint.handle import Address
 from spotfit.client.failure import error_of
-from spotfit.client.follow import Console, Output
+from spotfit.client.follow import Console, Output, shown_line
 from spotfit.client.keyring import Keyring
 from spotfit.client.result import Result, result_of
 from spotfit.client.story import no_run_at
@@ -104,7 +104,7 @@ class RunHandle:
         for offer in self._ledger.offers():
             output.watch(offer.agent)
         for line in output.new_lines():
-            yield f"(rank {line.get('rank')}) {line.get('text', '')}"
+            yield shown_line(line)
 
     def result(self, timeout_s: float | None = None) -> Result:
         """Wait for the end. Raises what `fit()` raises, or `TimeoutError`."""

@@ -20,7 +20,7 @@ from spotfit.frameworks.config import BackendConfig, hooks_of
 from spotfit.host import env
 from spotfit.model.config import ScalingConfig
 from spotfit.model.data import DataConfig
-from spotfit.model.spec import Keep, Limits, RunSpec, Tempo
+from spotfit.model.spec import Keep, Limits, RunSpec, Tempo, Vigil
 from spotfit.provision.profile import provisioner_of_profile, resolve
 
 
@@ -112,6 +112,7 @@ class FitRequest:
             callbacks=bool(self.run.callbacks),
             hooks=hooks is not None,
             share_devices=hooks is not None and hooks.share_cuda_visible_devices,
+            vigil=_vigil(),
             tempo=self.tempo,
         )
 
@@ -132,6 +133,16 @@ class FitRequest:
 def default_provisioner() -> str:
     """What SPOTFIT_PROVISIONER says, else the profile; else this machine."""
     return env.value(env.PROVISIONER) or provisioner_of_profile() or "local"
+
+
+def _vigil() -> Vigil:
+    """When workers are taken to hang, as the environment says."""
+    return Vigil(
+        silent_s=env.value(env.HEALTH_TIMEOUT_S),
+        hang_s=env.value(env.HANG_CONFIRM_S) if env.value(env.DETECT_HANGS) else 0.0,
+        hang_ends=env.value(env.HANG_ACTION) == "fail",
+        start_s=env.value(env.START_TIMEOUT_S),
+    )
 
 
 def parse_provisioner(text: str) -> tuple[str, dict[str, Any]]:

@@ -24,10 +24,12 @@ SpotfitError
 │   └── ProvisionPermissionError
 ├── TrainingFailedError                  the run ended badly
 │   ├── WorkerGroupError                 the user's function failed; carries the exceptions by rank
+│   │   └── HangError                    it did not fail, it hung; the message tells where
 │   ├── ControllerError                  ours or a callback failed
 │   └── PreemptionError                  more reclaims than the budget allows
 ├── RunCancelledError                    somebody asked for the end
 ├── WorkerDiedError                      a worker process ended without a word
+├── WorkerSilentError                    a worker that does not answer, or never began
 ├── WorkersGoneError                     a backend's hook called workers that are no more
 ├── CollectiveTimeoutError               some ranks never came
 ├── UnknownDatasetError (KeyError)       the trainer was given no dataset of that name
@@ -170,6 +172,15 @@ class WorkerGroupError(TrainingFailedError):
         self.worker_failures = dict(worker_failures)
 
 
+class HangError(WorkerGroupError):
+    """Workers hung: they did not answer any more, or no rank got on; the message tells where the
+    stacks of all ranks lie."""
+
+
+NCCLHangError = HangError
+"""As Ray Train calls it; here it is raised whatever the ranks speak with each other."""
+
+
 class ControllerError(TrainingFailedError):
     """The run's control or something of the user's beside the workers failed.
 
@@ -218,6 +229,10 @@ class WorkerDiedError(SpotfitError):
             rank=rank,
             how=how,
         )
+
+
+class WorkerSilentError(SpotfitError):
+    """A worker did not answer any more, waited for ever, or never came to its function."""
 
 
 class WorkersGoneError(SpotfitError):

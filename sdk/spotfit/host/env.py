@@ -14,6 +14,7 @@ from spotfit.core.levels import parse_level
 from spotfit.core.mistakes import Mistakes
 
 Value = TypeVar("Value")
+_SWITCHES = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,18 @@ def _some_seconds(text: str) -> float:
     if seconds <= 0:
         raise ConfigError(f"{text!r} is no time at all.", do="Write a number of seconds above 0.")
     return seconds
+
+
+def _switch(text: str) -> bool:
+    if text.lower() not in _SWITCHES:
+        raise ConfigError(f"{text!r} is neither 1 nor 0.", do="Write 1 for yes, 0 for no.")
+    return _SWITCHES[text.lower()]
+
+
+def _hang_action(text: str) -> str:
+    if text.lower() not in ("observe", "fail"):
+        raise ConfigError(f"{text!r} is no such action.", do="Write 'observe' or 'fail'.")
+    return text.lower()
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -88,6 +101,40 @@ CALLBACKS: Setting[tuple[str, ...]] = Setting(
     "classes of callbacks every run gets, as 'package.module.Class,...'",
     also="RAY_TRAIN_CALLBACKS",
 )
+HEALTH_TIMEOUT_S = Setting(
+    "SPOTFIT_WORKER_HEALTH_CHECK_TIMEOUT_S",
+    units.seconds,
+    600.0,
+    "how long a worker may not answer before it counts as dead; 0: for ever",
+    also="RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S",
+)
+START_TIMEOUT_S = Setting(
+    "SPOTFIT_WORKER_GROUP_START_TIMEOUT_S",
+    units.seconds,
+    1800.0,
+    "how long workers that have machines may take to come to the function; 0: for ever",
+)
+DETECT_HANGS = Setting(
+    "SPOTFIT_ENABLE_HANG_DETECTOR",
+    _switch,
+    default=False,
+    meaning="whether a round in which no rank gets on is looked into",
+    also="RAY_TRAIN_ENABLE_NCCL_HANG_DETECTOR",
+)
+HANG_CONFIRM_S = Setting(
+    "SPOTFIT_HANG_CONFIRM_DURATION_S",
+    _some_seconds,
+    600.0,
+    "how long no rank must have got on",
+    also="RAY_TRAIN_NCCL_RAS_CONFIRM_DURATION_S",
+)
+HANG_ACTION = Setting(
+    "SPOTFIT_HANG_ACTION",
+    _hang_action,
+    "observe",
+    "'observe' keeps the stacks of all ranks, 'fail' ends the attempt, too",
+    also="RAY_TRAIN_NCCL_RAS_ACTION",
+)
 UPLOAD_WARN_S = Setting(
     "SPOTFIT_CHECKPOINT_UPLOAD_WARN_INTERVAL_S",
     units.seconds,
@@ -122,6 +169,11 @@ SETTINGS: tuple[Setting[object], ...] = (
     COLLECTIVE_WARN_S,
     CALLBACKS,
     UPLOAD_WARN_S,
+    HEALTH_TIMEOUT_S,
+    START_TIMEOUT_S,
+    DETECT_HANGS,
+    HANG_CONFIRM_S,
+    HANG_ACTION,
     LEAVE_S,
 )
 

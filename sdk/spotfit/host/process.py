@@ -9,6 +9,17 @@ import signal
 import sys
 from pathlib import Path
 
+STACKS_SIGNAL: int = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 3) - 3
+"""Asks a worker for the stacks of its threads: one that nothing else is likely to use."""
+_STATES = {
+    "R": "running",
+    "S": "waiting",
+    "D": "in a call of the kernel that cannot be interrupted",
+    "T": "stopped",
+    "t": "stopped by a debugger",
+    "Z": "dead",
+    "X": "dead",
+}
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
@@ -83,6 +94,17 @@ def ended(pid: int) -> int | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return int(fields[49]) if fields[0] in ("Z", "X") else None
+
+
+def state_of(pid: int) -> str:
+    """What the kernel says of a process, in words; empty where it is gone. Linux only."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        place = Path(f"/proc/{pid}/wchan").read_text().strip()
+    except OSError:
+        return ""
+    state = _STATES.get(fields[0], fields[0])
+    return state if place in ("", "0") else f"{state}, in {place}"
 
 
 def how_it_ended(waitstatus: int) -> tuple[str, bool]:

@@ -26,11 +26,10 @@ class Theirs(NamedTuple):
 WITHOUT_EFFECT: Mapping[str, Theirs] = {
     "RAY_TRAIN_V2_ENABLED": Theirs("1", "there is no other API than V2's"),
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": Theirs("2", "machines greet their leader every second"),
-    "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": Theirs(
-        "600", "a process that ends is seen at once, and a machine that falls silent in seconds"
-    ),
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": Theirs(
-        "60", "a machine that does not report in for 15 minutes is replaced"
+        "60",
+        "SPOTFIT_WORKER_GROUP_START_TIMEOUT_S says how long workers that have machines may take to "
+        "come to the function, with all that must be installed and imported before",
     ),
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": Theirs("1", "notices are always heeded"),
     "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": Theirs("5", "notices are looked for 4 times a second"),
@@ -42,10 +41,6 @@ WITHOUT_EFFECT: Mapping[str, Theirs] = {
     "RAY_CHDIR_TO_TRIAL_DIR": Theirs(
         "1", "workers start in their working_dir, else in a scratch directory of their node"
     ),
-    "RAY_TRAIN_ENABLE_NCCL_HANG_DETECTOR": Theirs(
-        "0", "torch itself ends a collective that takes longer than TorchConfig(timeout_s=...)"
-    ),
-    "RAY_TRAIN_NCCL_RAS_ACTION": Theirs("observe", "there is no detector to act"),
 }
 
 

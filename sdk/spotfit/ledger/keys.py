@@ -16,6 +16,7 @@ third kind: nothing is ever read, modified and written back.
     .spotfit/failures/hook-<sha256>.pkl          fixed  the process of the callbacks
     .spotfit/results/<round>-<rank>.pkl          own    the agent of that rank
     .spotfit/reports/<agent>/<n>.jsonl           fixed  that agent, while it leads
+    .spotfit/stacks/<agent>-<round>-<n>.txt      fixed  that agent, while it leads
     .spotfit/logs/<agent>/<n>.jsonl              fixed  that agent
 """
 
@@ -73,6 +74,11 @@ def hook_failure(sha256: str) -> str:
 def result(round_number: int, rank: int) -> str:
     """The signed pickle of what a rank's function returned."""
     return f".spotfit/results/{round_number}-{rank}.pkl"
+
+
+def stacks(agent: AgentId, round_number: int, n: int) -> str:
+    """What the workers of a round were doing when it was looked into for the n-th time."""
+    return f".spotfit/stacks/{agent}-{round_number}-{n}.txt"
 
 
 def reports(agent: AgentId, n: int) -> str:

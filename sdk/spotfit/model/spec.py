@@ -61,6 +61,19 @@ class Keep(msgspec.Struct, frozen=True):
     order: Literal["max", "min"] = "max"
 
 
+class Vigil(msgspec.Struct, frozen=True):
+    """When workers are taken to hang. In seconds; 0 is for ever."""
+
+    silent_s: float = 600.0
+    """A worker that has not answered for so long counts as dead."""
+    hang_s: float = 0.0
+    """A round in which no rank has got on for so long is looked into."""
+    hang_ends: bool = False
+    """Whether it is ended then."""
+    start_s: float = 1800.0
+    """A round whose workers have not come to the function after so long is tried again."""
+
+
 class RunSpec(msgspec.Struct, frozen=True):
     """One `fit()`: what to run, how wide, on what, and within which limits."""
 
@@ -94,4 +107,5 @@ class RunSpec(msgspec.Struct, frozen=True):
     """Whether the luggage holds a backend whose hooks are called around the function."""
     share_devices: bool = False
     """Whether the workers of a node see each other's accelerators, whatever their framework."""
+    vigil: Vigil = Vigil()
     tempo: Tempo = Tempo()

@@ -47,6 +47,20 @@ class Ready(msgspec.Struct, frozen=True):
     size_bytes: int = 0
 
 
+class Progress(msgspec.Struct, frozen=True):
+    """How far the ranks of a round have come, as far as they say so."""
+
+    steps: tuple[int, ...]
+    """By rank, how often it has reported, met the others or saved."""
+    moved_at: float
+    """When any rank did so last; by the leader's own clock."""
+    running: AbstractSet[int] = frozenset()
+    """Whose function was called."""
+    returned: AbstractSet[int] = frozenset()
+    uploading: bool = False
+    """Whether files of a checkpoint are on their way."""
+
+
 class Trouble(msgspec.Struct, frozen=True):
     """Something of the user's beside the workers raised: that ends the run."""
 
@@ -80,6 +94,8 @@ class Watch(msgspec.Struct, frozen=True):
     """Who was last connected from each machine that ever was."""
     stopped: bool = True
     """Whether no worker of the open round lives on a machine that is connected."""
+    running: AbstractSet[int] = frozenset()
+    """Ranks of the open round whose function was called."""
     returned: AbstractSet[int] = frozenset()
     """Ranks of the open round whose function came back."""
     returned_at: float | None = None

@@ -29,6 +29,10 @@ class Running(msgspec.Struct, frozen=True, tag="running"):
     """The user's function is about to be called."""
 
 
+class Alive(msgspec.Struct, frozen=True, tag="alive"):
+    """This process still runs; said now and then, for the agent alone."""
+
+
 class Present(msgspec.Struct, frozen=True, tag="present"):
     """This worker can be called, and waits for `Proceed`. To leave, `Returned` says the same."""
 
@@ -118,7 +122,17 @@ class Raised(msgspec.Struct, frozen=True, tag="raised"):
 
 
 FromWorker = (
-    Running | Present | Outcome | Report | Files | Saved | Carry | Gather | Returned | Raised
+    Running
+    | Alive
+    | Present
+    | Outcome
+    | Report
+    | Files
+    | Saved
+    | Carry
+    | Gather
+    | Returned
+    | Raised
 )
 
 # --- agent -> worker -------------------------------------------------------------------------
@@ -152,6 +166,8 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     """Whether a backend has hooks: then the worker waits to be told how to go on."""
     share_devices: bool = False
     """Whether the workers of a node see each other's accelerators, whatever their framework."""
+    pulse_s: float = 0.0
+    """How often to say `Alive`; 0: never."""
     log_level: str = "INFO"
     secret: str = ""
     """The run's key, as text; it never stands in argv, journal or logs."""
@@ -290,6 +306,23 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     failure: RankFailure | None = None
 
 
+class Unwell(msgspec.Struct, frozen=True, tag="unwell"):
+    """A worker of that round has not answered for so many seconds; 0: it does again."""
+
+    round: int
+    rank: int
+    silent_s: float
+
+
+class Stacks(msgspec.Struct, frozen=True, tag="stacks"):
+    """What a worker is doing, as its machine could find out."""
+
+    round: int
+    examination: int
+    rank: int
+    told: str
+
+
 class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
     """No worker of that round lives here any more."""
 
@@ -304,7 +337,7 @@ class Delivered(msgspec.Struct, frozen=True, tag="delivered"):
     round: int
 
 
-ToLeader = Join | Unable | Warm | Beat | Alarm | Up | Ended | Stopped | Delivered
+ToLeader = Join | Unable | Warm | Beat | Alarm | Up | Ended | Unwell | Stacks | Stopped | Delivered
 
 # --- leader -> agent -------------------------------------------------------------------------
 
@@ -322,6 +355,13 @@ class Halt(msgspec.Struct, frozen=True, tag="halt"):
     round: int
 
 
+class Examine(msgspec.Struct, frozen=True, tag="examine"):
+    """Tell what each worker of that round is doing, as `Stacks`."""
+
+    round: int
+    examination: int
+
+
 class Down(msgspec.Struct, frozen=True, tag="down"):
     """For workers of that round: one rank, or all that live there (rank None)."""
 
@@ -336,4 +376,4 @@ class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
     why: Literal["not_leading", "other_run"]
 
 
-FromLeader = News | Halt | Down | Beat | Rejected
+FromLeader = News | Halt | Examine | Down | Beat | Rejected

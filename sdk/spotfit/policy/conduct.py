@@ -26,7 +26,7 @@ from spotfit.model.events import (
 from spotfit.model.view import View
 from spotfit.model.watch import Ready, Watch
 from spotfit.model.world import Round
-from spotfit.policy import absence, capacity, drain, failure, rendezvous, retention, uploads
+from spotfit.policy import absence, capacity, drain, failure, hang, rendezvous, retention, uploads
 from spotfit.policy.actions import Action, Order, Release, Rest, Submit, Wait, Write
 
 _IDLE_S = 30.0
@@ -155,7 +155,7 @@ def _finish(watch: Watch, now: float) -> Iterator[Action]:
 
 
 def _interrupt(view: View, watch: Watch, round_: Round, now: float) -> Iterator[Action]:
-    for judge in (drain.last_words, drain.leave_in_time, drain.regroup):
+    for judge in (drain.last_words, hang.not_begun, drain.leave_in_time, drain.regroup):
         verdict = judge(view, watch, round_, now)
         if isinstance(verdict, Wait):
             yield verdict

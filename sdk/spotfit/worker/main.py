@@ -29,7 +29,7 @@ from spotfit.ship.prepare import prepare
 from spotfit.ship.sign import RunKey
 from spotfit.store.api import Store
 from spotfit.store.opening import open_store
-from spotfit.worker import birth, crash, current
+from spotfit.worker import birth, crash, current, pulse
 from spotfit.worker.luggage import open_luggage
 from spotfit.worker.session import Session
 from spotfit.worker.talk import Talk
@@ -48,6 +48,8 @@ def main(talk_descriptor: int) -> NoReturn:
     assert isinstance(start, Start), "an agent begins with Start"
     log.at_least(start.log_level)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=_LOG_FORMAT)
+    if start.pulse_s:
+        pulse.begin(talk, every_s=start.pulse_s, folder=Path(start.scratch) / "stacks")
     framework = open_framework(start.framework)
     end(_live(start, talk, framework), framework.leave)
 

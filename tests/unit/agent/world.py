@@ -16,6 +16,7 @@ from spotfit.agent.ports import (
     AgentLost,
     Audience,
     CrewEvent,
+    Examined,
     Exited,
     FromAgent,
     FromHub,
@@ -24,6 +25,7 @@ from spotfit.agent.ports import (
     NetEvent,
     Said,
     Spoiled,
+    Unheard,
 )
 from spotfit.control.errands import Errands, Inline
 from spotfit.core.codec import decoder, encode
@@ -216,6 +218,8 @@ class FakeCrew:
         self.workers: dict[int, Start] = {}
         self.received: dict[int, list[ToWorker]] = {}
         self.rounds: list[int] = []
+        self.tells = True
+        """Whether it can find out what its workers are doing."""
         self.immortal = False
         """Whether SIGKILL is not enough."""
         self.warm = True
@@ -235,6 +239,15 @@ class FakeCrew:
     def send(self, rank: int, frame: ToWorker) -> None:
         if rank in self.workers:
             self.received[rank].append(frame)
+
+    def examine(self, examination: int) -> None:
+        for start in self.workers.values() if self.tells else ():
+            told = f"at work ({start.rank})"
+            self._events.append(Examined(start.round, examination, start.rank, told))
+
+    def miss(self, rank: int, silent_s: float) -> None:
+        """That worker does not answer; 0: it does again."""
+        self._events.append(Unheard(self.workers[rank].round, rank, silent_s))
 
     def halt(self) -> None:
         for rank in [] if self.immortal else list(self.workers):
@@ -362,6 +375,9 @@ class FakeWorkplace:
     def hooks(self, spec: RunSpec) -> Hooks | None:
         return self._world.hooks if spec.hooks else None
 
+    def say(self, text: str) -> None:
+        self._world.said.append(text)
+
     def errands(self) -> Errands:
         return self._errands
 
@@ -434,6 +450,8 @@ class World:
         self.clock = ManualClock(100.0)
         self.audience = Told()
         self.hooks = FakeHooks()
+        self.said: list[str] = []
+        """The run's own words."""
         self.new_token = tokens()
         self.nodes: dict[str, Node] = {}
         self.boots = True

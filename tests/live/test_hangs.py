@@ -1,0 +1,107 @@
+"""A rank that hangs is found, the stacks of all ranks are kept, and the attempt ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spotfit
+from spotfit.model.events import Blame
+from tests.live.cloud import Cloud, eventually
+
+Config = dict[str, Any]
+
+
+def rank() -> int:
+    return spotfit.get_context().get_world_rank()
+
+
+def hold_the_lock() -> None:
+    """Python's own: no thread of this process gets on."""
+    re.match("(a+)+$", "a" * 60 + "b")
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def stacks(cloud: Cloud, told: str) -> str:
+    """What lies where the message says."""
+    found = re.search(r"the stacks of all ranks are in (\S+\.txt)", told)
+    assert found is not None, told
+    assert found[1].startswith(cloud.url())
+    return Path(found[1]).read_text()
+
+
+@pytest.mark.parametrize(
+    ("hang", "seen"),
+    [(hold_the_lock, "in hold_the_lock"), (stop, "which the kernel says is stopped")],
+    ids=["in compiled code", "stopped"],
+)
+def test_a_rank_that_does_not_answer_ends_its_attempt_and_tells_where(
+    cloud: Cloud, hang: Any, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(config: Config) -> str:
+        mark = Path(config["marks"], "hung once")
+        if rank() == 1 and not mark.exists():
+            mark.touch()
+            hang()
+        wait_for_the_others()
+        return "went on"
+
+    def wait_for_the_others() -> None:
+        spotfit.collective.barrier()
+
+    monkeypatch.setenv("SPOTFIT_WORKER_HEALTH_CHECK_TIMEOUT_S", "2")
+    assert cloud.fit(train, workers=2, nodes=2, max_failures=1).return_value == "went on"
+
+    [closed] = cloud.closed()
+    assert closed.blame is Blame.WORKER
+    [failure] = closed.failures
+    assert (failure.rank, failure.kind) == (1, "timeout")
+    kept = stacks(cloud, failure.told)
+    assert kept.index("=== rank 1") < kept.index("=== rank 0")
+    assert seen in kept.partition("=== rank 0")[0]
+    assert "in wait_for_the_others" in kept.partition("=== rank 0")[2]
+
+
+def test_a_round_without_progress_is_ended_where_that_is_wanted(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train() -> None:
+        spotfit.report({"step": 0})
+        if rank() == 1:
+            spotfit.report({"step": 1})
+        time.sleep(600)
+
+    monkeypatch.setenv("RAY_TRAIN_ENABLE_NCCL_HANG_DETECTOR", "1")
+    monkeypatch.setenv("SPOTFIT_HANG_CONFIRM_DURATION_S", "1")
+    monkeypatch.setenv("SPOTFIT_HANG_ACTION", "fail")
+    with pytest.raises(spotfit.HangError, match="rank 0 has come less far than the others") as told:
+        cloud.fit(train, workers=2)
+    assert isinstance(told.value, spotfit.WorkerGroupError)
+    assert set(told.value.worker_failures) == {0}
+    assert "in train" in stacks(cloud, str(told.value))
+
+
+def test_a_round_that_is_only_observed_goes_on(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(config: Config) -> str:
+        here = Path(config["url"], ".spotfit", "stacks")
+        while not here.exists():
+            time.sleep(0.05)
+        return "only slow"
+
+    monkeypatch.setenv("SPOTFIT_ENABLE_HANG_DETECTOR", "1")
+    monkeypatch.setenv("SPOTFIT_HANG_CONFIRM_DURATION_S", "1")
+    handle = cloud.submit(train, config={"url": cloud.url()})
+    assert handle.result(60).return_value == "only slow"
+    [line] = eventually(lambda: [line for line in handle.logs() if line.startswith("(run)")])
+    assert "in train" in stacks(cloud, line)
