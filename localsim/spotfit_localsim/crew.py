@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from spotfit.agent.ports import CrewEvent, Examined, Exited, Said
+from spotfit.agent.ports import CrewEvent, Examined, Exited, Said, Unheard
 from spotfit.checkpoint.manifest import Manifest, newest_complete
 from spotfit.core.codec import decoder, encode
 from spotfit.ledger import keys
@@ -243,11 +243,18 @@ class SimWorker:
             )
             if crash.how == "raises":
                 raise FunctionRaised(f"a mistake in step {crash.step}")
+            if crash.how == "hangs":
+                yield from self._hang()
             self._end("was killed by SIGSEGV", clean=False)
             yield None
         self.state = self.state.next()
         if self.rank == 0:
             training.done(self.state.step)
+
+    def _hang(self) -> Life:
+        self._crew.miss(self)
+        while True:
+            yield None
 
     def _save(self) -> Life:
         n = self._next_report()
@@ -401,6 +408,7 @@ class SimCrew:
         self._workers: dict[int, SimWorker] = {}
         self._carrier = SimCarrier(self, theatre)
         self._events: list[CrewEvent] = []
+        self._silent_s = 0.0
 
     @property
     def host(self) -> str:
@@ -414,6 +422,7 @@ class SimCrew:
 
     def prepare(self, spec: RunSpec) -> None:
         self._process.touch()
+        self._silent_s = spec.vigil.silent_s
 
     def start(self, starts: Sequence[Start]) -> None:
         self._process.touch()
@@ -430,8 +439,16 @@ class SimCrew:
         self._process.touch()
         for worker in self._workers.values():
             told = f"in step {worker.state.step}"
-            self._events.append(Examined(worker.round, examination, worker.rank, told))
-        self._process.wake()
+            self.told(Examined(worker.round, examination, worker.rank, told))
+
+    def miss(self, worker: SimWorker) -> None:
+        """That worker answers no more; it is noticed in time."""
+
+        def noticed() -> None:
+            if worker.alive:
+                self.told(Unheard(worker.round, worker.rank, self._silent_s))
+
+        self._theatre.engine.after(self._silent_s, noticed)
 
     def halt(self) -> None:
         self._process.touch()

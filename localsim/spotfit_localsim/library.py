@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotfit.model.spec import Keep, Limits, Tempo
+from spotfit.model.spec import Keep, Limits, Tempo, Vigil
 from spotfit_localsim.dice import Dice, Stream
 from spotfit_localsim.faults import Faults
 from spotfit_localsim.market import Market
@@ -128,6 +128,13 @@ worker_crashes_within_budget = Scenario(
     ),
 )
 
+a_rank_hangs = Scenario(
+    "a_rank_hangs",
+    limits=Limits(worker=2),
+    load=Workload(crashes=(Mistake(10, rank=1, how="hangs"), Mistake(25, rank=3, how="hangs"))),
+    vigil=Vigil(silent_s=20.0),
+)
+
 budget_exhausted = Scenario(
     "budget_exhausted",
     limits=Limits(worker=1),
@@ -225,6 +232,7 @@ LIBRARY: tuple[Scenario, ...] = (
     few_are_kept,
     same_names_again,
     uploads_outlive_workers,
+    a_rank_hangs,
     dead_machines_that_tell_nobody,
 )
 

@@ -200,6 +200,7 @@ class World:
             keep=scenario.keep,
             provisioner="sim",
             storage_url="sim://run",
+            vigil=scenario.vigil,
             tempo=scenario.tempo,
         )
 

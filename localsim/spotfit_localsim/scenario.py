@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from spotfit.model.spec import Keep, Limits, Tempo
+from spotfit.model.spec import Keep, Limits, Tempo, Vigil
 from spotfit_localsim.faults import CALM, Faults, Span
 from spotfit_localsim.market import Market
 from spotfit_localsim.workload import Workload
@@ -126,6 +126,7 @@ class Scenario:
     wire: Wire = field(default_factory=Wire)
     limits: Limits = field(default_factory=Limits)
     keep: Keep = field(default_factory=Keep)
+    vigil: Vigil = field(default_factory=Vigil)
     tempo: Tempo = field(default_factory=Tempo)
     laptop: Laptop = field(default_factory=Laptop)
     acts: tuple[Act, ...] = ()

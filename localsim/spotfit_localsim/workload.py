@@ -14,7 +14,7 @@ from typing import Literal
 
 from spotfit_localsim.faults import Span
 
-How = Literal["raises", "dies"]
+How = Literal["raises", "dies", "hangs"]
 
 
 @dataclass(frozen=True, slots=True)

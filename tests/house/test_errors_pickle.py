@@ -23,6 +23,7 @@ KINDS = sorted(
 OF_THEIR_OWN_SHAPE: dict[str, Callable[[], SpotfitError]] = {
     "ConfigErrors": lambda: errors.ConfigErrors([errors.ConfigError("one"), SpotfitError("two")]),
     "ControllerError": lambda: errors.ControllerError(ValueError("a callback")),
+    "HangError": lambda: errors.HangError("rank 1 hung", {1: KeyError("loss")}),
     "PreemptionError": lambda: errors.PreemptionError(
         PreemptionInfo(77, {"node": [0, 1]}), drain_timed_out=True
     ),

@@ -13,6 +13,7 @@ from spotfit.model.events import (
 )
 from spotfit_localsim.library import (
     LIBRARY,
+    a_rank_hangs,
     budget_exhausted,
     deposed_leader,
     elastic_shrink_grow,
@@ -103,6 +104,17 @@ def test_a_mistake_of_the_user_counts_once_and_a_lost_machine_never(seeds: range
     for seed in seeds:
         story = simulate(worker_crashes_within_budget, seed)
         assert story.view.failures.get(Blame.WORKER, 0) == 3
+
+
+def test_a_rank_that_hangs_is_found_and_its_stacks_are_kept(seeds: range) -> None:
+    for seed in seeds:
+        story = simulate(a_rank_hangs, seed)
+        closed = [one.event for one in story.entries if isinstance(one.event, RoundClosed)]
+        hung = [event.failures for event in closed if event.blame is Blame.WORKER]
+        assert [[(one.rank, one.kind) for one in failures] for failures in hung] == [
+            [(1, "timeout")],
+            [(3, "timeout")],
+        ]
 
 
 def test_a_spent_budget_ends_the_run_and_says_so(seeds: range) -> None:

@@ -115,6 +115,8 @@ class LiveCrew:
 
     def examine(self, examination: int) -> None:
         pids = {rank: child.pid for rank, child in self._workers.items() if child.pid is not None}
+        if not pids:
+            return
         threading.Thread(
             target=self._examine, args=(examination, pids), name="spotfit-examine", daemon=True
         ).start()

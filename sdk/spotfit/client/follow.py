@@ -15,11 +15,13 @@ from spotfit.host import log
 from spotfit.ledger import keys
 from spotfit.model.events import Entry, NodeLost, RoundOpened
 from spotfit.model.output import RUN, speaker
+from spotfit.model.view import View
 from spotfit.model.world import Round
 from spotfit.store.api import Store
 
 Line = dict[str, Any]
 
+REMIND_S = 30.0
 _LOOKS_AT_THE_DEAD = 10
 
 
@@ -79,12 +81,40 @@ class Output:
             self._ended.add(agent)
 
 
+class Reminder:
+    """Says now and then that a run has no round, and what it waits for."""
+
+    def __init__(self) -> None:
+        self._due_at: float | None = None
+        """When to say it next; None while the run is at work, or over."""
+
+    def look(self, view: View, now: float) -> str | None:
+        """What is to be said now, if it is time."""
+        if view.round is not None or not view.active:
+            self._due_at = None
+            return None
+        if self._due_at is None:
+            self._due_at = now + REMIND_S
+        if now < self._due_at:
+            return None
+        self._due_at = now + REMIND_S
+        return _what_it_waits_for(view)
+
+
+def _what_it_waits_for(view: View) -> str:
+    assert view.spec is not None
+    slots = sum(group.plan.slots * len(group.standing) for group in view.groups.values())
+    told = f"machines for {slots} of at least {view.spec.workers_min} workers are there or to come"
+    return f"{told}; the last answer was: {view.last_refusal}" if view.last_refusal else told
+
+
 class Console:
     """Shows lines with the rank they come from, and the story of the run."""
 
     def __init__(self, store: Store, *, write: Callable[[str], object] | None = None) -> None:
         self._output = Output(store)
         self._write = write or _to_stdout
+        self._reminder = Reminder()
 
     def learn(self, _slot: int, _body: bytes, entry: Entry) -> None:
         """An entry of the journal."""
@@ -93,6 +123,11 @@ class Console:
             self.watch(entry.event.round)
         if isinstance(entry.event, NodeLost) and entry.event.agent is not None:
             self._output.lose(entry.event.agent)
+
+    def remind(self, view: View, now: float) -> None:
+        """Tell what a run without a round waits for, if it is time to."""
+        if told := self._reminder.look(view, now):
+            log.info("run.waits", what=told)
 
     def watch(self, round_: Round) -> None:
         """What the workers of that round write is to be shown, from their first line on."""

@@ -164,6 +164,8 @@ class RunHandle:
             if self.show and self._console.show_new():
                 self._news_at = self._clock.now()
             now = self._clock.now()
+            if self.show:
+                self._console.remind(self._ledger.view, now)
             if wake is None or self._gives_up_tidying(now):
                 break
             if deadline is not None and now >= deadline:

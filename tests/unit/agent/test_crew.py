@@ -13,14 +13,14 @@ import pytest
 from spotfit.agent.crew import LiveCrew
 from spotfit.agent.logs import LogShipper
 from spotfit.agent.loop import Loop
-from spotfit.agent.ports import CrewEvent, Exited, Said, Spoiled
+from spotfit.agent.ports import CrewEvent, Exited, Said, Spoiled, Unheard
 from spotfit.agent.zygote import Breed, ZygoteKeeper, variables_for
-from spotfit.core.codec import decoder
+from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import MachineError, TransientStoreError
 from spotfit.core.ids import AgentId, RunId
 from spotfit.model.events import Blame
-from spotfit.model.spec import RunSpec
-from spotfit.model.wire import Committed, Raised, Start
+from spotfit.model.spec import RunSpec, Vigil
+from spotfit.model.wire import Alive, Committed, Raised, Running, Start
 from spotfit.ship.environment import RuntimeEnv
 from spotfit.ship.luggage import Luggage, pack
 from spotfit.ship.sign import RunKey
@@ -145,6 +145,40 @@ def test_who_is_halted_before_birth_is_told_as_gone(crew: LiveCrew) -> None:
     crew.halt()
     assert crew.events() == [Exited(3, 0, "was killed by SIGKILL", clean=False, ordered=True)]
     assert not crew.busy
+
+
+# --- how they are --------------------------------------------------------------------------------
+
+
+def test_a_sign_of_life_is_for_the_crew_alone(crew: LiveCrew) -> None:
+    crew._hear(3, 0, [encode(Alive()), encode(Running())])
+    crew._hear(3, 0, [encode(Alive())])
+    assert crew.events() == [Said(3, 0, [msgspec.Raw(encode(Running()))])]
+
+
+def test_a_worker_that_falls_silent_is_missed_until_it_is_heard_again(crew: LiveCrew) -> None:
+    crew.prepare(msgspec.structs.replace(spec(), vigil=Vigil(silent_s=40.0)))
+    crew._round = 3
+    crew._hear(3, 1, [encode(Alive())])
+    clock = crew._loop.clock
+    assert isinstance(clock, Skipping)
+    missed: list[Unheard] = []
+
+    def look() -> bool:
+        clock.skipped += 5.0
+        missed.extend(event for event in crew.events() if isinstance(event, Unheard))
+        return bool(missed)
+
+    turns_until(crew._loop, look)
+    assert (missed[0].round, missed[0].rank) == (3, 1)
+    assert missed[0].silent_s > 40.0
+    crew._hear(3, 1, [encode(Alive())])
+    assert [one for one in crew.events() if isinstance(one, Unheard)] == [Unheard(3, 1, 0.0)]
+
+
+def test_without_workers_there_is_nothing_to_examine(crew: LiveCrew) -> None:
+    crew.examine(7)
+    assert crew.events() == []
 
 
 # --- whose fault it is ---------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from spotfit.agent import hub as room
 from spotfit.agent.collectives import Answer
 from spotfit.agent.hub import Hub
 from spotfit.core.codec import UNREADABLE, encode
+from spotfit.model.watch import Progress
 from spotfit.model.wire import (
     Files,
     FromWorker,
@@ -20,6 +21,7 @@ from spotfit.model.wire import (
     Gathered,
     Named,
     Overdue,
+    Present,
     Raised,
     Report,
     Returned,
@@ -268,6 +270,28 @@ def test_who_comes_after_all_is_told_and_keeps_nobody_waiting() -> None:
     take(hub, 2, files(2, "c2"))
     answers = take(hub, 1, report(2))
     assert [rank for rank, _ in answers] == [0, 2], "but what it makes in time counts"
+
+
+# --- how far they have come ----------------------------------------------------------------------
+
+
+def test_every_word_of_the_function_is_a_step() -> None:
+    hub = a_hub(now=5.0)
+    assert hub.progress == Progress((0, 0), 5.0)
+    take(hub, 0, Running(), 6.0)
+    take(hub, 0, report(0), 7.0)
+    take(hub, 0, Gather("barrier", 0), 8.0)
+    take(hub, 1, Present("train"), 99.0)
+    assert hub.progress == Progress((3, 0), 8.0, running={0})
+
+
+def test_files_on_their_way_and_who_is_done_are_told() -> None:
+    hub = a_hub(1)
+    take(hub, 0, files(0, "c1"), 1.0)
+    assert hub.progress.uploading
+    take(hub, 0, Saved(0, "c1"), 2.0)
+    take(hub, 0, Returned(1), 3.0)
+    assert hub.progress == Progress((3,), 3.0, returned={0})
 
 
 # --- collectives ---------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from spotfit.model.events import (
     RoundOpened,
 )
 from spotfit.model.hooks import Ask
-from spotfit.model.spec import Keep, Limits
+from spotfit.model.spec import Keep, Limits, Vigil
 from spotfit.model.watch import Trouble
 from spotfit.model.wire import (
     Call,
@@ -35,6 +35,7 @@ from spotfit.model.wire import (
     Proceed,
     Report,
     Returned,
+    Running,
     Saved,
 )
 from tests.unit.agent.world import TEMPO, World
@@ -223,6 +224,82 @@ def test_the_end_waits_for_the_hook_of_the_last_round_that_failed() -> None:
     hooks_done(world)
     world.until(lambda: world.view.ended)
     assert world.last(FitEnded).blame is Blame.WORKER
+
+
+# --- hangs ---------------------------------------------------------------------------------------
+
+
+def begun(world: World) -> None:
+    world.train()
+    for rank in (0, 1):
+        world.say(rank, Running())
+
+
+def test_a_worker_that_does_not_answer_ends_its_round_and_the_run_says_where_to_look() -> None:
+    world = World(limits=Limits(worker=1))
+    begun(world)
+    world.holder(1).crew.miss(1, 601.0)
+    took_s = world.until(lambda: world.last(RoundClosed))
+    assert took_s < 2.0
+    closed = world.last(RoundClosed)
+    assert closed.blame is Blame.WORKER
+    [failure] = closed.failures
+    assert (failure.rank, failure.kind) == (1, "timeout")
+    [said] = world.said
+    assert said in failure.told
+    key = keys.stacks(world.leader.me, 1, 1)
+    assert key in said
+    assert b"=== rank 0: at work (0)" in world.object_at(key)
+    world.until(lambda: world.training)
+
+
+def test_one_whose_machine_cannot_tell_is_ended_all_the_same() -> None:
+    world = World(limits=ANY_FAILURES)
+    begun(world)
+    for node in world.nodes.values():
+        node.crew.tells = False
+    world.holder(1).crew.miss(1, 601.0)
+    took_s = world.until(lambda: world.last(RoundClosed), within_s=60.0)
+    assert took_s == pytest.approx(30.0, abs=1.0)
+
+
+def test_one_that_answers_again_in_time_is_left_alone() -> None:
+    world = World()
+    begun(world)
+    for node in world.nodes.values():
+        node.crew.tells = False
+    world.holder(1).crew.miss(1, 601.0)
+    world.run(5.0)
+    world.holder(1).crew.miss(1, 0.0)
+    world.run(60.0)
+    assert (world.all_of(RoundClosed), world.said) == ([], [])
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_round_without_progress_is_looked_into_and_ended_where_that_is_wanted(
+    ends: bool,
+) -> None:
+    world = World(vigil=Vigil(hang_s=60.0, hang_ends=ends), limits=ANY_FAILURES)
+    begun(world)
+    world.report(0)
+    world.run(59.0)
+    assert world.said == []
+    world.run(2.0)
+    assert len(world.said) == 1
+    assert (world.last(RoundClosed) is not None) == ends
+    if not ends:
+        world.run(120.0)
+        assert len(world.said) == 1, "once"
+
+
+def test_workers_that_never_begin_cost_the_platform() -> None:
+    world = World(vigil=Vigil(start_s=20.0), limits=Limits(platform=0))
+    world.train()
+    world.say(0, Running())
+    world.until(lambda: world.view.ended)
+    ended = world.last(FitEnded)
+    assert ended.blame is Blame.PLATFORM
+    assert "rank 1 has not begun 20 s after" in ended.why
 
 
 # --- metrics -------------------------------------------------------------------------------------

@@ -26,8 +26,10 @@ from spotfit.model.wire import (
     Report,
     Returned,
     Running,
+    Stacks,
     Stopped,
     Unable,
+    Unwell,
     Up,
 )
 from spotfit.testing.builders import (
@@ -97,6 +99,19 @@ def working(node: Node) -> Node:
 def in_up(message: Any) -> list[FromWorker]:
     assert isinstance(message, Up)
     return [_frames.decode(frame) for frame in message.frames]
+
+
+def test_how_workers_are_is_told_to_the_leader(working: Node) -> None:
+    working.crew.miss(3, 601.0)
+    working.shift.examine(3, 7)
+    told = working.hear()
+    assert told[0] == Unwell(3, 3, 601.0)
+    assert told[1:] == [Stacks(3, 7, rank, f"at work ({rank})") for rank in (2, 3)]
+
+
+def test_a_round_that_is_not_ours_is_not_looked_into(working: Node) -> None:
+    working.shift.examine(2, 7)
+    assert working.hear() == []
 
 
 def hooked(hooks: bool) -> Node:

@@ -11,12 +11,14 @@ import pytest
 from spotfit.client.failure import error_of, grouped_message
 from spotfit.core.errors import (
     ControllerError,
+    HangError,
     PreemptionError,
     RunCancelledError,
     TrainingFailedError,
     TransientStoreError,
     WorkerDiedError,
     WorkerGroupError,
+    WorkerSilentError,
 )
 from spotfit.ledger import keys
 from spotfit.model.events import Blame, FitEnded, RankFailure, Taken
@@ -62,6 +64,14 @@ def test_a_process_that_died_is_told_as_such() -> None:
     raised = the_failure(error_of(failed(died), MemoryStore(), KEY))
     assert isinstance(raised, WorkerDiedError)
     assert raised.facts == {"rank": 1, "kind": "died"}
+
+
+def test_a_hang_is_told_as_one_by_the_ranks_that_were_waited_for() -> None:
+    silent = RankFailure(1, "timeout", "The worker of rank 1 hung: it has not answered for 600 s")
+    error = error_of(failed(silent), MemoryStore(), KEY)
+    assert isinstance(error, HangError)
+    assert isinstance(the_failure(error), WorkerSilentError)
+    assert "has not answered for 600 s" in str(error)
 
 
 class Late(ManualClock):

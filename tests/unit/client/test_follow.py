@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from spotfit.client.follow import Console, Output
+from spotfit.client.follow import Console, Output, Reminder
 from spotfit.core.codec import encode
 from spotfit.core.errors import TransientStoreError
 from spotfit.ledger import keys
-from spotfit.model.events import NodeLost, RoundOpened
+from spotfit.model.events import FitEnded, NodeLost, RoundOpened
+from spotfit.model.view import View
 from spotfit.store.memory import MemoryStore
-from spotfit.testing.builders import TOKEN, a_round, an_agent, an_entry
+from spotfit.testing.builders import TOKEN, a_round, a_spec, a_view, an_agent, an_entry
 
 A, B = an_agent(0), an_agent(1)
 
@@ -136,6 +137,41 @@ def test_a_store_that_fails_on_the_way_loses_no_line() -> None:
     store.fails_at = ""
     console.show_new()
     assert written == ["(rank 0) one\n", "(rank 0) two\n"]
+
+
+def test_lines_of_nobodys_rank_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    store = MemoryStore()
+    console = Console(store)
+    console.watch(a_round())
+    store.put(keys.logs(A, 0), lines("a callback", rank=-1) + lines("rank 1 hangs", rank=-2) + END)
+    console.show_new()
+    assert capsys.readouterr().out == "(beside) a callback\n(run) rank 1 hangs\n"
+
+
+def test_a_run_that_waits_says_so_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(MemoryStore())
+    waiting = a_view(spec=a_spec(workers_min=3, workers_max=4), last_refusal="no capacity")
+    for now in (0.0, 29.9):
+        console.remind(waiting, now)
+    assert capsys.readouterr().err == ""
+    console.remind(waiting, 30.0)
+    console.remind(waiting, 59.9)
+    [line] = capsys.readouterr().err.splitlines()
+    assert "machines for 2 of at least 3 workers are there or to come" in line
+    assert "the last answer was: no capacity" in line
+    console.remind(waiting, 60.0)
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "busy", [a_view(round=a_round()), a_view(ended=FitEnded("finished")), View()]
+)
+def test_a_run_that_is_at_work_or_over_waits_for_nothing(busy: View) -> None:
+    reminder = Reminder()
+    assert reminder.look(a_view(), 0.0) is None
+    assert reminder.look(busy, 29.0) is None
+    assert reminder.look(a_view(), 31.0) is None, "it has just begun to wait"
+    assert reminder.look(a_view(), 61.0) is not None
 
 
 def test_the_console_follows_whoever_has_a_place(capsys: pytest.CaptureFixture[str]) -> None:

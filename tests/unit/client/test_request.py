@@ -22,7 +22,7 @@ from spotfit.model.config import (
     LoggingConfig,
     ScalingConfig,
 )
-from spotfit.model.spec import Keep, Limits
+from spotfit.model.spec import Keep, Limits, Vigil
 from spotfit.testing.builders import RUN
 
 
@@ -247,6 +247,46 @@ def test_hooks_are_waited_for_where_a_backend_has_some(config: BackendConfig) ->
     spec = request.spec(run_id=RUN, name="digits", storage_url="file:///r", luggage={})
     assert (spec.hooks, spec.share_devices) == (isinstance(config, Settings),) * 2
     assert (request.fingerprint() == a_request().fingerprint()) == (not spec.hooks)
+
+
+def vigil_of(monkeypatch: pytest.MonkeyPatch, **told: str) -> Vigil:
+    for name, text in told.items():
+        monkeypatch.setenv(name, text)
+    spec = a_request().spec(run_id=RUN, name="digits", storage_url="file:///r", luggage={})
+    return spec.vigil
+
+
+def test_by_default_a_worker_has_ten_minutes_to_answer_and_slowness_is_nobodys_business(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert vigil_of(monkeypatch) == Vigil(600.0, 0.0, hang_ends=False, start_s=1800.0)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_the_environment_says_when_workers_are_taken_to_hang(
+    monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    theirs = {
+        "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "30",
+        "RAY_TRAIN_ENABLE_NCCL_HANG_DETECTOR": "1",
+        "RAY_TRAIN_NCCL_RAS_CONFIRM_DURATION_S": "90",
+        "RAY_TRAIN_NCCL_RAS_ACTION": "FAIL",
+    }
+    mine = {
+        "SPOTFIT_WORKER_HEALTH_CHECK_TIMEOUT_S": "30",
+        "SPOTFIT_ENABLE_HANG_DETECTOR": "yes",
+        "SPOTFIT_HANG_CONFIRM_DURATION_S": "90",
+        "SPOTFIT_HANG_ACTION": "fail",
+    }
+    seen = vigil_of(monkeypatch, **(mine if ours else theirs))
+    assert seen == Vigil(30.0, 90.0, hang_ends=True)
+
+
+def test_a_detector_that_is_not_switched_on_looks_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = {"SPOTFIT_HANG_CONFIRM_DURATION_S": "90", "SPOTFIT_ENABLE_HANG_DETECTOR": "0"}
+    assert vigil_of(monkeypatch, **told).hang_s == 0.0
 
 
 def test_a_fixed_group_is_not_elastic() -> None:

@@ -27,6 +27,15 @@ def test_the_name_a_user_knows_is_heard_where_ours_is_not_set() -> None:
     assert env.value(env.CALLBACKS, both) == ("our.First", "our.Second")
 
 
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [(env.DETECT_HANGS, "perhaps"), (env.HANG_ACTION, "shout"), (env.HANG_CONFIRM_S, "0")],
+)
+def test_what_cannot_be_meant_is_told(setting: env.Setting[object], text: str) -> None:
+    with pytest.raises(ConfigError, match=setting.name):
+        env.value(setting, {setting.name: text})
+
+
 def test_a_mistake_names_the_variable_and_what_would_hold_without_it() -> None:
     with pytest.raises(ConfigError, match="SPOTFIT_PORT") as caught:
         env.value(env.PORT, {"SPOTFIT_PORT": "seventy"})

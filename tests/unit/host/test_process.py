@@ -23,6 +23,15 @@ def test_how_it_ended_in_words(status: int, how: str, clean: bool) -> None:
     assert process.how_it_ended(status) == (how, clean)
 
 
+def test_the_kernel_says_what_a_process_does() -> None:
+    assert process.state_of(os.getpid()).startswith("running")
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, gone.pid, os.WEXITED | os.WNOWAIT)
+    assert process.state_of(gone.pid) == "dead"
+    gone.wait()
+    assert process.state_of(gone.pid) == ""
+
+
 def test_killing_what_is_gone_is_no_error() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
