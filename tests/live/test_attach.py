@@ -32,6 +32,9 @@ SCRIPT = """
             spotfit.report({"step": 1}, checkpoint=checkpoint)
         while not Path(config["marks"], "enough").exists():
             time.sleep(0.01)
+        return told()
+
+    def told():
         return "trained to the end"
 
     if __name__ == "__main__":
@@ -166,6 +169,16 @@ def test_the_same_script_run_again_joins_the_run(cloud: Cloud) -> None:
         assert driver.ended() == 0, driver.output
         assert "result: trained to the end" in driver.output
     assert len(started(cloud)) == 2
+
+
+def test_a_script_that_was_edited_does_not_join_what_it_was(cloud: Cloud) -> None:
+    first = cloud.driver(SCRIPT)
+    eventually(lambda: len(started(cloud)) == 2)
+    edited = cloud.driver(SCRIPT.replace('"trained to the end"', '"the other way"'))
+    assert edited.ended() == 1
+    assert "since then the script itself changed" in edited.output
+    cloud.leave("enough")
+    assert first.ended() == 0, first.output
 
 
 def test_another_run_of_that_name_is_refused_while_one_goes_on(cloud: Cloud) -> None:

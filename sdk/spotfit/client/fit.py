@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from spotfit.client.config import RunConfig
 from spotfit.client.handle import RunHandle, adopted
+from spotfit.client.join import join
 from spotfit.client.keyring import Keyring
 from spotfit.client.preflight import Cleared, check_history, clear
 from spotfit.client.request import FitRequest
@@ -29,7 +30,6 @@ from spotfit.ledger.run import Ledger
 from spotfit.model.callbacks import TrainRunContext
 from spotfit.model.events import FitStarted
 from spotfit.model.spec import RunSpec, Tempo
-from spotfit.model.view import View
 from spotfit.provision.api import Traits
 from spotfit.ship.luggage import AROUND, pack
 from spotfit.ship.sign import RunKey
@@ -79,7 +79,7 @@ def begin(request: FitRequest, *, show: bool = False) -> RunHandle:
     key = Keyring().find(ledger.run_id)
     joined = view.active
     if joined:
-        spec = _same_run(request, view, cleared.store)
+        spec = join(request, view, cleared, objects=_objects(request, ledger))
         handle.know(view)
     else:
         check_history(view, cleared.store)
@@ -96,20 +96,6 @@ def begin(request: FitRequest, *, show: bool = False) -> RunHandle:
         handle.tidy()
         raise
     return handle
-
-
-def _same_run(request: FitRequest, view: View, store: Store) -> RunSpec:
-    """The run that is going on under this name, if it is this very one: then we join it."""
-    assert view.spec is not None
-    if view.spec.fit_id != request.fingerprint():
-        raise RunActiveError(
-            f"A run named {view.spec.name!r} is going on in {store.url}, "
-            "with another function or config.",
-            do=f"Follow it with spotfit.attach({store.url!r}), end it with its cancel(), or choose "
-            "another RunConfig(name=...).",
-        )
-    log.warning("run.joined", url=store.url, what="it goes on as it was started")
-    return view.spec
 
 
 def _write_down(request: FitRequest, cleared: Cleared, ledger: Ledger, key: RunKey) -> RunSpec:

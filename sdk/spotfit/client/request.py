@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl
@@ -22,6 +20,7 @@ from spotfit.model.config import ScalingConfig
 from spotfit.model.data import DataConfig
 from spotfit.model.spec import Keep, Limits, RunSpec, Tempo, Vigil
 from spotfit.provision.profile import provisioner_of_profile, resolve
+from spotfit.ship.fingerprint import code_of, plain
 
 
 @dataclass(frozen=True)
@@ -119,13 +118,13 @@ class FitRequest:
     def fingerprint(self) -> str:
         """Equal for the same script run again: of the function's code, its config and its width."""
         parts = [
-            _code_of(self.fn),
-            _plain(self.config),
-            _plain(dataclasses.asdict(self.scaling)),
+            code_of(self.fn),
+            plain(self.config),
+            plain(dataclasses.asdict(self.scaling)),
             self.framework,
-            _plain(self.framework_options),
-            _plain([_kind_of(self.backend_config), getattr(self.backend_config, "__dict__", {})]),
-            _plain(self.run.worker_runtime_env),
+            plain(self.framework_options),
+            plain([_kind_of(self.backend_config), getattr(self.backend_config, "__dict__", {})]),
+            plain(self.run.worker_runtime_env),
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
@@ -169,46 +168,3 @@ def _number_or_text(text: str) -> Any:
 
 def _kind_of(thing: Any) -> str:
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
-
-
-def _code_of(fn: Callable[..., Any]) -> str:
-    """The function by name and code, with what is bound to it: arguments, defaults, a closure."""
-    if isinstance(fn, functools.partial):
-        return f"partial {_code_of(fn.func)} {_plain(fn.args)} {_plain(fn.keywords)}"
-    named = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"
-    code = getattr(fn, "__code__", None)
-    if code is None:
-        return named
-    bound = (getattr(fn, "__defaults__", None), getattr(fn, "__kwdefaults__", None), _cells(fn))
-    return f"{named}:{_digest(code)}:{_plain(bound)}"
-
-
-def _cells(fn: Callable[..., Any]) -> list[Any]:
-    return [_content(cell) for cell in getattr(fn, "__closure__", None) or ()]
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # a name that was never bound
-        return None
-
-
-def _digest(code: types.CodeType) -> str:
-    told = code.co_code + _plain((code.co_names, code.co_varnames, code.co_consts)).encode()
-    return hashlib.sha256(told).hexdigest()
-
-
-def _plain(value: Any) -> str:
-    """A text that is equal for equal plain data; objects count by their type alone."""
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_plain(value[key])}" for key in sorted(value, key=str)) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ",".join(_plain(one) for one in value) + "]"
-    if isinstance(value, (set, frozenset)):
-        return "{" + ",".join(sorted(_plain(one) for one in value)) + "}"
-    if isinstance(value, types.CodeType):
-        return _digest(value)
-    if value is None or isinstance(value, (bool, int, float, str, bytes)):
-        return repr(value)
-    return type(value).__qualname__

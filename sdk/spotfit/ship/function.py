@@ -22,6 +22,7 @@ import cloudpickle
 from spotfit.core.errors import ConfigError, ShippingError
 from spotfit.core.units import told_bytes
 from spotfit.ship.closure import Culprit, find_culprit, heaviest
+from spotfit.ship.fingerprint import part_of
 from spotfit.ship.sign import RunKey
 
 WARN_BYTES = 16 * 2**20
@@ -37,6 +38,8 @@ class Pickled(NamedTuple):
 
     body: bytes
     packages: frozenset[str]
+    code: Mapping[str, frozenset[str]]
+    """The user's code inside, by module: a text for each function and class."""
 
 
 def takes_config(fn: Callable[..., Any]) -> bool:
@@ -83,10 +86,14 @@ def pickled(
     Raises `ShippingError` when a part cannot be pickled, or when the whole is too big.
     """
     with _by_value(by_value_modules) as own:
-        body, used = _dumped(thing, told_as)
+        body, noted = _dumped(thing, told_as)
         if len(body) > WARN_BYTES:
             _judge_weight(told_as, len(body))
-    return Pickled(body, frozenset(used - own - _OURS - {"__main__"}) - sys.stdlib_module_names)
+    users = own | {"__main__"}
+    named = {_top(name) for name in noted.named if name}
+    packages = frozenset(named - users - _OURS) - sys.stdlib_module_names
+    code = {name: frozenset(of) for name, of in noted.carried.items() if _top(name) in users}
+    return Pickled(body, packages, code)
 
 
 def own_modules(*, roots: Iterable[str] | None = None) -> tuple[ModuleType, ...]:
@@ -154,23 +161,40 @@ def _parameters(fn: Any) -> list[inspect.Parameter]:
         ) from unknown
 
 
+class _Noted:
+    """Whose classes and functions a pickle names, and whose it carries."""
+
+    def __init__(self) -> None:
+        self.named: set[str] = set()
+        self.carried: dict[str, set[str]] = {}
+
+    def note(self, thing: Any, *, by_name: bool) -> None:
+        module = thing.__name__ if isinstance(thing, ModuleType) else _module_of(thing)
+        if by_name or isinstance(thing, ModuleType):
+            self.named.add(module)
+        if not by_name and isinstance(thing, (type, FunctionType, ModuleType)):
+            self.carried.setdefault(module, set()).add(part_of(thing))
+
+
 class _NotingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Notes whose classes and functions a pickle names."""
+    """Notes what it names and what it carries."""
 
     def __init__(self, sink: Any) -> None:
         super().__init__(sink)
-        self.modules: set[str | None] = set()
+        self.noted = _Noted()
 
     def reducer_override(self, thing: Any) -> Any:
         reduced = super().reducer_override(thing)
-        if isinstance(thing, ModuleType):
-            self.modules.add(thing.__name__)
-        elif reduced is NotImplemented and isinstance(thing, _NAMED):
-            self.modules.add(getattr(thing, "__module__", None))
+        if isinstance(thing, _NAMED):
+            self.noted.note(thing, by_name=reduced is NotImplemented)
         return reduced
 
 
-_NAMED = (type, FunctionType, BuiltinFunctionType)
+_NAMED = (type, FunctionType, BuiltinFunctionType, ModuleType)
+
+
+def _module_of(thing: Any) -> str:
+    return getattr(thing, "__module__", None) or ""
 
 
 class _Scales:
@@ -197,14 +221,14 @@ class _Sink(_Scales):
         return super().write(chunk)
 
 
-def _dumped(thing: Any, told_as: Mapping[str, Any]) -> tuple[bytes, set[str]]:
+def _dumped(thing: Any, told_as: Mapping[str, Any]) -> tuple[bytes, _Noted]:
     sink = _Sink()
     pickler = _NotingPickler(sink)
     try:
         pickler.dump(thing)
     except Exception as error:
         raise _unpicklable(told_as, error) from error
-    return b"".join(sink.chunks), {_top(name) for name in pickler.modules if name}
+    return b"".join(sink.chunks), pickler.noted
 
 
 def _unpicklable(things: Mapping[str, Any], error: Exception) -> ShippingError:

@@ -7,7 +7,7 @@ by name. Whoever holds no key can change nothing in it: not the code, not the pa
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -24,7 +24,8 @@ from spotfit.core.errors import (
 from spotfit.ship import pins
 from spotfit.ship.bundle import Bundle, bundle_directory, bundle_module
 from spotfit.ship.environment import RuntimeEnv, ShippedEnv
-from spotfit.ship.function import name_of, own_modules, pickled, takes_config, unpickled
+from spotfit.ship.fingerprint import digest_of
+from spotfit.ship.function import Pickled, name_of, own_modules, pickled, takes_config, unpickled
 from spotfit.ship.sign import RunKey
 from spotfit.ship.unpack import code_key
 from spotfit.store.api import Store
@@ -44,6 +45,23 @@ class Luggage(msgspec.Struct, frozen=True):
     bundles: tuple[str, ...] = ()
     made_with: pins.Environment | None = None
     """What the machines' environment is compared with."""
+    code: dict[str, str] = {}
+    """The user's modules of which something travels inside, each with a digest of that."""
+
+    def changed(self, now: Carried) -> tuple[str, ...]:
+        """What would not travel as it did; nothing, where it is not known what did."""
+        modules = {*self.code, *now.code} if self.code else set()
+        changed = [name for name in modules if self.code.get(name) != now.code.get(name)]
+        told = ["the script itself" if name == "__main__" else name for name in sorted(changed)]
+        files = ["the files of working_dir or py_modules"] if self.bundles != now.bundles else []
+        return (*told, *files)
+
+
+class Carried(NamedTuple):
+    """The user's own code as it would travel now."""
+
+    code: dict[str, str]
+    bundles: tuple[str, ...]
 
 
 class Shipped(NamedTuple):
@@ -119,9 +137,23 @@ def pack(
         sha256=sha256,
         size_bytes=len(envelope),
         function=name_of(fn),
-        bundles=tuple(sorted(bundle.sha256 for bundle in code.bundles())),
+        bundles=code.ids(),
         made_with=pins.here(pickles.packages),
+        code=pickles.code,
     )
+
+
+def carried(
+    fn: Callable[..., Any],
+    config: Mapping[str, Any] | None,
+    *,
+    runtime_env: RuntimeEnv,
+    objects: Mapping[str, Any] | None = None,
+) -> Carried:
+    """What `pack` would take along of the user's code; nothing is uploaded. Raises as it does."""
+    code = _Code.of(runtime_env)
+    pickles = _Pickles.of(fn, {} if config is None else config, objects or {}, code=code)
+    return Carried(pickles.code, code.ids())
 
 
 def fetch(luggage: Luggage, *, store: Store) -> bytes:
@@ -179,6 +211,9 @@ class _Code(NamedTuple):
     def bundles(self) -> list[Bundle]:
         return [*([self.working_dir] if self.working_dir else []), *self.py_modules.values()]
 
+    def ids(self) -> tuple[str, ...]:
+        return tuple(sorted(bundle.sha256 for bundle in self.bundles()))
+
     def shipped(self, env: RuntimeEnv) -> ShippedEnv:
         """The environment as the machines see it: bundles instead of paths."""
         modules = [self.py_modules[m].sha256 if isinstance(m, Path) else m for m in env.py_modules]
@@ -192,6 +227,8 @@ class _Pickles(NamedTuple):
     objects: dict[str, bytes]
     packages: frozenset[str]
     """What must be installed to load them."""
+    code: dict[str, str]
+    """The user's own code in them, by module."""
 
     @classmethod
     def of(
@@ -208,7 +245,16 @@ class _Pickles(NamedTuple):
         needed = function.packages.union(*(other.packages for other in others.values()))
         brought = {module.__name__.partition(".")[0] for module in own}
         bodies = {name: other.body for name, other in others.items()}
-        return cls(function.body, bodies, needed - brought)
+        digests = _digests([function, *others.values()])
+        return cls(function.body, bodies, needed - brought, digests)
+
+
+def _digests(several: Iterable[Pickled]) -> dict[str, str]:
+    parts: dict[str, set[str]] = {}
+    for one in several:
+        for module, texts in one.code.items():
+            parts.setdefault(module, set()).update(texts)
+    return {module: digest_of(texts) for module, texts in sorted(parts.items())}
 
 
 def _leave(store: Store, key: str, body: bytes) -> None:

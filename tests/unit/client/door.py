@@ -49,14 +49,14 @@ class Door:
         self.cloud = PaperCloud(observe_s=0.1)
         self.clock = Days()
         self.url = f"{tmp_path}/results/digits"
-        self._storage = f"{tmp_path}/results"
+        self.storage = f"{tmp_path}/results"
         monkeypatch.setenv("SPOTFIT_HOME", str(tmp_path / "home"))
         monkeypatch.setattr(clocks, "SystemClock", lambda: self.clock)
         for module in (preflight, handles):
             monkeypatch.setattr(module, "open_provisioner", lambda _name, _options: self.cloud)
 
     def request(self, fn: Any = None, config: Any = None, **given: Any) -> FitRequest:
-        run = RunConfig(name="digits", storage_path=self._storage)
+        run = RunConfig(name="digits", storage_path=self.storage)
         usual: dict[str, Any] = {"scaling": ScalingConfig(num_workers=2), "run": run}
         rest: dict[str, Any] = {
             "framework": "none",

@@ -26,8 +26,10 @@ from spotfit.ship import pins
 from spotfit.ship.environment import BundleId, RuntimeEnv, ShippedEnv
 from spotfit.ship.luggage import (
     AROUND,
+    Carried,
     Luggage,
     Payload,
+    carried,
     check_environment,
     fetch,
     function_key,
@@ -252,6 +254,33 @@ def test_luggage_that_is_there_is_left_alone(store: MemoryStore) -> None:
     with pytest.raises(AlreadyExistsError):
         store.create(function_key(luggage.sha256), b"")
     assert packed(print, store=store) == luggage
+
+
+# --- what would travel now -----------------------------------------------------------------------
+
+
+def of_another_script() -> int:
+    """Of this module, which is a project's own."""
+    return 7
+
+
+def test_the_same_code_would_travel_again(store: MemoryStore) -> None:
+    luggage = packed(of_another_script, store=store)
+    now = carried(of_another_script, None, runtime_env=RuntimeEnv())
+    assert __name__ in luggage.code
+    assert luggage.changed(now) == ()
+
+
+def test_what_would_not_is_named(store: MemoryStore) -> None:
+    luggage = packed(of_another_script, store=store)
+    now = Carried({"__main__": "1", "more": "2"}, ("b",))
+    files = "the files of working_dir or py_modules"
+    assert luggage.changed(now) == ("the script itself", "more", __name__, files)
+
+
+def test_of_luggage_that_tells_nothing_of_its_code_nothing_is_said() -> None:
+    """As it was packed by versions before."""
+    assert Luggage("0" * 64, 1, "train").changed(Carried({"more": "2"}, ())) == ()
 
 
 # --- another world -------------------------------------------------------------------------------
