@@ -267,3 +267,30 @@ def test_who_does_not_save_in_time_goes_back_to_the_last_checkpoint(cloud: Cloud
 
     assert handle.result(60).return_value == "the_first"
     assert cloud.closed()[0].blame == Blame.PREEMPTION
+
+
+def test_with_relaxed_collectives_those_who_stay_save_without_those_who_leave(
+    cloud: Cloud,
+) -> None:
+    def train(config: Config) -> str:
+        checkpoint = spotfit.get_checkpoint()
+        if checkpoint is not None:
+            return Path(checkpoint.path).name
+        if spotfit.get_context().get_world_rank() == 1:
+            (Path(config["marks"]) / "at work").touch()
+            time.sleep(600)
+        while spotfit.get_preemption_info() is None:
+            time.sleep(0.05)
+        with tempfile.TemporaryDirectory() as folder:
+            mine = spotfit.Checkpoint.from_directory(folder)
+            spotfit.report({"step": 1}, checkpoint=mine, checkpoint_dir_name="without_rank_1")
+        time.sleep(600)
+        return "nobody comes here"
+
+    relaxed = spotfit.FailureConfig(relax_collectives_on_preemption=True)
+    handle = cloud.submit(train, workers=2, nodes=2, failure_config=relaxed)
+    cloud.sees("at work")
+    cloud.reclaimer.notify(cloud.node_of_rank(1), seconds_left=6.0)
+
+    assert handle.result(60).return_value == "without_rank_1"
+    assert [closed.blame for closed in cloud.closed()] == [Blame.PREEMPTION]

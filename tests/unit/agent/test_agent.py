@@ -528,6 +528,20 @@ def test_without_a_replacement_it_trains_until_the_last_moment() -> None:
     assert world.last(RoundClosed).why == "the time the notice gave is over"
 
 
+def test_workers_still_at_work_when_the_time_is_over_are_told_with_the_machines() -> None:
+    world = World(limits=Limits(preemption=0))
+    world.boots = False
+    for node in (0, 1):
+        world.boot(Token("t-1"), node)
+    world.train()
+    assert follower(world) == 1
+    world.holder(1).fate.notice = a_notice(seconds_left=5.0, deadline_ms=77)
+    world.until(lambda: world.view.ended)
+    ended = world.last(FitEnded)
+    assert ended.blame is Blame.PREEMPTION
+    assert ended.taken == Taken({"t-1/1": (1,)}, 77, timed_out=True)
+
+
 def leaves_and_dies(world: World) -> None:
     """The machine that does not lead announces its end, and is gone a second later."""
     leaving = world.holder(follower(world))

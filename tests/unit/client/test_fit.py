@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import threading
@@ -27,6 +28,7 @@ from spotfit.core.errors import (
 )
 from spotfit.frameworks.config import Backend, BackendConfig
 from spotfit.ledger import keys
+from spotfit.model.callbacks import UserCallback
 from spotfit.model.events import CheckpointCommitted, FitEnded
 from spotfit.ship.luggage import Luggage, Payload, fetch
 from spotfit.store.local import LocalStore
@@ -88,6 +90,32 @@ def test_what_hooks_and_contexts_need_travels_along(
     luggage = msgspec.convert(spec.luggage, Luggage)
     payload = Payload.open(fetch(luggage, store=door.agent.store), key=key)
     assert payload.objects.keys() == packed
+
+
+def test_callbacks_learn_everything_the_trainer_was_given(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = door.request(config={"lr": 1}, backend_config=Settings())
+    assert request.run.name is not None
+    run = dataclasses.replace(request.run, callbacks=[UserCallback()])
+    begin(dataclasses.replace(request, fn=takes_rate, run=run))
+    key, spec = Keyring().find(door.agent.run_id), door.view.spec
+    assert key is not None
+    assert spec is not None
+    luggage = msgspec.convert(spec.luggage, Luggage)
+    payload = Payload.open(fetch(luggage, store=door.agent.store), key=key)
+    context = payload.load("run_context")
+    assert int(context.run_id, 16) >= 0
+    assert context.get_run_config().name == context.run_config.name == "digits"
+    assert context.train_loop_config == {"lr": 1}
+    assert context.scaling_config == request.scaling
+    assert type(context.backend_config).__name__ == "Settings"
+    assert context.dataset_config is not None
+
+
+def takes_rate(config: dict[str, int]) -> int:
+    """Wants its config."""
+    return config["lr"]
 
 
 def test_it_returns_the_result(door: Door) -> None:

@@ -85,6 +85,12 @@ def test_a_round_is_open_until_it_is_closed_and_the_blame_counted() -> None:
     assert twice.failures == {Blame.WORKER: 2}
 
 
+def test_progress_refills_no_budget() -> None:
+    failed = told(FitStarted(a_spec()), RoundOpened(a_round(1)), RoundClosed(1, Blame.WORKER, ""))
+    saved = told(RoundOpened(a_round(2)), a_commit("c1", round=2), view=failed)
+    assert saved.failures == {Blame.WORKER: 1}
+
+
 def test_an_entry_is_the_checkpoint_and_another_its_end() -> None:
     view = told(FitStarted(a_spec()), a_commit("c1"), a_commit("c2"))
     assert [one.name for one in view.checkpoints] == ["c1", "c2"]

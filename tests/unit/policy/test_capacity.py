@@ -336,6 +336,12 @@ def test_an_elastic_group_asks_for_less_with_every_refusal_but_for_what_it_needs
     assert workers_to_order(a_view(spec=spec, refusals=refusals), missing) == ordered
 
 
+def test_a_range_of_one_size_is_never_asked_for_in_part() -> None:
+    only = a_spec(workers_min=4, workers_max=4, elastic=True)
+    for refusals in range(4):
+        assert workers_to_order(a_view(spec=only, refusals=refusals), 4) == 4
+
+
 def test_a_group_of_fixed_size_asks_for_all_it_misses_however_often_it_was_refused() -> None:
     spec = a_spec(workers_min=8, workers_max=8)
     assert workers_to_order(a_view(spec=spec, refusals=5), 6) == 6

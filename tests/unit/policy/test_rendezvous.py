@@ -57,6 +57,14 @@ def test_the_next_starts_from_the_latest_checkpoint_and_has_the_next_number() ->
     assert (round_.number, round_.checkpoint) == (7, "c2")
 
 
+def test_a_range_of_one_size_waits_for_all_of_it_and_takes_no_more() -> None:
+    only = a_spec(workers_min=2, workers_max=2, elastic=True)
+    assert waited(a_view(spec=only), a_watch(seats=seats(a_seat(0))), NOW + 999.0)
+    three = a_watch(seats=seats(a_seat(0), a_seat(1), a_seat(2, member=a_member(2, node=2))))
+    group = a_group(nodes=3)
+    assert formed(a_view(spec=only, groups={TOKEN: group}), three).world_size == 2
+
+
 def test_nobody_starts_beside_workers_that_are_still_ending() -> None:
     watch = a_watch(seats=seats(a_seat(0), a_seat(1, running=1)))
     assert "still end on 1 nodes" in waited(a_view(), watch).why

@@ -103,6 +103,16 @@ def test_one_whose_pickle_never_comes_is_told_in_words(
     assert "KeyError" in str(listener.heard[0]["worker_exceptions"][0])
 
 
+class Nervous:
+    def after_exception(self, **_: Any) -> None:
+        raise ZeroDivisionError("in the other hook")
+
+
+def test_one_that_raises_over_a_failure_is_told_as_well(store: MemoryStore) -> None:
+    heard = Audience([Nervous()], None, store, KEY).hear(Failed((RankTold(0, "it broke"),)))
+    assert "ZeroDivisionError: in the other hook" in (heard.trouble or "")
+
+
 def test_a_callback_that_raises_is_told_with_its_traceback_and_as_itself(
     store: MemoryStore,
 ) -> None:
