@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
-from spotfit.core.errors import AlreadyExistsError, NotFoundError
+from spotfit.core.errors import AlreadyExistsError, NotFoundError, TransientStoreError
 from spotfit.store.api import ObjectInfo
 from spotfit_localsim.engine import Process
-from spotfit_localsim.faults import Line
+from spotfit_localsim.faults import GIVES_UP_S, Line
 
 Written = Callable[[str, str, bytes | None, bytes | None], None]
 """Told of every change: who, key, what was there before, what is there now (None: nothing)."""
@@ -72,16 +73,10 @@ class SimStore:
         return self.get(key)[start : start + length]
 
     def put(self, key: str, body: bytes | memoryview) -> None:
-        self._go("put")
-        self._bucket.write(self._process.name, self._prefix + key, bytes(body))
-        self._come_back()
+        self._do("put", partial(self._write, key, bytes(body)))
 
     def create(self, key: str, body: bytes) -> None:
-        self._go("create")
-        won = self._prefix + key not in self._bucket.objects
-        if won:
-            self._bucket.write(self._process.name, self._prefix + key, body)
-        self._come_back()
+        won = self._do("create", partial(self._write_if_absent, key, body))
         if not won:
             raise AlreadyExistsError(f"{key!r} is there already.", do="Read it.")
 
@@ -92,9 +87,7 @@ class SimStore:
         yield from found
 
     def delete(self, key: str) -> None:
-        self._go("delete")
-        self._bucket.remove(self._process.name, self._prefix + key)
-        self._come_back()
+        self._do("delete", partial(self._remove, key))
 
     def put_file(self, key: str, path: Path) -> None:
         self.put(key, path.read_bytes())
@@ -106,10 +99,39 @@ class SimStore:
         folder = prefix if prefix.endswith("/") else f"{prefix}/"
         return type(self)(self._bucket, self._process, self._line, self._prefix + folder)
 
-    def _go(self, kind: str) -> None:
+    def _write(self, key: str, body: bytes) -> bool:
+        self._bucket.write(self._process.name, self._prefix + key, body)
+        return True
+
+    def _write_if_absent(self, key: str, body: bytes) -> bool:
+        return self._prefix + key not in self._bucket.objects and self._write(key, body)
+
+    def _remove(self, key: str) -> bool:
+        self._bucket.remove(self._process.name, self._prefix + key)
+        return True
+
+    def _do(self, kind: str, deed: Callable[[], bool]) -> bool:
+        self._go(kind, deed)
+        done = deed()
+        self._come_back()
+        return done
+
+    def _go(self, kind: str, deed: Callable[[], bool] | None = None) -> None:
         self._bucket.count(self._process.name, kind)
         self._process.touch(self._line.latency_s())
         self._line.before()
+        stalled_s = self._line.stalled_s(self._process.engine.now)
+        if stalled_s > 0:
+            self._stall(stalled_s, deed)
+
+    def _stall(self, seconds: float, deed: Callable[[], bool] | None) -> None:
+        """The request hangs: it is carried out late, perhaps after who sent it has given up."""
+        if seconds > GIVES_UP_S:
+            if deed is not None and self._line.arrives_late():
+                self._process.engine.after(seconds, lambda: bool(deed()))
+            self._process.touch(GIVES_UP_S)
+            raise TransientStoreError("There was no answer in time.", do="Read what is there.")
+        self._process.touch(seconds)
 
     def _come_back(self) -> None:
         self._process.touch(self._line.latency_s())

@@ -84,6 +84,10 @@ class Theatre:
     say: Callable[[str, str], None]
     teams: dict[int, Team] = field(default_factory=dict)
 
+    def is_over(self, number: int) -> bool:
+        """Whether another round has begun after that one."""
+        return any(later > number for later in self.teams)
+
     def team(self, start: Start) -> Team:
         """Those who train together in that round."""
         return self.teams.setdefault(start.round, Team(self, start.round, start.world_size))
@@ -219,6 +223,8 @@ class SimWorker:
         if name is None:
             return
         kept = restored(self._theatre.bucket.objects, name)
+        if isinstance(kept, str) and self._theatre.is_over(self.round):
+            raise FunctionRaised("the checkpoint is gone")  # its agent slept, and does not know
         if isinstance(kept, str):
             self._theatre.complain(f"round {self.round} starts from {name}, but {kept}")
             return

@@ -9,6 +9,9 @@ from spotfit_localsim.dice import Stream
 
 Span = tuple[float, float]
 
+GIVES_UP_S = 10.0
+"""How long a client of the bucket waits for one answer, as those of production do."""
+
 
 @dataclass(frozen=True, slots=True)
 class Faults:
@@ -22,6 +25,9 @@ class Faults:
     slow: float = 0.0
     """Requests that take `slow_s` instead."""
     slow_s: Span = (0.5, 8.0)
+    stalls: float = 0.0
+    """Requests to the bucket that hang for `stall_s`; who asked gives up after `GIVES_UP_S`."""
+    stall_s: Span = (5.0, 60.0)
     freezes: float = 0.0
     """Calls after which the caller stops for `freeze_s`."""
     freeze_s: Span = (0.5, 40.0)
@@ -46,6 +52,7 @@ class Season:
     def __init__(self, faults: Faults) -> None:
         self.faults = faults
         self._usual = faults
+        self._stalled_until = 0.0
 
     def cut_off(self) -> None:
         """The bucket answers nobody, until `reopen`."""
@@ -55,8 +62,17 @@ class Season:
         """The bucket is as it was."""
         self.faults = replace(self.faults, unsent=self._usual.unsent)
 
+    def stall(self, until_s: float) -> None:
+        """Every request to the bucket hangs until that moment of the world."""
+        self._stalled_until = max(self._stalled_until, until_s)
+
+    def stalled_s(self, now: float) -> float:
+        """For how long every request hangs from now on."""
+        return max(0.0, self._stalled_until - now)
+
     def calm(self) -> None:
         """No more faults from here on."""
+        self._stalled_until = 0.0
         self.faults = self._usual = Faults(latency_s=self.faults.latency_s)
 
 
@@ -98,6 +114,17 @@ class Line:
         if faults.slow and self._stream.chance(faults.slow):
             return self._stream.between(faults.slow_s)
         return self._stream.between(faults.latency_s) / 2
+
+    def stalled_s(self, now: float) -> float:
+        """For how long this request hangs; most often not at all."""
+        stalls, own_s = self._season.faults.stalls, 0.0
+        if stalls and self._stream.chance(stalls):
+            own_s = self._stream.between(self._season.faults.stall_s)
+        return max(own_s, self._season.stalled_s(now))
+
+    def arrives_late(self) -> bool:
+        """Whether a request is carried out though who sent it has given up."""
+        return self._stream.chance(0.5)
 
     def before(self) -> None:
         """The request is on its way; it may never arrive."""

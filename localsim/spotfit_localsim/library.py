@@ -19,6 +19,7 @@ from spotfit_localsim.scenario import (
     Outage,
     Reclaim,
     Scenario,
+    Stall,
     Step,
     Whom,
     Wire,
@@ -102,6 +103,13 @@ bucket_outage = Scenario(
     load=LONG,
     laptop=Laptop(sweep_every_s=50.0, swept_anyway=True),
     acts=(Outage(Step(10), 15.0), Outage(Step(30), 50.0), Reclaim(Step(32), "follower")),
+)
+
+bucket_stalls = Scenario(
+    "bucket_stalls",
+    load=LONG,
+    faults=Faults(stalls=0.01),
+    acts=(Stall(Step(10), 30.0), Stall(Step(30), 8.0), Reclaim(Step(32), "follower")),
 )
 
 laptop_dies = Scenario(
@@ -220,6 +228,7 @@ LIBRARY: tuple[Scenario, ...] = (
     flapping_network,
     one_way_silence,
     bucket_outage,
+    bucket_stalls,
     laptop_dies,
     elastic_shrink_grow,
     worker_crashes_within_budget,
@@ -245,7 +254,7 @@ def random_storm(seed: int) -> Scenario:
     elastic = dice.chance(0.4)
     mistakes = _mistakes(dice, workers) if dice.chance(0.3) and not elastic else ()
     market = _market(dice)
-    return Scenario(
+    storm = Scenario(
         f"storm {seed}",
         workers=workers,
         workers_min=dice.randint(1, workers) if elastic else None,
@@ -262,6 +271,17 @@ def random_storm(seed: int) -> Scenario:
         skew=dice.choice([0.0, 0.0005, 0.02]),
         storm_s=dice.uniform(60.0, 300.0),
     )
+    return _with_stalls(storm, Dice(seed).stream("stalls"))
+
+
+def _with_stalls(storm: Scenario, dice: Stream) -> Scenario:
+    """A third of all worlds have a bucket that hangs now and then, half of these all at once."""
+    if not dice.chance(0.35):
+        return storm
+    faults = replace(storm.faults, stalls=dice.choice([0.0, 0.002, 0.01, 0.05]))
+    when = At(dice.uniform(1.0, 200.0)) if dice.chance(0.5) else Step(dice.randint(1, 40))
+    stall = (Stall(when, dice.uniform(3.0, 60.0)),) if dice.chance(0.5) else ()
+    return replace(storm, faults=faults, acts=(*storm.acts, *stall))
 
 
 def _in_background(seed: int) -> bool:

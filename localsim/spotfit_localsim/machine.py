@@ -10,6 +10,7 @@ from spotfit.agent.ports import Audience, Hooks
 from spotfit.control.caretaker import Caretaker
 from spotfit.control.conductor import Conductor
 from spotfit.control.errands import Errands, Inline
+from spotfit.control.scribe import Scribe
 from spotfit.core.errors import TransientStoreError
 from spotfit.core.ids import AgentId, RunId
 from spotfit.ledger.journal import Heard
@@ -100,6 +101,9 @@ class Workplace:
     def errands(self) -> Errands:
         return self._errands
 
+    def journal_errands(self) -> Errands:
+        return self._parts.errands(self._process)
+
     def sign(self, payload: bytes, purpose: str) -> bytes:
         return f"{purpose}:".encode() + payload
 
@@ -160,8 +164,9 @@ class Minder:
         self._spec = spec
         self._caretaker: Caretaker | None = None
         self._ledger = parts.ledger(process)
+        self._scribe = Scribe(self._ledger, Inline())
         self._conductor = Conductor(
-            self._ledger,
+            self._scribe,
             parts.provisioner(process),
             launch,
             parts.errands(process),
@@ -194,5 +199,5 @@ class Minder:
                 self._ledger.append(FitStarted(self._spec), after=view)
                 return now
         if self._caretaker is None:
-            self._caretaker = Caretaker(self._ledger, self._conductor, now)
+            self._caretaker = Caretaker(self._scribe, self._conductor, now)
         return self._caretaker.tick(now)

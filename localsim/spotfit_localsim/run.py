@@ -30,6 +30,7 @@ from spotfit_localsim.scenario import (
     Outage,
     Reclaim,
     Scenario,
+    Stall,
     Step,
     Whom,
 )
@@ -39,6 +40,8 @@ from spotfit_localsim.workload import Training
 
 RUN_ID = RunId("5" * 32)
 _LOOK_S = 1.0
+_MOSTLY_BESIDE = 0.75
+"""Share of worlds whose errands are done as production does them."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class Design:
 
     store: type[SimStore] = SimStore
     provisioner: type[SimProvisioner] = SimProvisioner
+    beside: bool | None = None
+    """Whether errands run beside the ticks, as threads do, or within them; None: the seed says."""
 
 
 SOUND = Design()
@@ -105,7 +110,7 @@ class World:
             self._provisioner,
             self.checker.heard,
             lambda: self._new_name("t"),
-            beside=self._fate.chance(0.5),
+            beside=self._beside(),
         )
 
     def live(self) -> Story:
@@ -236,9 +241,12 @@ class World:
             case Cancel():
                 self._cancel()
             case Outage(seconds=seconds):
-                self._say("bucket", f"answers nobody for {seconds:.1f} s")
+                self._say("bucket", f"refuses everybody for {seconds:.1f} s")
                 self._season.cut_off()
                 self.engine.after(seconds, self._season.reopen)
+            case Stall(seconds=seconds):
+                self._say("bucket", f"hangs for {seconds:.1f} s")
+                self._season.stall(self.engine.now + seconds)
 
     def _chosen(self, whom: Whom) -> list[Machine]:
         leader = self.checker.leader
@@ -328,6 +336,10 @@ class World:
             self.checker.complain,
             self._say,
         )
+
+    def _beside(self) -> bool:
+        drawn = self._fate.chance(_MOSTLY_BESIDE)
+        return drawn if self._design.beside is None else self._design.beside
 
     # --- the story ---------------------------------------------------------------------------
 

@@ -75,13 +75,21 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """The bucket answers nobody for so long."""
+    """The bucket refuses everybody for so long."""
 
     when: When
     seconds: float
 
 
-Act = Reclaim | Freeze | Crash | Isolate | Cancel | Outage
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Requests to the bucket hang for so long: nobody is refused, and nobody answered."""
+
+    when: When
+    seconds: float
+
+
+Act = Reclaim | Freeze | Crash | Isolate | Cancel | Outage | Stall
 
 
 @dataclass(frozen=True, slots=True)

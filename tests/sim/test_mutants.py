@@ -1,21 +1,20 @@
 """Who checks the checker? Designs known to be wrong must be caught, and the sound one passes."""
 
-import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+import spotfit.agent.agent
 import spotfit.agent.leader
 import spotfit.ledger.journal
-import spotfit.ledger.run
 from spotfit.agent.hub import Hub
 from spotfit.control.conductor import Conductor
-from spotfit.core.codec import encode
-from spotfit.core.errors import AlreadyExistsError, TransientStoreError
+from spotfit.control.errands import Done
+from spotfit.control.scribe import Scribe
 from spotfit.core.ids import Token
-from spotfit.ledger import keys
-from spotfit.ledger.journal import Journal
-from spotfit.model.events import Blame, Entry, Noticed, RoundClosed
+from spotfit.ledger.journal import Pages
+from spotfit.model.events import Blame, Entry, Event, Noticed, RoundClosed
 from spotfit.model.fold import fold
 from spotfit.model.group import GroupRequest
 from spotfit.model.view import View
@@ -83,41 +82,57 @@ def test_caught_is_a_part_that_breaks_its_promise(design: Design, worlds: list[W
     sound_in(world)
 
 
-class AppendsAtTheHead(Journal):
+class AppendsAtTheHead(Scribe):
     """Appends to what the journal is now, not to what the decision was made from."""
 
-    def append(self, entry: Entry, after: View) -> View:
-        del after
-        return super().append(entry, self.catch_up())
+    def write(self, event: Event, now: float) -> None:
+        self.ledger.catch_up()
+        super().write(event, now)
 
 
-class TrustsItself(Journal):
-    """Takes its own entry for written, without reading what is really there."""
+class TrustsItself(Scribe):
+    """Takes its own entry for written, whatever the store says."""
 
-    def append(self, entry: Entry, after: View) -> View:
-        body = encode(entry)
-        with contextlib.suppress(AlreadyExistsError, TransientStoreError):
-            self._store.create(keys.entry(after.next_slot), body)
-        self._take(body)
-        return self.view
+    def _answered(self, offer: Any, done: Done, now: float) -> None:
+        super()._answered(offer, Done(), now)
 
 
-@pytest.mark.parametrize("journal", [AppendsAtTheHead, TrustsItself])
-def test_caught_is_a_journal_that(journal: type[Journal], monkeypatch: pytest.MonkeyPatch) -> None:
+class ThinksAgain(Scribe):
+    """After a call that failed it reads, and takes what is not there for never sent."""
+
+    def _answered(self, offer: Any, done: Done, now: float) -> None:
+        super()._answered(offer, done, now)
+        self._asked = True
+
+    def _take(self, pages: Pages, now: float) -> None:
+        super()._take(pages, now)
+        self._offer = None
+
+
+class DecidesMeanwhile(Scribe):
+    """Does not wait until it is known what became of an entry."""
+
+    def go_on(self, now: float) -> None:
+        self._offer = None
+        super().go_on(now)
+
+
+@pytest.mark.parametrize("scribe", [AppendsAtTheHead, TrustsItself, ThinksAgain, DecidesMeanwhile])
+def test_caught_is_a_scribe_that(scribe: type[Scribe], monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(spotfit.ledger.run, "Journal", journal)
+        patch.setattr(spotfit.agent.agent, "Scribe", scribe)
         world, _ = caught([*seeds_of(deposed_leader, slow_bucket), *storms()])
     sound_in(world)
 
 
 def test_caught_is_an_effect_before_its_intent(monkeypatch: pytest.MonkeyPatch) -> None:
-    def buys_first(self: Conductor, order: Order) -> None:
-        spec = self._ledger.view.spec
+    def buys_first(self: Conductor, order: Order, now: float) -> None:
+        spec = self._scribe.view.spec
         assert spec is not None
         token = Token(self._new_token())
         plan = self._provisioner.plan(GroupRequest(token, order.workers, spec.workers_max))
         self._provisioner.submit(plan, self._launch)
-        intend(self, order)
+        intend(self, order, now)
 
     intend = Conductor._intend
     with monkeypatch.context() as patch:

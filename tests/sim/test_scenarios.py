@@ -1,5 +1,7 @@
 """The production code in worlds that go wrong: whatever happens, what must hold does hold."""
 
+from dataclasses import replace
+
 import pytest
 
 from spotfit.model.events import (
@@ -13,6 +15,7 @@ from spotfit.model.events import (
 )
 from spotfit_localsim.library import (
     LIBRARY,
+    LONG,
     a_rank_hangs,
     budget_exhausted,
     deposed_leader,
@@ -20,13 +23,14 @@ from spotfit_localsim.library import (
     everybody_reclaimed_unseen,
     few_are_kept,
     laptop_dies,
+    plain,
     preemption_with_notice,
     random_storm,
     uploads_outlive_workers,
     worker_crashes_within_budget,
 )
-from spotfit_localsim.run import simulate
-from spotfit_localsim.scenario import Scenario
+from spotfit_localsim.run import Design, simulate
+from spotfit_localsim.scenario import Scenario, Stall, Step
 
 
 @pytest.mark.parametrize("scenario", LIBRARY, ids=lambda scenario: scenario.name)
@@ -48,6 +52,7 @@ def test_all_that_must_hold_holds_in_random_storms(seeds: range) -> None:
         (104733, "a refusal was written but not read back, and the request was sent once more"),
         (202222, "a refusal was written but not read back, and the request was sent once more"),
         (303276, "a deposed leader's late request brought a machine that nobody let go"),
+        (501145, "a member came back after its round was given up, and was not told"),
     ],
 )
 def test_a_storm_that_once_broke_something_does_so_no_more(seed: int, found: str) -> None:
@@ -78,6 +83,15 @@ def test_a_leader_that_slept_finds_itself_deposed_and_decides_nothing(seeds: ran
             elif not isinstance(entry.event, FitStarted):
                 assert entry.by == leader
         assert story.elections >= 3
+
+
+def test_a_bucket_that_hangs_for_half_a_minute_costs_no_round_and_no_lead(seeds: range) -> None:
+    """Errands beside the ticks, as in production: agents go on hearing and greeting each other."""
+    hangs = replace(plain, load=LONG, acts=(Stall(Step(10), 30.0),))
+    for seed in seeds:
+        story = simulate(hangs, seed, Design(beside=True))
+        assert (story.rounds, story.elections) == (1, 2)
+        assert story.steps_repeated == 0
 
 
 def test_a_notice_costs_a_round_but_hardly_a_step(seeds: range) -> None:

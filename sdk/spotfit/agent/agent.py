@@ -1,8 +1,8 @@
 """The agent of one node: a step machine over its ports. It dies of none of the user's sins.
 
 `tick(now)` takes in what happened, does what is due and returns when it wants to be woken. It
-never blocks for long, holds no clock and starts no thread: real time drives it in `driver`, a
-virtual clock drives this same code in the simulator.
+never blocks, holds no clock and starts no thread: what calls the bucket or the cloud goes as an
+errand. Real time drives it in `driver`, a virtual clock drives this same code in the simulator.
 
 Its parts: `shift` is what this node does in a round, `uplink` its tie to whoever leads, `leader`
 what it does while it leads itself.
@@ -10,8 +10,8 @@ what it does while it leads itself.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import assert_never
 
 from spotfit.agent.leader import Leader
@@ -30,6 +30,8 @@ from spotfit.agent.shift import Shift
 from spotfit.agent.uplink import Uplink
 from spotfit.agent.workplace import Workplace
 from spotfit.control.conductor import Conductor
+from spotfit.control.errands import Insistent
+from spotfit.control.scribe import Scribe
 from spotfit.core.errors import StoreError
 from spotfit.host import log
 from spotfit.ledger.run import Ledger
@@ -49,12 +51,11 @@ from spotfit.model.wire import (
     Warm,
 )
 from spotfit.model.world import Member, Notice
-from spotfit.policy.election import claim
+from spotfit.policy.election import Claim, claim
 from spotfit.provision.launch import Launch
 
 _EAGER_POLL_S = 0.05
 _EAGER_FOR_S = 3.0
-_STORE_TROUBLE_S = 0.5
 
 
 class Agent:
@@ -74,6 +75,8 @@ class Agent:
     ) -> None:
         self._member = member
         self._ledger = ledger
+        self._scribe = Scribe(ledger, workplace.journal_errands())
+        self._insistent = Insistent(workplace.errands())
         self._net = net
         self._crew = crew
         self._notices = notices
@@ -89,21 +92,19 @@ class Agent:
             devices=member.devices,
             scratch=scratch,
         )
-        self._uplink = Uplink(net, ledger)
+        self._uplink = Uplink(net, ledger, workplace.journal_errands())
         self._leader: Leader | None = None
         self._reports = ReportSink(ledger, workplace.errands())
-        self._net_events: deque[NetEvent] = deque()
         self._notice: Notice | None = None
         self._prepared = False
         self._told_warm = False
         self._offered = False
         self._eager_until = 0.0
         self._polled_at = float("-inf")
-        self._reached_at = float("inf")
-        """When the bucket last answered."""
+        self._born_at = float("inf")
         self._wakes: list[float] = []
-        self._troubles: dict[str, str] = {}
-        """What the store last complained of, by the part of a tick that heard it."""
+        self._trouble: str | None = None
+        """What the store last complained of, until it answers again."""
         self._now = 0.0
         self.given_up = False
         """Whether the run gave this machine up; then nobody waits for it."""
@@ -117,12 +118,13 @@ class Agent:
     def tick(self, now: float) -> float | None:
         """Take in, act, and say when to be woken; None when this agent has nothing left to do."""
         self._now = now
-        self._reached_at = min(self._reached_at, now)
+        self._born_at = min(self._born_at, now)
         self._wakes = [now + 1.0]
-        self._attempt(self._shift.hear)
-        self._attempt(self._hear_net)
+        self._shift.hear(now)
+        for event in self._net.events():
+            self._take(event)
         self._poll_notices(now)
-        self._attempt(self._poll_journal)
+        self._poll_journal(now)
         spec = self._ledger.view.spec
         if spec is None:
             return self._leave(now) if self._is_cut_off() else now + _EAGER_POLL_S
@@ -130,26 +132,15 @@ class Agent:
         self._shift.follow(self._ledger.view, self._uplink.hub)
         if self._is_over():
             return self._leave(now)
-        self._attempt(self._seek_the_lead)
+        self._seek_the_lead()
         self._keep_in_touch(now)
         if self._leader is not None:
-            self._attempt(self._lead)
+            self._wakes.append(self._leader.tick(now))
             self._shift.follow(self._ledger.view, self._uplink.hub)
         if self._drained_at > now:
             self._wakes.append(self._drained_at)
-        return max(now, min(*self._wakes, self._next_poll(now), self._uplink.wake_at))
-
-    def _attempt(self, part: Callable[[], None]) -> None:
-        """Do one part of a tick. A store that fails for a while must not stop the other parts,
-        whatever it says: only being cut off for very long ends an agent."""
-        try:
-            part()
-            self._troubles.pop(part.__name__, None)
-        except StoreError as trouble:
-            if self._troubles.get(part.__name__) != trouble.what:
-                self._troubles[part.__name__] = trouble.what
-                log.warning("store.trouble", why=trouble.what)
-            self._wakes.append(self._now + _STORE_TROUBLE_S)
+        self._wakes += [self._next_poll(now), self._scribe.wake_at, self._uplink.wake_at]
+        return max(now, min(self._wakes))
 
     def _prepare(self, spec: RunSpec) -> None:
         """Once the run is known: warm up what its workers need, and write down who we are."""
@@ -157,8 +148,8 @@ class Agent:
             self._prepared = True
             self._crew.prepare(spec)
         if not self._offered:
-            offer = self._workplace.errands().run("offer", lambda: self._ledger.offer(self._member))
-            self._offered = offer is not None and offer.error is None
+            offer = partial(self._ledger.offer, self._member)
+            self._offered = self._insistent.run("offer", offer, self._now) is not None
 
     # --- the journal -------------------------------------------------------------------------
 
@@ -167,11 +158,19 @@ class Agent:
         spec = self._ledger.view.spec
         return spec.tempo if spec else Tempo()
 
-    def _poll_journal(self) -> None:
-        if self._now >= self._next_poll(self._now):
-            self._polled_at = self._now
-            self._ledger.catch_up()
-            self._reached_at = self._now
+    def _poll_journal(self, now: float) -> None:
+        """Whatever a store complains of, the agent lives on: only being cut off for very long ends
+        it."""
+        if now >= self._next_poll(now):
+            self._polled_at = now
+            self._scribe.ask()
+        try:
+            self._scribe.go_on(now)
+            self._trouble = None if self._scribe.read_at == now else self._trouble
+        except StoreError as trouble:
+            if self._trouble != trouble.what:
+                self._trouble = trouble.what
+                log.warning("store.trouble", why=trouble.what)
 
     def _next_poll(self, now: float) -> float:
         """Whom a hub tells of news reads rarely; whom nobody tells reads often."""
@@ -194,13 +193,6 @@ class Agent:
             self._leader.learn(slot, body, entry, self._now)
 
     # --- the wire ----------------------------------------------------------------------------
-
-    def _hear_net(self) -> None:
-        """One by one: an event is only forgotten once it was dealt with."""
-        self._net_events.extend(self._net.events())
-        while self._net_events:
-            self._take(self._net_events[0])
-            self._net_events.popleft()
 
     def _take(self, event: NetEvent) -> None:
         match event:
@@ -227,7 +219,7 @@ class Agent:
         self._uplink.heard(self._now)
         match message:
             case News(slot=slot, body=body):
-                self._ledger.told(slot, body)
+                self._scribe.told(slot, body)
             case Halt(round=number):
                 self._shift.halt(number)
             case Examine(round=number, examination=examination):
@@ -275,16 +267,17 @@ class Agent:
         self._leader = None
         self._uplink.watch(view, self._tempo, now, read_lease=self._polled_at == now)
         claimed = claim(view, self._ledger.me, self._uplink.sighting(now))
-        if claimed is None:
-            return
-        if now < claimed.at:
+        if claimed is not None and claimed.due(now) and self._scribe.settled:
+            self._stand_for_election(claimed)
+        elif claimed is not None and now < claimed.at:
             self._wakes.append(claimed.at)
-            return
-        me, hub = self._ledger.me, self._net.hub
-        elected = LeaderElected(me, view.epoch + 1, hub, claimed.why, claimed.lost)
-        after = self._ledger.append(elected, after=view)
+
+    def _stand_for_election(self, claimed: Claim) -> None:
+        me, epoch = self._ledger.me, self._ledger.view.epoch + 1
+        elected = LeaderElected(me, epoch, self._net.hub, claimed.why, claimed.lost)
+        self._scribe.write(elected, self._now)
         self._uplink.forget()
-        if after.leads(me):
+        if self._ledger.view.leads(me):
             self._take_office()
 
     def _take_office(self) -> None:
@@ -293,14 +286,15 @@ class Agent:
         errands = self._workplace.errands()
         provisioner = self._workplace.provisioner(spec)
         conductor = Conductor(
-            self._ledger, provisioner, self._launch, errands, self._workplace.new_token
+            self._scribe, provisioner, self._launch, errands, self._workplace.new_token
         )
         self._uplink.drop()  # whatever hub it went to: ours is the one now
         self._leader = Leader(
-            ledger=self._ledger,
+            scribe=self._scribe,
             net=self._net,
             conductor=conductor,
             errands=errands,
+            journal_errands=self._workplace.journal_errands(),
             reports=self._reports,
             audience=self._workplace.audience(spec),
             hooks=self._workplace.hooks(spec),
@@ -309,10 +303,6 @@ class Agent:
             ends_itself=provisioner.traits.ends_itself,
             now=self._now,
         )
-
-    def _lead(self) -> None:
-        assert self._leader is not None
-        self._wakes.append(self._leader.tick(self._now))
 
     # --- notices and the end -----------------------------------------------------------------
 
@@ -346,17 +336,20 @@ class Agent:
             return False
         group = view.groups.get(self._member.token)
         if group is None:
-            return not self._ledger.unsure
+            return self._scribe.settled
         return not group.stands(self._member.node)
 
     def _is_cut_off(self) -> bool:
         """Whether neither a hub nor the bucket was reached for so long that nobody waits for us."""
-        return self._uplink.hub is None and self._now - self._reached_at > self._tempo.orphan_s
+        reached_at = max(self._born_at, self._scribe.read_at)
+        return self._uplink.hub is None and self._now - reached_at > self._tempo.orphan_s
 
     def _leave(self, now: float) -> float | None:
         """Nothing is left to do here once no worker lives and nobody is owed anything."""
         if self._shift.busy:
             self._shift.stop()
+            return now + 0.1
+        if self._shift.owes and not self.given_up:
             return now + 0.1
         self._net.hang_up()
         return None

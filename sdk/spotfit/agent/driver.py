@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 from spotfit.agent.agent import Agent
 from spotfit.agent.audience import LiveAudience
@@ -42,7 +43,9 @@ from spotfit.store.opening import open_store
 
 _NOTICE_POLL_S = 0.25
 _HASTY = Budget(attempts=1)
-"""The agent itself asks again; meanwhile it must hear and greet."""
+"""The agent itself asks again, and may by then want something else."""
+_JOURNAL_THREADS = 3
+"""It is read and written and a lease looked at, each once at a time."""
 _LAST_LOOK_S = 1.0
 _LOCAL_PAUSE_S, _REMOTE_PAUSE_S = 0.1, 0.5
 
@@ -96,7 +99,9 @@ def _drive(assignment: Assignment, zygotes: ZygoteKeeper, clock: Clock, opened: 
         slots=assignment.slots,
     )
     opened.callback(_end_workers, crew, loop)
-    workplace = Workplace(crew, errands, loop, logs, secret=launch.secret, scratch=scratch)
+    for_journal = opened.enter_context(contextlib.closing(Threaded(loop.wake, _JOURNAL_THREADS)))
+    runners = Runners(errands, for_journal)
+    workplace = Workplace(crew, runners, loop, logs, secret=launch.secret, scratch=scratch)
     opened.callback(workplace.close)
     opened.enter_context(_signals_put_back())
     notices = [open_source(name, loop.wake) for name in launch.notices]
@@ -126,13 +131,21 @@ def _tick_to_the_end(agent: Agent, loop: Loop, notices: Sequence[NoticeSource]) 
         loop.turn(min(wait_s, _NOTICE_POLL_S) if notices else wait_s)
 
 
+class Runners(NamedTuple):
+    """Who goes on errands."""
+
+    usual: Errands
+    for_journal: Errands
+    """For the journal and the lease alone: these never wait behind a slow cloud."""
+
+
 class Workplace:
     """What the agent asks of its machine beyond the wire and the workers."""
 
     def __init__(
         self,
         crew: LiveCrew,
-        errands: Errands,
+        runners: Runners,
         loop: Loop,
         logs: LogShipper,
         *,
@@ -142,7 +155,7 @@ class Workplace:
         self._crew = crew
         self._logs = logs
         self._loop = loop
-        self._errands = errands
+        self._runners = runners
         self._secret = secret
         self._key = RunKey.from_text(secret)
         self._scratch = scratch
@@ -171,7 +184,10 @@ class Workplace:
         self._logs.line(-1, output.RUN, "err", text)
 
     def errands(self) -> Errands:
-        return self._errands
+        return self._runners.usual
+
+    def journal_errands(self) -> Errands:
+        return self._runners.for_journal
 
     def sign(self, payload: bytes, purpose: str) -> bytes:
         return self._key.sign(payload, purpose=purpose)

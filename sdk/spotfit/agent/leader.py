@@ -24,12 +24,13 @@ from spotfit.agent.warden import Warden
 from spotfit.checkpoint.drop import drop
 from spotfit.checkpoint.manifest import ready_in
 from spotfit.control.conductor import Conductor
-from spotfit.control.errands import Errands
+from spotfit.control.errands import Errands, Insistent
+from spotfit.control.scribe import Scribe
 from spotfit.core.codec import UNREADABLE
-from spotfit.core.errors import TransientStoreError
+from spotfit.core.errors import StoreError, TransientStoreError
 from spotfit.core.ids import AgentId
+from spotfit.host import log
 from spotfit.ledger import keys, snapshot
-from spotfit.ledger.run import Ledger
 from spotfit.model.events import (
     CheckpointCommitted,
     CheckpointDropped,
@@ -70,6 +71,7 @@ from spotfit.policy import uploads
 from spotfit.policy.drain import may_outlive
 from spotfit.policy.election import LEFTOVERS_S
 from spotfit.policy.failure import taken
+from spotfit.store.api import Store
 
 _SOON_S = 0.1
 
@@ -81,10 +83,11 @@ class Leader:
     def __init__(
         self,
         *,
-        ledger: Ledger,
+        scribe: Scribe,
         net: Net,
         conductor: Conductor,
         errands: Errands,
+        journal_errands: Errands,
         reports: ReportSink,
         audience: Audience | None,
         hooks: Hooks | None,
@@ -93,11 +96,15 @@ class Leader:
         ends_itself: bool,
         now: float,
     ) -> None:
+        ledger = scribe.ledger
         self.epoch = ledger.view.epoch
+        self._scribe = scribe
         self._ledger = ledger
         self._net = net
         self._conductor = conductor
         self._errands = errands
+        self._insistent = Insistent(errands)
+        self._journal_errands = journal_errands
         self._reports = reports
         self._audience = audience
         self._hooks = hooks
@@ -116,6 +123,8 @@ class Leader:
         self._last_news: News | None = None
         self._beat_at = now
         self._lease_at = now
+        self._renewing = False
+        """Whether the lease is being renewed."""
         self._dirty = True
         self._wait_until = now
         if ledger.view.round is not None:
@@ -182,6 +191,9 @@ class Leader:
             self._net.send_down(agent, self._last_news)
         if self._hub is not None and join.running == self._hub.round:
             self._doom(now)  # it was on the way when its connection broke
+        round_ = self._ledger.view.round
+        if self._watch.doomed_since is not None and round_ is not None and round_.place_of(agent):
+            self._net.send_down(agent, Halt(round_.number))  # it was not here when all were told
         self._dirty = True
 
     def _lose(self, agent: AgentId, now: float) -> None:
@@ -387,7 +399,7 @@ class Leader:
         assert view.spec is not None
         self._breathe(view, view.spec.tempo, now)
         self._survey(view, now)
-        self._delete_dropped()
+        self._delete_dropped(now)
         self._tell(view, now)
         if self._hub is not None:
             self._answer(self._hub.late(now))
@@ -402,11 +414,12 @@ class Leader:
         return self._next_wake(now)
 
     def _conduct(self, now: float) -> None:
+        """Judge until there is nothing to do; while an entry is on its way, nothing is judged."""
         again = True
-        while again and self._ledger.settled().leads(self._ledger.me):
+        while again and self._scribe.settled and self._ledger.view.leads(self._ledger.me):
             again, wait = self._conductor.step(self._present(), now)
             self._wait_until = wait.until
-        self._dirty = False  # not before: a store that failed half-way leaves work undone
+        self._dirty = not self._scribe.settled
 
     def _present(self) -> Watch:
         """The picture judgement is passed on."""
@@ -454,15 +467,21 @@ class Leader:
         return self._audience is None or self._audience.caught_up
 
     def _breathe(self, view: View, tempo: Tempo, now: float) -> None:
-        if now >= self._lease_at:
-            self._lease_at = now + (LEFTOVERS_S / 4 if view.ended else tempo.lease_s)
-            self._errands.send("lease", self._ledger.renew_lease)
+        if self._renewing or now >= self._lease_at:
+            self._renew_lease(LEFTOVERS_S / 4 if view.ended else tempo.lease_s, now)
         if now >= self._beat_at:
             self._beat_at = now + tempo.beat_s
             for agent in self._seating.silent(tempo.silent_s, now):
                 self._net.dismiss(agent)
                 self._lose(agent, now)
             self._seating.greet_all()
+
+    def _renew_lease(self, every_s: float, now: float) -> None:
+        """A renewal that failed is made up for soon: others count the seconds."""
+        done = self._journal_errands.run("lease", self._ledger.renew_lease)
+        self._renewing = done is None
+        if done is not None:
+            self._lease_at = now + (every_s if done.error is None else _SOON_S)
 
     def _survey(self, view: View, now: float) -> None:
         """Look for complete checkpoints nobody committed, before the next round starts from one."""
@@ -473,20 +492,20 @@ class Leader:
         known = {kept.name for kept in view.checkpoints} | view.dropped
         after = view.last_round.number if view.last_round else 0
         name = f"survey {self.epoch}/{after}"  # an answer from an earlier term is an old one
-        done = self._errands.run(name, lambda: ready_in(self._ledger.store, known))
-        if done is not None and done.error is None:
+        done = self._insistent.run(name, lambda: ready_in(self._ledger.store, known), now)
+        if done is not None:
             self._adopted = tuple(sorted(done.value, key=lambda one: (one.round, one.report)))
             self._watch = replace(self._watch, surveyed=True)
             self._dirty = True
 
-    def _delete_dropped(self) -> None:
+    def _delete_dropped(self, now: float) -> None:
         if self._to_drop:
             slot, name = self._to_drop[0]
             if name not in self._ledger.view.dropped or self._is_being_saved(name):
                 self._to_drop.pop(0)  # the name is in use again: what lies there is new
                 return
-            done = self._errands.run(f"drop {slot} {name}", lambda: drop(self._ledger.store, name))
-            if done is not None and not isinstance(done.error, TransientStoreError):
+            deletion = partial(_delete, self._ledger.store, name)
+            if self._insistent.run(f"drop {slot} {name}", deletion, now) is not None:
                 self._to_drop.pop(0)
 
     def _is_being_saved(self, name: str) -> bool:
@@ -530,7 +549,11 @@ class Leader:
         return tempo.observe_s * 10 if everybody_here else tempo.observe_s
 
     def _next_wake(self, now: float) -> float:
-        wakes = [self._wait_until, self._beat_at, self._lease_at]
+        wakes = [self._beat_at]
+        if not self._renewing:
+            wakes.append(self._lease_at)
+        if self._scribe.settled:
+            wakes.append(self._wait_until)
         if self._hub is not None and (timeout := self._hub.next_late()) is not None:
             wakes.append(timeout)
         if self._warden is not None:
@@ -538,6 +561,16 @@ class Leader:
         if not self._watch.surveyed or self._to_drop or self._reports.waiting:
             wakes.append(now + _SOON_S)
         return min(wakes)
+
+
+def _delete(store: Store, name: str) -> None:
+    """Insist while the bucket is away, but not where it refuses: the run must end some day."""
+    try:
+        drop(store, name)
+    except TransientStoreError:
+        raise
+    except StoreError as refused:
+        log.warning("checkpoint.undeleted", name=name, why=refused.what)
 
 
 def _is_news(view: View, found: Ready) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from spotfit.agent.hub import Told
-from spotfit.control.errands import Errands
+from spotfit.control.errands import Errands, Insistent
 from spotfit.ledger import keys
 from spotfit.ledger.run import Ledger
 
@@ -18,7 +18,7 @@ class ReportSink:
 
     def __init__(self, ledger: Ledger, errands: Errands) -> None:
         self._ledger = ledger
-        self._errands = errands
+        self._errands = Insistent(errands)
         self._lines: list[bytes] = []
         self._size_bytes = 0
         self._chunk: tuple[int, bytes] | None = None
@@ -50,10 +50,9 @@ class ReportSink:
             self._lines, self._size_bytes = [], 0
             self._due_at = now + _EVERY_S
         if self._chunk is not None:
-            self._write(*self._chunk)
+            self._write(*self._chunk, now)
 
-    def _write(self, n: int, body: bytes) -> None:
+    def _write(self, n: int, body: bytes, now: float) -> None:
         key = keys.reports(self._ledger.me, n)
-        done = self._errands.run(f"reports {n}", lambda: self._ledger.store.put(key, body))
-        if done is not None and done.error is None:
+        if self._errands.run(key, lambda: self._ledger.store.put(key, body), now) is not None:
             self._chunk = None

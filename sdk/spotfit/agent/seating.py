@@ -69,11 +69,16 @@ class Seating:
         return seat
 
     def occupy(self, places: tuple[Place, ...], number: int) -> None:
-        """Whoever has a place in the round is busy until it says `Stopped`."""
+        """Whoever has a place in the round is busy until it says `Stopped`.
+
+        Who is not here any more was lost since the round was decided.
+        """
         self.broken.clear()
         for place in places:
             if place.agent in self.seats:
                 self.seats[place.agent] = replace(self.seats[place.agent], running=number)
+            else:
+                self.broken.add(place.agent)
 
     def stopped(self, agent: AgentId, number: int, *, carrying: bool = False) -> None:
         """No worker of that round, or of an older one, lives there any more."""

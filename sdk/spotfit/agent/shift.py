@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Literal, assert_never
+from functools import partial
+from typing import Generic, Literal, NamedTuple, TypeVar, assert_never
 
 import msgspec
 from msgspec.structs import replace
@@ -21,6 +21,7 @@ from spotfit.agent.ports import (
 )
 from spotfit.agent.pulse import beat_s
 from spotfit.agent.workplace import Workplace
+from spotfit.control.errands import Insistent
 from spotfit.core.codec import decoder, encode
 from spotfit.core.ids import AgentId
 from spotfit.ledger import keys
@@ -44,8 +45,17 @@ from spotfit.model.world import Place, Round
 from spotfit.provision.launch import Launch
 from spotfit.store.api import Store
 
+Told = TypeVar("Told")
 _raised = decoder(Raised)
 _returned = decoder(Returned)
+
+
+class _Owed(NamedTuple, Generic[Told]):
+    """What must be in the bucket before the leader is told of it."""
+
+    key: str
+    body: bytes
+    told: Told
 
 
 class Shift:
@@ -68,10 +78,10 @@ class Shift:
         self._net = net
         self._store = store
         self._workplace = workplace
+        self._errands = Insistent(workplace.errands())
         self._launch = launch
         self._devices = devices
         self._scratch = scratch
-        self._events: deque[CrewEvent] = deque()
         self.round: int | None = None
         """The round whose workers were started here and are not all gone."""
         self.entered = -1
@@ -85,11 +95,22 @@ class Shift:
         self._returned: set[int] = set()
         self._kept = False
         """Whether workers whose function returned are still to be called by a backend's hooks."""
+        self._exceptions: dict[str, bytes] = {}
+        """By key, what is on its way into the bucket."""
+        self._result: _Owed[msgspec.Raw] | None = None
+        """What rank 0 returned: nobody may say before that the run is finished."""
+        self._verdict: _Owed[RankFailure] | None = None
+        """Why this machine is of no use: the run may end with it before any round is opened."""
 
     @property
     def busy(self) -> bool:
         """Whether any worker lives here."""
         return self._crew.busy
+
+    @property
+    def owes(self) -> bool:
+        """Whether the bucket does not hold yet what workers left for others to read."""
+        return bool(self._exceptions)
 
     # --- what the journal and the leader order -----------------------------------------------
 
@@ -114,6 +135,7 @@ class Shift:
     def stop(self) -> None:
         """End all workers: what they say and how they end from now on is our doing."""
         self._halted = True
+        self._result = None  # of a round that was not finished
         self._crew.halt()
 
     def halt(self, number: int) -> None:
@@ -178,18 +200,14 @@ class Shift:
 
     # --- what the workers say ----------------------------------------------------------------
 
-    def hear(self) -> None:
-        """Pass on what the workers said, and tell when the last of them is gone.
-
-        May raise `TransientStoreError`; nothing is lost then, and it is to be called again.
-        """
+    def hear(self, now: float) -> None:
+        """Pass on what the workers said, and tell when the last of them is gone."""
         # Looked at first: whatever the last of them said is in the events.
         busy, carrying = self._crew.busy, self._crew.carrying
-        self._events.extend(self._crew.events())
-        while self._events:
-            self._take(self._events[0])
-            self._events.popleft()
-        if self.round is not None and not busy:
+        for event in self._crew.events():
+            self._take(event)
+        self._keep(now)
+        if self.round is not None and not busy and self._result is None:
             stopped, self.round = self.round, None
             self.carrying = stopped if carrying == stopped else None
             self._net.send_up(Stopped(stopped, carrying=self.carrying is not None))
@@ -222,7 +240,7 @@ class Shift:
             onward = frames[:-1]
             self._note_raised(number, rank, _raised.decode(last))
         elif last.startswith(b'{"type":"returned"'):
-            onward = [*frames[:-1], self._keep_result(number, rank, _returned.decode(last))]
+            onward = [*frames[:-1], *self._note_returned(number, rank, _returned.decode(last))]
         if onward:
             self._net.send_up(Up(number, rank, onward))
 
@@ -234,23 +252,41 @@ class Shift:
         failure = RankFailure(rank, "raised", raised.told, key, raised.blame, raised.final)
         self._net.send_up(Ended(number, rank, failure))
         if key is not None:
-            body = self._workplace.sign(raised.value, key)
-            self._store.put(key, body)
+            self._exceptions[key] = self._workplace.sign(raised.value, key)
 
     def _note_spoiled(self, raised: Raised) -> None:
-        """Kept before it is told: the run may end with it before any round is opened."""
         key = keys.machine_failure(self._me)
-        self._store.put(key, self._workplace.sign(raised.value, key))
-        self.unable = RankFailure(0, "raised", raised.told, key, raised.blame, raised.final)
-        self._net.send_up(Unable(self.unable))
+        failure = RankFailure(0, "raised", raised.told, key, raised.blame, raised.final)
+        self._verdict = _Owed(key, self._workplace.sign(raised.value, key), failure)
 
-    def _keep_result(self, number: int, rank: int, returned: Returned) -> msgspec.Raw:
-        """What rank 0 returned must be in the bucket before anybody says the run is finished."""
-        if rank == 0 and returned.value:
-            key = keys.result(number, rank)
-            self._store.put(key, self._workplace.sign(returned.value, key))
+    def _note_returned(self, number: int, rank: int, returned: Returned) -> list[msgspec.Raw]:
+        """The frame for the leader; none yet for what must be in the bucket before."""
         self._returned.add(rank)
-        return msgspec.Raw(encode(replace(returned, value=b"")))
+        frame = msgspec.Raw(encode(replace(returned, value=b"")))
+        if rank > 0 or not returned.value:
+            return [frame]
+        if self._halted:
+            return []
+        key = keys.result(number, rank)
+        self._result = _Owed(key, self._workplace.sign(returned.value, key), frame)
+        return []
+
+    def _keep(self, now: float) -> None:
+        """Write what others will read; of an exception they may hear before it is there."""
+        for key, body in list(self._exceptions.items()):
+            if self._written(key, body, now):
+                del self._exceptions[key]
+        result, verdict = self._result, self._verdict
+        if result is not None and self._written(result.key, result.body, now):
+            self._result = None
+            assert self.round is not None
+            self._net.send_up(Up(self.round, 0, [result.told]))
+        if verdict is not None and self._written(verdict.key, verdict.body, now):
+            self.unable, self._verdict = verdict.told, None
+            self._net.send_up(Unable(verdict.told))
+
+    def _written(self, key: str, body: bytes, now: float) -> bool:
+        return self._errands.run(key, partial(self._store.put, key, body), now) is not None
 
     def _is_done(self, rank: int) -> bool:
         return rank in self._raised or (rank in self._returned and not self._kept)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from msgspec.structs import replace
 
 from spotfit.agent.ports import HubLost, Net
+from spotfit.control.errands import Errands
 from spotfit.core.ids import AgentId
 from spotfit.ledger.run import Ledger
 from spotfit.model.spec import Tempo
 from spotfit.model.view import View
 from spotfit.model.wire import Beat, Join
-from spotfit.policy.election import Sighting
+from spotfit.policy.election import Sighting, looked
 
 _REDIAL_S = 0.5
 
@@ -22,9 +25,10 @@ class Uplink:
     leader is gone.
     """
 
-    def __init__(self, net: Net, ledger: Ledger) -> None:
+    def __init__(self, net: Net, ledger: Ledger, errands: Errands) -> None:
         self._net = net
         self._ledger = ledger
+        self._errands = errands
         self.hub: str | None = None
         """Where it goes, while it stands."""
         self._heard_at = 0.0
@@ -35,6 +39,8 @@ class Uplink:
         self._called_twice: str | None = None
         self._leader: AgentId | None = None
         self._lease = b""
+        self._reading = False
+        """Whether the lease is being read."""
         self._sighting: Sighting | None = None
 
     def sighting(self, now: float) -> Sighting:
@@ -123,16 +129,19 @@ class Uplink:
         if leader is None:
             return
         if leader.leader != self._leader:
-            self._leader, self._lease = leader.leader, b""
+            self._leader, self._lease, self._reading = leader.leader, b"", False
             self._sighting, self._called_twice = Sighting(lease_changed_at=now), None
         tied = self.hub is not None and self.hub == leader.hub and self._answered
         if tied and now - self._heard_at < tempo.silent_s:
             self._sighting = Sighting(lease_changed_at=now, in_touch=True)
-        elif read_lease:
-            self._compare_lease(self._ledger.lease_of(leader.leader), now)
+        elif read_lease or self._reading:
+            self._read_lease(leader.leader, now)
 
-    def _compare_lease(self, lease: bytes, now: float) -> None:
-        sighting = self.sighting(now)
-        changed_at = now if lease != self._lease else sighting.lease_changed_at
-        self._lease = lease
-        self._sighting = replace(sighting, lease_changed_at=changed_at, in_touch=False)
+    def _read_lease(self, leader: AgentId, now: float) -> None:
+        """Start to, or take what was read; a bucket that fails says nothing of the leader."""
+        read = partial(self._ledger.lease_of, leader)
+        done = self._errands.run(f"lease of {leader}", read)
+        self._reading = done is None
+        if done is not None and done.error is None:
+            self._sighting = looked(self.sighting(now), now, changed=done.value != self._lease)
+            self._lease = done.value

@@ -33,6 +33,10 @@ class Workplace(Protocol):
         """Somebody for slow calls."""
         ...
 
+    def journal_errands(self) -> Errands:
+        """Somebody for the journal and the lease alone: these never wait behind a slow cloud."""
+        ...
+
     def sign(self, payload: bytes, purpose: str) -> bytes:
         """An envelope only the run's key can make."""
         ...

@@ -30,7 +30,7 @@ from spotfit.ship.sign import RunKey
 from spotfit.store.api import Store
 
 _LONGEST = 1000
-_PICKLE_PATIENCE_S, _PICKLE_PAUSE_S = 3.0, 0.05
+_PICKLE_PATIENCE_S, _PICKLE_PAUSE_S = 12.0, 0.05
 
 
 def error_of(

@@ -17,6 +17,7 @@ from spotfit.client.story import no_run_at
 from spotfit.control.caretaker import Caretaker
 from spotfit.control.conductor import Conductor
 from spotfit.control.errands import Inline
+from spotfit.control.scribe import Scribe
 from spotfit.core.errors import SpotfitError, StoreError
 from spotfit.core.ids import AgentId, RunId
 from spotfit.host import clocks, dice, log
@@ -276,8 +277,9 @@ def adopted(handle: RunHandle, ledger: Ledger, key: RunKey | None, spec: RunSpec
         spec.framework,
         keys_for_machines(ledger.store),
     )
-    conductor = Conductor(ledger, provisioner, launch, Inline(), dice.new_token)
-    handle.caretaker = Caretaker(ledger, conductor, clocks.SystemClock().now())
+    scribe = Scribe(ledger, Inline())
+    conductor = Conductor(scribe, provisioner, launch, Inline(), dice.new_token)
+    handle.caretaker = Caretaker(scribe, conductor, clocks.SystemClock().now())
     return handle
 
 

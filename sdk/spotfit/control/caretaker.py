@@ -10,21 +10,25 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from spotfit.control.conductor import Conductor
-from spotfit.ledger.run import Ledger
+from spotfit.control.scribe import Scribe
 from spotfit.model.events import LeaderElected
 from spotfit.model.view import View
 from spotfit.model.watch import Watch
-from spotfit.policy.election import Sighting, claim
+from spotfit.policy.election import Sighting, claim, looked
 
 _LOOK_S = 1.0
 """How often somebody who stands by looks whether he is needed."""
 
 
 class Caretaker:
-    """A step machine: `tick(now)` returns when to be woken, None when nothing is left to mind."""
+    """A step machine: `tick(now)` returns when to be woken, None when nothing is left to mind.
 
-    def __init__(self, ledger: Ledger, conductor: Conductor, now: float) -> None:
-        self._ledger = ledger
+    Its own calls to the bucket are made at once: nobody talks to it who would have to wait.
+    """
+
+    def __init__(self, scribe: Scribe, conductor: Conductor, now: float) -> None:
+        self._scribe = scribe
+        self._ledger = ledger = scribe.ledger
         self._conductor = conductor
         self._watch = Watch(me=ledger.me, caretaker=True, led_since=now, turned_at=now)
         self._sighting = Sighting(lease_changed_at=now)
@@ -37,11 +41,13 @@ class Caretaker:
     @property
     def view(self) -> View:
         """The run as far as it was read."""
-        return self._ledger.view
+        return self._scribe.view
 
     def tick(self, now: float) -> float | None:
-        """Read on, step in if need be, and conduct while leading."""
-        view = self._ledger.catch_up()
+        """Read on, step in if need be, and conduct while leading. Raises `StoreError`."""
+        self._scribe.ask()
+        self._scribe.go_on(now)
+        view = self._scribe.view
         if view.spec is None:
             return now + 1.0
         if view.ended is not None and not self._ended_seen:
@@ -61,10 +67,13 @@ class Caretaker:
             self._look_at_the_lease(view, now)
             self._look_at_the_machines(view, now)
         claimed = claim(view, self._ledger.me, self._sighting, caretaker=True)
-        if claimed is None or now < claimed.at:
-            return min(claimed.at, self._look_at) if claimed else self._look_at
+        if claimed is None or not claimed.due(now):
+            return min(claimed.at, self._look_at) if claimed and now < claimed.at else self._look_at
+        if not self._scribe.settled:
+            return self._scribe.wake_at
         elected = LeaderElected(self._ledger.me, view.epoch + 1, None, claimed.why)
-        after = self._ledger.append(elected, after=view)
+        self._scribe.write(elected, now)
+        after = self._scribe.view
         return self._conduct(after, now) if after.leads(self._ledger.me) else now
 
     def _look_at_the_lease(self, view: View, now: float) -> None:
@@ -76,9 +85,9 @@ class Caretaker:
         if leader is None:
             return
         lease = self._ledger.lease_of(leader)
-        if lease != self._lease:
-            self._lease = lease
-            self._sighting = Sighting(lease_changed_at=now)
+        known = self._sighting if lease == self._lease else Sighting(lease_changed_at=now)
+        self._sighting = looked(known, now, changed=lease != self._lease)
+        self._lease = lease
 
     def _look_at_the_machines(self, view: View, now: float) -> None:
         """A leader that lives on a machine is gone when all machines are; no lease need tell us."""
@@ -96,7 +105,7 @@ class Caretaker:
             self._ledger.renew_lease()
         self._conductor.observe(now, every_s=view.spec.tempo.observe_s)
         again, until = True, now
-        while again and self._ledger.settled().leads(self._ledger.me):
+        while again and self._scribe.settled and self._scribe.view.leads(self._ledger.me):
             self._watch = replace(
                 self._watch,
                 statuses=self._conductor.statuses,
@@ -108,6 +117,8 @@ class Caretaker:
             until = wait.until
         if self._conductor.resting:
             return None
+        if not self._scribe.settled:
+            until = self._scribe.wake_at
         return max(now, min(until, self._lease_at, now + view.spec.tempo.poll_s))
 
 

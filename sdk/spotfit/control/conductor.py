@@ -7,10 +7,10 @@ from functools import partial
 from typing import assert_never
 
 from spotfit.control.errands import Done, Errands
+from spotfit.control.scribe import Scribe
 from spotfit.core.errors import ProvisionError, SpotfitError
 from spotfit.core.ids import Token
 from spotfit.host import log
-from spotfit.ledger.run import Ledger
 from spotfit.model.events import Event, Intended, NodeLost, Refused, Released, Submitted
 from spotfit.model.group import GroupHandle, GroupRequest, GroupStatus, NodeState
 from spotfit.model.watch import Watch
@@ -28,13 +28,13 @@ class Conductor:
 
     def __init__(
         self,
-        ledger: Ledger,
+        scribe: Scribe,
         provisioner: Provisioner,
         launch: Launch,
         errands: Errands,
         new_token: Callable[[], str],
     ) -> None:
-        self._ledger = ledger
+        self._scribe = scribe
         self._provisioner = provisioner
         self._launch = launch
         self._errands = errands
@@ -56,8 +56,9 @@ class Conductor:
         self._again_at: dict[Token, float] = {}
 
     def step(self, watch: Watch, now: float) -> tuple[bool, Wait]:
-        """Judge once and act. True if the world has changed and must be judged again at once."""
-        action = conduct(self._ledger.view, watch, now)
+        """Judge once and act. True if the world has changed and must be judged again at once, or as
+        soon as the scribe is `settled` again. Only while it is."""
+        action = conduct(self._scribe.view, watch, now)
         match action:
             case Wait():
                 return False, action
@@ -67,10 +68,10 @@ class Conductor:
             case Write(event=event):
                 if isinstance(event, NodeLost) and event.agent is None:
                     self.refused_at = now
-                self._write(event)
+                self._scribe.write(event, now)
                 return True, _at_once(now)
             case Order():
-                self._intend(action)
+                self._intend(action, now)
                 return True, _at_once(now)
             case Submit(token=token):
                 return self._submit(token, now)
@@ -93,7 +94,7 @@ class Conductor:
     @property
     def sees_nobody(self) -> bool:
         """Whether there are groups, and the backend says of each that no machine of it is left."""
-        if any(group.pending for group in self._ledger.view.groups.values()):
+        if any(group.pending for group in self._scribe.view.groups.values()):
             return False
         seen = [self.statuses.get(token) for token in self._held()]
         return bool(seen) and all(status is not None and status.over for status in seen)
@@ -102,7 +103,7 @@ class Conductor:
         """Groups that were granted and not let go."""
         return {
             token: group.handle
-            for token, group in self._ledger.view.groups.items()
+            for token, group in self._scribe.view.groups.items()
             if group.handle is not None and not group.released
         }
 
@@ -126,12 +127,8 @@ class Conductor:
         """Something happened that the backend may know more about."""
         self._observed_at = None
 
-    def _write(self, event: Event) -> None:
-        view = self._ledger.view
-        self._ledger.append(event, after=view)
-
-    def _intend(self, order: Order) -> None:
-        view = self._ledger.view
+    def _intend(self, order: Order, now: float) -> None:
+        view = self._scribe.view
         assert view.spec is not None
         request = GroupRequest(
             token=Token(self._new_token()),
@@ -141,13 +138,14 @@ class Conductor:
             run_url=self._launch.run_url,
             run_name=view.spec.name,
         )
-        self._write(Intended(request, self._provisioner.plan(request), order.why))
+        intended = Intended(request, self._provisioner.plan(request), order.why)
+        self._scribe.write(intended, now)
 
     def _submit(self, token: Token, now: float) -> tuple[bool, Wait]:
         again_at = self._again_at.get(token, now)
         if now < again_at:
             return False, Wait(again_at, "the backend failed; it is asked again")
-        plan = self._ledger.view.groups[token].plan
+        plan = self._scribe.view.groups[token].plan
         done = self._errands.run(
             f"submit {token}", lambda: self._provisioner.submit(plan, self._launch)
         )
@@ -155,7 +153,7 @@ class Conductor:
             return False, Wait(now + _SOON_S, f"asking for {plan.nodes} machines")
         if done.error is not None and not isinstance(done.error, ProvisionError):
             return self._ask_again(token, done.error, now)
-        self._write(self._outcome(token, done, now))
+        self._scribe.write(self._outcome(token, done, now), now)
         self.observe_soon()
         return True, _at_once(now)
 
@@ -180,7 +178,7 @@ class Conductor:
         open_: list[Token] = []
         trouble = ""
         for token in tokens:
-            handle = self._ledger.view.groups[token].handle
+            handle = self._scribe.view.groups[token].handle
             if token in self._cancelled or handle is None:
                 continue
             done = self._errands.run(f"release {token}", partial(self._provisioner.cancel, handle))
@@ -195,7 +193,7 @@ class Conductor:
         gone = [token for token in tokens if token in self._cancelled]
         if not gone:
             return False, Wait(now + 2.0, trouble)
-        self._write(Released(gone[0], tuple(gone[1:])))
+        self._scribe.write(Released(gone[0], tuple(gone[1:])), now)
         return True, _at_once(now)
 
 

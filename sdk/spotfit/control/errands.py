@@ -7,6 +7,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from spotfit.host import log
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
@@ -73,6 +78,41 @@ class Threaded:
         future = pool.submit(_done, job)
         future.add_done_callback(lambda _: self._wake())  # whoever wakes finds the answer
         return future
+
+
+class Insistent:
+    """Errands that are run again, after a pause, until they succeed."""
+
+    def __init__(self, errands: Errands) -> None:
+        self._errands = errands
+        self._failures: dict[str, int] = {}
+        self._again_at: dict[str, float] = {}
+
+    def run(self, name: str, job: Callable[[], Any], now: float) -> Done | None:
+        """The answer once the job of that name has succeeded (which forgets it), else None."""
+        if now < self._again_at.get(name, now):
+            return None
+        done = self._errands.run(name, job)
+        if done is None:
+            return None
+        if done.error is not None:
+            self._put_off(name, done.error, now)
+            return None
+        self._failures.pop(name, None)
+        self._again_at.pop(name, None)
+        return done
+
+    def _put_off(self, name: str, error: Exception, now: float) -> None:
+        failures = self._failures.get(name, 0)
+        if failures == 0:
+            log.warning("errand.failed", errand=name, why=str(error))
+        self._failures[name] = failures + 1
+        self._again_at[name] = now + pause_s(failures)
+
+
+def pause_s(failures: int) -> float:
+    """How long to wait before a call is made again that has failed so often in a row before."""
+    return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures, 10))
 
 
 def _done(job: Callable[[], Any]) -> Done:

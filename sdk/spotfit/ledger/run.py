@@ -8,7 +8,7 @@ from spotfit.core.codec import UNREADABLE, decoder, encode
 from spotfit.core.errors import NotFoundError
 from spotfit.core.ids import AgentId, RunId
 from spotfit.ledger import keys
-from spotfit.ledger.journal import Heard, Journal
+from spotfit.ledger.journal import Heard, Journal, Pages
 from spotfit.model.events import Entry, Event
 from spotfit.model.view import View
 from spotfit.model.world import Member
@@ -52,23 +52,29 @@ class Ledger:
         """Read on."""
         return self._journal.catch_up()
 
-    @property
-    def unsure(self) -> bool:
-        """Whether reading or writing stopped half-way; see `Journal.unsure`."""
-        return self._journal.unsure
+    def read(self, slot: int) -> Pages:
+        """The journal from that slot on, to be folded by `take`; see `Journal.read`."""
+        return self._journal.read(slot)
 
-    def settled(self) -> View:
-        """The view to decide from: with all in it that we offered. Reads only where need be."""
-        return self._journal.catch_up() if self._journal.unsure else self._journal.view
+    def take(self, pages: Pages) -> bool:
+        """Fold what was read; whether it led to the end."""
+        return self._journal.take(pages)
 
     def told(self, slot: int, body: bytes) -> View:
-        """Take a copy of an entry that somebody passed on."""
+        """Take a copy of an entry that somebody passed on, if it is the next."""
         return self._journal.told(slot, body)
 
     def append(self, event: Event, after: View) -> View:
-        """Offer what was decided from `after`; see `Journal.append`."""
-        entry = Entry(self.run_id, self.me, event, self._wall_ms())
-        return self._journal.append(entry, after)
+        """Offer what was decided from `after`, and read; see `Journal.append`."""
+        return self._journal.append(self._signed(event), after)
+
+    def draft(self, event: Event) -> bytes:
+        """The entry as it would stand in the journal."""
+        return encode(self._signed(event))
+
+    def enter(self, slot: int, draft: bytes) -> None:
+        """Offer a draft for that slot; see `Journal.enter`."""
+        self._journal.enter(slot, draft)
 
     def renew_lease(self) -> None:
         """Let the counter of this leader grow."""
@@ -93,3 +99,6 @@ class Ledger:
                 yield _members.decode(self.store.get(found.key))
             except (NotFoundError, *UNREADABLE):
                 continue
+
+    def _signed(self, event: Event) -> Entry:
+        return Entry(self.run_id, self.me, event, self._wall_ms())

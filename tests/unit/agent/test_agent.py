@@ -29,6 +29,8 @@ from spotfit.model.spec import Limits
 from spotfit.model.wire import (
     Committed,
     Files,
+    Gather,
+    Gathered,
     Join,
     Named,
     Preempted,
@@ -675,6 +677,107 @@ def test_what_a_store_complains_of_again_and_again_is_told_once(
         world.clock.wait(1.0)
     told = capsys.readouterr().err.count("the store is moody")
     assert 1 <= told <= 3, "once by each part of a tick that needs it"
+
+
+# --- a store that hangs --------------------------------------------------------------------------
+
+
+def test_while_the_bucket_hangs_a_round_goes_on_and_then_everything_is_written_once() -> None:
+    world = World()
+    world.train()
+    world.report(0)
+    world.hang()
+    for n in range(1, 30):
+        world.report(n, loss=n)
+        world.run(1.0)
+    assert world.training
+    world.checkpoint(30, "c1", loss=0.5)
+    for rank in (0, 1):
+        world.say(rank, Gather("barrier", 0))
+    assert [len(world.heard(rank, Gathered)) for rank in (0, 1)] == [1, 1]
+    world.run(5.0)
+    assert world.all_of(CheckpointCommitted) == []
+    world.come_back()
+    world.until(lambda: world.last(CheckpointCommitted))
+    world.run(20.0)
+    assert [one.name for one in world.all_of(CheckpointCommitted)] == ["c1"]
+    assert world.all_of(RoundClosed) == []
+    assert len(world.all_of(LeaderElected)) == 2, "nobody was deposed for the bucket's silence"
+    world.finish(1)
+    world.finish(0)
+    world.until(lambda: all(node.over for node in world.nodes.values()))
+    keys_there = [key for (key, _) in world.store.list(".spotfit/reports")]
+    lines = b"".join(world.object_at(key) for key in keys_there).splitlines()
+    assert [msgspec.json.decode(line)["n"] for line in lines] == list(range(31))
+
+
+def test_while_the_bucket_hangs_a_death_is_heard_at_once() -> None:
+    world = World(limits=ANY_FAILURES)
+    world.train()
+    peer = world.holder(0)
+    world.hang()
+    world.run(10.0)
+    world.fail(1)
+    assert not peer.crew.busy, "halted in the same moment"
+    world.run(10.0)
+    assert world.all_of(RoundClosed) == []
+    world.come_back()
+    took_s = world.until(lambda: world.training)
+    assert took_s < 1.0
+    closed = world.last(RoundClosed)
+    assert closed.why == "rank 1 raised: ValueError: no"
+    assert world.object_at(keys.failure(1, 1)) == signed(keys.failure(1, 1), b"pickle")
+    assert len(world.all_of(RoundOpened)) == 2
+
+
+@pytest.mark.parametrize("deeds", [True, False])
+def test_what_hung_for_too_long_is_written_once_whether_it_arrived_or_not(*, deeds: bool) -> None:
+    world = World(limits=ANY_FAILURES)
+    world.train()
+    world.hang()
+    world.checkpoint(0, "c1", loss=0.5)
+    world.run(2.0)
+    for _ in range(3):
+        world.give_up(deeds=deeds)
+        world.run(5.0)
+    assert world.training
+    world.come_back()
+    world.run(5.0)
+    assert [one.name for one in world.all_of(CheckpointCommitted)] == ["c1"]
+    assert world.all_of(RoundClosed) == []
+
+
+def test_a_leader_that_goes_while_the_bucket_hangs_is_succeeded_when_it_is_back() -> None:
+    world = World()
+    world.train()
+    world.checkpoint(0, "c1")
+    old = world.leader
+    world.hang()
+    world.run(3.0)
+    world.kill(old)
+    world.run(10.0)
+    assert len(world.all_of(LeaderElected)) == 2
+    world.come_back()
+    world.until(lambda: world.training)
+    assert len(world.all_of(LeaderElected)) == 3
+    assert world.leader is not old
+    assert world.last(RoundClosed).blame is Blame.PREEMPTION
+
+
+def test_a_result_on_its_way_holds_up_the_end_and_nobody_else() -> None:
+    world = World(limits=ANY_FAILURES)
+    world.train()
+    world.hang()
+    world.finish(0, b"the result")
+    world.run(10.0)
+    assert world.training is False
+    assert world.holder(1).ranks == [1], "it is not blamed on anybody"
+    world.finish(1)
+    world.come_back()
+    world.until(lambda: world.view.ended)
+    assert world.last(FitEnded).outcome == "finished"
+    assert world.all_of(RoundClosed) == []
+    assert world.object_at(keys.result(1, 0)) == signed(keys.result(1, 0), b"the result")
 
 
 PATIENT_FOR_20_S = msgspec.structs.replace(TEMPO, orphan_s=20.0)

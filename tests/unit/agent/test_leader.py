@@ -16,6 +16,7 @@ from spotfit.model.events import (
     CheckpointCommitted,
     CheckpointDropped,
     FitEnded,
+    LeaderElected,
     NodeLost,
     RankFailure,
     RoundClosed,
@@ -482,6 +483,31 @@ def test_a_round_that_somebody_has_left_behind_already_is_over_at_once() -> None
     assert took_s < 5.0
     assert world.view.round is not None
     assert world.view.round.number == 2
+
+
+def test_who_was_away_when_its_round_was_given_up_is_told_when_it_is_back() -> None:
+    """Its connection breaks while the entry that opens the round is on its way."""
+    world = World()
+    world.boots = False
+    leader = world.boot(Token("t-1"), 0)
+    world.until(lambda: world.last(LeaderElected).leader == leader.me)
+    world.run(0.5)
+    world.hang(leader)
+    other = world.boot(Token("t-1"), 1)
+    world.run(1.0)
+    other.asleep = True
+    other.net.cut()
+    world.run(0.2)
+    leader.crew.immortal = True  # its worker takes a moment to end
+    world.come_back()
+    world.run(0.2)
+    assert world.all_of(RoundClosed) == []
+    other.asleep = False
+    world.run(0.2)
+    leader.crew.immortal = False
+    world.until(lambda: world.training)
+    assert [one.blame for one in world.all_of(RoundClosed)] == [Blame.NETWORK]
+    assert other.crew.rounds == [2], "it never began what was over already"
 
 
 def test_what_a_moody_store_prevented_does_not_wait_for_the_next_long_look() -> None:

@@ -102,7 +102,7 @@ def test_a_chunk_that_failed_is_written_again() -> None:
     desk.flush(10.0)
     assert desk.sink.waiting
     desk.store.put = put  # type: ignore[method-assign]
-    desk.flush(10.1)
+    desk.flush(11.0)
     assert desk.chunk(0) == [0]
 
 

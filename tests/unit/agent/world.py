@@ -27,7 +27,7 @@ from spotfit.agent.ports import (
     Spoiled,
     Unheard,
 )
-from spotfit.control.errands import Errands, Inline
+from spotfit.control.errands import Done, Errands, Inline
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import StoreError, TransientStoreError
 from spotfit.core.ids import AgentId, Token
@@ -109,6 +109,43 @@ class MoodyStore(MemoryStore):
         if self.moody():
             self.failed += 1
             raise self.trouble("the store is moody")
+
+
+class Stalling:
+    """Errands that are done at once; those sent while the bucket hangs, when the test says how."""
+
+    def __init__(self) -> None:
+        self.hangs = False
+        self._under_way: dict[str, Callable[[], Any]] = {}
+        self._done: dict[str, Done] = {}
+
+    def run(self, name: str, job: Callable[[], Any]) -> Done | None:
+        if name in self._done:
+            return self._done.pop(name)
+        if self.hangs:
+            self._under_way.setdefault(name, job)
+            return None
+        return Inline().run(name, job)
+
+    def send(self, name: str, job: Callable[[], Any]) -> None:
+        if self.hangs:
+            self._under_way.setdefault(name, job)
+        else:
+            Inline().send(name, job)
+
+    def give_up(self, *, deeds: bool) -> None:
+        """Whoever waits is told that no answer came; what was asked may be done all the same."""
+        for name, job in self._under_way.items():
+            if deeds:
+                Inline().run(name, job)
+            self._done[name] = Done(error=TransientStoreError("no answer"))
+        self._under_way = {}
+
+    def answer(self) -> None:
+        """What hung is done now."""
+        for name, job in self._under_way.items():
+            self._done[name] = Inline().run(name, job)
+        self._under_way = {}
 
 
 def signed(key: str, payload: bytes) -> bytes:
@@ -364,7 +401,7 @@ class FakeWorkplace:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._errands = Inline()
+        self.stalling = Stalling()
 
     def provisioner(self, spec: RunSpec) -> Provisioner:
         return self._world.cloud
@@ -379,7 +416,10 @@ class FakeWorkplace:
         self._world.said.append(text)
 
     def errands(self) -> Errands:
-        return self._errands
+        return self.stalling
+
+    def journal_errands(self) -> Errands:
+        return self.stalling
 
     def sign(self, payload: bytes, purpose: str) -> bytes:
         return signed(purpose, payload)
@@ -407,6 +447,8 @@ class Node:
         self.asleep = False
         """Whether its process is frozen: alive, and silent."""
         self.ledger = Ledger(world.store, RUN, self.member.agent)
+        workplace = FakeWorkplace(world)
+        self.errands = workplace.stalling
         self.agent = Agent(
             member=self.member,
             ledger=self.ledger,
@@ -414,7 +456,7 @@ class Node:
             crew=self.crew,
             notices=[self.fate],
             launch=LAUNCH,
-            workplace=FakeWorkplace(world),
+            workplace=workplace,
             scratch="/scratch",
         )
 
@@ -484,6 +526,22 @@ class World:
         booted = Node(self, token, node)
         self.nodes[booted.name] = booted
         return booted
+
+    def hang(self, *nodes: Node) -> None:
+        """From now on the bucket answers none of these (or nobody), and refuses nobody."""
+        for node in nodes or self.nodes.values():
+            node.errands.hangs = True
+
+    def come_back(self) -> None:
+        """The bucket does what it was asked, late, and answers again."""
+        for node in self.nodes.values():
+            node.errands.hangs = False
+            node.errands.answer()
+
+    def give_up(self, *, deeds: bool) -> None:
+        """The agents' calls to the bucket time out, carried out or not."""
+        for node in self.nodes.values():
+            node.errands.give_up(deeds=deeds)
 
     def kill(self, node: Node) -> None:
         """Reclaimed without a word."""

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from spotfit.control.caretaker import Caretaker
 from spotfit.control.conductor import Conductor
 from spotfit.control.errands import Inline
+from spotfit.control.scribe import Scribe
+from spotfit.core.errors import TransientStoreError
 from spotfit.core.ids import AgentId, Token
 from spotfit.ledger.run import Ledger
 from spotfit.model.events import (
@@ -41,8 +45,9 @@ class House:
 
     def caretaker(self, name: str = "driver") -> Caretaker:
         ledger = Ledger(self.store, RUN, AgentId(name))
-        conductor = Conductor(ledger, self.cloud, LAUNCH, Inline(), self._tokens)
-        return Caretaker(ledger, conductor, self.clock.now())
+        scribe = Scribe(ledger, Inline())
+        conductor = Conductor(scribe, self.cloud, LAUNCH, Inline(), self._tokens)
+        return Caretaker(scribe, conductor, self.clock.now())
 
     def write(self, *events: Event) -> None:
         """As the agents of the run."""
@@ -105,6 +110,42 @@ def test_it_steps_in_when_the_lease_stands_still() -> None:
     house.mind(driver, for_s=3.0)
     assert driver.view.leads(AgentId("driver"))
     assert driver.view.epoch == 3
+
+
+class Hanging(MemoryStore):
+    """Fails every call while it hangs."""
+
+    hangs = False
+
+    def get(self, key: str) -> bytes:
+        if self.hangs:
+            raise TransientStoreError("no answer")
+        return super().get(key)
+
+
+def test_a_leader_is_not_deposed_for_a_bucket_that_hung() -> None:
+    """While nobody can read the lease, its owner cannot renew it either."""
+    house = started()
+    house.store = store = Hanging()
+    house.agent = Ledger(store, RUN, an_agent(0))
+    house.write(FitStarted(SPEC))
+    driver = house.caretaker()
+    driver.tick(100.0)
+    house.write(AGENT_LEADS, RoundOpened(a_round()))
+    house.agent.renew_lease()
+    house.mind(driver, for_s=4.0)
+    store.hangs = True
+    for _ in range(60):
+        house.clock.wait(1.0)
+        with pytest.raises(TransientStoreError):
+            driver.tick(house.clock.now())
+    store.hangs = False
+    house.mind(driver, for_s=10.0)
+    house.agent.renew_lease()
+    house.mind(driver, for_s=15.0)
+    assert driver.view.leads(an_agent(0))
+    house.mind(driver, for_s=10.0)
+    assert driver.view.leads(AgentId("driver")), "but for a lease that stands still later on"
 
 
 def test_when_every_machine_is_lost_at_once_it_asks_for_new_ones() -> None:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from spotfit.control.conductor import Conductor
 from spotfit.control.errands import Inline
+from spotfit.control.scribe import Scribe
 from spotfit.core.errors import QuotaError
 from spotfit.core.ids import Token
 from spotfit.ledger.run import Ledger
@@ -46,7 +47,9 @@ class Desk:
             self.write(FitStarted(a_spec()), LeaderElected(an_agent(0), 1, None))
         else:
             self.ledger.catch_up()
-        self.conductor = Conductor(self.ledger, self.cloud, LAUNCH, self.errands, tokens())
+        self.scribe = Scribe(self.ledger, Inline())
+        self.scribe.go_on(0.0)
+        self.conductor = Conductor(self.scribe, self.cloud, LAUNCH, self.errands, tokens())
 
     def write(self, *events: Event) -> None:
         for event in events:

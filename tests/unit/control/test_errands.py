@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from spotfit.control.errands import Done, Errands, Inline, Threaded
+from spotfit.control.errands import Done, Errands, Inline, Insistent, Threaded
+from spotfit.core.errors import TransientStoreError
 
 PATIENCE_S = 30.0
 
@@ -115,3 +116,42 @@ def the_answer(errands: Threaded, name: str, woken: Woken) -> Done:
 
 def _never() -> None:
     raise AssertionError("the errand was started again")
+
+
+# --- what must succeed ---------------------------------------------------------------------------
+
+
+class Fails:
+    """A job that fails so often, then gives 7."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+        self.tried = 0
+
+    def __call__(self) -> int:
+        self.tried += 1
+        if self.left:
+            self.left -= 1
+            raise TransientStoreError("the bucket is away")
+        return 7
+
+
+def test_what_failed_is_done_again_after_a_pause_until_it_succeeds() -> None:
+    insistent, job = Insistent(Inline()), Fails(2)
+    given = [insistent.run("offer", job, now) for now in (0.0, 0.05, 0.1, 0.2, 0.4)]
+    assert given == [None, None, None, None, Done(7)]
+    assert job.tried == 3
+    assert insistent.run("offer", Fails(0), 0.3) == Done(7), "and then it is forgotten"
+
+
+def test_one_errand_that_fails_holds_up_no_other() -> None:
+    insistent = Insistent(Inline())
+    assert insistent.run("offer", Fails(1), 0.0) is None
+    assert insistent.run("result", Fails(0), 0.0) == Done(7)
+
+
+def test_trouble_is_told_when_it_begins(capsys: pytest.CaptureFixture[str]) -> None:
+    insistent, job = Insistent(Inline()), Fails(3)
+    for now in range(4):
+        insistent.run("offer", job, float(now * 10))
+    assert capsys.readouterr().err.count("the bucket is away") == 1

@@ -10,6 +10,7 @@ from spotfit.core.ids import RunId, Token
 from spotfit.ledger import keys, snapshot
 from spotfit.ledger.journal import Journal, check_whole
 from spotfit.model.events import CancelRequested, Entry, FitStarted, LeaderElected, Released
+from spotfit.model.view import View
 from spotfit.store.memory import MemoryStore
 from spotfit.testing.builders import a_spec, an_agent, an_entry
 
@@ -23,6 +24,12 @@ class Moody(MemoryStore):
     """Fails once when told to, before or after it has written."""
 
     fails: str = ""
+    deaf_to: str = ""
+
+    def get(self, key: str) -> bytes:
+        if key == self.deaf_to:
+            raise TransientStoreError("no answer")
+        return super().get(key)
 
     def create(self, key: str, body: bytes) -> None:
         fails, self.fails = self.fails, ""
@@ -96,12 +103,35 @@ def test_a_copy_spares_a_read_and_is_worth_no_more() -> None:
     assert reader.told(0, encode(START)).next_slot == 1, "a copy that comes twice is old news"
 
 
-def test_a_copy_that_came_too_early_is_looked_up() -> None:
+def test_a_copy_that_came_too_early_is_left_to_be_read() -> None:
+    reader = Journal(Deaf())
+    assert reader.told(2, encode(CANCEL)) == View()
+
+
+def test_what_one_thread_reads_another_may_fold_later() -> None:
     store = MemoryStore()
+    writer, reader = Journal(store), Journal(store)
+    for entry in (START, A_LEADS):
+        writer.append(entry, writer.view)
+    pages = reader.read(0)
+    assert reader.view == View(), "nothing changes before it is taken"
+    reader.told(0, encode(START))
+    assert reader.take(pages), "what was told meanwhile is folded once"
+    assert reader.view == writer.view
+
+
+def test_what_was_read_until_the_store_failed_is_not_read_again() -> None:
+    store = Moody()
     writer, reader = Journal(store), Journal(store)
     for entry in (START, A_LEADS, CANCEL):
         writer.append(entry, writer.view)
-    assert reader.told(2, encode(CANCEL)) == writer.view
+    store.deaf_to = keys.entry(2)
+    assert not reader.take(reader.read(0)), "there may be more"
+    assert reader.view.next_slot == 2
+    with pytest.raises(TransientStoreError):
+        reader.catch_up()
+    store.deaf_to = ""
+    assert reader.catch_up() == writer.view
 
 
 class Deaf(MemoryStore):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotfit.core.codec import decoder
-from spotfit.core.errors import TransientStoreError
+from spotfit.core.errors import AlreadyExistsError
 from spotfit.core.ids import AgentId
 from spotfit.ledger import keys
 from spotfit.ledger.run import Ledger
@@ -34,31 +34,16 @@ def test_two_ledgers_tell_the_same_run() -> None:
     assert two.view.run_id == RUN
 
 
-class Deaf(MemoryStore):
-    """Cannot be read while it is deaf; what is written arrives."""
-
-    deaf = False
-
-    def get(self, key: str) -> bytes:
-        if self.deaf:
-            raise TransientStoreError("deaf")
-        return super().get(key)
-
-
-def test_nothing_is_decided_before_what_was_offered_is_read_back() -> None:
-    store = Deaf()
+def test_a_draft_is_an_entry_like_any_other() -> None:
+    store = MemoryStore()
     ledger = ledger_of(store)
-    ledger.append(FitStarted(a_spec()), after=ledger.view)
-    store.deaf = True
-    with pytest.raises(TransientStoreError):
-        ledger.append(CancelRequested("enough"), after=ledger.view)
-    assert ledger.unsure
-    assert ledger.view.cancelled is None, "the entry stands, but nobody has read it"
-    with pytest.raises(TransientStoreError):
-        ledger.settled()
-    store.deaf = False
-    assert ledger.settled().cancelled == "enough"
-    assert not ledger.unsure
+    draft = ledger.draft(FitStarted(a_spec()))
+    ledger.enter(0, draft)
+    assert ledger.view.next_slot == 0, "offering folds nothing"
+    assert ledger.take(ledger.read(0))
+    assert ledger.view.active
+    with pytest.raises(AlreadyExistsError):
+        ledger.enter(0, draft)
 
 
 def test_who_listens_hears_of_what_is_folded() -> None:

@@ -10,7 +10,7 @@ from spotfit.core.errors import AlreadyExistsError, NotFoundError, TransientStor
 from spotfit.store.api import Store
 from spotfit_localsim.bucket import Bucket, ChecksThenWrites, IgnoresCreate, SimStore
 from spotfit_localsim.engine import Process
-from spotfit_localsim.faults import Faults, Line
+from spotfit_localsim.faults import GIVES_UP_S, Faults, Line
 from tests.unit.localsim.ground import Ground
 
 
@@ -114,6 +114,40 @@ def test_an_unsent_request_has_no_effect_and_a_lost_answer_has_one(bucket: Bucke
         given = ground.do(process, partial(store.create, "k", b"1"))
         assert isinstance(given[0], TransientStoreError)
         assert bucket.objects.get("k") == body
+
+
+def stalled(ground: Ground, bucket: Bucket, *, for_s: float) -> tuple[object, float]:
+    """What a `create` gives that hangs for so long, and when."""
+    process = ground.process(f"a{for_s}")
+    store = store_for(ground, bucket, process)
+    ground.season.stall(ground.engine.now + for_s)
+    began = ground.engine.now
+    given = ground.do(process, partial(store.create, f"k{for_s}", b"1"), lambda: process.now)
+    return given[0], given[1] - began
+
+
+def test_a_request_that_hangs_is_answered_in_the_end_or_given_up(
+    ground: Ground, bucket: Bucket
+) -> None:
+    answer, took_s = stalled(ground, bucket, for_s=7.0)
+    assert (answer, took_s) == (None, pytest.approx(7.0, abs=0.1))
+    answer, took_s = stalled(ground, bucket, for_s=40.0)
+    assert isinstance(answer, TransientStoreError)
+    assert took_s == pytest.approx(GIVES_UP_S, abs=0.1)
+
+
+def test_what_was_given_up_may_be_done_all_the_same_and_late(
+    ground: Ground, bucket: Bucket
+) -> None:
+    done: list[tuple[str, float]] = []
+    bucket.watchers.append(lambda _who, key, _before, _after: done.append((key, ground.engine.now)))
+    for seconds in range(30, 50):
+        stalled(ground, bucket, for_s=float(seconds))
+    assert 0 < len(done) < 20
+    begun = 0.0
+    for key, at in done:
+        assert at > begun + GIVES_UP_S, key
+        begun = at
 
 
 def test_every_request_is_on_the_bill_of_who_made_it(ground: Ground, bucket: Bucket) -> None:

@@ -33,6 +33,18 @@ def test_after_the_storm_nothing_goes_wrong_any_more() -> None:
     line.before()
 
 
+def test_requests_hang_one_by_one_or_all_at_once() -> None:
+    season = Season(Faults(stalls=0.5, stall_s=(5.0, 60.0)))
+    line = Line(season, Dice(1).stream("x"))
+    own = [line.stalled_s(0.0) for _ in range(100)]
+    assert 0 < own.count(0.0) < 100
+    assert all(5.0 <= seconds <= 60.0 for seconds in own if seconds)
+    season.stall(1000.0)
+    assert all(line.stalled_s(900.0) >= 100.0 for _ in range(20))
+    season.calm()
+    assert Line(season, Dice(1).stream("x")).stalled_s(900.0) == 0.0
+
+
 def test_who_is_not_mortal_only_freezes() -> None:
     faults = Faults(freezes=0.5, freeze_s=(1.0, 2.0), deaths=0.5)
     hazards = Hazards(Season(faults), Dice(1).stream("x"), mortal=False)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from spotfit.model.events import FitEnded, LeaderElected
 from spotfit.model.spec import Tempo
 from spotfit.model.view import View
-from spotfit.policy.election import LEFTOVERS_S, Sighting, claim
+from spotfit.policy.election import LEFTOVERS_S, Sighting, claim, looked
 from spotfit.testing.builders import (
     TOKEN,
     a_group,
@@ -124,3 +124,41 @@ def test_no_claim_is_made_before_its_reason(
         assert claimed.at >= min(
             lease_at + 20.0, lease_at + 20.0 if vanished_at is None else vanished_at
         )
+
+
+# --- looking at the lease ------------------------------------------------------------------------
+
+
+def watched(*looks: float, lease_changed_at: float = 100.0) -> Sighting:
+    """What looks at those moments tell of a lease that stands still."""
+    sighting = Sighting(lease_changed_at)
+    for now in looks:
+        sighting = looked(sighting, now, changed=False)
+    return sighting
+
+
+def test_a_lease_seen_to_stand_still_for_its_patience_has_no_owner() -> None:
+    claimed = claim(LED, ME, watched(*range(100, 122)))
+    assert claimed is not None
+    assert (claimed.at, claimed.due(120.9)) == (120.0, True)
+
+
+def test_a_lease_nobody_could_look_at_has_not_been_seen_to_stand_still() -> None:
+    """The bucket hangs from 105 to 150: its leader could not renew it, nor we read it."""
+    blind = watched(*range(100, 106))
+    claimed = claim(LED, ME, blind)
+    assert claimed is not None
+    assert not claimed.due(149.0)
+    again = looked(blind, 150.0, changed=False)
+    claimed = claim(LED, ME, again)
+    assert claimed is not None
+    assert claimed.at == pytest.approx(120.0 + 45.0 - 2.0), "most of it does not count"
+    assert looked(again, 151.0, changed=True).lease_changed_at == 151.0
+
+
+def test_other_claims_rest_on_no_look() -> None:
+    for sighting in (Sighting(100.0, vanished_at=105.0), Sighting(100.0)):
+        led = LED if sighting.vanished_at else view(leader=None)
+        claimed = claim(led, ME, sighting)
+        assert claimed is not None
+        assert claimed.due(110.0)
