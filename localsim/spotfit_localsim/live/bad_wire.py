@@ -1,25 +1,29 @@
-"""An S3 server on loopback and a bad wire to it: requests are slow, refused, or answered to nobody.
+"""An S3 server on loopback and a bad wire to it: requests are slow, refused, answered to nobody, or
+hang for so long that whoever asked has given up when they are carried out.
 
 Run as a process (`python -m spotfit_localsim.live.bad_wire`); its first line of output is its
-address. `PUT /-/weather` changes how bad the wire is.
+address. `PUT /-/weather` changes how bad the wire is; `PUT /-/stall` lets all requests hang.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import sys
 import threading
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
 import msgspec
 
+from spotfit.core.clock import Clock
 from spotfit.core.codec import encode
 from spotfit.host.clocks import SystemClock
 from spotfit_localsim.dice import Dice, Stream
 
 WEATHER = "/-/weather"
+STALL = "/-/stall"
+_LOOK_EVERY_S = 0.1
 _NOT_PASSED_ON = ("connection", "host", "transfer-encoding", "keep-alive")
 
 
@@ -32,6 +36,9 @@ class Weather(msgspec.Struct, frozen=True):
     """Done by the server, but the answer is lost: who asked cannot know."""
     slow: float = 0.0
     slow_s: float = 0.5
+    stalled: float = 0.0
+    """Requests that hang for `stall_s`, and are carried out then, whoever still waits for them."""
+    stall_s: float = 20.0
     seed: int = 0
 
 
@@ -43,27 +50,42 @@ def fair() -> Weather:
 class BadWire:
     """What befalls a request, by the dice of the weather's seed."""
 
-    def __init__(self, wait: Callable[[float], None]) -> None:
-        self._wait = wait
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self.change(fair())
 
     def change(self, weather: Weather) -> None:
-        """From now on it is like that."""
+        """From now on it is like that; no stall goes on."""
         with self._lock:
             self._weather = weather
+            self._stalled_until = self._clock.now()
             self._stream: Stream = Dice(weather.seed).stream("weather")
+
+    def stall(self, seconds: float) -> None:
+        """For so long every request hangs."""
+        with self._lock:
+            self._stalled_until = self._clock.now() + seconds
 
     def befall(self) -> str:
         """'refused', 'unanswered' or 'passed', perhaps after a while."""
         with self._lock:
             weather, stream = self._weather, self._stream
             slow, fate = stream.chance(weather.slow), stream.random()
+            stalled = weather.stalled > 0 and stream.chance(weather.stalled)
         if slow:
-            self._wait(weather.slow_s)
+            self._clock.wait(weather.slow_s)
+        if stalled:
+            self._clock.wait(weather.stall_s)
+        self._sit_out()
         if fate < weather.refused:
             return "refused"
         return "unanswered" if fate < weather.refused + weather.unanswered else "passed"
+
+    def _sit_out(self) -> None:
+        """Wait for the end of the stall that goes on, if one does; it may end before its time."""
+        while (left_s := self._stalled_until - self._clock.now()) > 0:
+            self._clock.wait(min(left_s, _LOOK_EVERY_S))
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -79,6 +101,10 @@ class Handler(BaseHTTPRequestHandler):
             self.wire.change(msgspec.json.decode(body, type=Weather))
             self._answer(200, {}, b"")
             return
+        if self.path == STALL:
+            self.wire.stall(msgspec.json.decode(body, type=float))
+            self._answer(200, {}, b"")
+            return
         fate = self.wire.befall()
         if fate == "refused":
             self._answer(503, {}, b"")
@@ -87,7 +113,8 @@ class Handler(BaseHTTPRequestHandler):
         if fate == "unanswered":
             self.close_connection = True
             return
-        self._answer(status, headers, answer)
+        with contextlib.suppress(ConnectionError):  # whoever asked has given up
+            self._answer(status, headers, answer)
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass_on  # noqa: N815  # as its base wants
 
@@ -118,11 +145,11 @@ class Handler(BaseHTTPRequestHandler):
         """Nobody reads it."""
 
 
-def serve(server_at: tuple[str, int]) -> ThreadingHTTPServer:
+def serve(server_at: tuple[str, int], clock: Clock | None = None) -> ThreadingHTTPServer:
     """A wire to that server; the caller lets it serve."""
 
     class Bound(Handler):
-        wire = BadWire(SystemClock().wait)
+        wire = BadWire(clock or SystemClock())
 
     Bound.server_at = server_at
     return ThreadingHTTPServer(("127.0.0.1", 0), Bound)
@@ -130,9 +157,18 @@ def serve(server_at: tuple[str, int]) -> ThreadingHTTPServer:
 
 def change_weather(address: str, weather: Weather) -> None:
     """Of the wire at that address."""
+    _tell(address, WEATHER, encode(weather))
+
+
+def stall(address: str, seconds: float) -> None:
+    """Let every request hang for so long at the wire at that address."""
+    _tell(address, STALL, encode(seconds))
+
+
+def _tell(address: str, path: str, body: bytes) -> None:
     host, _, port = address.removeprefix("http://").partition(":")
     connection = http.client.HTTPConnection(host, int(port))
-    connection.request("PUT", WEATHER, encode(weather))
+    connection.request("PUT", path, body)
     connection.getresponse().read()
     connection.close()
 

@@ -31,7 +31,7 @@ import spotfit
 from spotfit.agent import driver
 from spotfit.agent.zygote import ZygoteKeeper
 from spotfit.core.codec import encode
-from spotfit.core.errors import RunNotFoundError
+from spotfit.core.errors import RunNotFoundError, TransientStoreError
 from spotfit.host import env
 from spotfit.host.clocks import SystemClock, wall_ms
 from spotfit.provision.launch import Assignment
@@ -52,6 +52,9 @@ _QUIET_WITHIN_S = 10.0
 _WELL_BEFORE = 0.6
 _TAKES = 3
 """A story whose blows come after its end proves nothing: so often it is played, ever sooner."""
+_STALL_S = (5.0, 30.0)
+_FOR_A_STALL_S = 60.0
+"""How much longer a story may take in which the bucket hangs."""
 
 
 class Blow(msgspec.Struct, frozen=True):
@@ -59,6 +62,16 @@ class Blow(msgspec.Struct, frozen=True):
 
     at_s: float
     whom: Kind
+
+
+class Stall(msgspec.Struct, frozen=True):
+    """The bucket hangs for so long, that long after the story began or as soon as somebody works.
+
+    Before that, `fit()` may rightly say that it cannot reach the bucket.
+    """
+
+    at_s: float
+    for_s: float
 
 
 class Story(msgspec.Struct, frozen=True):
@@ -69,6 +82,7 @@ class Story(msgspec.Struct, frozen=True):
     store: Literal["file", "s3"]
     weather: bad_wire.Weather
     blows: tuple[Blow, ...]
+    stall: Stall | None = None
     steps: int = 40
     save_every: int = 5
     pace_s: float = 0.03
@@ -109,7 +123,12 @@ def story_of(seed: int, *, torch: float = 0.1) -> Story:
     count = 1 + min(3, int(stream.expovariate(0.8)))
     blows = [Blow(stream.between(span_s), stream.choice(kinds)) for _ in range(count)]
     blows.sort(key=lambda blow: blow.at_s)
-    return Story(seed, job, store, weather if store == "s3" else bad_wire.fair(), tuple(blows))
+    if store == "file":
+        return Story(seed, job, store, bad_wire.fair(), tuple(blows))
+    if stream.chance(0.2):
+        weather = replace(weather, stalled=0.005, stall_s=stream.between(_STALL_S))
+    stall = Stall(stream.between(span_s), stream.between(_STALL_S)) if stream.chance(0.3) else None
+    return Story(seed, job, store, weather, tuple(blows), stall)
 
 
 # --- one story --------------------------------------------------------------------------------
@@ -150,7 +169,8 @@ class Stage:
         if self.story.store == "s3":
             _make_bucket(self.wire)
             bad_wire.change_weather(self.wire, self.story.weather)
-        ended_well = self._until_the_end(within_s)
+        hangs = self.story.stall is not None or self.story.weather.stalled > 0
+        ended_well = self._until_the_end(within_s + _FOR_A_STALL_S * hangs)
         if self.story.store == "s3":
             bad_wire.change_weather(self.wire, bad_wire.fair())
         left = self._left_behind()
@@ -165,12 +185,16 @@ class Stage:
     def _until_the_end(self, within_s: float) -> bool:
         clock = SystemClock()
         began, self.began_ms = clock.now(), wall_ms()
-        blows = list(self.story.blows)
+        blows, stall = list(self.story.blows), self.story.stall
         acting = self._start("fit")
         victims = Victims(self.root, self.url, str(self.folder))
         while clock.now() - began < within_s:
             with _environment(self.environment()):
                 self._strike(blows, victims, acting, clock.now() - began)
+            if stall is not None and clock.now() - began >= stall.at_s and victims.at_work:
+                bad_wire.stall(self.wire, stall.for_s)
+                self._tell(f"{clock.now() - began:6.2f} s  bucket hangs for {stall.for_s:.1f} s")
+                stall = None
             code = acting.poll()
             if code == 0:
                 return True
@@ -260,17 +284,25 @@ def serve(assignment: Assignment, *, zygotes: ZygoteKeeper) -> int:
 def act(how: str, folder: Path) -> int:
     """The driver of a story: call `fit()`, or attach to what a killed one has begun."""
     story = msgspec.json.decode((folder / "story.json").read_bytes(), type=Story)
-    stage_url = (folder / "url").read_text() if (folder / "url").exists() else None
-    try:
-        if how == "attach" and stage_url:
-            result = spotfit.attach(stage_url).result()
-        else:
-            result = _fit(story, folder)
-    except RunNotFoundError:
-        result = _fit(story, folder)
+    result = None
+    while result is None:
+        try:
+            result = _result(story, folder, how)
+        except TransientStoreError:  # the bucket is away for too long: a user would try again, too
+            how = "attach"
     (folder / "result.draft").write_text(str(result.return_value))
     (folder / "result.draft").rename(folder / "result")
     return 0
+
+
+def _result(story: Story, folder: Path, how: str) -> spotfit.Result:
+    stage_url = _read(folder / "url")
+    try:
+        if how == "attach" and stage_url:
+            return spotfit.attach(stage_url).result()
+    except RunNotFoundError:
+        return _fit(story, folder)
+    return _fit(story, folder)
 
 
 def _fit(story: Story, folder: Path) -> spotfit.Result:

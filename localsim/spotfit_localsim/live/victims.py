@@ -11,6 +11,7 @@ from spotfit.core.errors import SpotfitError
 from spotfit.host import process
 from spotfit.ledger.journal import Journal
 from spotfit.ledger.run import Ledger
+from spotfit.store.budget import Budget
 from spotfit.store.opening import open_store
 from spotfit_localsim.dice import Stream
 from spotfit_localsim.live import processes
@@ -28,15 +29,20 @@ class Victims:
         self._url = url
         self._mark = mark
 
+    @property
+    def at_work(self) -> bool:
+        """Whether any worker lives."""
+        return bool(_called(_WORKER, _pids(self._nodes)))
+
     def strike(self, kind: Kind, stream: Stream) -> str | None:
         """Kill one of that kind; who it was, or None if there is none."""
-        nodes = [node for group in self._root.groups() for node in group.nodes()]
-        machines = sorted(found.pid for node in nodes if (found := _machine(node)))
+        nodes = self._nodes
+        machines = _pids(nodes)
         match kind:
-            case "worker" | "zygote":
-                name = _WORKER if kind == "worker" else _ZYGOTE
-                family = [pid for one in machines for pid in processes.descendants(one)]
-                return _kill_one([pid for pid in family if _name(pid) == name], kind, stream)
+            case "worker":
+                return _kill_one(_called(_WORKER, machines), kind, stream)
+            case "zygote":
+                return _kill_one(_called(_ZYGOTE, machines), kind, stream)
             case "agent":
                 return _kill_one(machines, kind, stream)
             case "leader":
@@ -44,10 +50,14 @@ class Victims:
             case _:
                 return _kill_node(nodes, stream)
 
+    @property
+    def _nodes(self) -> list[Node]:
+        return [node for group in self._root.groups() for node in group.nodes()]
+
     def _leader(self) -> int | None:
         """The pid of the machine whose agent leads."""
         try:
-            store = open_store(self._url)
+            store = open_store(self._url, Budget(attempts=1))
             view = Journal(store).catch_up()
             if view.leader is None or view.run_id is None:
                 return None
@@ -75,6 +85,16 @@ def mourned(marked: Iterable[str]) -> None:
 def _machine(node: Node) -> processes.Process | None:
     machine = node.machine()
     return machine if machine is not None and machine.alive else None
+
+
+def _pids(nodes: Iterable[Node]) -> list[int]:
+    return sorted(found.pid for node in nodes if (found := _machine(node)))
+
+
+def _called(name: str, machines: Iterable[int]) -> list[int]:
+    """Processes of that name on these machines."""
+    family = [pid for one in machines for pid in processes.descendants(one)]
+    return [pid for pid in family if _name(pid) == name]
 
 
 def _kill_one(pids: list[int], kind: str, stream: Stream) -> str | None:

@@ -38,7 +38,7 @@ from spotfit.provision.launch import Assignment, Exit
 from spotfit.provision.registry import open_provisioner
 from spotfit.ship.sign import RunKey
 from spotfit.store.api import Store
-from spotfit.store.budget import Budget
+from spotfit.store.budget import PATIENT, Budget
 from spotfit.store.opening import open_store
 
 _NOTICE_POLL_S = 0.25
@@ -84,7 +84,7 @@ def _drive(assignment: Assignment, zygotes: ZygoteKeeper, clock: Clock, opened: 
     """Build the agent from the ground up, and let it step until it has nothing left to do."""
     launch, me = assignment.launch, dice.new_agent_id()
     loop = opened.enter_context(contextlib.closing(Loop(clock)))
-    store = open_store(launch.run_url)
+    store = open_store(launch.run_url, PATIENT)
     scratch = opened.enter_context(_scratch(me))
     errands = opened.enter_context(contextlib.closing(Threaded(loop.wake)))
     logs = opened.enter_context(contextlib.closing(_logs(store, me, clock)))

@@ -21,7 +21,12 @@ from spotfit.client.keyring import Keyring
 from spotfit.client.preflight import Cleared, check_history, clear
 from spotfit.client.request import FitRequest
 from spotfit.client.result import Result
-from spotfit.core.errors import RunActiveError, RunCancelledError, TransientStoreError
+from spotfit.core.errors import (
+    RunActiveError,
+    RunCancelledError,
+    StoreError,
+    TransientStoreError,
+)
 from spotfit.core.ids import AgentId
 from spotfit.frameworks.config import hooks_of
 from spotfit.host import clocks, dice, log
@@ -37,6 +42,7 @@ from spotfit.store.api import Store
 from spotfit.store.opening import keys_for_machines
 
 _PAUSES_S = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
+_CANCEL_AGAIN_S = 0.5
 
 
 def fit(request: FitRequest) -> Result:
@@ -181,8 +187,18 @@ def _tempo(store: Store, traits: Traits) -> Tempo:
         observe_s=traits.observe_s,
         poll_s=poll_s,
         rejoin_s=2.0 if nearby else 5.0,
-        silent_s=6.0 if on_disk else 15.0,
+        silent_s=6.0 if nearby else 10.0,
     )
+
+
+def _cancel(handle: RunHandle) -> None:
+    """However long the bucket is away."""
+    while True:
+        try:
+            return handle.cancel("Ctrl-C")
+        except StoreError as trouble:
+            log.warning("store.trouble", why=trouble.what)
+            clocks.SystemClock().wait(_CANCEL_AGAIN_S)
 
 
 @contextmanager
@@ -197,7 +213,7 @@ def _interrupts_cancel(handle: RunHandle) -> Iterator[threading.Event]:
         interrupted.set()
         if count >= 3:
             os._exit(130)
-        threading.Thread(target=handle.cancel, args=("Ctrl-C",), daemon=True).start()
+        threading.Thread(target=_cancel, args=(handle,), daemon=True).start()
         log.warning(
             "run.interrupted", what="letting machines go; once or twice more leaves at once"
         )

@@ -81,6 +81,8 @@ class RunHandle:
         self._minder: threading.Thread | None = None
         self._broken: Exception | None = None
         """What ended the minding thread before its time."""
+        self._left = False
+        """Whether nobody watches any more who once did."""
         self._ended_at = 0.0
 
     @property
@@ -144,9 +146,20 @@ class RunHandle:
             self._broken = error
 
     def watch(self) -> None:
-        """Wait for the end, showing the workers' output and the run's story."""
+        """Wait for the end, showing the workers' output and the run's story.
+
+        The minding is a thread's: a bucket that hangs must not keep the caller from hearing Ctrl-C.
+        """
         self.show = True
-        self._follow()
+        self.mind_in_background()
+        assert self._minder is not None
+        try:
+            while self._minder.is_alive():  # a signal that another thread caught is heard in between
+                self._minder.join(_LONGEST_PAUSE_S)
+        finally:
+            self._left = True
+        if self._broken is not None:
+            raise self._broken
 
     def _wait(self, timeout_s: float | None) -> None:
         if self._minder is not None:
@@ -160,7 +173,7 @@ class RunHandle:
 
     def _follow(self, timeout_s: float | None = None) -> None:
         deadline = None if timeout_s is None else self._clock.now() + timeout_s
-        while True:
+        while not self._left:
             wake = self._tick()
             if self.show and self._console.show_new():
                 self._news_at = self._clock.now()

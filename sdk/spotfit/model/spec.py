@@ -14,10 +14,9 @@ class Tempo(msgspec.Struct, frozen=True):
 
     beat_s: float = 1.0
     """How often an agent and its leader greet each other over the wire."""
-    silent_s: float = 15.0
-    """A connected agent that has not been heard for so long is lost.
-
-    More than one call of the bucket may take: an agent that waits for one does not greet."""
+    silent_s: float = 10.0
+    """A connected agent that has not been heard for so long is lost. No agent ever waits for the
+    bucket or the cloud before it greets; only its machine and its wire may keep it silent."""
     lease_s: float = 5.0
     """How often the leader renews its lease object in the bucket."""
     lease_patience_s: float = 20.0

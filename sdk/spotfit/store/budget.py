@@ -13,3 +13,8 @@ class Budget:
     within_s: float = 30.0
     first_pause_s: float = 0.1
     longest_pause_s: float = 5.0
+
+
+PATIENT = Budget(attempts=1000, within_s=900.0)
+"""For who has nothing better to do than to wait: what a worker saves or loads is worth more than
+the quarter of an hour a bucket may be away."""

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -37,7 +38,9 @@ PART_BYTES = 8 * 2**20
 
 PARTS_AT_ONCE = 8
 _MOST_PARTS = 9_000  # S3 allows 10,000
-_FILES = Budget(attempts=2, within_s=600.0)  # their parts are repeated on the way already
+_FILES_WITHIN_S = 600.0
+_SMALL_BYTES = 2**20
+"""Files up to this size travel as any object does: quickly, or not at all."""
 
 
 class ObjectStore:
@@ -94,7 +97,11 @@ class ObjectStore:
             return
 
     def put_file(self, key: str, path: Path) -> None:
-        part_bytes = max(PART_BYTES, path.stat().st_size // _MOST_PARTS)
+        size_bytes = path.stat().st_size
+        if size_bytes <= _SMALL_BYTES:
+            self.put(key, path.read_bytes())
+            return
+        part_bytes = max(PART_BYTES, size_bytes // _MOST_PARTS)
         with path.open("rb"):  # a file that cannot be read is the caller's trouble, told as OSError
             persistently(
                 lambda: self._once(
@@ -104,7 +111,7 @@ class ObjectStore:
                     ),
                     insists=True,
                 ),
-                _FILES,
+                self._for_files,
             )
 
     def get_file(self, key: str, path: Path) -> None:
@@ -122,6 +129,11 @@ class ObjectStore:
     def keys(self) -> Keys:
         """The credentials somebody gave."""
         return dict(self._keys)
+
+    @property
+    def _for_files(self) -> Budget:
+        """They take their time."""
+        return replace(self._budget, within_s=max(_FILES_WITHIN_S, self._budget.within_s))
 
     def _first_part(self, key: str) -> tuple[bytes, int, str | None]:
         def ask(client: Client) -> tuple[bytes, int, str | None]:

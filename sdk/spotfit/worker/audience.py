@@ -27,6 +27,7 @@ from spotfit.ship.function import load_pickle
 from spotfit.ship.prepare import prepare
 from spotfit.ship.sign import RunKey
 from spotfit.store.api import Store
+from spotfit.store.budget import PATIENT
 from spotfit.store.opening import open_store
 from spotfit.worker import crash, trouble
 from spotfit.worker.luggage import open_luggage
@@ -46,7 +47,9 @@ def main(descriptor: int) -> NoReturn:
     try:
         house = Audience.seat(hello)
     except Exception as error:  # noqa: BLE001 - loading the user's callbacks runs the user's code
-        heard = as_heard(error, open_store(hello.storage_url), RunKey.from_text(hello.secret))
+        heard = as_heard(
+            error, open_store(hello.storage_url, PATIENT), RunKey.from_text(hello.secret)
+        )
     while (frame := _next(wire)) is not None:
         if house is not None:
             heard = house.hear(frame)
@@ -72,7 +75,7 @@ class Audience:
     @classmethod
     def seat(cls, hello: Hello) -> Audience:
         """Load what `fit()` has packed. Raises what unpacking raises."""
-        store, key = open_store(hello.storage_url), RunKey.from_text(hello.secret)
+        store, key = open_store(hello.storage_url, PATIENT), RunKey.from_text(hello.secret)
         payload = open_luggage(hello.luggage, key, store, hello.scratch)
         prepared = prepare(payload.env, store=store, scratch=Path(hello.scratch or "."))
         env.update(prepared.env_vars)

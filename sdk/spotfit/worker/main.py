@@ -28,6 +28,7 @@ from spotfit.ship.luggage import Shipped
 from spotfit.ship.prepare import prepare
 from spotfit.ship.sign import RunKey
 from spotfit.store.api import Store
+from spotfit.store.budget import PATIENT
 from spotfit.store.opening import open_store
 from spotfit.worker import birth, crash, current, pulse
 from spotfit.worker.luggage import open_luggage
@@ -57,7 +58,7 @@ def main(talk_descriptor: int) -> NoReturn:
 def _live(start: Start, talk: Talk, framework: Framework) -> int:
     """Everything between the first frame and the last; the exit code."""
     try:
-        store = open_store(start.storage_url)
+        store = open_store(start.storage_url, PATIENT)
         shipped = unpack(start, store, framework)
     except BaseException as error:  # noqa: BLE001 - importing the user's modules may raise anything
         talk.send(crash.unprepared(error))

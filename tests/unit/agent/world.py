@@ -144,7 +144,9 @@ class Stalling:
     def answer(self) -> None:
         """What hung is done now."""
         for name, job in self._under_way.items():
-            self._done[name] = Inline().run(name, job)
+            done = Inline().run(name, job)
+            assert done is not None
+            self._done[name] = done
         self._under_way = {}
 
 

@@ -69,6 +69,10 @@ class Desk:
         for event in events:
             self.rival.append(event, after=self.rival.catch_up())
 
+    def knows(self) -> bool:
+        """Whether a decision may be made."""
+        return self.scribe.settled
+
     def finish(self, now: float) -> None:
         """Whatever is under way comes back, and is taken in."""
         self.errands.finish()
@@ -91,11 +95,11 @@ class Desk:
 
 def test_nothing_is_decided_before_the_journal_was_read_to_its_end() -> None:
     desk = Desk(slow=True)
-    assert not desk.scribe.settled
+    assert not desk.knows()
     desk.scribe.go_on(0.0)
-    assert not desk.scribe.settled, "and nobody stands still for it"
+    assert not desk.knows(), "and nobody stands still for it"
     desk.finish(0.1)
-    assert desk.scribe.settled
+    assert desk.knows()
     assert desk.scribe.view == desk.rival.catch_up()
     assert desk.scribe.read_at == 0.1
 
@@ -122,9 +126,9 @@ def test_a_copy_spares_a_read_and_a_gap_is_read() -> None:
     assert desk.store.reads == read + 1, "the test's own"
     desk.write_as_rival(B_LEADS, CANCEL)
     desk.scribe.told(4, desk.store.get(keys.entry(4)))
-    assert not desk.scribe.settled, "somebody knows more than this view"
+    assert not desk.knows(), "somebody knows more than this view"
     desk.scribe.go_on(1.0)
-    assert desk.scribe.settled
+    assert desk.knows()
     assert desk.scribe.view.next_slot == 5
 
 
@@ -141,7 +145,7 @@ def test_a_store_that_fails_is_asked_again_after_a_pause() -> None:
     desk.store.deaf = False
     desk.scribe.go_on(1.1)
     assert desk.scribe.read_at == 1.1
-    assert desk.scribe.settled, "reading that failed makes no view wrong"
+    assert desk.knows(), "reading that failed makes no view wrong"
 
 
 def test_what_is_no_entry_of_ours_is_told_where_it_is_folded() -> None:
@@ -159,7 +163,7 @@ def test_what_the_store_took_needs_no_reading() -> None:
     desk = Desk()
     read = desk.store.reads
     desk.scribe.write(CANCEL, 1.0)
-    assert desk.scribe.settled
+    assert desk.knows()
     assert desk.scribe.view.cancelled == "enough"
     assert desk.store.reads == read
     assert desk.rival.catch_up() == desk.scribe.view
@@ -170,13 +174,13 @@ def test_while_an_entry_is_on_its_way_nothing_may_be_decided() -> None:
     desk.scribe.go_on(0.0)
     desk.finish(0.1)
     desk.scribe.write(CANCEL, 1.0)
-    assert not desk.scribe.settled
+    assert not desk.knows()
     with pytest.raises(AssertionError):
         desk.scribe.write(B_LEADS, 1.1)
     desk.scribe.go_on(30.0)
-    assert not desk.scribe.settled, "however long it takes"
+    assert not desk.knows(), "however long it takes"
     desk.finish(31.0)
-    assert desk.scribe.settled
+    assert desk.knows()
     assert desk.scribe.view.cancelled == "enough"
 
 
@@ -184,7 +188,7 @@ def test_who_lost_the_slot_reads_who_won_it() -> None:
     desk = Desk()
     desk.write_as_rival(B_LEADS)
     desk.scribe.write(CANCEL, 1.0)
-    assert desk.scribe.settled
+    assert desk.knows()
     assert desk.scribe.view.leads(an_agent(1))
     assert desk.scribe.view.cancelled is None, "it was decided from an old view"
 
@@ -195,9 +199,8 @@ def test_the_very_same_entry_is_offered_until_it_is_known_who_has_the_slot(*, se
     desk = Desk()
     desk.store.unheard, desk.store.unsent = (1, 0) if sent else (0, 3)
     desk.scribe.write(CANCEL, 0.0)
-    assert not desk.scribe.settled
-    assert desk.scribe.view.cancelled is None
-    desk.go_on_until(lambda: desk.scribe.settled)
+    assert not desk.knows()
+    desk.go_on_until(desk.knows)
     assert desk.scribe.view.cancelled == "enough"
     assert len(desk.store.creates) >= 2
     assert len(set(desk.store.creates)) == 1, "byte for byte"
@@ -209,7 +212,7 @@ def test_what_was_offered_is_void_once_somebody_else_has_the_slot() -> None:
     desk.store.unsent = 1
     desk.scribe.write(CANCEL, 0.0)
     desk.write_as_rival(B_LEADS)
-    desk.go_on_until(lambda: desk.scribe.settled)
+    desk.go_on_until(desk.knows)
     assert desk.scribe.view == desk.rival.catch_up()
     assert desk.scribe.view.cancelled is None
 
@@ -222,7 +225,7 @@ def test_news_of_the_slot_settles_it_before_the_store_answers() -> None:
     desk.write_as_rival(B_LEADS)
     desk.scribe.told(2, desk.store.get(keys.entry(2)))
     desk.scribe.go_on(1.1)
-    assert desk.scribe.settled
+    assert desk.knows()
     assert desk.scribe.view.leads(an_agent(1))
 
 
@@ -265,4 +268,4 @@ def test_a_store_that_does_not_show_what_it_says_is_there_is_not_asked_without_e
     desk.scribe.go_on(1.05)
     assert desk.store.reads == read
     assert desk.scribe.wake_at > 1.05
-    assert not desk.scribe.settled
+    assert not desk.knows()

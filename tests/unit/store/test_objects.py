@@ -186,3 +186,14 @@ def test_a_pickle_holds_no_secret(store: ObjectStore, bucket: ScriptedBucket) ->
     assert b"something" not in pickled
     pickle.loads(pickled).put("a", b"x")
     assert bucket.objects["/bucket/a"] == b"x"
+
+
+def test_a_small_file_is_sent_as_often_as_its_store_insists(
+    bucket: ScriptedBucket, store: ObjectStore, tmp_path: Path
+) -> None:
+    """Big ones have time limits to their size; a hanging request for a small one must end soon."""
+    (tmp_path / "small").write_bytes(b"x")
+    bucket.will_answer(503, 503)
+    store.put_file("a", tmp_path / "small")
+    assert len(bucket.asked) == 3
+    assert bucket.objects["/bucket/a"] == b"x"

@@ -1,13 +1,17 @@
 """The wire is as bad as it was told, by dice, and passes everything else on unchanged."""
 
 import http.client
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from spotfit_localsim.live.bad_wire import BadWire, Weather, change_weather, serve
+from spotfit.testing.clock import ManualClock
+from spotfit_localsim.live.bad_wire import BadWire, Weather, change_weather, serve, stall
+
+PATIENCE_S = 30.0
 
 
 class Echo(BaseHTTPRequestHandler):
@@ -86,11 +90,59 @@ def test_what_is_unanswered_was_done(address: str) -> None:
     assert len(Echo.asked) == 1
 
 
+def test_what_hangs_is_carried_out_in_the_end() -> None:
+    clock = ManualClock()
+    wire = BadWire(clock)
+    wire.change(Weather(stalled=1.0, stall_s=25.0))
+    assert wire.befall() == "passed"
+    assert clock.now() == pytest.approx(25.0)
+
+
+class Gate(ManualClock):
+    """Whoever waits on it goes on when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def wait(self, seconds: float) -> None:
+        self.reached.set()
+        assert self.opened.wait(PATIENCE_S)
+
+
+def test_while_the_bucket_hangs_every_request_does(server: ThreadingHTTPServer) -> None:
+    gate, answers = Gate(), []
+    with serve(("127.0.0.1", server.server_address[1]), gate) as wire:
+        threading.Thread(target=wire.serve_forever).start()
+        address = f"127.0.0.1:{wire.server_address[1]}"
+        stall(f"http://{address}", 600.0)
+        asking = threading.Thread(target=lambda: answers.append(ask(address).status))
+        asking.start()
+        assert gate.reached.wait(PATIENCE_S)
+        assert Echo.asked == []
+        change_weather(f"http://{address}", Weather())
+        gate.opened.set()
+        asking.join(PATIENCE_S)
+        assert answers == [201]
+        wire.shutdown()
+
+
+def test_who_gives_up_waiting_breaks_nothing(address: str) -> None:
+    stall(f"http://{address}", 600.0)
+    host, _, port = address.partition(":")
+    with socket.create_connection((host, int(port))) as impatient:
+        impatient.sendall(b"PUT /bucket/key HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello")
+    change_weather(f"http://{address}", Weather())
+    assert ask(address).status == 201
+
+
 def test_the_same_seed_brings_the_same_weather() -> None:
     fates = []
     for _ in range(2):
+        clock = ManualClock()
         waited: list[float] = []
-        wire = BadWire(waited.append)
+        clock.wait = waited.append  # type: ignore[method-assign, assignment]  # counts instead
+        wire = BadWire(clock)
         wire.change(Weather(refused=0.3, unanswered=0.2, slow=0.5, slow_s=2.0, seed=9))
         fates.append(([wire.befall() for _ in range(100)], waited))
     assert fates[0] == fates[1]

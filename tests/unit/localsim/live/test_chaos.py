@@ -22,11 +22,16 @@ def test_seeds_tell_of_everything_that_can_happen() -> None:
     assert struck == {"worker", "agent", "leader", "node", "zygote", "driver"}
     assert {len(story.blows) for story in stories} == {1, 2, 3, 4}
     assert any(story.weather.unanswered > 0 for story in stories)
+    assert any(story.weather.stalled > 0 for story in stories)
+    stalls = [story.stall for story in stories if story.stall]
+    assert 5 < len(stalls) < 60
+    assert all(5.0 <= stall.for_s <= 30.0 for stall in stalls)
 
 
 def test_on_a_disk_the_weather_is_fair() -> None:
     stories = [story_of(seed) for seed in range(50)]
     assert all(story.weather.refused == 0 for story in stories if story.store == "file")
+    assert all(story.stall is None for story in stories if story.store == "file")
 
 
 def test_the_last_step_is_saved() -> None:

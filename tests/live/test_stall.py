@@ -1,0 +1,104 @@
+"""A bucket that hangs: the machines talk to each other, so the training goes on without it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spotfit
+from spotfit.model.events import CheckpointCommitted, LeaderElected, RoundClosed, RoundOpened
+from spotfit.store.opening import open_store
+from spotfit_localsim.live import bad_wire
+from spotfit_localsim.live.chaos import wire_to_a_store
+from tests.live.cloud import Cloud, eventually
+
+STALL_S = 12.0
+"""Longer than a client waits for an answer, and than agents may be silent."""
+
+
+@pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a store that speaks S3, with one bucket; a test may let it hang."""
+    with wire_to_a_store() as address:
+        for name, text in (
+            ("AWS_ENDPOINT_URL", address),
+            ("AWS_ACCESS_KEY_ID", "test"),
+            ("AWS_SECRET_ACCESS_KEY", "test"),
+            ("AWS_REGION", "us-east-1"),
+        ):
+            monkeypatch.setenv(name, text)
+        request = urllib.request.Request(f"{address}/runs", method="PUT")  # noqa: S310 - loopback
+        urllib.request.urlopen(request).close()  # noqa: S310 - loopback
+        yield address
+
+
+def train(config: dict[str, Any]) -> int:
+    """Step together through the hub, and save when the test says so."""
+    marks, rank = Path(config["marks"]), spotfit.get_context().get_world_rank()
+    step = 0
+    while True:
+        step += 1
+        asked = [mark for mark in ("save", "enough") if (marks / mark).exists()]
+        asked = spotfit.collective.broadcast_from_rank_zero(asked)
+        spotfit.report({"step": step})
+        if rank == 0:
+            (marks / "step.draft").write_text(str(step))
+            (marks / "step.draft").rename(marks / "step")
+        if "save" in asked and not (marks / f"saved-{rank}").exists():
+            save(step)
+            (marks / f"saved-{rank}").touch()
+        if "enough" in asked:
+            save(step)
+            return step
+        time.sleep(0.02)
+
+
+def save(step: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, f"rank{spotfit.get_context().get_world_rank()}").write_text(json.dumps(step))
+        checkpoint = spotfit.Checkpoint.from_directory(folder)
+        spotfit.report({"step": step}, checkpoint=checkpoint)
+
+
+def reached(cloud: Cloud) -> int:
+    return int(cloud.sees("step").read_text())
+
+
+@pytest.mark.real_time("a stall must outlast time limits of sockets and of silent agents")
+def test_while_the_bucket_hangs_the_training_goes_on(cloud: Cloud, wire: str) -> None:
+    cloud.storage = "s3://runs/live"
+    handle = cloud.submit(train, workers=2, nodes=2, storage=cloud.storage)
+    cloud.sees("step")
+    bad_wire.stall(wire, STALL_S)
+    hangs_until = time.monotonic() + STALL_S
+    before = reached(cloud)
+    eventually(lambda: time.monotonic() > hangs_until - 3.0)
+    assert reached(cloud) > before + 50, "nobody waited for the bucket"
+    cloud.leave("save")
+    cloud.sees("saved-0")
+    assert time.monotonic() > hangs_until
+    cloud.leave("enough")
+    result = handle.result(60.0)
+    events = cloud.events()
+    kinds = [type(event) for event in events]
+    assert (kinds.count(RoundOpened), kinds.count(RoundClosed)) == (1, 0)
+    assert kinds.count(LeaderElected) == 2, "the driver, and the agent that took over from it"
+    committed = [event for event in events if isinstance(event, CheckpointCommitted)]
+    assert [one.metrics["step"] for one in committed][-1] == result.return_value
+    assert len(committed) == 2
+    assert told(cloud) == list(range(len(told(cloud)))), "every report once, in order"
+    assert len(told(cloud)) == result.return_value + 2
+
+
+def told(cloud: Cloud) -> list[int]:
+    """The numbers of all reports that are kept in the bucket."""
+    store = open_store(cloud.url())
+    chunks = [store.get(found.key) for found in store.list(".spotfit/reports")]
+    return [json.loads(line)["n"] for chunk in chunks for line in chunk.splitlines()]
