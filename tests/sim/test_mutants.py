@@ -220,5 +220,5 @@ def test_caught_is_a_leader_that_adopts_what_an_abandoned_round_left(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(spotfit.agent.leader, "_is_news", lambda _view, _found: True)
-        world, _ = caught(storms(range(260, 320)))  # it takes a rare coincidence
+        world, _ = caught(storms())  # it takes a rare coincidence
     sound_in(world)
