@@ -154,7 +154,9 @@ class RunHandle:
         self.mind_in_background()
         assert self._minder is not None
         try:
-            while self._minder.is_alive():  # a signal that another thread caught is heard in between
+            while (
+                self._minder.is_alive()
+            ):  # a signal that another thread caught is heard in between
                 self._minder.join(_LONGEST_PAUSE_S)
         finally:
             self._left = True
