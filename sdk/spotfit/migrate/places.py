@@ -59,6 +59,7 @@ ADVICE: Mapping[Path, str] = {
     ("ray",): "This stays with Ray.",
     ("ray", "actor"): _TASKS,
     ("ray", "air"): "This was part of Ray AIR, and is gone.",
+    ("ray", "air", "integrations"): _LATER,
     ("ray", "air", "session"): "Nothing takes its place: the run has a name and its workers ranks.",
     ("ray", "available_resources"): _CLUSTER,
     ("ray", "cluster_resources"): _CLUSTER,

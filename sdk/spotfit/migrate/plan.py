@@ -13,6 +13,7 @@ from spotfit.migrate.places import (
     NO_DATASETS,
     ROOT,
     Here,
+    Path,
     Stays,
     find,
     variable,
@@ -68,6 +69,22 @@ def make_plan(survey: Survey) -> Plan:
         _decide_text(node, value, line, plan)
     plan.notes = sorted(set(plan.notes))
     return plan
+
+
+def trainers_that_stay(survey: Survey) -> list[Note]:
+    """Trainers of Ray that have no counterpart; a script that has one had better stay whole, for
+    they would be given configurations of ours."""
+    paths = {(use.line, use.path) for use in survey.uses}
+    paths |= {(one.line, one.imported) for one in survey.bindings if not _is_used(one, survey.uses)}
+    return [
+        Note(line, ".".join(path), "This trainer stays with Ray; so does the whole script.")
+        for line, path in sorted(paths)
+        if path[1:2] == ("train",) and isinstance(find(path), Stays) and _names_a_trainer(path)
+    ]
+
+
+def _names_a_trainer(path: Path) -> bool:
+    return any(part.endswith("Trainer") for part in path)
 
 
 def moves(binding: Binding) -> Here | None:

@@ -10,7 +10,7 @@ from libcst.metadata import MetadataWrapper
 from spotfit.core.errors import ConfigError
 from spotfit.migrate.edit import Editor
 from spotfit.migrate.imports import new_imports
-from spotfit.migrate.plan import Note, make_plan
+from spotfit.migrate.plan import Note, make_plan, trainers_that_stay
 from spotfit.migrate.survey import survey
 
 
@@ -38,6 +38,8 @@ def rewrite(source: bytes, *, name: str = "<script>") -> Rewritten:
         raise ConfigError(f"{name} is no Python: {error}", do="Correct it first.") from error
     wrapper = MetadataWrapper(module, unsafe_skip_copy=True)
     found = survey(wrapper)
+    if whole := trainers_that_stay(found):
+        return Rewritten(source, tuple(whole))
     plan = make_plan(found)
     moved = wrapper.module.visit(Editor(plan, new_imports(found, plan)))
     return Rewritten(moved.bytes, tuple(plan.notes))

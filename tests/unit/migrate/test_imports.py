@@ -66,17 +66,17 @@ def test_a_name_is_found_in_whatever_module_of_ray_it_was_taken_from(
 def test_names_of_one_statement_go_where_each_belongs() -> None:
     script = text("""
         from ray import train, tune
-        from ray.train import BaseTrainer, Checkpoint, RunConfig
-        tune.Tuner, BaseTrainer
+        from ray.train import BatchPredictor, Checkpoint, RunConfig
+        tune.Tuner, BatchPredictor
     """)
     assert moved(script) == text("""
         import spotfit as train
         from ray import tune
-        from ray.train import BaseTrainer
+        from ray.train import BatchPredictor
         from spotfit import Checkpoint, RunConfig
-        tune.Tuner, BaseTrainer
+        tune.Tuner, BatchPredictor
     """)
-    assert left(script) == ["4: ray.train.BaseTrainer", "4: ray.tune.Tuner"]
+    assert left(script) == ["4: ray.train.BatchPredictor", "4: ray.tune.Tuner"]
 
 
 def test_brackets_and_their_comments_stay() -> None:
@@ -97,19 +97,19 @@ def test_brackets_hold_for_those_that_move_and_those_that_stay() -> None:
     assert moved("""
         from ray.train import (
             Checkpoint,
-            BaseTrainer,
+            BatchPredictor,
             RunConfig,
         )
-        BaseTrainer()
+        BatchPredictor()
     """) == text("""
         from spotfit import (
             Checkpoint,
             RunConfig,
         )
         from ray.train import (
-            BaseTrainer,
+            BatchPredictor,
         )
-        BaseTrainer()
+        BatchPredictor()
     """)
 
 

@@ -118,15 +118,35 @@ def test_data_tasks_and_tune_are_told_with_their_lines() -> None:
 def test_what_a_moved_module_does_not_have_is_told() -> None:
     script = text("""
         from ray import train
-        train.trainer.BaseTrainer
+        train.no_such_name
         train.lightning.prepare_trainer(None)
         train.report({})
     """)
     assert moved(script) == script.replace("from ray import train", "import spotfit as train")
     assert left(script) == [
-        "3: ray.train.trainer.BaseTrainer",
+        "3: ray.train.no_such_name",
         "4: ray.train.lightning.prepare_trainer",
     ]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "told"),
+    [
+        (
+            "from ray.train.tensorflow import TensorflowTrainer as T",
+            "ray.train.tensorflow.TensorflowTrainer",
+        ),
+        ("import ray.train.xgboost as x\nT = x.XGBoostTrainer", "ray.train.xgboost.XGBoostTrainer"),
+        ("import ray\nT = ray.train.v2.jax.JaxTrainer", "ray.train.v2.jax.JaxTrainer"),
+        ("from ray.train.base_trainer import BaseTrainer", "ray.train.base_trainer.BaseTrainer"),
+    ],
+)
+def test_a_script_whose_trainer_stays_with_ray_stays_whole(trainer: str, told: str) -> None:
+    script = (
+        f"{trainer}\nfrom ray.train import ScalingConfig\nprint(ScalingConfig(num_workers=2))\n"
+    )
+    assert moved(script) == script
+    assert [line.partition(": ")[2] for line in left(script)] == [told]
 
 
 def test_a_trainer_with_datasets_is_told() -> None:
