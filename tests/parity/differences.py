@@ -34,7 +34,6 @@ OTHERWISE: Mapping[str, Otherwise] = {
 """Probes of tests/parity/behaviour.py that see something else here than with Ray Train."""
 
 NOT_YET: Mapping[str, str] = {
-    "a_file_system_of_pyarrow": "being built",
     "checkpoints_that_are_validated": "being built",
     "no_time_to_validate": "being built",
     "ValidationConfig": "being built",
