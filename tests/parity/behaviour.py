@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -286,6 +287,56 @@ def a_report_with_a_tensor(api: Api) -> Any:
 
     error: Any = caught(lambda: api.fit(f, workers=1))
     return [kinds(error), kinds(error.worker_failures[0])]
+
+
+@probe
+def a_score_that_is_no_number(api: Api) -> Any:
+    many = {"metrics": [{"score": "high"}, {"score": "low"}]}
+    how = keeping(api, num_to_keep=1, checkpoint_score_attribute="score")
+    error: Any = caught(lambda: api.fit(steps, workers=1, config=many, **how))
+    return [kinds(error), kinds(error.controller_failure)]
+
+
+@probe
+def files_of_rank_1_alone_without_a_name(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> None:
+        train: Any = side(config)
+        rank = train.get_context().get_world_rank()
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, f"rank{rank}").touch()
+            checkpoint = train.Checkpoint.from_directory(folder) if rank == 1 else None
+            train.report({"rank": rank}, checkpoint=checkpoint)
+
+    result = api.fit(f)
+    with result.checkpoint.as_directory() as folder:
+        files = seen_in(folder)
+    name = result.checkpoint.path.rpartition("/")[2]
+    return [result.metrics, files, re.sub(r"\d", "0", name)]
+
+
+@probe
+def where_a_worker_may_store(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> Any:
+        train: Any = side(config)
+        storage = train.get_context().get_storage()
+        folder = tempfile.mkdtemp()
+        Path(folder, "file").touch()
+        kept = storage.persist_current_checkpoint(train.Checkpoint.from_directory(folder), "mine")
+        paths = [
+            storage.storage_fs_path,
+            storage.experiment_fs_path,
+            storage.build_checkpoint_path_from_name("c"),
+            kept.path,
+        ]
+        return [
+            storage.experiment_dir_name,
+            [path.removeprefix(config["place"]) for path in paths],
+            type(storage.storage_filesystem).__name__,
+            train.get_preemption_info(),
+        ]
+
+    result = api.fit(f, workers=1)
+    return [result.return_value, folders(api), result.checkpoint]
 
 
 @probe
@@ -949,6 +1000,17 @@ def a_checkpoint_in_local_mode(api: Api) -> Any:
         return [one is not None and one.path == folder for one in (first, second)]
 
     return api.fit(f, workers=0).return_value
+
+
+@probe
+def mistakes_in_local_mode(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> Any:
+        train: Any = side(config)
+        data = train.get_dataset_shard("known") == [1, 2]
+        unknown = kinds(caught(lambda: train.get_dataset_shard("unknown")))
+        return [data, unknown, kinds(caught(train.get_context().get_storage))]
+
+    return api.fit(f, workers=0, datasets={"known": lambda: [1, 2]}).return_value
 
 
 def main() -> None:

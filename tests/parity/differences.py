@@ -28,6 +28,12 @@ OTHERWISE: Mapping[str, Otherwise] = {
     "numbers_of_numpy_in_the_metrics_of_a_checkpoint": Otherwise(None, "numbers of numpy"),
     "a_report_that_is_no_dictionary": Otherwise(_FAILED, "`report(5)`"),
     "a_group_that_may_shrink_to_nobody": Otherwise({"is": ["ValueError"]}, "`num_workers=(0, n)`"),
+    "a_score_that_is_no_number": Otherwise(
+        [{"is": ["ControllerError", "TrainingFailedError"]}, {"is": []}], "a score that is no"
+    ),
+    "mistakes_in_local_mode": Otherwise(
+        [True, {"is": ["KeyError"]}, {"is": ["RuntimeError"]}], "an unknown dataset"
+    ),
     "dying_in_the_first_instant": Otherwise([_FAILED, "xx"], "a worker that dies in its first"),
     "a_checkpoint_in_local_mode": Otherwise([True, True], "`get_checkpoint` with `num_workers=0`"),
 }
