@@ -95,6 +95,9 @@ class Workplace:
     def hooks(self, spec: RunSpec) -> Hooks | None:  # and no backend of the user's own
         return None
 
+    def resign(self) -> None:
+        """There was nothing beside the leader."""
+
     def say(self, text: str) -> None:
         """Nobody reads it."""
 

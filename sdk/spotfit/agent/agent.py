@@ -264,7 +264,7 @@ class Agent:
             if self._leader is None or self._leader.epoch != view.epoch:
                 self._take_office()
             return
-        self._leader = None
+        self._resign()
         self._uplink.watch(view, self._tempo, now, read_lease=self._polled_at == now)
         claimed = claim(view, self._ledger.me, self._uplink.sighting(now))
         if claimed is not None and claimed.due(now) and self._scribe.settled:
@@ -279,6 +279,12 @@ class Agent:
         self._uplink.forget()
         if self._ledger.view.leads(me):
             self._take_office()
+
+    def _resign(self) -> None:
+        """Somebody else leads: what was kept beside a leader is his to keep now."""
+        if self._leader is not None:
+            self._leader = None
+            self._workplace.resign()
 
     def _take_office(self) -> None:
         spec = self._ledger.view.spec

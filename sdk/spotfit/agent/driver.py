@@ -179,6 +179,9 @@ class Workplace:
             self._hooks = LiveHooks(self._hello(spec), begin, self._loop.after)
         return self._hooks
 
+    def resign(self) -> None:
+        self.close()
+
     def say(self, text: str) -> None:
         log.warning("run.says", what=text)
         self._logs.line(-1, output.RUN, "err", text)

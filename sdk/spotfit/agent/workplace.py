@@ -25,6 +25,10 @@ class Workplace(Protocol):
         """A process for the hooks of the run's backend, if it has any."""
         ...
 
+    def resign(self) -> None:
+        """Nobody leads from here any more: end the processes of callbacks and hooks."""
+        ...
+
     def say(self, text: str) -> None:
         """A line of the run's own in its log."""
         ...

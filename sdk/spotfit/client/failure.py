@@ -107,7 +107,8 @@ def _exception(
             f"{failure.told}\n(the exception itself is lost: {lost.what})", rank=failure.rank
         )
     if isinstance(raised, BaseException):
-        where = f"in the worker of rank {failure.rank}" if failure.rank >= 0 else "by a callback"
+        beside = failure.rank < 0
+        where = "beside the workers" if beside else f"in the worker of rank {failure.rank}"
         raised.add_note(f"raised {where}:\n{failure.told}")
         return raised
     return TrainingFailedError(failure.told, rank=failure.rank)

@@ -39,9 +39,19 @@ def leave_in_time(view: View, watch: Watch, round_: Round, now: float) -> RoundC
     if not _replaced(view, watch) or not _saved_since(view, [place.agent for place in leaving]):
         return Wait(deadline, f"{len(leaving)} machines leave in {deadline - now:.0f} s")
     if _fresh(watch, now) or now >= deadline - _MARGIN_S:
-        why = "saved after the notice, and replaced"
-        return RoundClosed(round_.number, Blame.PREEMPTION, why, taken=taken(leaving, view))
+        return _changed_over(view, watch, round_, leaving)
     return Wait(deadline - _MARGIN_S, "replaced; changing over at the next commit")
+
+
+def _changed_over(view: View, watch: Watch, round_: Round, leaving: list[Place]) -> RoundClosed:
+    """Nothing is lost. An elastic group that goes on smaller has only changed its size."""
+    assert view.spec is not None
+    slots = _warm_slots(view, watch)
+    if slots < view.spec.workers_max:
+        why = f"saved after the notice; {slots} workers go on"
+        return RoundClosed(round_.number, Blame.RESIZE, why)
+    why = "saved after the notice, and replaced"
+    return RoundClosed(round_.number, Blame.PREEMPTION, why, taken=taken(leaving, view))
 
 
 def may_outlive(view: View, place: Place) -> bool:
@@ -99,10 +109,14 @@ def _fresh(watch: Watch, now: float) -> bool:
 def _replaced(view: View, watch: Watch) -> bool:
     """Whether the next round could open at once: machines are here, and warm."""
     assert view.spec is not None
-    slots = sum(seat.member.slots for seat in usable_seats(view, watch) if seat.warm)
+    slots = _warm_slots(view, watch)
     if slots >= view.spec.workers_max:
         return True
     return view.spec.elastic and slots >= view.spec.workers_min and expected_slots(view, watch) == 0
+
+
+def _warm_slots(view: View, watch: Watch) -> int:
+    return sum(seat.member.slots for seat in usable_seats(view, watch) if seat.warm)
 
 
 def _saved_since(view: View, agents: list[AgentId]) -> bool:

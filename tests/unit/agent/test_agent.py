@@ -354,6 +354,8 @@ def test_a_deposed_leader_stops_leading_and_joins_its_successor() -> None:
     world.until(lambda: world.training or old.over, within_s=60)
     assert not any(entry.by == old.me for entry in world.entries[written:])
     assert world.view.failures.get(Blame.WORKER, 0) == 0
+    assert old.workplace.resigned == 1, "callbacks and hooks are its successor's"
+    assert world.leader.workplace.resigned == 0
 
 
 def test_an_agent_that_was_given_up_leaves_when_it_wakes() -> None:

@@ -404,6 +404,8 @@ class FakeWorkplace:
     def __init__(self, world: World) -> None:
         self._world = world
         self.stalling = Stalling()
+        self.resigned = 0
+        """How often what was kept beside a leader was sent away."""
 
     def provisioner(self, spec: RunSpec) -> Provisioner:
         return self._world.cloud
@@ -413,6 +415,9 @@ class FakeWorkplace:
 
     def hooks(self, spec: RunSpec) -> Hooks | None:
         return self._world.hooks if spec.hooks else None
+
+    def resign(self) -> None:
+        self.resigned += 1
 
     def say(self, text: str) -> None:
         self._world.said.append(text)
@@ -449,8 +454,8 @@ class Node:
         self.asleep = False
         """Whether its process is frozen: alive, and silent."""
         self.ledger = Ledger(world.store, RUN, self.member.agent)
-        workplace = FakeWorkplace(world)
-        self.errands = workplace.stalling
+        self.workplace = FakeWorkplace(world)
+        self.errands = self.workplace.stalling
         self.agent = Agent(
             member=self.member,
             ledger=self.ledger,
@@ -458,7 +463,7 @@ class Node:
             crew=self.crew,
             notices=[self.fate],
             launch=LAUNCH,
-            workplace=workplace,
+            workplace=self.workplace,
             scratch="/scratch",
         )
 

@@ -173,7 +173,7 @@ def test_what_a_callback_raised_is_the_cause_itself() -> None:
     assert isinstance(error, ControllerError)
     assert isinstance(error.controller_failure, KeyError)
     assert error.__cause__ is error.controller_failure
-    assert error.controller_failure.__notes__ == [f"raised by a callback:\n{TOLD}"]
+    assert error.controller_failure.__notes__ == [f"raised beside the workers:\n{TOLD}"]
     assert "KeyError: 'lr'" in str(error)
 
 

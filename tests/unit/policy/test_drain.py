@@ -145,7 +145,8 @@ def test_a_successor_counts_from_when_it_took_over() -> None:
 def test_an_elastic_group_may_go_on_smaller_once_nobody_more_is_expected() -> None:
     elastic = a_spec(workers_min=1, workers_max=2)
     alone = noticed(saved=True, spec=elastic, groups={TOKEN: a_group()})
-    assert isinstance(leaving(alone, seen(LEAVING), 110.0), RoundClosed)
+    smaller = leaving(alone, seen(LEAVING), 110.0)
+    assert smaller == RoundClosed(1, Blame.RESIZE, "saved after the notice; 1 workers go on")
     coming = noticed(saved=True, spec=elastic)
     assert isinstance(leaving(coming, seen(LEAVING), 110.0), Wait)
 
