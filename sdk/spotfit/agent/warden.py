@@ -15,7 +15,7 @@ from spotfit.policy import hang
 from spotfit.policy.hang import Hang
 
 PATIENCE_S = 30.0
-"""How long agents may take to tell what their workers are doing."""
+"""How long agents may take to tell what their workers are doing, and the bucket to keep it."""
 
 
 class Finding(NamedTuple):
@@ -84,7 +84,7 @@ class Warden:
         if self._hang is None:
             return None
         complete = len(self._stacks) == self._hub.world_size
-        return self._keep() if complete or now >= self._asked_at + PATIENCE_S else None
+        return self._keep(now) if complete or now >= self._asked_at + PATIENCE_S else None
 
     def _begin(self, seen: Hang, now: float) -> None:
         self._hang, self._known, self._asked_at = seen, seen, now
@@ -92,19 +92,21 @@ class Warden:
         self._stacks = {}
         self._ask(Examine(self._hub.round, self._number))
 
-    def _keep(self) -> Finding | None:
-        """None while the bucket has not got it. Where that fails, the hang is told without."""
+    def _keep(self, now: float) -> Finding | None:
+        """None while the bucket has not got it. Where that fails, or takes too long, the hang is
+        told without."""
         assert self._hang is not None
         key = keys.stacks(self._ledger.me, self._hub.round, self._number)
         body = _report(self._hang, self._stacks, self._hub.world_size).encode()
         store = self._ledger.store
         done = self._errands.run(f"stacks {key}", lambda: store.put(key, body))
-        if done is None:
+        if done is None and now < self._asked_at + 2 * PATIENCE_S:
             return None
         found, self._hang = self._hang, None
         where = f"the stacks of all ranks are in {store.url.rstrip('/')}/{key}"
-        if done.error is not None:
-            where = f"their stacks could not be kept: {done.error}"
+        if done is None or done.error is not None:
+            why = "the bucket does not answer" if done is None else done.error
+            where = f"their stacks could not be kept: {why}"
         return Finding(found, f"{found.why}; {where}")
 
 

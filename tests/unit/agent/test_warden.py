@@ -148,6 +148,17 @@ def test_another_that_falls_silent_is_looked_into_as_well() -> None:
     assert house.asked[-1] == Examine(3, 2)
 
 
+def test_a_bucket_that_hangs_does_not_keep_a_hang_going() -> None:
+    house = House()
+    house.warden.step(160.0)
+    house.tell(0, 1)
+    house.errands.prompt = False
+    assert house.warden.step(160.0 + 2 * PATIENCE_S - 0.1) is None
+    found = house.warden.step(160.0 + 2 * PATIENCE_S)
+    assert found is not None
+    assert found.told.endswith("could not be kept: the bucket does not answer")
+
+
 def test_a_slow_bucket_delays_the_word_and_one_that_refuses_does_not_prevent_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
