@@ -12,6 +12,7 @@ from spotfit.agent.ports import CrewEvent, Examined, Exited, Said, Unheard
 from spotfit.checkpoint.manifest import Manifest, newest_complete
 from spotfit.core.codec import decoder, encode
 from spotfit.ledger import keys
+from spotfit.model.events import CheckpointCommitted
 from spotfit.model.spec import RunSpec
 from spotfit.model.wire import (
     Carried,
@@ -82,6 +83,8 @@ class Theatre:
     complain: Callable[[str], None]
     """Told when something happened to a worker that must never happen."""
     say: Callable[[str, str], None]
+    is_pending: Callable[[CheckpointCommitted], bool]
+    """Whether that checkpoint is still to be validated, as the journal tells it."""
     teams: dict[int, Team] = field(default_factory=dict)
 
     def is_over(self, number: int) -> bool:
@@ -272,7 +275,8 @@ class SimWorker:
         if self.rank and not load.everyone_saves:
             self._say(Report(n, self._metrics(), name))
             return
-        self._say(Files(n, self._metrics(), name))
+        asked = self._theatre.training.asks(self.state.step)
+        self._say(Files(n, self._metrics(), name, validation=asked))
         while (named := self._named(n)) is None:
             yield None
         if _kept.decode(named.metrics) != Kept(self.state.step, self.state.link):
@@ -286,6 +290,7 @@ class SimWorker:
             named.ranks,
             _told.decode(named.metrics),
             (FileRecord(f"state-{self.rank}.json", len(body), ""),),
+            validation=self._theatre.training.asks(self.state.step),
         )
         if load.background:
             self._given_away.add(n)

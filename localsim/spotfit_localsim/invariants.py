@@ -32,12 +32,15 @@ from spotfit.model.events import (
     RoundClosed,
     RoundOpened,
     Submitted,
+    TrainingEnded,
+    ValidationBegun,
+    ValidationEnded,
 )
 from spotfit.model.fold import fold
 from spotfit.model.group import GroupPlan
 from spotfit.model.view import View
 from spotfit_localsim.crew import restored
-from spotfit_localsim.workload import Training
+from spotfit_localsim.workload import Training, score
 
 _entries = decoder(Entry)
 _snapshots = decoder(Snapshot)
@@ -85,6 +88,10 @@ class Checker:
     def leader(self) -> str:
         """Who may decide, by the checker's own reading of the journal."""
         return self.truth.leader.leader if self.truth.leader else "nobody"
+
+    def is_pending(self, kept: CheckpointCommitted) -> bool:
+        """Whether that checkpoint is still to be validated."""
+        return self.truth.active and any(one.mark == kept.mark for one in self.truth.unvalidated)
 
     def complain(self, what: str) -> None:
         """Something does not hold. The first complaint counts."""
@@ -184,13 +191,15 @@ class Checker:
         | RoundClosed
         | CheckpointCommitted
         | CheckpointDropped
+        | ValidationBegun
+        | ValidationEnded
+        | TrainingEnded
         | FitEnded,
     ) -> str | None:
         truth = self.truth
         match event:
-            case Intended(plan=plan):
-                again = plan.token in self.intended
-                return f"token {plan.token} was used before" if again else None
+            case Intended():
+                return self._wrong_intent(event)
             case Submitted(token=token) | Refused(token=token):
                 pending = token in truth.groups and truth.groups[token].pending
                 return None if pending else f"{token} was not pending"
@@ -211,13 +220,34 @@ class Checker:
                 return self._wrong_commit(event)
             case CheckpointDropped(name=name):
                 return self._wrong_drop(name)
+            case ValidationBegun():
+                return self._wrong_validation(event)
+            case ValidationEnded():
+                return self._wrong_verdict(event)
+            case TrainingEnded(ended=ended):
+                return self._wrong_result(ended)
             case FitEnded():
                 return self._wrong_end(event)
         assert_never(event)
 
+    def _wrong_intent(self, event: Intended) -> str | None:
+        truth = self.truth
+        if event.plan.token in self.intended:
+            return f"token {event.plan.token} was used before"
+        if event.request.role == "train":
+            over = truth.training_ended is not None
+            return "workers' machines after the training" if over else None
+        if not truth.unvalidated:
+            return "a machine for validations, and nothing is to be validated"
+        paid = [one for one in truth.groups.values() if one.role == "validate" and one.standing]
+        spare = len(paid) - len(truth.notices)
+        return f"{spare} machines for validations stand already" if spare > 0 else None
+
     def _wrong_round(self, event: RoundOpened) -> str | None:
         truth, opened = self.truth, event.round
         assert truth.spec is not None
+        if truth.training_ended is not None:
+            return f"round {opened.number} opened after the training"
         if truth.round is not None:
             return f"round {opened.number} opened beside round {truth.round.number}"
         if truth.last_round is not None and opened.number <= truth.last_round.number:
@@ -263,7 +293,11 @@ class Checker:
         if kept.link != self._training.chain.at(kept.step).link:
             return f"{event.name}: step {kept.step} is not that of the undisturbed run"
         told = event.metrics.get("step")
-        return None if told == kept.step else f"{event.name} holds step {kept.step}, told as {told}"
+        if told != kept.step:
+            return f"{event.name} holds step {kept.step}, told as {told}"
+        if event.validation != self._training.asks(kept.step):
+            return f"{event.name} is to be validated: {event.validation}"
+        return None
 
     def _wrong_progress(self, event: CheckpointCommitted) -> str | None:
         latest = self.truth.latest_checkpoint
@@ -275,11 +309,48 @@ class Checker:
         latest = self.truth.latest_checkpoint
         if latest is None or name not in {kept.name for kept in self.truth.checkpoints}:
             return f"{name} was not there to be dropped"
+        if name in {kept.name for kept in self.truth.unvalidated}:
+            return f"{name} is still to be validated"
         return f"{name} is the latest" if name == latest.name else None
 
+    def _wrong_validation(self, event: ValidationBegun) -> str | None:
+        truth, current = self.truth, self.truth.validation
+        due = truth.unvalidated[0].mark if truth.unvalidated else None
+        if event.mark != due:
+            return f"{event.mark} is validated, and {due} is next"
+        if event.attempt != truth.attempts + 1:
+            return f"attempt {event.attempt} follows {truth.attempts}"
+        group = truth.groups.get(event.token)
+        if event.agent in truth.lost_agents or group is None or not group.stands(event.node):
+            return f"{event.agent} cannot validate"
+        if current is None:
+            return None
+        held = truth.groups.get(current.token)
+        gone = held is None or not held.stands(current.node) or current.agent in truth.lost_agents
+        return None if gone else f"{current.agent} validates {current.mark} already"
+
+    def _wrong_verdict(self, event: ValidationEnded) -> str | None:
+        due = self.truth.unvalidated[0] if self.truth.unvalidated else None
+        if due is None or due.mark != event.mark:
+            return f"{event.mark} was not to be validated"
+        if event.status == "validated":
+            found = score(due.metrics["step"])
+            right = event.metrics == {"score": found}
+            return None if right else f"{event.metrics} was found, and {found} is the score"
+        return f"{event.metrics} of a validation that did not succeed" if event.metrics else None
+
     def _wrong_end(self, event: FitEnded) -> str | None:
-        if not self.truth.active:
+        truth = self.truth
+        if not truth.active:
             return "a fit that does not go on cannot end"
+        if truth.unvalidated and event.outcome == "finished":
+            return f"{len(truth.unvalidated)} checkpoints are still to be validated"
+        if truth.training_ended is not None and event.outcome != "cancelled":
+            before = truth.training_ended
+            return None if event == before else f"it was to end {before.outcome}: {before.why}"
+        return self._wrong_result(event)
+
+    def _wrong_result(self, event: FitEnded) -> str | None:
         if event.outcome != "finished":
             return None
         result = self._objects.get(event.result_key or "", b"")
@@ -311,6 +382,18 @@ class Checker:
             found = restored(self._objects, kept.name)
             if isinstance(found, str):
                 self.complain(f"the committed checkpoint {kept.name} is lost: {found}")
+        if ended is not None and ended.outcome == "finished":
+            self._count_verdicts()
+
+    def _count_verdicts(self) -> None:
+        """Every validation that was asked for has ended, and once."""
+        events = [entry.event for entry in self.entries]
+        asked = [
+            one.mark for one in events if isinstance(one, CheckpointCommitted) and one.validation
+        ]
+        ended = [one.mark for one in events if isinstance(one, ValidationEnded)]
+        if ended != asked:
+            self.complain(f"to be validated were {asked}, and these were: {ended}")
 
 
 def _owner(key: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from spotfit.model.spec import Keep, Limits, Tempo, Vigil
 from spotfit_localsim.dice import Dice, Stream
 from spotfit_localsim.faults import Faults
@@ -26,7 +28,7 @@ from spotfit_localsim.scenario import (
 )
 from spotfit_localsim.traces import Trace
 from spotfit_localsim.workload import Crash as Mistake
-from spotfit_localsim.workload import Workload
+from spotfit_localsim.workload import Validations, Workload
 
 SHAKY = Faults(unsent=0.01, lost_answers=0.01, slow=0.02, freezes=0.002, freeze_s=(0.2, 30.0))
 """A bucket and machines of an ordinary bad day."""
@@ -216,6 +218,24 @@ dead_machines_that_tell_nobody = Scenario(
     market=Market(told_deaths=0.0, reclaims_per_hour=40.0, with_notice=0.0),
 )
 
+validated_in_a_storm = Scenario(
+    "validated_in_a_storm",
+    load=replace(LONG, validations=Validations()),
+    keep=Keep(last=1, score="score"),
+    tempo=Tempo(validator_patience_s=30.0, validator_idle_s=20.0),
+    market=Market(reclaims_per_hour=60.0, with_notice=0.5, boot_s=(3.0, 15.0), refusals=0.2),
+    faults=replace(SHAKY, deaths=0.0003),
+)
+
+validated_after_the_training = Scenario(
+    "validated_after_the_training",
+    load=replace(LONG, validations=Validations(takes_s=(30.0, 60.0), timeout_s=45.0)),
+    laptop=Laptop(dies_at_s=20.0),
+    tempo=Tempo(validator_idle_s=20.0),
+    market=Market(reclaims_per_hour=40.0),
+    storm_s=600.0,
+)
+
 LIBRARY: tuple[Scenario, ...] = (
     plain,
     spot_storm,
@@ -243,6 +263,8 @@ LIBRARY: tuple[Scenario, ...] = (
     uploads_outlive_workers,
     a_rank_hangs,
     dead_machines_that_tell_nobody,
+    validated_in_a_storm,
+    validated_after_the_training,
 )
 
 
@@ -271,7 +293,9 @@ def random_storm(seed: int) -> Scenario:
         skew=dice.choice([0.0, 0.0005, 0.02]),
         storm_s=dice.uniform(60.0, 300.0),
     )
-    return _with_stalls(storm, Dice(seed).stream("stalls"))
+    storm = _with_stalls(storm, Dice(seed).stream("stalls"))
+    # Half of them validate; the others stay as they were when their seeds were found.
+    return _validated(storm, Dice(seed).stream("validations")) if seed % 4 in (0, 3) else storm
 
 
 def _with_stalls(storm: Scenario, dice: Stream) -> Scenario:
@@ -282,6 +306,21 @@ def _with_stalls(storm: Scenario, dice: Stream) -> Scenario:
     when = At(dice.uniform(1.0, 200.0)) if dice.chance(0.5) else Step(dice.randint(1, 40))
     stall = (Stall(when, dice.uniform(3.0, 60.0)),) if dice.chance(0.5) else ()
     return replace(storm, faults=faults, acts=(*storm.acts, *stall))
+
+
+def _validated(storm: Scenario, dice: Stream) -> Scenario:
+    keep = storm.keep
+    if keep.score is not None and dice.chance(0.5):
+        keep = structs.replace(keep, score="score")
+    tempo = structs.replace(
+        storm.tempo,
+        validator_patience_s=dice.choice([10.0, 60.0]),
+        validator_idle_s=dice.choice([1.0, 20.0]),
+    )
+    load = replace(storm.load, validations=_validations(dice))
+    longest_s = storm.load.steps * load.validations.timeout_s if load.validations else 0.0
+    patience_s = storm.patience_s + longest_s
+    return replace(storm, load=load, keep=keep, tempo=tempo, patience_s=patience_s)
 
 
 def _in_background(seed: int) -> bool:
@@ -311,6 +350,17 @@ def _load(dice: Stream, mistakes: tuple[Mistake, ...]) -> Workload:
         peers_raise=dice.choice([0.0, 0.5, 1.0]),
         end_s=(0.005, dice.choice([0.05, 3.0])),
         crashes=mistakes,
+    )
+
+
+def _validations(dice: Stream) -> Validations:
+    return Validations(
+        share=dice.choice([0.3, 1.0]),
+        takes_s=(0.1, dice.choice([1.0, 10.0, 25.0])),
+        failing=dice.choice([0.0, 0.2]),
+        hanging=dice.choice([0.0, 0.1]),
+        timeout_s=dice.choice([10.0, 30.0]),
+        own_machine=dice.choice([None, None, True, False]),
     )
 
 

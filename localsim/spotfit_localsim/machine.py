@@ -22,6 +22,7 @@ from spotfit.model.world import Member, Notice
 from spotfit.provision.api import Provisioner
 from spotfit.provision.launch import Launch
 from spotfit.store.api import Store
+from spotfit_localsim.assessor import SimAssessor
 from spotfit_localsim.cloud import Box
 from spotfit_localsim.crew import SimCrew, Theatre
 from spotfit_localsim.engine import Process, Sidelong
@@ -85,6 +86,7 @@ class Workplace:
         self._parts = parts
         self._process = process
         self._errands = parts.errands(process)
+        self.own_assessor = SimAssessor(parts.theatre, process)
 
     def provisioner(self, spec: RunSpec) -> Provisioner:  # there is one cloud
         return self._parts.provisioner(self._process)
@@ -100,6 +102,9 @@ class Workplace:
 
     def say(self, text: str) -> None:
         """Nobody reads it."""
+
+    def assessor(self) -> SimAssessor:
+        return self.own_assessor
 
     def errands(self) -> Errands:
         return self._errands
@@ -130,6 +135,8 @@ class Machine:
         self.ledger = parts.ledger(process)
         self.net = SimNet(parts.fabric, process, host=self.host, me=self.agent_id)
         self.crew = SimCrew(parts.theatre, process)
+        workplace = Workplace(parts, process)
+        self.assessor = workplace.own_assessor
         self.agent = Agent(
             member=self._member(),
             ledger=self.ledger,
@@ -137,7 +144,7 @@ class Machine:
             crew=self.crew,
             notices=[Watching(box)],
             launch=box.launch,
-            workplace=Workplace(parts, process),
+            workplace=workplace,
         )
         process.start(self.agent.tick)
 
@@ -151,6 +158,7 @@ class Machine:
     def clean_up(self) -> None:
         """The agent's process is gone; so is what the kernel kept for it."""
         self.crew.close(told=not self.silent)
+        self.assessor.close()
         self.net.close()
 
     def _member(self) -> Member:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from spotfit.core.ids import RunId
 from spotfit.model.events import Entry
-from spotfit.model.spec import RunSpec
+from spotfit.model.spec import RunSpec, ValidationSpec
 from spotfit.provision.launch import Launch
 from spotfit_localsim.bucket import Bucket, SimStore
 from spotfit_localsim.cloud import Box, Cloud, SimProvisioner
@@ -36,7 +36,7 @@ from spotfit_localsim.scenario import (
 )
 from spotfit_localsim.story import Line as Told
 from spotfit_localsim.story import Story, tell
-from spotfit_localsim.workload import Training
+from spotfit_localsim.workload import Training, Validations
 
 RUN_ID = RunId("5" * 32)
 _LOOK_S = 1.0
@@ -207,6 +207,7 @@ class World:
             storage_url="sim://run",
             vigil=scenario.vigil,
             tempo=scenario.tempo,
+            validation=_validation(scenario.load.validations),
         )
 
     # --- what befalls whom -------------------------------------------------------------------
@@ -335,6 +336,7 @@ class World:
             self._dice.stream("workers"),
             self.checker.complain,
             self._say,
+            self.checker.is_pending,
         )
 
     def _beside(self) -> bool:
@@ -382,3 +384,9 @@ class World:
         for process in self._processes:
             process.abandon()
         return story
+
+
+def _validation(plan: Validations | None) -> ValidationSpec | None:
+    if plan is None:
+        return None
+    return ValidationSpec(plan.own_machine, {"CPU": 1.0}, plan.timeout_s)

@@ -23,6 +23,9 @@ from spotfit.model.events import (
     RoundClosed,
     RoundOpened,
     Submitted,
+    TrainingEnded,
+    ValidationBegun,
+    ValidationEnded,
 )
 from spotfit.model.view import View
 
@@ -83,8 +86,9 @@ def tell(event: Event) -> str:  # one line a kind of event
             return f"fit started: {spec.workers_min}..{spec.workers_max} workers"
         case LeaderElected(leader=leader, epoch=epoch, why=why, lost=lost):
             return f"{leader} leads, epoch {epoch}: {why}{f' (lost {lost})' if lost else ''}"
-        case Intended(plan=plan, why=why):
-            return f"intends {plan.token}: {plan.nodes} machines ({why})"
+        case Intended(request=request, plan=plan, why=why):
+            what = "machines" if request.role == "train" else "machine for validations"
+            return f"intends {plan.token}: {plan.nodes} {what} ({why})"
         case Submitted(token=token):
             return f"submitted {token}"
         case Refused(token=token, why=why, final=final):
@@ -106,6 +110,12 @@ def tell(event: Event) -> str:  # one line a kind of event
             return f"committed {name} (round {number}, report {report}): {metrics}"
         case CheckpointDropped(name=name, why=why):
             return f"dropped {name}: {why}"
+        case ValidationBegun(name=name, mark=mark, attempt=attempt, agent=agent, why=why):
+            return f"validates {name} ({mark}), attempt {attempt}, by {agent}: {why}"
+        case ValidationEnded(name=name, mark=mark, status=status, metrics=metrics, why=why):
+            return f"{status} {name} ({mark}): {metrics} {why}"
+        case TrainingEnded(ended=ended):
+            return f"training ended: {ended.outcome} {ended.why} {ended.metrics}"
         case CancelRequested(why=why):
             return f"cancel requested: {why}"
         case FitEnded(outcome=outcome, why=why, metrics=metrics):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from spotfit.model.events import ValidationAsked
 from spotfit_localsim.faults import Span
 
 How = Literal["raises", "dies", "hangs"]
@@ -25,6 +26,21 @@ class Crash:
     rank: int = 0
     how: How = "raises"
     times: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Validations:
+    """How checkpoints are validated."""
+
+    share: float = 1.0
+    """Of the checkpoints, those that are to be validated."""
+    takes_s: Span = (0.5, 10.0)
+    failing: float = 0.1
+    """The share of validations that raise."""
+    hanging: float = 0.1
+    """The share of validations that never end by themselves."""
+    timeout_s: float = 30.0
+    own_machine: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +69,7 @@ class Workload:
     end_s: Span = (0.005, 0.3)
     """How long a killed worker takes to be gone."""
     crashes: tuple[Crash, ...] = ()
+    validations: Validations | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +83,11 @@ class State:
         """One step further."""
         link = hashlib.sha1(f"{self.link} {self.step + 1}".encode(), usedforsecurity=False)
         return State(self.step + 1, link.hexdigest()[:16])
+
+
+def score(step: int) -> int:
+    """What a validation finds in a checkpoint of that step."""
+    return step * 7 % 11
 
 
 class Chain:
@@ -102,6 +124,12 @@ class Training:
             self.furthest = step
             for told in self.reached:
                 told(step)
+
+    def asks(self, step: int) -> ValidationAsked | None:
+        """Whether a checkpoint of that step is to be validated: all ranks and attempts agree."""
+        plan = self.load.validations
+        drawn = int(self.chain.at(step).link[:4], 16) / 0x10000 if step else 1.0
+        return ValidationAsked() if plan is not None and drawn < plan.share else None
 
     def crash(self, step: int, rank: int) -> Crash | None:
         """Whether that rank fails now."""

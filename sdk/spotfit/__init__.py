@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from spotfit.model.reporting import CheckpointConsistencyMode as CheckpointConsistencyMode
     from spotfit.model.reporting import CheckpointUploadMode as CheckpointUploadMode
     from spotfit.model.reporting import ReportedCheckpointStatus as ReportedCheckpointStatus
+    from spotfit.model.validation import ValidationConfig as ValidationConfig
+    from spotfit.model.validation import ValidationFn as ValidationFn
+    from spotfit.model.validation import ValidationTaskConfig as ValidationTaskConfig
     from spotfit.worker.context import TrainContext as TrainContext
     from spotfit.worker.report import get_all_reported_checkpoints as get_all_reported_checkpoints
     from spotfit.worker.report import get_checkpoint as get_checkpoint
@@ -80,6 +83,9 @@ _HOMES = {
     "TrainContext": "worker.context",
     "TrainingFailedError": "core.errors",
     "UserCallback": "model.callbacks",
+    "ValidationConfig": "model.validation",
+    "ValidationFn": "model.validation",
+    "ValidationTaskConfig": "model.validation",
     "WorkerGroupError": "core.errors",
     "attach": "client.handle",
     "get_all_reported_checkpoints": "worker.report",

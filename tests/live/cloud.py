@@ -73,6 +73,7 @@ class Cloud:
         local: dict[str, Any] | None = None,
         scaling: dict[str, Any] | None = None,
         storage: str | None = None,
+        validation: spotfit.ValidationConfig | None = None,
         **run: Any,
     ) -> spotfit.DataParallelTrainer:
         """A trainer whose machines are of this cloud; `run` goes into its `RunConfig`."""
@@ -82,6 +83,7 @@ class Cloud:
             train_loop_config={"marks": str(self.marks), **(config or {})},
             scaling_config=spotfit.ScalingConfig(num_workers=workers, **(scaling or {})),
             run_config=spotfit.RunConfig(name=name, storage_path=storage or self.storage, **run),
+            validation_config=validation,
             provisioner=self.options(nodes=nodes, **(local or {})),
         )
 

@@ -9,6 +9,7 @@ import spotfit.agent.agent
 import spotfit.agent.leader
 import spotfit.ledger.journal
 from spotfit.agent.hub import Hub
+from spotfit.agent.validation import Validation
 from spotfit.control.conductor import Conductor
 from spotfit.control.errands import Done
 from spotfit.control.scribe import Scribe
@@ -20,8 +21,8 @@ from spotfit.model.group import GroupRequest
 from spotfit.model.view import View
 from spotfit.model.watch import Watch
 from spotfit.model.world import Round
-from spotfit.policy import failure
-from spotfit.policy.actions import Order
+from spotfit.policy import failure, retention, validation
+from spotfit.policy.actions import Order, Write
 from spotfit_localsim.bucket import ChecksThenWrites, IgnoresCreate
 from spotfit_localsim.cloud import Forgetful
 from spotfit_localsim.crew import SimCrew
@@ -35,6 +36,8 @@ from spotfit_localsim.library import (
     random_storm,
     slow_bucket,
     spot_storm,
+    validated_after_the_training,
+    validated_in_a_storm,
 )
 from spotfit_localsim.run import SOUND, Design, simulate
 from spotfit_localsim.scenario import Scenario
@@ -215,10 +218,54 @@ def test_caught_is_a_judge_who_takes_echoes_for_the_users_mistakes(
     sound_in(world)
 
 
+def test_caught_is_a_retention_that_does_not_wait_for_validations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def hasty(checkpoints: Any, keep: Any, *, protected: Any = ()) -> Any:
+        return expendable(checkpoints, keep)
+
+    expendable = retention.expendable
+    with monkeypatch.context() as patch:
+        patch.setattr(retention, "expendable", hasty)
+        world, why = caught(seeds_of(validated_in_a_storm))
+    assert "still to be validated" in why
+    sound_in(world)
+
+
+def test_caught_is_a_leader_that_begins_what_another_validates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(validation, "_lost", lambda _view, watch: watch.turned_at == watch.led_since)
+        world, why = caught(seeds_of(validated_in_a_storm))
+    assert "already" in why
+    sound_in(world)
+
+
+def test_caught_is_an_agent_that_tells_a_verdict_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def once(self: Validation, *, anew: bool) -> None:
+        tell(self, anew=False)
+
+    tell = Validation.tell
+    with monkeypatch.context() as patch:
+        patch.setattr(Validation, "tell", once)
+        world, why = caught(storms(range(200)))
+    assert "did not end" in why
+    sound_in(world)
+
+
+def test_caught_is_a_run_that_ends_before_its_validations(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(validation, "ending", lambda _view, ended: Write(ended))
+        world, why = caught(seeds_of(validated_after_the_training))
+    assert "are still to be validated" in why
+    sound_in(world)
+
+
 def test_caught_is_a_leader_that_adopts_what_an_abandoned_round_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(spotfit.agent.leader, "_is_news", lambda _view, _found: True)
-        world, _ = caught(storms())  # it takes a rare coincidence
+        world, _ = caught(storms(range(800, 860)))  # it takes a rare coincidence
     sound_in(world)

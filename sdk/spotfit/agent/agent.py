@@ -28,6 +28,7 @@ from spotfit.agent.ports import (
 from spotfit.agent.reports import ReportSink
 from spotfit.agent.shift import Shift
 from spotfit.agent.uplink import Uplink
+from spotfit.agent.validation import Validation
 from spotfit.agent.workplace import Workplace
 from spotfit.control.conductor import Conductor
 from spotfit.control.errands import Insistent
@@ -92,6 +93,7 @@ class Agent:
             devices=member.devices,
             scratch=scratch,
         )
+        self._validation = Validation(ledger.me, net, workplace.assessor())
         self._uplink = Uplink(net, ledger, workplace.journal_errands())
         self._leader: Leader | None = None
         self._reports = ReportSink(ledger, workplace.errands())
@@ -121,6 +123,7 @@ class Agent:
         self._born_at = min(self._born_at, now)
         self._wakes = [now + 1.0]
         self._shift.hear(now)
+        self._validation.hear(now)
         for event in self._net.events():
             self._take(event)
         self._poll_notices(now)
@@ -129,18 +132,23 @@ class Agent:
         if spec is None:
             return self._leave(now) if self._is_cut_off() else now + _EAGER_POLL_S
         self._prepare(spec)
-        self._shift.follow(self._ledger.view, self._uplink.hub)
+        self._follow()
         if self._is_over():
             return self._leave(now)
         self._seek_the_lead()
         self._keep_in_touch(now)
         if self._leader is not None:
             self._wakes.append(self._leader.tick(now))
-            self._shift.follow(self._ledger.view, self._uplink.hub)
+            self._follow()
         if self._drained_at > now:
             self._wakes.append(self._drained_at)
         self._wakes += [self._next_poll(now), self._scribe.wake_at, self._uplink.wake_at]
-        return max(now, min(self._wakes))
+        return max(now, min(*self._wakes, self._validation.wake_at))
+
+    def _follow(self) -> None:
+        """Be where the journal says."""
+        self._shift.follow(self._ledger.view, self._uplink.hub)
+        self._validation.follow(self._ledger.view, self._now)
 
     def _prepare(self, spec: RunSpec) -> None:
         """Once the run is known: warm up what its workers need, and write down who we are."""
@@ -247,8 +255,11 @@ class Agent:
             self._shift.carrying,
             self._shift.unable,
         )
-        if self._uplink.reach(view, join, self._tempo, now):
+        dialled = self._uplink.reach(view, join, self._tempo, now)
+        if dialled:
             self._told_warm = warm
+        if self._uplink.hub is not None:
+            self._validation.tell(anew=dialled)
         if warm and not self._told_warm and self._uplink.hub is not None:
             self._told_warm = True
             self._net.send_up(Warm())
@@ -333,7 +344,17 @@ class Agent:
         if self._now >= self._drained_at and view.ended is None and not self._shift.busy:
             self.drained = True
             return True
-        return view.ended is not None and (self._leader is None or self._leader.resting)
+        if view.ended is not None:
+            return self._leader is None or self._leader.resting
+        return self._is_spare(view)
+
+    def _is_spare(self, view: View) -> bool:
+        """Whether the training is over, and others do what is left."""
+        if view.training_ended is None or view.leads(self._ledger.me):
+            return False
+        group = view.groups.get(self._member.token)
+        at_work = view.validation is not None and view.validation.agent == self._ledger.me
+        return group is not None and group.role == "train" and not at_work
 
     def _is_unwanted(self, view: View) -> bool:
         """Whether the run does not count on this machine: somebody deposed rented it late, or the
@@ -352,8 +373,12 @@ class Agent:
 
     def _leave(self, now: float) -> float | None:
         """Nothing is left to do here once no worker lives and nobody is owed anything."""
-        if self._shift.busy:
+        if self._shift.busy or self._validation.busy:
             self._shift.stop()
+            self._validation.stop()
+            return now + 0.1
+        if self._reports.waiting and not self.given_up:
+            self._reports.flush(now, at_once=True)  # of a term that ended before the run did
             return now + 0.1
         if self._shift.owes and not self.given_up:
             return now + 0.1

@@ -18,7 +18,16 @@ from spotfit.agent.child import Child
 from spotfit.agent.examine import examine, folder_of
 from spotfit.agent.logs import LogShipper
 from spotfit.agent.loop import READ, Loop
-from spotfit.agent.ports import ORPHANED, CrewEvent, Examined, Exited, Said, Spoiled, Unheard
+from spotfit.agent.ports import (
+    ORPHANED,
+    UNBORN,
+    CrewEvent,
+    Examined,
+    Exited,
+    Said,
+    Spoiled,
+    Unheard,
+)
 from spotfit.agent.pulse import Pulse
 from spotfit.agent.spawn import Spawner
 from spotfit.agent.zygote import Breed, Zygote, ZygoteKeeper, variables_for
@@ -38,6 +47,9 @@ from spotfit.store.api import Store
 
 _ALIVE = encode(Alive())
 _carries = decoder(Carry)
+
+Heard = Callable[[list[bytes]], None]
+Ended = Callable[[str, bool], None]
 
 
 class _Birth(NamedTuple):
@@ -124,7 +136,7 @@ class LiveCrew:
     def halt(self) -> None:
         for child in list(self._workers.values()):
             child.kill()
-        self._drop_unborn()
+        self._drop_unborn(_is_worker)
 
     @property
     def busy(self) -> bool:
@@ -148,22 +160,13 @@ class LiveCrew:
 
     # --- beyond the port -----------------------------------------------------------------------
 
-    def beside(
-        self,
-        what: Kind,
-        heard: Callable[[list[bytes]], None],
-        ended: Callable[[str, bool], None],
-    ) -> Child:
-        """A process for the run's callbacks or hooks, made as workers are."""
+    def beside(self, what: Kind, heard: Heard, ended: Ended) -> Child:
+        """A process for the run's callbacks, hooks or validations, made as workers are."""
         return self._helper(what, heard, ended)
 
-    def _helper(
-        self,
-        what: Kind,
-        heard: Callable[[list[bytes]], None],
-        ended: Callable[[str, bool], None],
-    ) -> Child:
-        printed = partial(self._logs.line, -1, output.BESIDE)
+    def _helper(self, what: Kind, heard: Heard, ended: Ended) -> Child:
+        speaker = output.VALIDATION if what == "validation" else output.BESIDE
+        printed = partial(self._logs.line, -1, speaker)
         child: Child
 
         def over(how: str, clean: bool) -> None:  # noqa: FBT001 - as `Child.ended` wants it
@@ -185,7 +188,7 @@ class LiveCrew:
         self.give_up()
         for child in list(self._children):
             child.kill()
-        self._drop_unborn()
+        self._drop_unborn(lambda _: True)
 
     def detach(self) -> None:
         """Listen no more. Zygotes stay with their keeper."""
@@ -256,9 +259,10 @@ class LiveCrew:
         for birth in unborn:
             self._bear(birth)
 
-    def _drop_unborn(self) -> None:
-        unborn, self._unborn = self._unborn, []
-        for birth in unborn:
+    def _drop_unborn(self, which: Callable[[_Birth], bool]) -> None:
+        dropped = [birth for birth in self._unborn if which(birth)]
+        self._unborn = [birth for birth in self._unborn if not which(birth)]
+        for birth in dropped:
             birth.child.kill()
             birth.child.reaped(signal.SIGKILL)
 
@@ -352,7 +356,7 @@ class LiveCrew:
         log.error("crew.birth", what=birth.what, why=str(why))
         if birth.start is not None:
             self._hear(birth.start.round, birth.start.rank, [encode(_as_raised(why))])
-        birth.child.reaped(signal.SIGKILL, how=f"could not be started: {why}")
+        birth.child.reaped(signal.SIGKILL, how=f"{UNBORN}: {why}")
 
     def _hear(self, round_number: int, rank: int, frames: list[bytes]) -> None:
         if self._pulse is not None and round_number == self._round and self._pulse.heard(rank):
@@ -414,3 +418,7 @@ class LiveCrew:
 def _as_raised(why: Exception) -> Raised:
     fault = while_preparing(why)
     return Raised(str(why), pickle.dumps(why), fault.blame, fault.final)
+
+
+def _is_worker(birth: _Birth) -> bool:
+    return birth.start is not None

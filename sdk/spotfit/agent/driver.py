@@ -21,7 +21,8 @@ from spotfit.agent.logs import LogShipper
 from spotfit.agent.loop import Loop
 from spotfit.agent.net import TlsNet
 from spotfit.agent.notices.registry import open_source
-from spotfit.agent.ports import Audience, Hooks, NoticeSource
+from spotfit.agent.ports import Assessor, Audience, Hooks, NoticeSource
+from spotfit.agent.validation import LiveAssessor
 from spotfit.agent.zygote import ZygoteKeeper
 from spotfit.control.errands import Errands, Threaded
 from spotfit.core.clock import Clock
@@ -101,7 +102,15 @@ def _drive(assignment: Assignment, zygotes: ZygoteKeeper, clock: Clock, opened: 
     opened.callback(_end_workers, crew, loop)
     for_journal = opened.enter_context(contextlib.closing(Threaded(loop.wake, _JOURNAL_THREADS)))
     runners = Runners(errands, for_journal)
-    workplace = Workplace(crew, runners, loop, logs, secret=launch.secret, scratch=scratch)
+    workplace = Workplace(
+        crew,
+        runners,
+        loop,
+        logs,
+        secret=launch.secret,
+        scratch=scratch,
+        devices=machine.devices(),
+    )
     opened.callback(workplace.close)
     opened.enter_context(_signals_put_back())
     notices = [open_source(name, loop.wake) for name in launch.notices]
@@ -151,6 +160,7 @@ class Workplace:
         *,
         secret: str,
         scratch: str,
+        devices: tuple[str, ...] = (),
     ) -> None:
         self._crew = crew
         self._logs = logs
@@ -159,6 +169,7 @@ class Workplace:
         self._secret = secret
         self._key = RunKey.from_text(secret)
         self._scratch = scratch
+        self._devices = devices
         self._audience: LiveAudience | None = None
         self._hooks: LiveHooks | None = None
 
@@ -185,6 +196,14 @@ class Workplace:
     def say(self, text: str) -> None:
         log.warning("run.says", what=text)
         self._logs.line(-1, output.RUN, "err", text)
+
+    def assessor(self) -> Assessor:
+        return LiveAssessor(
+            partial(self._crew.beside, "validation"),
+            secret=self._secret,
+            scratch=self._scratch,
+            devices=self._devices,
+        )
 
     def errands(self) -> Errands:
         return self._runners.usual

@@ -17,6 +17,7 @@ import msgspec
 
 from spotfit.agent.collectives import REPORT, Answer, Collectives, Key
 from spotfit.core.codec import decoder
+from spotfit.model.events import ValidationAsked
 from spotfit.model.watch import Progress, Ready
 from spotfit.model.wire import (
     Files,
@@ -74,6 +75,8 @@ class Hub:
         self._collectives = Collectives(
             world_size, timeout_s=collective_timeout_s, warn_s=collective_warn_s
         )
+        self._wishes: dict[int, dict[int, ValidationAsked | None]] = {}
+        """By report, of each who brings files, whether they are to be validated."""
         self._saving: dict[int, _Saving] = {}
         self._untold: dict[int, Told | None] = {}
         """Matched reports by number, with None for those whose files are on their way."""
@@ -86,6 +89,7 @@ class Hub:
         self.returned: set[int] = set()
         self._steps = [0] * world_size
         self._moved_at = now
+        self._validating = False
         self._present: dict[Stage, set[int]] = {}
         self.outcomes: deque[tuple[int, Outcome]] = deque()
         """Of calls that a backend's hooks made, with the rank that answers."""
@@ -107,8 +111,19 @@ class Hub:
     def progress(self) -> Progress:
         """How far the ranks have come."""
         return Progress(
-            tuple(self._steps), self._moved_at, self.running, self.returned, bool(self._saving)
+            tuple(self._steps),
+            self._moved_at,
+            self.running,
+            self.returned,
+            bool(self._saving),
+            self._validating,
         )
+
+    def validate(self, *, pending: bool, now: float) -> None:
+        """Whether ranks may be waiting for a validation; that it has ended is a step of all."""
+        if self._validating and not pending:
+            self._moved_at = now
+        self._validating = pending
 
     @property
     def uploading(self) -> frozenset[int]:
@@ -153,9 +168,10 @@ class Hub:
         match frame:
             case Report(n=n, metrics=metrics, dir_name=dir_name):
                 return self._report(rank, n, metrics, dir_name, files=False)
-            case Files(n=n, metrics=metrics, dir_name=dir_name, blocks=blocks):
+            case Files(n=n, metrics=metrics, dir_name=dir_name, blocks=blocks, validation=wish):
                 if n >= self._matched:
                     self._collectives.join(rank, Key(REPORT, n), now, blocks=blocks)
+                    self._wishes.setdefault(n, {})[rank] = wish
                 return self._report(rank, n, metrics, dir_name, files=True)
             case Saved(n=n, size_bytes=size_bytes):
                 self._save(rank, n, size_bytes)
@@ -209,6 +225,7 @@ class Hub:
         """All ranks have made their n-th report."""
         metrics, chosen = self._kept[0].get(n, (_NOTHING, None))
         ranks = tuple(sorted(self._collectives.close(Key(REPORT, n))))
+        wishes = self._wishes.pop(n, {})
         telling = self._kept if self._keep_all else self._kept[:1]
         told = tuple(kept.pop(n, (_NOTHING, None))[0] for kept in telling)
         self._latest = metrics
@@ -217,7 +234,8 @@ class Hub:
         if not ranks:
             return []
         name = chosen or self._name_for(n)
-        self._saving[n] = _Saving(name, ranks, _metrics.decode(metrics), told)
+        first = wishes.get(ranks[0])  # whether it is validated is up to the first who brings files
+        self._saving[n] = _Saving(name, ranks, _metrics.decode(metrics), told, first)
         return [(rank, Named(n, name, ranks, metrics)) for rank in ranks]
 
     def _save(self, rank: int, n: int, size_bytes: int) -> None:
@@ -288,8 +306,10 @@ class _Saving:
         ranks: tuple[int, ...],
         metrics: dict[str, Any],
         told: tuple[msgspec.Raw, ...],
+        validation: ValidationAsked | None,
     ) -> None:
         self.name = name
+        self.validation = validation
         self.ranks = ranks
         self.metrics = metrics
         self.told = told
@@ -301,4 +321,6 @@ class _Saving:
         return self.done.issuperset(self.ranks)
 
     def ready(self, round_number: int, n: int) -> Ready:
-        return Ready(self.name, round_number, n, self.metrics, self.ranks, self.size_bytes)
+        return Ready(
+            self.name, round_number, n, self.metrics, self.ranks, self.size_bytes, self.validation
+        )

@@ -28,7 +28,7 @@ from spotfit.control.errands import Errands, Insistent
 from spotfit.control.scribe import Scribe
 from spotfit.core.codec import UNREADABLE
 from spotfit.core.errors import StoreError, TransientStoreError
-from spotfit.core.ids import AgentId
+from spotfit.core.ids import AgentId, Token
 from spotfit.host import log
 from spotfit.ledger import keys, snapshot
 from spotfit.model.events import (
@@ -39,14 +39,19 @@ from spotfit.model.events import (
     NodeLost,
     Noticed,
     RankFailure,
+    Released,
     RoundClosed,
     RoundOpened,
+    TrainingEnded,
+    ValidationBegun,
+    ValidationEnded,
 )
 from spotfit.model.spec import Tempo
 from spotfit.model.view import View
 from spotfit.model.watch import Ready, Trouble, Watch
 from spotfit.model.wire import (
     Alarm,
+    Assessed,
     Beat,
     Committed,
     Delivered,
@@ -55,6 +60,7 @@ from spotfit.model.wire import (
     FromLeader,
     Halt,
     Join,
+    Judged,
     News,
     Preempted,
     Rejected,
@@ -71,6 +77,7 @@ from spotfit.policy import uploads
 from spotfit.policy.drain import may_outlive
 from spotfit.policy.election import LEFTOVERS_S
 from spotfit.policy.failure import taken
+from spotfit.policy.validation import outstanding
 from spotfit.store.api import Store
 
 _SOON_S = 0.1
@@ -112,7 +119,12 @@ class Leader:
         self._say = say
         self._seating = Seating(ledger.me, net)
         self._watch = Watch(
-            me=ledger.me, ends_itself=ends_itself, led_since=now, turned_at=now, surveyed=False
+            me=ledger.me,
+            ends_itself=ends_itself,
+            led_since=now,
+            turned_at=now,
+            surveyed=False,
+            validation_at=now,
         )
         self._hub: Hub | None = None
         self._staging: Staging | None = None
@@ -176,6 +188,9 @@ class Leader:
                 self._dirty = True
             case Unable(failure=failure):
                 self._seating.spoiled(agent, failure)
+                self._dirty = True
+            case Assessed():
+                self._watch = replace(self._watch, assessed=message)
                 self._dirty = True
             case Beat() | Join():
                 return
@@ -291,6 +306,8 @@ class Leader:
                 self._open(opened, now)
             case RoundClosed() as closed:
                 self._close(closed, now)
+            case TrainingEnded():
+                self._end_training(now)
             case FitEnded():
                 self._watch = replace(self._watch, turned_at=now)
                 self._lease_at = now
@@ -302,6 +319,14 @@ class Leader:
                 self._announce(view)
             case NodeLost(token=token, node=node, agent=agent):
                 self._seating.forget(token, node, agent)
+                self._turn_validation((token,), now)
+            case Released(token=token, others=others):
+                self._turn_validation((token, *others), now)
+            case ValidationBegun():
+                self._watch = replace(self._watch, validation_at=now)
+            case ValidationEnded(name=name):
+                self._watch = replace(self._watch, validation_at=now)
+                self._answer([(None, Judged(name))])
             case _:
                 return
 
@@ -359,6 +384,9 @@ class Leader:
             surveyed=False,
             metrics=self._latest_metrics(),
         )
+        self._forget_the_round()
+
+    def _forget_the_round(self) -> None:
         self._hub = self._warden = None
         if self._staging is not None:
             self._staging.close()
@@ -371,9 +399,30 @@ class Leader:
         saved_at = self._watch.committed_at
         return now - (self._watch.turned_at if saved_at is None else saved_at)
 
+    def _end_training(self, now: float) -> None:
+        """No round follows; what the last one said is told, and its metrics stay."""
+        if self._hub is not None:
+            self._tell_matched(self._hub)
+        self._watch = replace(
+            self._watch,
+            turned_at=now,
+            doomed_since=None,
+            failures={},
+            metrics=self._latest_metrics(),
+        )
+        self._forget_the_round()
+
+    def _turn_validation(self, lost: Sequence[Token], now: float) -> None:
+        """Machines are gone: one that validated may take its time again to be replaced."""
+        groups = self._ledger.view.groups
+        if any(token in groups and groups[token].role == "validate" for token in lost):
+            self._watch = replace(self._watch, validation_at=now)
+
     def _committed(self, event: CheckpointCommitted, now: float) -> None:
         self._adopted = tuple(one for one in self._adopted if one.name != event.name)
         self._watch = replace(self._watch, committed_at=now)
+        if event.validation is not None and len(self._ledger.view.unvalidated) == 1:
+            self._watch = replace(self._watch, validation_at=now)
         if self._hub is not None and event.round == self._hub.round:
             self._hub.ready = [one for one in self._hub.ready if one.report != event.report]
             self._answer([(None, Committed(event.name, event.metrics))])
@@ -442,6 +491,7 @@ class Leader:
             seen=self._conductor.seen,
             granted=self._conductor.granted,
             refused_at=self._conductor.refused_at,
+            validator_refused_at=self._conductor.validator_refused_at,
             metrics=self._latest_metrics(),
             result_key=keys.result(hub.round, 0) if hub and 0 in hub.returned else None,
             trouble=self._trouble(),
@@ -535,6 +585,8 @@ class Leader:
     def _look_for_hangs(self, now: float) -> None:
         if self._warden is None or self._watch.doomed_since is not None:
             return
+        if self._hub is not None:
+            self._hub.validate(pending=bool(outstanding(self._ledger.view)), now=now)
         found = self._warden.step(now)
         if found is None:
             return

@@ -8,6 +8,8 @@ from typing import Protocol
 import msgspec
 
 from spotfit.core.ids import AgentId
+from spotfit.model.assessment import Verdict
+from spotfit.model.events import CheckpointCommitted
 from spotfit.model.hooks import Ask, Hook
 from spotfit.model.spec import RunSpec
 from spotfit.model.watch import Trouble
@@ -105,6 +107,10 @@ class Said(msgspec.Struct, frozen=True):
 
 ORPHANED = "died with the process it was forked from"
 """How a worker ends whose zygote was killed: no fault of the user's."""
+
+
+UNBORN = "could not be started"
+"""How a process begins to tell its end that never began to live."""
 
 
 class Exited(msgspec.Struct, frozen=True):
@@ -257,6 +263,30 @@ class Hooks(Protocol):
     @property
     def caught_up(self) -> bool:
         """Whether nothing is left to perform."""
+        ...
+
+
+# --- validations ------------------------------------------------------------------------------
+
+
+class Assessor(Protocol):
+    """A process of the user's that validates one checkpoint. Never blocks."""
+
+    def begin(self, spec: RunSpec, kept: CheckpointCommitted) -> None:
+        """Start it; nobody of another is left."""
+        ...
+
+    def stop(self) -> None:
+        """Kill it; nothing is told of it any more."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether a process is left."""
+        ...
+
+    def verdict(self) -> Verdict | None:
+        """What came of it, once, when its process is gone."""
         ...
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from spotfit.agent.ports import Audience, Hooks
+from spotfit.agent.ports import Assessor, Audience, Hooks
 from spotfit.control.errands import Errands
 from spotfit.model.spec import RunSpec
 from spotfit.provision.api import Provisioner
@@ -31,6 +31,10 @@ class Workplace(Protocol):
 
     def say(self, text: str) -> None:
         """A line of the run's own in its log."""
+        ...
+
+    def assessor(self) -> Assessor:
+        """The one who validates checkpoints on this machine."""
         ...
 
     def errands(self) -> Errands:

@@ -12,6 +12,7 @@ import msgspec
 from spotfit.core.codec import decoder
 from spotfit.core.errors import NotFoundError
 from spotfit.ledger import keys
+from spotfit.model.events import ValidationAsked
 from spotfit.model.watch import Ready
 from spotfit.store.api import Store
 from spotfit.store.transfer import FileRecord
@@ -36,6 +37,8 @@ class Manifest(msgspec.Struct, frozen=True):
     files: tuple[FileRecord, ...]
     at: str = ""
     """The folder below the run's root where the files lie, if it is not `name`."""
+    validation: ValidationAsked | None = None
+    """Whether this rank wants it validated. What the first of `ranks` wants is done."""
 
     @property
     def folder(self) -> str:
@@ -104,9 +107,17 @@ def _age(part: Manifest) -> tuple[int, int]:
 
 
 def _ready(parts: Sequence[Manifest]) -> Ready:
-    first = parts[0]
+    first = min(parts, key=lambda part: part.rank)
     size_bytes = sum(part.size_bytes for part in parts)
-    return Ready(first.name, first.round, first.report, first.metrics, first.ranks, size_bytes)
+    return Ready(
+        first.name,
+        first.round,
+        first.report,
+        first.metrics,
+        first.ranks,
+        size_bytes,
+        first.validation,
+    )
 
 
 def _manifests_in(store: Store, folder: str, known: Collection[str] = ()) -> list[Manifest]:

@@ -156,6 +156,8 @@ def _objects(request: FitRequest, ledger: Ledger) -> dict[str, object]:
         objects[AROUND] = around
     if hooks_of(request.backend_config) is not None:
         objects["backend_config"] = request.backend_config
+    if request.validation is not None:
+        objects["validation"] = (request.validation.fn, request.validation.task_config.fn_kwargs)
     if request.run.callbacks:
         objects["callbacks"] = list(request.run.callbacks)
         objects["run_context"] = _context(request, ledger)
@@ -188,6 +190,7 @@ def _tempo(store: Store, traits: Traits) -> Tempo:
         poll_s=poll_s,
         rejoin_s=2.0 if nearby else 5.0,
         silent_s=6.0 if nearby else 10.0,
+        validator_patience_s=30.0 if nearby else 300.0,
     )
 
 

@@ -10,10 +10,10 @@ import msgspec
 
 from spotfit.client.story import tell
 from spotfit.core.errors import NotFoundError, StoreError
-from spotfit.core.ids import AgentId
+from spotfit.core.ids import AgentId, Token
 from spotfit.host import log
 from spotfit.ledger import keys
-from spotfit.model.events import Entry, NodeLost, RoundOpened
+from spotfit.model.events import Entry, NodeLost, Released, RoundOpened, ValidationBegun
 from spotfit.model.output import RUN, speaker
 from spotfit.model.view import View
 from spotfit.model.world import Round
@@ -103,6 +103,8 @@ class Reminder:
 
 def _what_it_waits_for(view: View) -> str:
     assert view.spec is not None
+    if view.training_ended is not None:
+        return f"{len(view.unvalidated)} checkpoints are still to be validated"
     slots = sum(group.plan.slots * len(group.standing) for group in view.groups.values())
     told = f"machines for {slots} of at least {view.spec.workers_min} workers are there or to come"
     return f"{told}; the last answer was: {view.last_refusal}" if view.last_refusal else told
@@ -115,14 +117,26 @@ class Console:
         self._output = Output(store)
         self._write = write or _to_stdout
         self._reminder = Reminder()
+        self._validators: dict[Token, AgentId] = {}
+        """Who validated on the machine of each group."""
 
     def learn(self, _slot: int, _body: bytes, entry: Entry) -> None:
         """An entry of the journal."""
         log.info("run", what=tell(entry.event))
-        if isinstance(entry.event, RoundOpened):
-            self.watch(entry.event.round)
-        if isinstance(entry.event, NodeLost) and entry.event.agent is not None:
-            self._output.lose(entry.event.agent)
+        match entry.event:
+            case RoundOpened(round=opened):
+                self.watch(opened)
+            case ValidationBegun(agent=agent, token=token):
+                self._validators[token] = agent
+                self._output.watch(agent)
+            case NodeLost(agent=agent) if agent is not None:
+                self._output.lose(agent)
+            case Released(token=token, others=others):
+                for gone in (token, *others):
+                    if gone in self._validators:
+                        self._output.lose(self._validators[gone])
+            case _:
+                return
 
     def remind(self, view: View, now: float) -> None:
         """Tell what a run without a round waits for, if it is time to."""

@@ -45,7 +45,7 @@ class RunStatus:
 
     name: str
     state: str
-    """'waiting' for machines, 'running', 'finished', 'failed' or 'cancelled'."""
+    """'waiting' for machines, 'running', 'validating', 'finished', 'failed' or 'cancelled'."""
     round: int | None
     workers: int
     machines: int
@@ -298,8 +298,16 @@ def adopted(handle: RunHandle, ledger: Ledger, key: RunKey | None, spec: RunSpec
     return handle
 
 
+def _state(view: View) -> str:
+    if view.ended is not None:
+        return view.ended.outcome
+    if view.training_ended is not None:
+        return "validating"
+    return "running" if view.round else "waiting"
+
+
 def _status(view: View) -> RunStatus:
-    state = view.ended.outcome if view.ended else "running" if view.round else "waiting"
+    state = _state(view)
     return RunStatus(
         name=view.spec.name if view.spec else "",
         state=state,

@@ -22,6 +22,7 @@ _SETTINGS = {
     "keep": "checkpoint_config",
     "log_level": "logging_config",
     "callbacks": "callbacks",
+    "validation": "validation_config",
     "provisioner": "provisioner",
     "provisioner_options": "provisioner",
 }

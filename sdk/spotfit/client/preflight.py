@@ -147,4 +147,7 @@ def _provisioner(request: FitRequest) -> Provisioner:
             run_name=str(RunId("")),
         )
     )
+    if request.validation is not None and request.validation.own_machine is not False:
+        needs = request.validation.resources
+        provisioner.plan(GroupRequest(Token("t-preflight"), 1, 1, needs, role="validate"))
     return provisioner

@@ -18,7 +18,8 @@ from spotfit.frameworks.config import BackendConfig, hooks_of
 from spotfit.host import env
 from spotfit.model.config import ScalingConfig
 from spotfit.model.data import DataConfig
-from spotfit.model.spec import Keep, Limits, RunSpec, Tempo, Vigil
+from spotfit.model.spec import Keep, Limits, RunSpec, Tempo, ValidationSpec, Vigil
+from spotfit.model.validation import ValidationConfig
 from spotfit.provision.profile import provisioner_of_profile, resolve
 from spotfit.ship.fingerprint import code_of, plain
 
@@ -37,6 +38,7 @@ class FitRequest:
     provisioner: Any = None
     datasets: dict[str, Any] = field(default_factory=dict)
     dataset_config: DataConfig = field(default_factory=DataConfig)
+    validation: ValidationConfig | None = None
     tempo: Tempo = field(default_factory=Tempo)
 
     def chosen_provisioner(self) -> tuple[str, dict[str, Any]]:
@@ -113,6 +115,7 @@ class FitRequest:
             share_devices=hooks is not None and hooks.share_cuda_visible_devices,
             vigil=_vigil(),
             tempo=self.tempo,
+            validation=None if self.validation is None else _spec_of(self.validation),
         )
 
     def fingerprint(self) -> str:
@@ -126,12 +129,21 @@ class FitRequest:
             plain([_kind_of(self.backend_config), getattr(self.backend_config, "__dict__", {})]),
             plain(self.run.worker_runtime_env),
         ]
+        if self.validation is not None:
+            task = dataclasses.asdict(self.validation.task_config)
+            parts += [code_of(self.validation.fn), plain(task)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
 def default_provisioner() -> str:
     """What SPOTFIT_PROVISIONER says, else the profile; else this machine."""
     return env.value(env.PROVISIONER) or provisioner_of_profile() or "local"
+
+
+def _spec_of(validation: ValidationConfig) -> ValidationSpec:
+    return ValidationSpec(
+        validation.own_machine, validation.resources, validation.task_config.timeout_s
+    )
 
 
 def _vigil() -> Vigil:

@@ -161,10 +161,21 @@ def result_of(
 
 
 def _last_metrics(view: View) -> dict[str, Any] | None:
-    """The last reported; those of the latest checkpoint where a fit reported nothing."""
-    if view.ended is not None and view.ended.metrics is not None:
-        return cast("dict[str, Any]", metrics_from_json(view.ended.metrics))
-    return _metrics(view.latest_checkpoint) if view.latest_checkpoint else None
+    """The last reported; those of the latest checkpoint where a fit reported nothing, or where it
+    came with the last report: then what a validation found is among them."""
+    latest = view.latest_checkpoint
+    reported = view.ended.metrics if view.ended is not None else None
+    if latest is not None and (reported is None or _is_of(reported, latest, view)):
+        return _metrics(latest)
+    return None if reported is None else cast("dict[str, Any]", metrics_from_json(reported))
+
+
+def _is_of(reported: dict[str, Any], kept: CheckpointCommitted, view: View) -> bool:
+    """Whether those metrics are the checkpoint's, but for what its validation has added."""
+    verdict = view.verdicts.get(kept.mark)
+    added = verdict.metrics if verdict is not None else {}
+    mine = {name: value for name, value in kept.metrics.items() if name not in added}
+    return mine == {name: value for name, value in reported.items() if name not in added}
 
 
 def _metrics(checkpoint: CheckpointCommitted) -> dict[str, Any]:

@@ -24,6 +24,9 @@ from spotfit.model.events import (
     RoundClosed,
     RoundOpened,
     Submitted,
+    TrainingEnded,
+    ValidationBegun,
+    ValidationEnded,
 )
 from spotfit.store.api import Store
 
@@ -86,7 +89,25 @@ def tell(event: Event) -> str:
             return f"checkpoint {name} committed ({told_bytes(size_bytes)})"
         case CheckpointDropped(name=name, why=why):
             return f"checkpoint {name} dropped: {why}"
+        case ValidationBegun(name=name, why=why):
+            return f"checkpoint {name} is being validated {why}".rstrip()
+        case ValidationEnded(name=name, status=status, why=why):
+            return f"checkpoint {name}: {_VALIDATED[status]}{_last_line(why)}"
+        case TrainingEnded(ended=ended):
+            return f"training is {ended.outcome}; the last checkpoints are being validated"
         case CancelRequested(why=why):
             return f"cancel requested: {why}"
         case FitEnded(outcome=outcome, why=why):
             return f"the run is {outcome}" + (f": {why}" if why else "")
+
+
+_VALIDATED = {
+    "validated": "validated",
+    "failed": "its validation failed",
+    "timeout": "its validation was stopped",
+}
+
+
+def _last_line(why: str) -> str:
+    lines = why.strip().splitlines()
+    return f": {lines[-1]}" if lines else ""

@@ -16,6 +16,7 @@ from spotfit.core.mistakes import Mistakes
 from spotfit.frameworks.config import BackendConfig
 from spotfit.model.config import ScalingConfig
 from spotfit.model.data import DataConfig, no_datasets_on_workers
+from spotfit.model.validation import ValidationConfig
 
 _INSTEAD = {
     "resume_from_checkpoint": "fit() with the same name and storage_path goes on from there; "
@@ -44,7 +45,7 @@ class DataParallelTrainer:
         dataset_config: Any = None,
         resume_from_checkpoint: Any = None,
         metadata: dict[str, Any] | None = None,
-        validation_config: Any = None,
+        validation_config: ValidationConfig | None = None,
         provisioner: Any = None,
     ) -> None:
         refuse_deprecated(
@@ -61,7 +62,7 @@ class DataParallelTrainer:
         if scaling is not None:
             mistakes.check(lambda: _check_datasets(datasets, scaling))
         if validation_config is not None:
-            mistakes.add(_no_validation())
+            mistakes.check(lambda: typed("validation_config", validation_config, ValidationConfig))
         mistakes.raise_all()
         self.train_loop_per_worker = train_loop_per_worker
         self.train_loop_config = train_loop_config
@@ -70,6 +71,7 @@ class DataParallelTrainer:
         self.run_config: RunConfig = run
         self.datasets = dict(datasets or {})
         self.dataset_config: DataConfig = feeding
+        self.validation_config = validation_config
         self.provisioner = provisioner
 
     def fit(self) -> Result:
@@ -113,6 +115,7 @@ class DataParallelTrainer:
             provisioner=self.provisioner,
             datasets=self.datasets,
             dataset_config=self.dataset_config,
+            validation=self.validation_config,
         )
 
     def _fit_here(self) -> Result:
@@ -131,9 +134,3 @@ def _check_datasets(datasets: Any, scaling: ScalingConfig) -> None:
         )
     if scaling.num_workers != 0:
         raise no_datasets_on_workers()
-
-
-def _no_validation() -> ConfigError:
-    return ConfigError(
-        "`validation_config` is not supported yet.", do="Validate in the training function."
-    )

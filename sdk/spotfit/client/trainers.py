@@ -11,6 +11,7 @@ from spotfit.client.result import Result
 from spotfit.client.trainer import DataParallelTrainer
 from spotfit.frameworks.torch.config import TorchConfig
 from spotfit.model.config import ScalingConfig
+from spotfit.model.validation import ValidationConfig
 
 
 class TorchTrainer(DataParallelTrainer):
@@ -29,7 +30,7 @@ class TorchTrainer(DataParallelTrainer):
         run_config: RunConfig | None = None,
         datasets: dict[str, Any] | None = None,
         dataset_config: Any = None,
-        validation_config: Any = None,
+        validation_config: ValidationConfig | None = None,
         metadata: dict[str, Any] | None = None,
         resume_from_checkpoint: Any = None,
         provisioner: Any = None,

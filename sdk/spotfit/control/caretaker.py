@@ -112,6 +112,7 @@ class Caretaker:
                 seen=self._conductor.seen,
                 granted=self._conductor.granted,
                 refused_at=self._conductor.refused_at,
+                validator_refused_at=self._conductor.validator_refused_at,
             )
             again, wait = self._conductor.step(self._watch, now)
             until = wait.until

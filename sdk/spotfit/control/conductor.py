@@ -50,6 +50,8 @@ class Conductor:
         """When each group was first seen to have a running machine."""
         self.refused_at: float | None = None
         """When the market last refused, or gave a machine that died at birth."""
+        self.validator_refused_at: float | None = None
+        """The same of machines for validations."""
         self._cancelled: set[Token] = set()
         self.resting = False
         self._tries: dict[Token, int] = {}
@@ -67,7 +69,7 @@ class Conductor:
                 return False, Wait(now + 3600.0, why)
             case Write(event=event):
                 if isinstance(event, NodeLost) and event.agent is None:
-                    self.refused_at = now
+                    self._note_refusal(event.token, now)
                 self._scribe.write(event, now)
                 return True, _at_once(now)
             case Order():
@@ -127,16 +129,26 @@ class Conductor:
         """Something happened that the backend may know more about."""
         self._observed_at = None
 
+    def _note_refusal(self, token: Token, now: float) -> None:
+        if self._scribe.view.groups[token].role == "validate":
+            self.validator_refused_at = now
+        else:
+            self.refused_at = now
+
     def _intend(self, order: Order, now: float) -> None:
-        view = self._scribe.view
-        assert view.spec is not None
+        spec = self._scribe.view.spec
+        assert spec is not None
+        resources = spec.resources_per_worker
+        if order.role == "validate" and spec.validation is not None:
+            resources = spec.validation.resources
         request = GroupRequest(
             token=Token(self._new_token()),
             workers=order.workers,
-            of=view.spec.workers_max,
-            resources_per_worker=view.spec.resources_per_worker,
+            of=1 if order.role == "validate" else spec.workers_max,
+            resources_per_worker=resources,
             run_url=self._launch.run_url,
-            run_name=view.spec.name,
+            run_name=spec.name,
+            role=order.role,
         )
         intended = Intended(request, self._provisioner.plan(request), order.why)
         self._scribe.write(intended, now)
@@ -169,7 +181,7 @@ class Conductor:
         if done.error is not None:
             return Refused(token, _told(done.error), final=True)
         if isinstance(done.value, Refusal):
-            self.refused_at = now
+            self._note_refusal(token, now)
             return Refused(token, done.value.why, done.value.final)
         return Submitted(token, done.value)
 

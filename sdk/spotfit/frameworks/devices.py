@@ -40,13 +40,17 @@ def visibility(start: Start, told: str | None, *, beside_peers: bool) -> dict[st
     """
     variables = {}
     if start.devices and _are_cards(start.devices):
-        seen = _seen(start, beside_peers=beside_peers)
-        variables[VISIBLE] = ",".join(_as_the_driver_says(card, told) for card in seen)
+        variables = shown(_seen(start, beside_peers=beside_peers), told)
     resource, variable = _NEURON
     if cores := int(_wanted(start, resource)):
         first = start.local_rank * cores
         variables[variable] = ",".join(str(first + n) for n in range(cores))
     return variables
+
+
+def shown(cards: Sequence[str], told: str | None) -> dict[str, str]:
+    """The variable that shows a process these cards of its node, and no others."""
+    return {VISIBLE: ",".join(_as_the_driver_says(card, told) for card in cards)}
 
 
 def refuse_too_few(start: Start) -> None:

@@ -6,8 +6,9 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal["worker", "audience", "hooks", "carrier"]
-"""What a child will be: it runs the user's function, his callbacks, his hooks, or it uploads."""
+Kind = Literal["worker", "audience", "hooks", "carrier", "validation"]
+"""What a child will be: it runs the user's function, his callbacks, his hooks, it uploads, or it
+validates a checkpoint."""
 
 
 class Bear(msgspec.Struct, frozen=True, tag="bear"):

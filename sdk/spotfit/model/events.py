@@ -139,6 +139,14 @@ class RoundClosed(msgspec.Struct, frozen=True, tag="round_closed"):
     taken: Taken | None = None
 
 
+class ValidationAsked(msgspec.Struct, frozen=True):
+    """A checkpoint is to be validated: as the trainer says, or with a say of its own."""
+
+    kwargs: dict[str, Any] | None = None
+    """What goes on top of the trainer's. None: all is as the trainer says, the timeout too."""
+    timeout_s: float | None = None
+
+
 class CheckpointCommitted(msgspec.Struct, frozen=True, tag="checkpoint_committed"):
     """This entry *is* the checkpoint; without it the files are debris."""
 
@@ -150,6 +158,13 @@ class CheckpointCommitted(msgspec.Struct, frozen=True, tag="checkpoint_committed
     ranks: tuple[int, ...]
     """Whose manifests list its files."""
     size_bytes: int = 0
+    validation: ValidationAsked | None = None
+    """Until it is validated, nobody may drop it."""
+
+    @property
+    def mark(self) -> str:
+        """What tells it from others, also from those of the same name."""
+        return f"{self.round}-{self.report}"
 
 
 class CheckpointDropped(msgspec.Struct, frozen=True, tag="checkpoint_dropped"):
@@ -157,6 +172,31 @@ class CheckpointDropped(msgspec.Struct, frozen=True, tag="checkpoint_dropped"):
 
     name: str
     why: str
+
+
+class ValidationBegun(msgspec.Struct, frozen=True, tag="validation_begun"):
+    """That agent validates that checkpoint now, in a process of its own; nobody else does."""
+
+    name: str
+    mark: str
+    """Which checkpoint of that name."""
+    attempt: int
+    """Counts all validations of the run that were ever begun."""
+    agent: AgentId
+    token: Token
+    node: int
+    """Its machine."""
+    why: str = ""
+
+
+class ValidationEnded(msgspec.Struct, frozen=True, tag="validation_ended"):
+    """That checkpoint is not validated again; `metrics` now belong to it."""
+
+    name: str
+    mark: str
+    status: Literal["validated", "failed", "timeout"]
+    metrics: dict[str, Any] = {}
+    why: str = ""
 
 
 class CancelRequested(msgspec.Struct, frozen=True, tag="cancel_requested"):
@@ -180,6 +220,12 @@ class FitEnded(msgspec.Struct, frozen=True, tag="fit_ended"):
     """The machines whose loss was one too many, where it ended for that."""
 
 
+class TrainingEnded(msgspec.Struct, frozen=True, tag="training_ended"):
+    """No round will follow. The fit ends like this once nothing is left to validate."""
+
+    ended: FitEnded
+
+
 Event = (
     FitStarted
     | LeaderElected
@@ -193,6 +239,9 @@ Event = (
     | RoundClosed
     | CheckpointCommitted
     | CheckpointDropped
+    | ValidationBegun
+    | ValidationEnded
+    | TrainingEnded
     | CancelRequested
     | FitEnded
 )

@@ -26,6 +26,9 @@ from spotfit.model.events import (
     RoundOpened,
     Submitted,
     Taken,
+    TrainingEnded,
+    ValidationBegun,
+    ValidationEnded,
 )
 from spotfit.model.view import Group, View
 from spotfit.model.world import Place, Round
@@ -43,11 +46,10 @@ def _apply(view: View, event: Event) -> View:
             return _start(view, event)
         case LeaderElected(epoch=epoch):
             return replace(view, leader=event, epoch=epoch)
-        case Intended(plan=plan):
-            return _with_group(view, plan.token, Group(plan))
-        case Submitted(token=token, handle=handle):
-            granted = _with_group(view, token, replace(view.groups[token], handle=handle))
-            return replace(granted, refusals=0, last_refusal=None)
+        case Intended():
+            return _intend(view, event)
+        case Submitted():
+            return _grant(view, event)
         case Refused():
             return _refuse(view, event)
         case NodeLost():
@@ -67,12 +69,17 @@ def _apply(view: View, event: Event) -> View:
         case CheckpointCommitted():
             return _commit(view, event)
         case CheckpointDropped(name=name):
-            kept = tuple(one for one in view.checkpoints if one.name != name)
-            return replace(view, checkpoints=kept, dropped=view.dropped | {name})
+            return _drop(view, name)
+        case ValidationBegun():
+            return _begin_validation(view, event)
+        case ValidationEnded():
+            return _end_validation(view, event)
+        case TrainingEnded(ended=ended):
+            return replace(view, training_ended=ended, round=None)
         case CancelRequested(why=why):
             return replace(view, cancelled=why)
         case FitEnded():
-            return replace(view, ended=event, round=None)
+            return replace(view, ended=event, round=None, validation=None)
     assert_never(event)
 
 
@@ -92,7 +99,27 @@ def _start(view: View, event: FitStarted) -> View:
         checkpoints=view.checkpoints,
         dropped=view.dropped,
         latest_committed_slot=view.latest_committed_slot,
+        unvalidated=view.unvalidated,
+        verdicts=view.verdicts,
+        attempts=view.attempts,
     )
+
+
+def _intend(view: View, event: Intended) -> View:
+    """Machines for validations come and go within one round: those let go are forgotten here."""
+    role = event.request.role
+    groups = view.groups
+    if role == "validate":
+        groups = {token: one for token, one in groups.items() if one.role != role or not one.let_go}
+    return replace(view, groups={**groups, event.plan.token: Group(event.plan, role=role)})
+
+
+def _grant(view: View, event: Submitted) -> View:
+    group = view.groups[event.token]
+    granted = _with_group(view, event.token, replace(group, handle=event.handle))
+    if group.role == "validate":
+        return granted
+    return replace(granted, refusals=0, last_refusal=None)
 
 
 def _with_group(view: View, token: Token, group: Group) -> View:
@@ -105,7 +132,14 @@ def _release(view: View, tokens: tuple[Token, ...]) -> View:
 
 
 def _refuse(view: View, event: Refused) -> View:
-    refused = _with_group(view, event.token, replace(view.groups[event.token], refused=event.why))
+    group = view.groups[event.token]
+    refused = _with_group(view, event.token, replace(group, refused=event.why))
+    if group.role == "validate":
+        return replace(
+            refused,
+            validator_refusals=view.validator_refusals + 1,
+            no_validators=event.why if event.final else view.no_validators,
+        )
     return replace(
         refused,
         refusals=view.refusals + 1,
@@ -118,6 +152,8 @@ def _lose(view: View, event: NodeLost) -> View:
     group = view.groups[event.token]
     nodes = group.lost if event.comes_back else group.lost | {event.node}
     lost = _with_group(view, event.token, replace(group, lost=nodes))
+    if event.agent is None and group.role == "validate":
+        return replace(lost, validator_refusals=view.validator_refusals + 1)
     if event.agent is None:
         return replace(lost, stillborn=view.stillborn + 1)
     outage = {event.agent} if event.blame is Blame.PLATFORM else set()
@@ -194,4 +230,45 @@ def _commit(view: View, event: CheckpointCommitted) -> View:
         dropped=view.dropped - {event.name},
         fruitless=0,
         latest_committed_slot=view.next_slot,
+        unvalidated=(*view.unvalidated, event) if event.validation else view.unvalidated,
+    )
+
+
+def _drop(view: View, name: str) -> View:
+    marks = {one.mark for one in view.checkpoints if one.name == name}
+    return replace(
+        view,
+        checkpoints=tuple(one for one in view.checkpoints if one.name != name),
+        dropped=view.dropped | {name},
+        unvalidated=tuple(one for one in view.unvalidated if one.name != name),
+        verdicts={mark: how for mark, how in view.verdicts.items() if mark not in marks},
+    )
+
+
+def _begin_validation(view: View, event: ValidationBegun) -> View:
+    again = view.validation is not None and view.validation.mark == event.mark
+    group = view.groups.get(event.token)
+    worked = group is not None and group.role == "validate"
+    return replace(
+        view,
+        validation=event,
+        attempts=event.attempt,
+        tries=view.tries + 1 if again else 1,
+        validator_refusals=0 if worked else view.validator_refusals,
+    )
+
+
+def _end_validation(view: View, event: ValidationEnded) -> View:
+    """What was found belongs to the checkpoint from now on, as if it had been reported with it."""
+    checkpoints = tuple(
+        replace(one, metrics={**one.metrics, **event.metrics}) if one.mark == event.mark else one
+        for one in view.checkpoints
+    )
+    return replace(
+        view,
+        checkpoints=checkpoints,
+        unvalidated=tuple(one for one in view.unvalidated if one.mark != event.mark),
+        verdicts={**view.verdicts, event.mark: event},
+        validation=None,
+        tries=0,
     )

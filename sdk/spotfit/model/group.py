@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from spotfit.core.ids import Token
+
+Role = Literal["train", "validate"]
+"""What machines are for: workers of the run's rounds, or validations of its checkpoints."""
 
 
 class GroupRequest(msgspec.Struct, frozen=True):
@@ -20,6 +23,7 @@ class GroupRequest(msgspec.Struct, frozen=True):
     resources_per_worker: dict[str, float] = {}
     run_url: str = ""
     run_name: str = ""
+    role: Role = "train"
 
 
 class GroupPlan(msgspec.Struct, frozen=True):

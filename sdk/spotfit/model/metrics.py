@@ -18,7 +18,7 @@ _MARK = "__float__"
 _DERIVED_FROM: tuple[type[Any], ...] = (list, tuple, str, int, float)
 
 
-def metrics_to_json(metrics: Any) -> bytes:
+def metrics_to_json(metrics: Any, *, what: str = "metrics") -> bytes:
     """The metrics of one report. Numbers of numpy count as numbers.
 
     Raises `ConfigError`, which is a ValueError, for torch tensors and whatever else is no JSON,
@@ -26,16 +26,22 @@ def metrics_to_json(metrics: Any) -> bytes:
     """
     if not isinstance(metrics, Mapping):
         raise ConfigError(
-            f"Metrics must be a dictionary, not a {type(metrics).__name__}.",
+            f"{what.capitalize()} must be a dictionary, not a {type(metrics).__name__}.",
             do="Write report({'loss': loss}).",
         )
     try:
         body = _encode(metrics)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise _refusal(metrics, error) from error
+        raise _refusal(metrics, what, error) from error
     if b"null" in body:
         body = _encode(_marked(metrics))
     return body
+
+
+def plain_json(metrics: Any, *, what: str = "metrics") -> dict[str, Any]:
+    """The same as `metrics_to_json`, decoded: what a reader of the JSON would see."""
+    plain: dict[str, Any] = msgspec.json.decode(metrics_to_json(metrics, what=what))
+    return plain
 
 
 def metrics_from_json(plain: Any) -> Any:
@@ -79,8 +85,8 @@ def _marked(thing: Any) -> Any:
     return thing
 
 
-def _refusal(metrics: Any, error: Exception) -> ConfigError:
-    path, why = _culprit(metrics, "metrics", error)
+def _refusal(metrics: Any, what: str, error: Exception) -> ConfigError:
+    path, why = _culprit(metrics, what, error)
     return ConfigError(
         f"{path} cannot be reported: {why}.",
         do="Report plain numbers and texts: loss.item() for a tensor, .tolist() for an array.",

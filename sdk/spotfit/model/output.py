@@ -6,8 +6,10 @@ BESIDE = -1
 """Of the user's callbacks and hooks."""
 RUN = -2
 """Of the run itself."""
+VALIDATION = -3
+"""Of a validation."""
 
-_NAMES = {BESIDE: "beside", RUN: "run"}
+_NAMES = {BESIDE: "beside", RUN: "run", VALIDATION: "validation"}
 
 
 def speaker(rank: int) -> str:

@@ -41,6 +41,10 @@ class Tempo(msgspec.Struct, frozen=True):
     """An agent that reaches neither a hub nor the bucket for so long ends: nobody needs it."""
     poll_s: float = 1.0
     """How often the journal is read by those whom nobody tells of new entries."""
+    validator_patience_s: float = 300.0
+    """How long a validation waits for a machine of its own before it may do without."""
+    validator_idle_s: float = 60.0
+    """How long a machine for validations is kept while there is nothing to validate."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -71,6 +75,16 @@ class Vigil(msgspec.Struct, frozen=True):
     """Whether it is ended then."""
     start_s: float = 1800.0
     """A round whose workers have not come to the function after so long is tried again."""
+
+
+class ValidationSpec(msgspec.Struct, frozen=True):
+    """Where validations run, what they need, and how long each may take at most."""
+
+    own_machine: bool | None = None
+    """True: only on a machine of their own; False: never; None: where one is to be had."""
+    resources: dict[str, float] = {}
+    timeout_s: float | None = None
+    """Of those that were asked for without one of their own."""
 
 
 class RunSpec(msgspec.Struct, frozen=True):
@@ -108,3 +122,5 @@ class RunSpec(msgspec.Struct, frozen=True):
     """Whether the workers of a node see each other's accelerators, whatever their framework."""
     vigil: Vigil = Vigil()
     tempo: Tempo = Tempo()
+    validation: ValidationSpec | None = None
+    """None where the luggage holds nothing to validate with."""

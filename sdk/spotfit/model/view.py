@@ -13,8 +13,11 @@ from spotfit.model.events import (
     FitEnded,
     LeaderElected,
     RoundClosed,
+    ValidationBegun,
+    ValidationEnded,
 )
-from spotfit.model.group import GroupHandle, GroupPlan
+from spotfit.model.group import GroupHandle, GroupPlan, Role
+from spotfit.model.reporting import ReportedCheckpointStatus
 from spotfit.model.spec import RunSpec
 from spotfit.model.world import Notice, Round
 
@@ -27,6 +30,7 @@ class Group(msgspec.Struct, frozen=True):
     refused: str | None = None
     released: bool = False
     lost: frozenset[int] = frozenset()
+    role: Role = "train"
 
     @property
     def pending(self) -> bool:
@@ -88,6 +92,22 @@ class View(msgspec.Struct, frozen=True):
     latest_committed_slot: int = -1
     round_slot: int = -1
     """Where the last round was opened."""
+    unvalidated: tuple[CheckpointCommitted, ...] = ()
+    """Those that are to be validated, and are not yet, in the order of their commits."""
+    verdicts: dict[str, ValidationEnded] = {}
+    """How validations ended, by the marks of checkpoints that are still kept."""
+    validation: ValidationBegun | None = None
+    """The one under way."""
+    attempts: int = 0
+    """How many validations were begun, in all fits."""
+    tries: int = 0
+    """How often the one under way, or to be begun again, was begun."""
+    validator_refusals: int = 0
+    """Machines for validations in a row that were refused or died at birth."""
+    no_validators: str | None = None
+    """Why asking for a machine for validations is pointless."""
+    training_ended: FitEnded | None = None
+    """How the fit will end once nothing is left to validate."""
     cancelled: str | None = None
     ended: FitEnded | None = None
 
@@ -100,6 +120,14 @@ class View(msgspec.Struct, frozen=True):
     def latest_checkpoint(self) -> CheckpointCommitted | None:
         return self.checkpoints[-1] if self.checkpoints else None
 
+    def status_of(self, kept: CheckpointCommitted) -> ReportedCheckpointStatus:
+        """How far that checkpoint has come."""
+        if kept.validation is None:
+            return ReportedCheckpointStatus.COMMITTED
+        if kept.mark not in self.verdicts:
+            return ReportedCheckpointStatus.PENDING_VALIDATION
+        return _STATUSES[self.verdicts[kept.mark].status]
+
     def leads(self, agent: AgentId) -> bool:
         """Whether that agent may write decisions after this view."""
         return self.leader is not None and self.leader.leader == agent
@@ -107,3 +135,10 @@ class View(msgspec.Struct, frozen=True):
     def metrics_of(self, name: str) -> dict[str, Any] | None:
         """The metrics committed with that checkpoint."""
         return next((kept.metrics for kept in self.checkpoints if kept.name == name), None)
+
+
+_STATUSES = {
+    "validated": ReportedCheckpointStatus.VALIDATED,
+    "failed": ReportedCheckpointStatus.VALIDATION_FAILED,
+    "timeout": ReportedCheckpointStatus.VALIDATION_TIMEOUT,
+}

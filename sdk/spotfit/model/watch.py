@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from spotfit.core.ids import AgentId, Token
-from spotfit.model.events import RankFailure
+from spotfit.model.events import RankFailure, ValidationAsked
 from spotfit.model.group import GroupStatus
+from spotfit.model.wire import Assessed
 from spotfit.model.world import Member, Notice
 
 
@@ -45,6 +46,7 @@ class Ready(msgspec.Struct, frozen=True):
     metrics: dict[str, Any]
     ranks: tuple[int, ...]
     size_bytes: int = 0
+    validation: ValidationAsked | None = None
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -59,6 +61,8 @@ class Progress(msgspec.Struct, frozen=True):
     returned: AbstractSet[int] = frozenset()
     uploading: bool = False
     """Whether files of a checkpoint are on their way."""
+    validating: bool = False
+    """Whether a checkpoint is still to be validated: the function may be waiting for that."""
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -128,3 +132,9 @@ class Watch(msgspec.Struct, frozen=True):
     metrics: dict[str, Any] | None = None
     """The last metrics of rank 0."""
     result_key: str | None = None
+    validation_at: float = 0.0
+    """When a validation was asked for while none was due, begun or ended, or lost its machine."""
+    assessed: Assessed | None = None
+    """What came of the validation under way."""
+    validator_refused_at: float | None = None
+    """When a machine for validations was last refused, or died at birth."""

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from spotfit.model.events import Blame, RankFailure
+from spotfit.model.events import Blame, RankFailure, ValidationAsked
 from spotfit.model.world import Member, Notice
 
 Stage = Literal["form", "train", "leave"]
@@ -67,6 +67,7 @@ class Files(msgspec.Struct, frozen=True, tag="files"):
     dir_name: str | None = None
     blocks: bool = False
     """Whether the training function itself waits for the name, and does nothing else."""
+    validation: ValidationAsked | None = None
 
 
 class Saved(msgspec.Struct, frozen=True, tag="saved"):
@@ -217,6 +218,12 @@ class Committed(msgspec.Struct, frozen=True, tag="committed"):
     metrics: dict[str, Any]
 
 
+class Judged(msgspec.Struct, frozen=True, tag="judged"):
+    """A validation has ended, and the journal says how."""
+
+    name: str
+
+
 class Gathered(msgspec.Struct, frozen=True, tag="gathered"):
     """The collective is complete. With `missing` it never will be: those ranks did not come.
 
@@ -246,7 +253,9 @@ class Preempted(msgspec.Struct, frozen=True, tag="preempted"):
     nodes: dict[str, tuple[int, ...]]
 
 
-ToWorker = Start | Proceed | Call | Named | Carried | Committed | Gathered | Overdue | Preempted
+ToWorker = (
+    Start | Proceed | Call | Named | Carried | Committed | Judged | Gathered | Overdue | Preempted
+)
 
 # --- agent -> leader -------------------------------------------------------------------------
 
@@ -337,7 +346,32 @@ class Delivered(msgspec.Struct, frozen=True, tag="delivered"):
     round: int
 
 
-ToLeader = Join | Unable | Warm | Beat | Alarm | Up | Ended | Unwell | Stacks | Stopped | Delivered
+class Assessed(msgspec.Struct, frozen=True, tag="assessed"):
+    """What came of that attempt to validate a checkpoint. Told again to every new leader.
+
+    'lost': nothing, by no fault of the user's; it is to be begun again.
+    """
+
+    attempt: int
+    status: Literal["validated", "failed", "timeout", "lost"]
+    metrics: dict[str, Any] = {}
+    why: str = ""
+
+
+ToLeader = (
+    Join
+    | Unable
+    | Warm
+    | Beat
+    | Alarm
+    | Up
+    | Ended
+    | Unwell
+    | Stacks
+    | Stopped
+    | Delivered
+    | Assessed
+)
 
 # --- leader -> agent -------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import msgspec
 
 from spotfit.core.ids import Token
 from spotfit.model.events import Event
+from spotfit.model.group import Role
 
 
 class Write(msgspec.Struct, frozen=True):
@@ -15,10 +16,11 @@ class Write(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """Plan machines for so many workers and write down the intent."""
+    """Plan machines for so many workers, or one for validations, and write down the intent."""
 
     workers: int
     why: str
+    role: Role = "train"
 
 
 class Submit(msgspec.Struct, frozen=True):

@@ -6,32 +6,36 @@ from collections.abc import Iterator
 
 from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import Blame, NodeLost
+from spotfit.model.group import Role
 from spotfit.model.view import View
 from spotfit.model.watch import Seat, Watch
 from spotfit.policy.absence import Word, absent_since, backend_says
 
+LINGER_S = 15.0
+"""How long machines may take to leave by themselves."""
 _MAX_BACKOFF_S = 60.0
 _MOST_STILLBORN = 20
 
 
-def usable_seats(view: View, watch: Watch) -> list[Seat]:
-    """Connected agents that may be given work: not lost, not leaving, not let go."""
+def usable_seats(view: View, watch: Watch, role: Role = "train") -> list[Seat]:
+    """Connected agents that may be given that work: not lost, not leaving, not let go."""
     return [
         seat
         for agent, seat in watch.seats.items()
         if agent not in view.lost_agents
         and agent not in view.notices
         and seat.notice is None
-        and _stands(view, seat.member.token, seat.member.node)
+        and _stands(view, seat.member.token, seat.member.node, role)
     ]
 
 
 def expected_slots(view: View, watch: Watch) -> int:
-    """Slots of machines that were asked for and have not joined yet."""
+    """Slots of workers' machines that were asked for and have not joined yet."""
     here = {(seat.member.token, seat.member.node) for seat in watch.seats.values()}
     return sum(
         group.plan.slots
         for token, group in view.groups.items()
+        if group.role == "train"
         for node in group.standing
         if (token, node) not in here
     )
@@ -69,7 +73,8 @@ def may_ask_at(view: View, watch: Watch) -> float:
 
 def hopeless(view: View) -> str | None:
     """Why asking for more machines is pointless: far too many in a row never came to life."""
-    biggest = max((group.plan.nodes for group in view.groups.values()), default=1)
+    asked = [group.plan.nodes for group in view.groups.values() if group.role == "train"]
+    biggest = max(asked, default=1)
     if view.stillborn <= _MOST_STILLBORN * biggest:
         return None
     return f"{view.stillborn} machines in a row ended before their agents could join"
@@ -81,6 +86,8 @@ def lost_machines(view: View, watch: Watch, now: float) -> Iterator[NodeLost]:
     sat = _last_known_agents(view, watch)
     for token, group in view.groups.items():
         for node in group.standing:
+            if _needed_no_more(view, watch, token, node):
+                continue
             agent = here.get((token, node))
             if agent is not None:
                 if _will_not_stop(view, watch, agent, now):
@@ -98,13 +105,21 @@ def lost_machines(view: View, watch: Watch, now: float) -> Iterator[NodeLost]:
                 yield NodeLost(token, node, agent, why, blame)
 
 
+def _needed_no_more(view: View, watch: Watch, token: Token, node: int) -> bool:
+    """After the training the workers' machines leave by themselves; only who sees no agent has to
+    know which of them are gone, and whoever waits for a validation on one."""
+    if view.training_ended is None or watch.caretaker or view.groups[token].role != "train":
+        return False
+    at_work = view.validation
+    return at_work is None or (at_work.token, at_work.node) != (token, node)
+
+
 def _lived_there_before(view: View, watch: Watch, token: Token, node: int) -> AgentId | None:
-    """The agent of the last round on a machine that another agent has joined from since."""
-    for place in view.last_round.places if view.last_round else ():
-        if (place.token, place.node) == (token, node):
-            known = place.agent in watch.seats or place.agent in view.lost_agents
-            return None if known else place.agent
-    return None
+    """The agent that worked on a machine that another agent has joined from since."""
+    worked = [*(view.last_round.places if view.last_round else ()), view.validation]
+    agents = [one.agent for one in worked if one and (one.token, one.node) == (token, node)]
+    known = watch.seats.keys() | view.lost_agents
+    return next((agent for agent in agents if agent not in known), None)
 
 
 def _will_not_stop(view: View, watch: Watch, agent: AgentId, now: float) -> bool:
@@ -131,6 +146,7 @@ def _standing_slots(view: View) -> int:
     return sum(
         group.plan.slots
         for token, group in view.groups.items()
+        if group.role == "train"
         for node in group.standing
         if (token, node) not in leaving
     )
@@ -138,7 +154,10 @@ def _standing_slots(view: View) -> int:
 
 def _last_known_agents(view: View, watch: Watch) -> dict[tuple[Token, int], AgentId]:
     places = view.last_round.places if view.last_round else ()
-    return {(place.token, place.node): place.agent for place in places} | dict(watch.known)
+    sat = {(place.token, place.node): place.agent for place in places}
+    if view.validation is not None:
+        sat[view.validation.token, view.validation.node] = view.validation.agent
+    return sat | dict(watch.known)
 
 
 def _why_lost(
@@ -176,6 +195,6 @@ def _last_heard(watch: Watch, agent: AgentId) -> float:
     return max(watch.led_since, watch.gone.get(agent, 0.0))
 
 
-def _stands(view: View, token: Token, node: int) -> bool:
+def _stands(view: View, token: Token, node: int, role: Role) -> bool:
     group = view.groups.get(token)
-    return group is not None and group.stands(node)
+    return group is not None and group.role == role and group.stands(node)

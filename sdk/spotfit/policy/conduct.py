@@ -26,13 +26,22 @@ from spotfit.model.events import (
 from spotfit.model.view import View
 from spotfit.model.watch import Ready, Watch
 from spotfit.model.world import Round
-from spotfit.policy import absence, capacity, drain, failure, hang, rendezvous, retention, uploads
+from spotfit.policy import (
+    absence,
+    capacity,
+    drain,
+    failure,
+    hang,
+    rendezvous,
+    retention,
+    uploads,
+    validation,
+)
 from spotfit.policy.actions import Action, Order, Release, Rest, Submit, Wait, Write
 
 _IDLE_S = 30.0
 _LEAVING_S = 45.0
 """How long workers may take to end once all functions returned; they have a limit themselves."""
-_LINGER_S = 15.0
 
 
 def conduct(view: View, watch: Watch, now: float) -> Action:
@@ -65,6 +74,8 @@ def _end_on_trouble(view: View, watch: Watch, now: float) -> Iterator[Action]:
     if watch.trouble is not None:
         told = RankFailure(-1, "raised", watch.trouble.told, watch.trouble.pickle_key)
         yield Write(FitEnded("failed", watch.trouble.why, Blame.PLATFORM, (told,), watch.metrics))
+    if view.training_ended is not None:
+        return
     why = view.final_refusal or capacity.hopeless(view)
     if why is not None and view.round is None:
         yield Write(FitEnded("failed", why, Blame.PLATFORM, metrics=watch.metrics))
@@ -103,7 +114,8 @@ def _commit(view: View, watch: Watch, now: float) -> Iterator[Action]:
 def _drop(view: View, watch: Watch, now: float) -> Iterator[Action]:
     assert view.spec is not None
     try:
-        expendable = retention.expendable(view.checkpoints, view.spec.keep)
+        pending = {one.name for one in view.unvalidated}
+        expendable = retention.expendable(view.checkpoints, view.spec.keep, protected=pending)
     except ConfigError as wrong:
         yield Write(FitEnded("failed", wrong.what, Blame.PLATFORM, metrics=watch.metrics))
         return
@@ -115,7 +127,7 @@ def _close_the_round(view: View, watch: Watch, now: float) -> Iterator[Action]:
     if view.round is None or watch.caretaker:
         yield from _close_a_dead_round(view, watch)
     elif _all_returned(view.round, watch):
-        yield from _finish(watch, now)  # whatever befalls a machine now, its work is done
+        yield from _finish(view, watch, now)  # whatever befalls a machine now, its work is done
     elif watch.doomed_since is not None:
         yield from _close_when_settled(view, watch, view.round, now)
     else:
@@ -143,7 +155,7 @@ def _all_returned(round_: Round, watch: Watch) -> bool:
     return len(watch.returned) == round_.world_size
 
 
-def _finish(watch: Watch, now: float) -> Iterator[Action]:
+def _finish(view: View, watch: Watch, now: float) -> Iterator[Action]:
     """Once all is told, and the workers have left: what they do at their end they may finish."""
     left_by = (watch.returned_at or now) + _LEAVING_S
     if not watch.settled:
@@ -151,7 +163,8 @@ def _finish(watch: Watch, now: float) -> Iterator[Action]:
     elif not watch.stopped and now < left_by:
         yield Wait(left_by, "the workers are leaving")
     else:
-        yield Write(FitEnded("finished", metrics=watch.metrics, result_key=watch.result_key))
+        ended = FitEnded("finished", metrics=watch.metrics, result_key=watch.result_key)
+        yield validation.ending(view, ended)
 
 
 def _interrupt(view: View, watch: Watch, round_: Round, now: float) -> Iterator[Action]:
@@ -165,7 +178,7 @@ def _interrupt(view: View, watch: Watch, round_: Round, now: float) -> Iterator[
 
 def _judge_failures(view: View, watch: Watch, now: float) -> Iterator[Action]:
     """Also the checkpoints of a run that has failed are kept: the next fit goes on from them."""
-    ended = failure.verdict(view) if view.round is None else None
+    ended = None if view.round is not None or view.training_ended else failure.verdict(view)
     if ended is None:
         return
     if not watch.surveyed:
@@ -173,7 +186,7 @@ def _judge_failures(view: View, watch: Watch, now: float) -> Iterator[Action]:
     elif not watch.settled:
         yield Wait(now + 0.05, "the callbacks are being told of the last failure")
     else:
-        yield Write(_with_metrics(ended, watch))
+        yield validation.ending(view, _with_metrics(ended, watch))
 
 
 def _until_surveyed(view: View, watch: Watch, now: float) -> Wait:
@@ -185,7 +198,7 @@ def _order(view: View, watch: Watch, now: float) -> Iterator[Action]:
     """Ask for what is missing, but not while those of the last round may still come back."""
     assert view.spec is not None
     missing = capacity.missing_workers(view, watch)
-    if missing <= 0 or failure.verdict(view) is not None:
+    if missing <= 0 or _is_over(view):
         return
     asked_at = capacity.may_ask_at(view, watch)
     if now < asked_at:
@@ -198,7 +211,12 @@ def _order(view: View, watch: Watch, now: float) -> Iterator[Action]:
 def _hand_over(view: View, watch: Watch, now: float) -> Iterator[Action]:
     """Between rounds, a leader whose machine will go names one who stays: else the next round
     would end with it."""
-    if view.round is not None or watch.caretaker or watch.me not in view.notices:
+    if view.round is not None or watch.caretaker:
+        return
+    if watch.me not in view.notices:
+        better = validation.hand_over(view, watch)
+        if better is not None:
+            yield Write(better)
         return
     stay = capacity.usable_seats(view, watch)
     heirs = sorted(stay, key=lambda seat: (seat.since, seat.member.agent))
@@ -209,7 +227,7 @@ def _hand_over(view: View, watch: Watch, now: float) -> Iterator[Action]:
 
 
 def _open_a_round(view: View, watch: Watch, now: float) -> Iterator[Action]:
-    if view.round is not None or watch.caretaker or failure.verdict(view) is not None:
+    if view.round is not None or watch.caretaker or _is_over(view):
         return
     if not watch.surveyed:
         yield _until_surveyed(view, watch, now)
@@ -222,6 +240,11 @@ def _open_a_round(view: View, watch: Watch, now: float) -> Iterator[Action]:
         yield Write(RoundOpened(formed, why))
 
 
+def _is_over(view: View) -> bool:
+    """Whether no round will follow."""
+    return view.training_ended is not None or failure.verdict(view) is not None
+
+
 def _let_go(view: View, watch: Watch, now: float) -> Iterator[Action]:
     """After the end: machines leave by themselves when they read of it; the rest is let go.
 
@@ -230,7 +253,7 @@ def _let_go(view: View, watch: Watch, now: float) -> Iterator[Action]:
     """
     here = {seat.member.token for agent, seat in watch.seats.items() if agent != watch.me}
     mine = {seat.member.token for agent, seat in watch.seats.items() if agent == watch.me}
-    linger = watch.turned_at + _LINGER_S
+    linger = watch.turned_at + capacity.LINGER_S
     held = [token for token, group in view.groups.items() if group.handle and not group.let_go]
     leaving = [token for token in held if token in here and now < linger]
     if leaving:
@@ -257,14 +280,20 @@ def _all_leave(view: View, watch: Watch, token: Token) -> bool:
 def _rest(view: View, watch: Watch, now: float) -> Iterator[Action]:
     mine = {seat.member.token for agent, seat in watch.seats.items() if agent == watch.me}
     held = [token for token, group in view.groups.items() if group.handle and not group.released]
-    linger_s = _LINGER_S if held else 0.0
+    linger_s = capacity.LINGER_S if held else 0.0
     if all(token in mine for token in held) and now >= watch.turned_at + linger_s:
         yield Rest()
 
 
 def _committed(ready: Ready) -> CheckpointCommitted:
     return CheckpointCommitted(
-        ready.name, ready.round, ready.report, ready.metrics, ready.ranks, ready.size_bytes
+        ready.name,
+        ready.round,
+        ready.report,
+        ready.metrics,
+        ready.ranks,
+        ready.size_bytes,
+        ready.validation,
     )
 
 
@@ -277,15 +306,21 @@ _WHILE_IT_RUNS: tuple[Judge, ...] = (
     _end_on_trouble,
     _note_notices,
     _commit,
+    validation.note_answer,
     _drop,
     _close_the_round,
     _judge_failures,
+    validation.end_at_last,
     _note_losses,
     _order,
+    validation.order,
     _hand_over,
+    validation.begin,
     _open_a_round,
     _finish_intents,
     _release_the_lost,
+    validation.release,
+    validation.shed,
 )
 
 _AFTER_THE_END: tuple[Judge, ...] = (_finish_intents, _let_go, _rest)

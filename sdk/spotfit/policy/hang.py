@@ -29,14 +29,15 @@ def suspected(
     """A worker that answers no more; else a round in which nobody gets on, if that is looked for.
 
     `silent` tells by rank for how many seconds it has not answered. While workers start, or a
-    checkpoint is on its way, a round may take its time.
+    checkpoint is on its way or being validated, a round may take its time.
     """
     if silent:
         longest_s = max(silent.values())
         why = f"{_named(silent)} not answered for {longest_s:.0f} s"
         return Hang(tuple(sorted(silent)), why, ends_it=True)
     begun = len(progress.running) == len(progress.steps)
-    if not vigil.hang_s or not begun or progress.uploading or now < looked_for_at(vigil, progress):
+    busy = progress.uploading or progress.validating
+    if not vigil.hang_s or not begun or busy or now < looked_for_at(vigil, progress):
         return None
     ranks = _behind(progress)
     why = f"no rank has reported, met the others or saved for {now - progress.moved_at:.0f} s"

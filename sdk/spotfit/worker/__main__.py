@@ -16,7 +16,13 @@ def begin(arguments: list[str]) -> None:
     importlib.import_module(f"spotfit.worker.{_ENTRANCES[what]}").main(talk)
 
 
-_ENTRANCES = {"worker": "main", "audience": "audience", "hooks": "hooks", "carrier": "carrier"}
+_ENTRANCES = {
+    "worker": "main",
+    "audience": "audience",
+    "hooks": "hooks",
+    "carrier": "carrier",
+    "validation": "validation",
+}
 
 if __name__ == "__main__":
     begin(sys.argv[1:])

@@ -25,13 +25,12 @@ from spotfit.frameworks.registry import open_framework
 from spotfit.host import env, log
 from spotfit.model.wire import Returned, Running, Start
 from spotfit.ship.luggage import Shipped
-from spotfit.ship.prepare import prepare
 from spotfit.ship.sign import RunKey
 from spotfit.store.api import Store
 from spotfit.store.budget import PATIENT
 from spotfit.store.opening import open_store
-from spotfit.worker import birth, crash, current, pulse
-from spotfit.worker.luggage import open_luggage
+from spotfit.worker import crash, current, pulse
+from spotfit.worker.luggage import move_in
 from spotfit.worker.session import Session
 from spotfit.worker.talk import Talk
 
@@ -47,12 +46,17 @@ def main(talk_descriptor: int) -> NoReturn:
     talk = Talk(socket.socket(fileno=talk_descriptor))
     start = talk.next(None)
     assert isinstance(start, Start), "an agent begins with Start"
-    log.at_least(start.log_level)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=_LOG_FORMAT)
+    begin_logging(start.log_level)
     if start.pulse_s:
         pulse.begin(talk, every_s=start.pulse_s, folder=Path(start.scratch) / "stacks")
     framework = open_framework(start.framework)
     end(_live(start, talk, framework), framework.leave)
+
+
+def begin_logging(level: str) -> None:
+    """Our own lines from that level on, and the user's as ever."""
+    log.at_least(level)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=_LOG_FORMAT)
 
 
 def _live(start: Start, talk: Talk, framework: Framework) -> int:
@@ -95,22 +99,10 @@ def unpack(start: Start, store: Store, framework: Framework) -> Shipped:
 
     What is loaded may wake a GPU: by then this worker must see its own.
     """
-    payload = open_luggage(start.luggage, RunKey.from_text(start.secret), store, start.scratch)
-    scratch = Path(start.scratch or ".")
-    prepared = prepare(payload.env, store=store, scratch=scratch)
-    env.update(prepared.env_vars)
+    key = RunKey.from_text(start.secret)
+    payload = move_in(start.luggage, key, store, start.scratch, start.run_name)
     env.update(framework.environment(start))
-    sys.path[:0] = prepared.sys_path
-    os.chdir(prepared.cwd or _working_directory(scratch, start.run_name))
-    birth.shorten_socket_paths()
     return payload.shipped()
-
-
-def _working_directory(scratch: Path, run_name: str) -> Path:
-    """Of all workers on this node, named after the run, with nothing of ours in it."""
-    directory = scratch / "work" / run_name
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory
 
 
 # --- what it returned ----------------------------------------------------------------------------

@@ -7,8 +7,11 @@ from typing import Any
 from spotfit.checkpoint.handle import Checkpoint
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import parse_name
+from spotfit.model.events import ValidationAsked
+from spotfit.model.metrics import plain_json
 from spotfit.model.preemption import PreemptionInfo
 from spotfit.model.reporting import CheckpointConsistencyMode, CheckpointUploadMode
+from spotfit.model.validation import ValidationTaskConfig
 from spotfit.worker.context import TrainContext
 from spotfit.worker.current import current
 from spotfit.worker.reported import Luggage, ReportedCheckpoint, UploadFn
@@ -21,7 +24,7 @@ def report(
     checkpoint_upload_mode: CheckpointUploadMode = CheckpointUploadMode.SYNC,
     delete_local_checkpoint_after_upload: bool | None = None,  # noqa: FBT001 - as in Ray Train
     checkpoint_upload_fn: UploadFn | None = None,
-    validation: Any = False,  # noqa: FBT002 - as in Ray Train
+    validation: bool | ValidationTaskConfig = False,  # noqa: FBT001, FBT002 - as in Ray Train
 ) -> None:
     """Tell the run how training goes, and hand over a checkpoint if there is one.
 
@@ -33,15 +36,20 @@ def report(
     Metrics are a dictionary that JSON can hold; numbers of numpy count as numbers. Tensors raise
     ValueError. `checkpoint_upload_fn(checkpoint, dir_name)` uploads in our place, and returns the
     Checkpoint inside the run's folder.
+
+    With `validation` the checkpoint is validated by the trainer's `validation_config`, outside the
+    workers and with nobody waiting; a `ValidationTaskConfig` says with what besides, and how long
+    it may take. The first rank that brings files decides.
     """
     session = current("spotfit.report")
-    if checkpoint is None and not validation:
+    asked = _asked(validation)
+    if checkpoint is None and asked is None:
         if checkpoint_dir_name is not None:
             parse_name(checkpoint_dir_name, what="checkpoint_dir_name")
         session.report_metrics(metrics, checkpoint_dir_name)
         return
-    if validation:
-        raise _nothing_validates(checkpoint)
+    if checkpoint is None:
+        raise ConfigError("Validation requires a checkpoint.", do="Report one with it.")
     if not isinstance(checkpoint, Checkpoint):
         raise ConfigError(
             f"checkpoint must be a Checkpoint, not a {type(checkpoint).__name__}.",
@@ -59,6 +67,7 @@ def report(
             mode.deletes_local_copy if delete is None else delete,
             checkpoint_dir_name,
             checkpoint_upload_fn,
+            asked,
         ),
     )
 
@@ -91,7 +100,8 @@ def get_all_reported_checkpoints(
 ) -> list[ReportedCheckpoint]:
     """All checkpoints the run holds, worst to best; those that were dropped are not among them.
 
-    Waits until every checkpoint this worker has reported is in, at most for `timeout_s`.
+    Waits until every checkpoint this worker has reported is in and, unless `COMMITTED` is asked
+    for, until no validation is pending; after `timeout_s` it tells what there is.
     """
     mode = CheckpointConsistencyMode(consistency_mode)
     return current("spotfit.get_all_reported_checkpoints").reported(mode, timeout_s)
@@ -105,10 +115,14 @@ def get_preemption_info() -> PreemptionInfo | None:
     return current("spotfit.get_preemption_info").preemption_info()
 
 
-def _nothing_validates(checkpoint: Checkpoint | None) -> ConfigError:
-    if checkpoint is None:
-        return ConfigError("validation needs a checkpoint to validate.", do="Report one with it.")
-    return ConfigError(
-        "validation was asked for, but the trainer has no validation_config.",
-        do="Give the trainer one, or leave validation out.",
-    )
+def _asked(validation: Any) -> ValidationAsked | None:
+    """What the journal keeps of that wish."""
+    if isinstance(validation, ValidationTaskConfig):
+        kwargs = plain_json(validation.fn_kwargs or {}, what="fn_kwargs")
+        return ValidationAsked(kwargs, validation.timeout_s)
+    if not isinstance(validation, bool):
+        raise ConfigError(
+            f"validation must be True, False or a ValidationTaskConfig, not {validation!r}.",
+            do="Write validation=True.",
+        )
+    return ValidationAsked() if validation else None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from spotfit.checkpoint.handle import Checkpoint
+from spotfit.model.events import ValidationAsked
 from spotfit.model.reporting import CheckpointUploadMode, ReportedCheckpointStatus
 
 UploadFn = Callable[[Checkpoint, str], Checkpoint]
@@ -22,6 +23,7 @@ class Luggage(NamedTuple):
     """Whether the local copy goes once it is uploaded."""
     dir_name: str | None = None
     upload_fn: UploadFn | None = None
+    validation: ValidationAsked | None = None
 
 
 @dataclass

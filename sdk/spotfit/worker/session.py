@@ -25,14 +25,12 @@ from spotfit.host import log
 from spotfit.host.clocks import SystemClock
 from spotfit.ledger.journal import Journal
 from spotfit.model.data import unknown_dataset
+from spotfit.model.events import CheckpointCommitted
 from spotfit.model.metrics import metrics_from_json, metrics_to_json
 from spotfit.model.preemption import PreemptionInfo
-from spotfit.model.reporting import (
-    CheckpointConsistencyMode,
-    CheckpointUploadMode,
-    ReportedCheckpointStatus,
-)
+from spotfit.model.reporting import CheckpointConsistencyMode, CheckpointUploadMode
 from spotfit.model.spec import Keep, RunSpec
+from spotfit.model.view import View
 from spotfit.model.wire import (
     Call,
     Carried,
@@ -41,6 +39,7 @@ from spotfit.model.wire import (
     Files,
     Gather,
     Gathered,
+    Judged,
     Named,
     Overdue,
     Preempted,
@@ -49,7 +48,7 @@ from spotfit.model.wire import (
     Start,
     ToWorker,
 )
-from spotfit.policy.retention import worst_to_best
+from spotfit.policy.retention import expendable, worst_to_best
 from spotfit.ship.function import pickled, unpickled
 from spotfit.store.api import Store
 from spotfit.worker import crash
@@ -106,6 +105,8 @@ class Session:
         self._named: dict[int, Named] = {}
         self._gathered: dict[tuple[str, int], Gathered] = {}
         self._committed: Counter[str] = Counter()
+        self._judged = 0
+        """How many validations have ended since this round was opened."""
         self._brought: Counter[str] = Counter()
         self._given_away: set[int] = set()
         """Reports whose files the agent has brought to the bucket for us, but not told of yet."""
@@ -170,23 +171,43 @@ class Session:
     ) -> list[ReportedCheckpoint]:
         """What the journal holds once all this worker brought is in it, or the time is over.
 
-        Nothing is ever validated yet, so both modes wait for the same.
+        For `VALIDATED` nothing may be left to validate, either.
         """
+        give_up_at = None if timeout_s is None else self._clock.now() + timeout_s
         self._wait_for(
             lambda: True if self._brought <= self._committed else None,
             what="its checkpoints to be committed",
             timeout_s=timeout_s,
         )
-        kept = worst_to_best(self._journal.catch_up().checkpoints, self._keep)
+        view = self._journal.catch_up()
+        if mode is CheckpointConsistencyMode.VALIDATED:
+            view = self._validated(view, give_up_at)
+        kept = _staying(view, self._spec.keep)
         checkpoints = open_all(self._store, {one.name for one in kept})
         return [
             ReportedCheckpoint(
-                checkpoints[one.name],
-                metrics_from_json(one.metrics),
-                ReportedCheckpointStatus.COMMITTED,
+                checkpoints[one.name], metrics_from_json(one.metrics), view.status_of(one)
             )
             for one in kept
         ]
+
+    def _validated(self, view: View, give_up_at: float | None) -> View:
+        """The run once it has nothing to validate, or as it is when the time is over."""
+        while view.unvalidated and self._spec.validation is not None:
+            heard = self._judged
+            left_s = None if give_up_at is None else give_up_at - self._clock.now()
+            more = self._wait_for(
+                partial(self._more_judged, heard),
+                what=f"{len(view.unvalidated)} checkpoints to be validated",
+                timeout_s=left_s,
+            )
+            view = self._journal.catch_up()
+            if more is None:
+                break
+        return view
+
+    def _more_judged(self, than: int) -> bool | None:
+        return True if self._judged > than else None
 
     # --- collectives -------------------------------------------------------------------------
 
@@ -261,7 +282,7 @@ class Session:
             name = folder if "/" not in folder else None
         body = msgspec.Raw(metrics_to_json(metrics))
         n, self.reports = self.reports, self.reports + 1
-        self._talk.send(Files(n, body, name, blocks=_in_main_thread()))
+        self._talk.send(Files(n, body, name, _in_main_thread(), luggage.validation))
         return n
 
     def _parcel(self, named: Named, luggage: Luggage) -> Parcel:
@@ -273,6 +294,7 @@ class Session:
             named.ranks,
             _metrics.decode(named.metrics),
             (),
+            validation=luggage.validation,
         )
         again = self._brought[named.name] > 1
         return Parcel(luggage.checkpoint, part, again, luggage.delete)
@@ -324,6 +346,11 @@ class Session:
         return folder
 
     def _check(self, luggage: Luggage) -> None:
+        if luggage.validation is not None and self._spec.validation is None:
+            raise ConfigError(
+                "A validation was asked for, but the trainer was given no validation_config.",
+                do="Give the trainer a validation_config, or leave validation out.",
+            )
         if luggage.mode is CheckpointUploadMode.NO_UPLOAD:
             self._folder_of(luggage.checkpoint)
         local = luggage.checkpoint.local_directory
@@ -368,6 +395,8 @@ class Session:
             case Carried():
                 self._given_away.discard(frame.n)
                 self._note_saved(frame.n, frame.name)
+            case Judged():
+                self._judged += 1
             case Preempted():
                 self._preempted = frame
             case Overdue(kind=kind, missing=missing, waited_s=waited_s):
@@ -401,8 +430,15 @@ class Session:
         return Journal(self._store)
 
     @cached_property
-    def _keep(self) -> Keep:
-        return _specs.decode(self._start.spec).keep
+    def _spec(self) -> RunSpec:
+        return _specs.decode(self._start.spec)
+
+
+def _staying(view: View, keep: Keep) -> list[CheckpointCommitted]:
+    """Worst to best, without those that nobody needs any more: they are dropped in a moment."""
+    pending = {one.name for one in view.unvalidated}
+    going = {one.name for one in expendable(view.checkpoints, keep, protected=pending)}
+    return [one for one in worst_to_best(view.checkpoints, keep) if one.name not in going]
 
 
 def _in_main_thread() -> bool:

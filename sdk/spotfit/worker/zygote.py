@@ -31,7 +31,7 @@ from spotfit.core.errors import SpotfitError
 from spotfit.frameworks.registry import open_framework
 from spotfit.host import log, process
 from spotfit.model.cradle import Awake, Bear, Born, FromZygote, Gone, Ripe, Unfit
-from spotfit.worker import audience, birth, carrier, hooks
+from spotfit.worker import audience, birth, carrier, hooks, validation
 from spotfit.worker import main as worker
 
 _PACKET_BYTES = 64 * 1024
@@ -46,6 +46,7 @@ _ENTRANCES = {
     "audience": audience.main,
     "hooks": hooks.main,
     "carrier": carrier.main,
+    "validation": validation.main,
 }
 
 

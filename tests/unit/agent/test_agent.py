@@ -6,6 +6,7 @@ import random
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from spotfit.checkpoint.manifest import Manifest
 from spotfit.core.codec import encode
@@ -24,14 +25,19 @@ from spotfit.model.events import (
     RoundClosed,
     RoundOpened,
     Taken,
+    TrainingEnded,
+    ValidationAsked,
+    ValidationBegun,
+    ValidationEnded,
 )
-from spotfit.model.spec import Limits
+from spotfit.model.spec import Limits, ValidationSpec
 from spotfit.model.wire import (
     Committed,
     Files,
     Gather,
     Gathered,
     Join,
+    Judged,
     Named,
     Preempted,
     Raised,
@@ -44,6 +50,7 @@ from spotfit.testing.builders import a_notice
 from tests.unit.agent.world import TEMPO, Node, World, signed
 
 ANY_FAILURES = Limits(worker=-1)
+BRIEF = replace(TEMPO, validator_idle_s=2.0)
 
 
 # --- a run without trouble -----------------------------------------------------------------------
@@ -837,3 +844,98 @@ def test_a_name_is_made_where_nobody_chose_one() -> None:
     world.say(1, Report(0, msgspec.Raw(b"{}")))
     world.say(0, Files(0, msgspec.Raw(b"{}")))
     assert world.heard(0, Named)[0].name == "made-0"
+
+
+# --- validations ---------------------------------------------------------------------------------
+
+
+def validated(own_machine: bool | None = None) -> World:
+    """A world in which a checkpoint is being validated."""
+    world = World(validation=ValidationSpec(own_machine), tempo=BRIEF)
+    world.train()
+    world.checkpoint(0, "c1", asked=ValidationAsked(), loss=1)
+    world.until(lambda: world.validating)
+    return world
+
+
+def test_a_checkpoint_is_validated_on_a_machine_of_its_own_which_is_let_go_in_the_end() -> None:
+    world = validated()
+    busy = world.validating
+    assert busy is not None
+    asked = world.last(Intended).request
+    assert (asked.role, asked.workers, asked.of) == ("validate", 1, 1)
+    assert busy.member.token == asked.token
+    assert busy.ranks == []
+    assert world.training, "nobody waits for it"
+    busy.assessor.find(acc=0.5)
+    world.until(lambda: world.heard(0, Judged) and world.heard(1, Judged))
+    assert world.view.metrics_of("c1") == {"rank": 0, "loss": 1, "acc": 0.5}
+    world.until(lambda: world.last(Released))
+    assert world.last(Released).token == asked.token
+    assert world.training
+
+
+def test_beside_the_workers_it_survives_their_round_but_not_its_machine() -> None:
+    world = validated(own_machine=False)
+    beside = world.validating
+    assert beside is world.leader
+    world.fail(1)
+    assert world.last(FitEnded) is None
+    assert world.last(TrainingEnded).ended.outcome == "failed"
+    world.until(lambda: len([n for n in world.nodes.values() if not n.over]) == 1)
+    assert world.validating is beside
+    beside.assessor.find(told="no")
+    world.until(lambda: world.last(FitEnded))
+    assert world.last(FitEnded) == world.last(TrainingEnded).ended
+    assert world.all_of(ValidationEnded)[0].why == "no"
+
+
+def test_a_new_leader_hears_what_its_predecessor_did_not() -> None:
+    world = validated()
+    busy = world.validating
+    assert busy is not None
+    dead = world.leader
+    world.kill(dead)
+    busy.assessor.find(acc=0.5)
+    world.until(lambda: world.last(ValidationEnded))
+    assert world.leader is not dead
+    assert world.last(ValidationEnded).metrics == {"acc": 0.5}
+    assert len(world.all_of(ValidationBegun)) == 1
+
+
+def test_one_whose_machine_is_lost_is_begun_again() -> None:
+    world = validated()
+    first = world.validating
+    assert first is not None
+    world.kill(first)
+    world.until(lambda: world.validating)
+    again = world.validating
+    assert again is not None
+    assert again.member.token != first.member.token
+    assert [one.attempt for one in world.all_of(ValidationBegun)] == [1, 2]
+
+
+def test_after_the_training_only_who_validates_stays_and_leads() -> None:
+    world = validated()
+    busy = world.validating
+    assert busy is not None
+    for rank in (0, 1):
+        world.finish(rank, b"42" if rank == 0 else b"")
+    world.until(lambda: [n for n in world.nodes.values() if not n.over] == [busy])
+    assert world.leader is busy
+    assert world.view.active
+    busy.assessor.find(acc=0.5)
+    world.until(lambda: busy.over)
+    ended = world.last(FitEnded)
+    assert (ended.outcome, ended.metrics) == ("finished", {"rank": 0, "loss": 1})
+    assert world.object_at(ended.result_key) == signed(ended.result_key, b"42")
+    assert not world.cloud.groups or all(group.let_go for group in world.view.groups.values())
+
+
+def test_a_cancelled_run_waits_for_no_validation() -> None:
+    world = validated()
+    world.cancel()
+    world.until(lambda: all(node.over for node in world.nodes.values()))
+    assert world.last(FitEnded).outcome == "cancelled"
+    assert world.all_of(ValidationEnded) == []
+    assert [one.name for one in world.view.unvalidated] == ["c1"]

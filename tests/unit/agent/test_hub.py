@@ -13,6 +13,7 @@ from spotfit.agent import hub as room
 from spotfit.agent.collectives import Answer
 from spotfit.agent.hub import Hub
 from spotfit.core.codec import UNREADABLE, encode
+from spotfit.model.events import ValidationAsked
 from spotfit.model.watch import Progress
 from spotfit.model.wire import (
     Files,
@@ -50,6 +51,36 @@ def report(n: int, name: str | None = None, **metrics: Any) -> Report:
 
 def files(n: int, name: str | None = None, **metrics: Any) -> Files:
     return Files(n, raw(**metrics), name)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "asked"),
+    [
+        ({1: ValidationAsked({"a": 1}), 2: None}, ValidationAsked({"a": 1})),
+        ({2: ValidationAsked(), 1: None}, None),
+    ],
+)
+def test_whether_it_is_validated_is_up_to_the_first_who_brings_files(
+    wishes: dict[int, ValidationAsked | None], asked: ValidationAsked | None
+) -> None:
+    hub = a_hub(3)
+    take(hub, 0, report(0))
+    for rank, wish in wishes.items():
+        take(hub, rank, Files(0, raw(), validation=wish))
+    for rank in (2, 1):
+        take(hub, rank, Saved(0, "made-0", 1))
+    (ready,) = hub.ready
+    assert (ready.ranks, ready.validation) == ((1, 2), asked)
+
+
+def test_that_nothing_is_left_to_validate_is_a_step() -> None:
+    hub = a_hub()
+    hub.validate(pending=False, now=5.0)
+    assert (hub.progress.moved_at, hub.progress.validating) == (0.0, False)
+    hub.validate(pending=True, now=6.0)
+    assert (hub.progress.moved_at, hub.progress.validating) == (0.0, True)
+    hub.validate(pending=False, now=7.0)
+    assert (hub.progress.moved_at, hub.progress.validating) == (7.0, False)
 
 
 def the_only(answers: list[Answer]) -> tuple[int | None, Any]:

@@ -32,14 +32,17 @@ from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import StoreError, TransientStoreError
 from spotfit.core.ids import AgentId, Token
 from spotfit.ledger.run import Ledger
+from spotfit.model.assessment import Verdict
 from spotfit.model.events import (
     CancelRequested,
+    CheckpointCommitted,
     Entry,
     Event,
     FitStarted,
     Intended,
     LeaderElected,
     Submitted,
+    ValidationAsked,
 )
 from spotfit.model.group import GroupHandle, GroupRequest, NodeState
 from spotfit.model.hooks import Ask, Hook
@@ -388,6 +391,39 @@ class FakeHooks:
         return not self.left
 
 
+class FakeAssessor:
+    """An `Assessor` whose validations end when the test says so."""
+
+    def __init__(self) -> None:
+        self.kept: CheckpointCommitted | None = None
+        self.begun: list[str] = []
+        self._verdict: Verdict | None = None
+
+    def begin(self, spec: RunSpec, kept: CheckpointCommitted) -> None:
+        assert self.kept is None, "one at a time"
+        self.kept = kept
+        self.begun.append(kept.name)
+
+    def stop(self) -> None:
+        self.kept = self._verdict = None
+
+    @property
+    def busy(self) -> bool:
+        return self.kept is not None
+
+    @property
+    def pending(self) -> bool:
+        return self._verdict is not None
+
+    def verdict(self) -> Verdict | None:
+        verdict, self._verdict = self._verdict, None
+        return verdict
+
+    def find(self, told: str = "", **metrics: Any) -> None:
+        """The validation ends with those metrics, or with that text."""
+        self.kept, self._verdict = None, Verdict(None if told else metrics, told)
+
+
 class Fate:
     """A `NoticeSource` that the test speaks through."""
 
@@ -401,8 +437,9 @@ class Fate:
 class FakeWorkplace:
     """What an agent asks of its machine."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, assessor: FakeAssessor | None = None) -> None:
         self._world = world
+        self._assessor = assessor or FakeAssessor()
         self.stalling = Stalling()
         self.resigned = 0
         """How often what was kept beside a leader was sent away."""
@@ -421,6 +458,9 @@ class FakeWorkplace:
 
     def say(self, text: str) -> None:
         self._world.said.append(text)
+
+    def assessor(self) -> FakeAssessor:
+        return self._assessor
 
     def errands(self) -> Errands:
         return self.stalling
@@ -449,12 +489,13 @@ class Node:
         self.member = Member(me, host, f"{host}:7000", 1, token, node)
         self.net = FakeNet(world.wire, self.member)
         self.crew = FakeCrew()
+        self.assessor = FakeAssessor()
         self.fate = Fate()
         self.over = False
         self.asleep = False
         """Whether its process is frozen: alive, and silent."""
         self.ledger = Ledger(world.store, RUN, self.member.agent)
-        self.workplace = FakeWorkplace(world)
+        self.workplace = FakeWorkplace(world, self.assessor)
         self.errands = self.workplace.stalling
         self.agent = Agent(
             member=self.member,
@@ -481,7 +522,7 @@ class Node:
 
     @property
     def has_news(self) -> bool:
-        return self.awake and (self.net.pending or self.crew.pending)
+        return self.awake and (self.net.pending or self.crew.pending or self.assessor.pending)
 
     def tick(self, now: float) -> None:
         if self.agent.tick(now) is None:
@@ -635,6 +676,11 @@ class World:
         )
 
     @property
+    def validating(self) -> Node | None:
+        """Who validates at the moment."""
+        return next((n for n in self.nodes.values() if n.awake and n.assessor.busy), None)
+
+    @property
     def training(self) -> bool:
         """Whether every rank of the open round has its worker."""
         view = self.view
@@ -670,12 +716,14 @@ class World:
         for rank in range(self.view.round.world_size):
             self.say(rank, Report(n, msgspec.Raw(encode({"rank": rank, **metrics}))))
 
-    def checkpoint(self, n: int, name: str, **metrics: Any) -> None:
+    def checkpoint(
+        self, n: int, name: str, *, asked: ValidationAsked | None = None, **metrics: Any
+    ) -> None:
         """All ranks make their n-th report; rank 0 brings files, and saves them."""
         assert self.view.round is not None
         for rank in range(1, self.view.round.world_size):
             self.say(rank, Report(n, msgspec.Raw(encode({"rank": rank, **metrics}))))
-        self.say(0, Files(n, msgspec.Raw(encode({"rank": 0, **metrics})), name))
+        self.say(0, Files(n, msgspec.Raw(encode({"rank": 0, **metrics})), name, validation=asked))
         named = self.heard(0, Named)[-1]
         assert (named.n, named.name) == (n, name)
         self.say(0, Saved(n, name, 10))

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from spotfit.checkpoint.manifest import all_manifests, complete, newest_complete, ready_in
 from spotfit.core.codec import encode
 from spotfit.ledger import keys
+from spotfit.model.events import ValidationAsked
 from spotfit.model.watch import Ready
 from spotfit.store.memory import MemoryStore
 from tests.unit.checkpoint.kept import part, saved
@@ -48,6 +49,15 @@ def test_a_successor_finds_what_its_predecessor_did_not_commit(tmp_path: Path) -
         Ready("a", 1, 1, {"loss": 0.5}, (0,), 1),
         Ready("b", 1, 4, {"loss": 0.5}, BOTH, 4),
     ]
+
+
+def test_whether_what_it_finds_is_to_be_validated_is_up_to_the_first_rank(tmp_path: Path) -> None:
+    store, ranks = MemoryStore(), (2, 10)
+    for rank in ranks:  # a listing has 10 before 2
+        one = replace(part("c", rank=rank, ranks=ranks), validation=ValidationAsked({"rank": rank}))
+        saved(store, tmp_path / str(rank), one, x="1")
+    (ready,) = ready_in(store, known=())
+    assert ready.validation == ValidationAsked({"rank": 2})
 
 
 def test_garbage_beside_manifests_is_passed_over(tmp_path: Path) -> None:

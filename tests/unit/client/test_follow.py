@@ -7,11 +7,20 @@ import pytest
 from spotfit.client.follow import Console, Output, Reminder
 from spotfit.core.codec import encode
 from spotfit.core.errors import TransientStoreError
+from spotfit.core.ids import Token
 from spotfit.ledger import keys
-from spotfit.model.events import FitEnded, NodeLost, RoundOpened
+from spotfit.model.events import (
+    FitEnded,
+    NodeLost,
+    Released,
+    RoundOpened,
+    ValidationAsked,
+    ValidationBegun,
+)
+from spotfit.model.output import VALIDATION
 from spotfit.model.view import View
 from spotfit.store.memory import MemoryStore
-from spotfit.testing.builders import TOKEN, a_round, a_spec, a_view, an_agent, an_entry
+from spotfit.testing.builders import TOKEN, a_commit, a_round, a_spec, a_view, an_agent, an_entry
 
 A, B = an_agent(0), an_agent(1)
 
@@ -172,6 +181,28 @@ def test_a_run_that_is_at_work_or_over_waits_for_nothing(busy: View) -> None:
     assert reminder.look(busy, 29.0) is None
     assert reminder.look(a_view(), 31.0) is None, "it has just begun to wait"
     assert reminder.look(a_view(), 61.0) is not None
+
+
+def test_a_run_that_only_validates_says_how_much_is_left() -> None:
+    left = (a_commit("c1", validation=ValidationAsked()),)
+    waiting = a_view(training_ended=FitEnded("finished"), unvalidated=left)
+    reminder = Reminder()
+    reminder.look(waiting, 0.0)
+    assert reminder.look(waiting, 30.0) == "1 checkpoints are still to be validated"
+
+
+def test_the_console_follows_who_validates_until_its_machine_is_let_go() -> None:
+    store, written = MemoryStore(), list[str]()
+    console = Console(store, write=written.append)
+    store.put(keys.logs(A, 0), lines("looking", rank=VALIDATION))
+    console.learn(3, b"", an_entry(ValidationBegun("c1", "1-0", 1, A, Token("t-v"), 0)))
+    console.show_new()
+    assert written == ["(validation) looking\n"]
+    assert not console.complete
+    console.learn(4, b"", an_entry(Released(Token("t-1"), (Token("t-v"),))))
+    for _ in range(20):
+        console.show_new()
+    assert console.complete, "nobody waits for its last words for ever"
 
 
 def test_the_console_follows_whoever_has_a_place(capsys: pytest.CaptureFixture[str]) -> None:

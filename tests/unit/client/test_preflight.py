@@ -12,6 +12,7 @@ import pytest
 from spotfit.client import preflight
 from spotfit.client.config import RunConfig
 from spotfit.client.preflight import clear
+from spotfit.client.request import FitRequest
 from spotfit.core.errors import (
     ConfigError,
     ConfigErrors,
@@ -26,7 +27,9 @@ from spotfit.frameworks.config import BackendConfig
 from spotfit.host import clocks
 from spotfit.model.callbacks import UserCallback
 from spotfit.model.config import ScalingConfig
+from spotfit.model.group import GroupPlan, GroupRequest
 from spotfit.model.software import Software
+from spotfit.model.validation import ValidationConfig
 from spotfit.store.api import Store
 from spotfit.store.local import LocalStore
 from spotfit.testing.clock import ManualClock
@@ -221,6 +224,27 @@ def test_a_backend_is_asked_whether_it_can_plan_for_so_many(tmp_path: Path) -> N
     )
     with pytest.raises(ConfigError, match="Machines for 0"):
         clear(request)
+
+
+def test_it_is_asked_for_the_machine_of_validations_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoCards(PaperCloud):
+        def plan(self, request: GroupRequest) -> GroupPlan:
+            if request.resources_per_worker.get("GPU"):
+                raise ConfigError("There are no GPUs here.")
+            return super().plan(request)
+
+    monkeypatch.setattr(preflight, "open_provisioner", lambda *_: NoCards())
+    run = RunConfig(name="n", storage_path=str(tmp_path))
+
+    def validating(**how: Any) -> FitRequest:
+        config = ValidationConfig(dict, ray_remote_kwargs={"num_gpus": 1}, **how)
+        return a_request(run=run, validation=config)
+
+    with pytest.raises(ConfigError, match="no GPUs here"):
+        clear(validating())
+    assert clear(validating(own_machine=False)).name == "n"
 
 
 # --- what the machines will run ------------------------------------------------------------------

@@ -15,6 +15,7 @@ import pytest
 from spotfit.client.config import RunConfig
 from spotfit.client.request import FitRequest
 from spotfit.core.errors import ConfigError
+from spotfit.core.ids import RunId
 from spotfit.frameworks.config import Backend, BackendConfig
 from spotfit.model.config import (
     CheckpointConfig,
@@ -22,7 +23,8 @@ from spotfit.model.config import (
     LoggingConfig,
     ScalingConfig,
 )
-from spotfit.model.spec import Keep, Limits, Vigil
+from spotfit.model.spec import Keep, Limits, ValidationSpec, Vigil
+from spotfit.model.validation import ValidationConfig, ValidationTaskConfig
 from spotfit.testing.builders import RUN
 
 
@@ -64,11 +66,42 @@ def with_default(rate: float) -> Callable[..., float]:
     return fn
 
 
+def validate(rate: float) -> Callable[[Any], dict[str, float]]:
+    """A validation that remembers its rate."""
+    return lambda _: {"rate": rate}
+
+
 def test_the_same_script_run_again_is_the_same_request() -> None:
     assert a_request(config={"lr": 1, "b": [2]}).fingerprint() == (
         a_request(config={"b": [2], "lr": 1}).fingerprint()
     )
     assert a_request(with_rate(1)).fingerprint() == a_request(with_rate(1)).fingerprint()
+
+
+def test_how_it_is_validated_is_part_of_it() -> None:
+    def validating(rate: int = 1, **task: Any) -> str:
+        config = ValidationConfig(validate(rate), ValidationTaskConfig(**task))
+        return a_request(validation=config).fingerprint()
+
+    told = {
+        a_request().fingerprint(),
+        validating(),
+        validating(2),
+        validating(timeout_s=1),
+        validating(fn_kwargs={"a": 1}),
+    }
+    assert len(told) == 5
+    assert validating() == validating()
+
+
+def test_what_the_journal_keeps_of_validations() -> None:
+    task = ValidationTaskConfig({"not": object()}, timeout_s=9)
+    config = ValidationConfig(validate(1), task, {"num_gpus": 1}, own_machine=True)
+    request = a_request(validation=config)
+    spec = request.spec(run_id=RunId("r"), name="n", storage_url="/b", luggage={})
+    assert spec.validation == ValidationSpec(True, {"CPU": 1, "GPU": 1}, 9)
+    bare = a_request().spec(run_id=RunId("r"), name="n", storage_url="/b", luggage={})
+    assert bare.validation is None
 
 
 @pytest.mark.parametrize(

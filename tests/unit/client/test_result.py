@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from pyarrow import fs
 
 from spotfit.checkpoint.handle import Checkpoint
@@ -23,6 +24,8 @@ from spotfit.model.events import (
     FitEnded,
     FitStarted,
     RankFailure,
+    ValidationAsked,
+    ValidationEnded,
 )
 from spotfit.model.spec import Keep, RunSpec
 from spotfit.store.api import Store
@@ -43,7 +46,7 @@ def run(store: Store, keep: Keep, *events: Event) -> Journal:
     return journal
 
 
-def kept(store: Store, tmp_path: Path, *scores: Any) -> Sequence[Event]:
+def kept(store: Store, tmp_path: Path, *scores: Any) -> Sequence[CheckpointCommitted]:
     """Checkpoints c0, c1, ... committed with those scores."""
     events = []
     for n, score in enumerate(scores):
@@ -81,6 +84,26 @@ def test_metrics_of_a_fit_that_reported_nothing_are_those_of_the_checkpoint(
 ) -> None:
     journal = run(store, Keep(), *kept(store, tmp_path, 5), FitEnded("finished"))
     assert result_of(journal.view, store).metrics == {"eval": {"score": 5}}
+
+
+def validated(store: Store, tmp_path: Path, last: dict[str, Any]) -> Result:
+    """A checkpoint of which a validation changed one metric and added one; then the end."""
+    (commit,) = kept(store, tmp_path, 5)
+    asked = structs.replace(commit, validation=ValidationAsked(), metrics={"loss": 1.0, "step": 3})
+    found = ValidationEnded("c0", asked.mark, "validated", {"acc": 0.5, "loss": 2.0})
+    journal = run(store, Keep(), asked, found, FitEnded("finished", metrics=last))
+    return result_of(journal.view, store)
+
+
+def test_what_a_validation_found_is_among_the_metrics(store: Store, tmp_path: Path) -> None:
+    result = validated(store, tmp_path, {"loss": 1.0, "step": 3})
+    assert result.metrics == {"loss": 2.0, "step": 3, "acc": 0.5}
+    assert result.best_checkpoints is not None
+    assert result.best_checkpoints[0][1] == result.metrics
+
+
+def test_but_not_among_those_of_a_later_report(store: Store, tmp_path: Path) -> None:
+    assert validated(store, tmp_path, {"loss": 1.0, "step": 4}).metrics == {"loss": 1.0, "step": 4}
 
 
 def test_metrics_alone_make_a_result(store: Store) -> None:

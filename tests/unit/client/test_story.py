@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from spotfit.client.story import tell
 from spotfit.core.codec import decoder
-from spotfit.model.events import Entry, Event, FitStarted, RoundOpened
+from spotfit.model.events import Entry, Event, FitStarted, RoundOpened, ValidationEnded
 from spotfit.testing.builders import a_round, a_spec
 
 GOLDEN = sorted((Path(__file__).parents[2] / "golden" / "ledger" / "v1").glob("*.json"))
@@ -39,6 +39,12 @@ def golden(kind: str) -> list[Event]:
         ("round_closed", "round 1 is over: lost 1 machine (t-1/1)"),
         ("checkpoint_committed", "checkpoint epoch-1 committed (1.2 KiB)"),
         ("checkpoint_dropped", "checkpoint epoch-1 dropped: only the last 1 stay"),
+        ("validation_begun", "checkpoint epoch-3 is being validated on a machine of its own"),
+        ("validation_ended", "checkpoint epoch-3: validated"),
+        (
+            "training_ended",
+            "training is finished; the last checkpoints are being validated",
+        ),
         ("cancel_requested", "cancel requested: cancel() was called"),
         ("fit_ended", "the run is cancelled: cancel() was called"),
     ],
@@ -50,6 +56,11 @@ def test_an_event_is_told(kind: str, sentence: str) -> None:
 def test_no_event_is_left_untold() -> None:
     kinds = {type(event) for file in GOLDEN for event in golden(file.stem[3:])}
     assert kinds == set(typing.get_args(Event))
+
+
+def test_of_a_validation_that_failed_the_last_line_is_told() -> None:
+    ended = ValidationEnded("epoch-3", "2-0", "failed", why="Traceback\n  ...\nValueError: no\n")
+    assert tell(ended) == "checkpoint epoch-3: its validation failed: ValueError: no"
 
 
 def test_what_is_not_known_is_not_told() -> None:

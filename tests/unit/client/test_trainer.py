@@ -49,7 +49,7 @@ def test_without_configs_there_are_the_usual_ones() -> None:
         ({"datasets": {"train": [1]}}, "Workers are not fed with `datasets` yet"),
         ({"datasets": [1]}, "datasets must be a dictionary by name, not list"),
         ({"dataset_config": "all"}, "must be a spotfit.DataConfig, not str"),
-        ({"validation_config": object()}, "`validation_config` is not supported yet"),
+        ({"validation_config": print}, "must be a spotfit.ValidationConfig, not "),
     ],
 )
 def test_what_it_cannot_use_it_refuses_when_it_is_made(given: Any, says: str) -> None:

@@ -21,14 +21,16 @@ from spotfit.model.events import (
     LeaderElected,
     Released,
     Submitted,
+    ValidationAsked,
 )
 from spotfit.model.group import GroupHandle, NodeState
+from spotfit.model.spec import ValidationSpec
 from spotfit.model.watch import Watch
 from spotfit.policy.actions import Wait
 from spotfit.provision.api import Refusal, Traits
 from spotfit.store.api import Store
 from spotfit.store.memory import MemoryStore
-from spotfit.testing.builders import RUN, TOKEN, a_request, a_spec, a_watch, an_agent
+from spotfit.testing.builders import RUN, TOKEN, a_commit, a_request, a_spec, a_watch, an_agent
 from tests.unit.control.paper import LAUNCH, PaperCloud, Slow, tokens
 
 NOBODY = Watch(me=an_agent(0))
@@ -37,14 +39,14 @@ NOBODY = Watch(me=an_agent(0))
 class Desk:
     """A leader's desk: its ledger, its cloud, its conductor, and what was written, in order."""
 
-    def __init__(self, *, errands: Any = None, store: Store | None = None) -> None:
+    def __init__(self, *, errands: Any = None, store: Store | None = None, **spec: Any) -> None:
         self.cloud = PaperCloud()
         self.events: list[Event] = []
         self.ledger = Ledger(store or MemoryStore(), RUN, an_agent(0))
         self.ledger.listen(lambda _slot, _body, entry: self.events.append(entry.event))
         self.errands = errands or Inline()
         if store is None:
-            self.write(FitStarted(a_spec()), LeaderElected(an_agent(0), 1, None))
+            self.write(FitStarted(a_spec(**spec)), LeaderElected(an_agent(0), 1, None))
         else:
             self.ledger.catch_up()
         self.scribe = Scribe(self.ledger, Inline())
@@ -64,7 +66,10 @@ class Desk:
 
     def seeing(self, watch: Watch) -> Watch:
         return replace(
-            watch, statuses=self.conductor.statuses, refused_at=self.conductor.refused_at
+            watch,
+            statuses=self.conductor.statuses,
+            refused_at=self.conductor.refused_at,
+            validator_refused_at=self.conductor.validator_refused_at,
         )
 
     @property
@@ -82,6 +87,22 @@ def test_an_order_is_written_down_asked_for_and_its_outcome_written_down() -> No
     assert LAUNCH.secret.encode() not in b"".join(
         desk.ledger.store.get(found.key) for found in desk.ledger.store.list()
     )
+
+
+def test_a_machine_for_validations_is_one_of_its_own_kind() -> None:
+    desk = Desk(validation=ValidationSpec(resources={"GPU": 1.0}))
+    asked = a_request(Token("t-w"))
+    desk.write(
+        Intended(asked, desk.cloud.plan(asked)),
+        Submitted(asked.token, GroupHandle(asked.token, "local", "g")),
+        a_commit("c1", validation=ValidationAsked()),
+    )
+    desk.cloud.answers = [Refusal("full")]
+    desk.steps(7.0, a_watch(seats={}))
+    (request,) = [one.request for one in desk.events[5:] if isinstance(one, Intended)]
+    assert (request.role, request.workers, request.of) == ("validate", 1, 1)
+    assert request.resources_per_worker == {"GPU": 1.0}
+    assert (desk.conductor.validator_refused_at, desk.conductor.refused_at) == (7.0, None)
 
 
 def test_who_died_after_the_intent_is_finished_by_a_successor_with_the_same_token() -> None:

@@ -48,6 +48,7 @@ class Stage:
             self.ground.dice.stream("workers"),
             self.complaints.append,
             self.ground.say,
+            lambda _: True,
         )
         names = [f"a{n}" for n in range(machines)]
         self.crews = [SimCrew(self.theatre, self.ground.idle(name)) for name in names]

@@ -4,7 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from spotfit.checkpoint.manifest import Manifest
 from spotfit.core.codec import encode
 from spotfit.core.ids import AgentId, RunId, Token
 from spotfit.ledger import keys
@@ -22,14 +24,20 @@ from spotfit.model.events import (
     RoundClosed,
     RoundOpened,
     Submitted,
+    TrainingEnded,
+    ValidationAsked,
+    ValidationBegun,
+    ValidationEnded,
 )
-from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
+from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, Role
 from spotfit.model.spec import RunSpec
 from spotfit.model.view import View
 from spotfit.model.world import Place, Round
+from spotfit.store.transfer import FileRecord
 from spotfit_localsim.bucket import Bucket
+from spotfit_localsim.crew import Kept
 from spotfit_localsim.invariants import Checker
-from spotfit_localsim.workload import Training, Workload
+from spotfit_localsim.workload import Training, Validations, Workload, score
 
 RUN = RunId("r")
 ONE, TWO = AgentId("a1"), AgentId("a2")
@@ -61,6 +69,14 @@ class Desk:
         self.write(Submitted(Token("t1"), GroupHandle(Token("t1"), "sim", "x")))
         self.write(RoundOpened(a_round(1)))
         assert not self.broke
+
+
+def a_plan(token: str) -> GroupPlan:
+    return GroupPlan(Token(token), "sim", 1, 1)
+
+
+def a_request(token: str, role: Role) -> GroupRequest:
+    return GroupRequest(Token(token), 1, 1, role=role)
 
 
 def a_round(number: int, checkpoint: str | None = None) -> Round:
@@ -99,6 +115,91 @@ def test_a_wrong_decision_is_named(event: Event, words: str) -> None:
     desk.begin()
     desk.write(event)
     assert [words in broken for broken in desk.broke] == [True]
+
+
+def validating() -> Desk:
+    """A fit with two checkpoints to be validated, and one that is not."""
+    desk = Desk()
+    desk.begin()
+    desk.training.load = Workload(steps=10, validations=Validations())
+    for report, step in ((0, 1), (1, 2)):
+        state = desk.training.chain.at(step)
+        name = f"c{step}"
+        body = encode(Kept(step, state.link))
+        file = FileRecord("state", len(body), "")
+        told = {"step": step}
+        part = Manifest(name, 1, report, 0, (0,), told, (file,))
+        desk.bucket.write("w", f"{name}/state", body)
+        desk.bucket.write("w", keys.manifest(name, 1, 0), encode(part))
+        desk.write(CheckpointCommitted(name, 1, report, told, (0,), validation=ValidationAsked()))
+    assert not desk.broke
+    return desk
+
+
+BEGUN = ValidationBegun("c1", "1-0", 1, ONE, Token("t1"), 0)
+FOUND = ValidationEnded("c1", "1-0", "validated", {"score": score(1)})
+
+
+def test_validations_one_after_the_other_are_good() -> None:
+    desk = validating()
+    desk.write(BEGUN)
+    desk.write(FOUND)
+    desk.write(ValidationBegun("c2", "1-1", 2, ONE, Token("t1"), 0))
+    desk.write(ValidationEnded("c2", "1-1", "failed"))
+    assert desk.checker.broken is None
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        ([ValidationBegun("c2", "1-1", 1, ONE, Token("t1"), 0)], "1-0 is next"),
+        ([structs.replace(BEGUN, attempt=3)], "attempt 3 follows 0"),
+        ([structs.replace(BEGUN, token=Token("t9"))], "cannot validate"),
+        ([BEGUN, structs.replace(BEGUN, attempt=2)], "validates 1-0 already"),
+        ([structs.replace(FOUND, metrics={"score": -1})], "is the score"),
+        ([structs.replace(FOUND, status="failed")], "that did not succeed"),
+        ([FOUND, FOUND], "was not to be validated"),
+        ([CheckpointDropped("c1", "")], "still to be validated"),
+        ([FitEnded("finished", result_key="r")], "2 checkpoints are still to be validated"),
+        ([TrainingEnded(FitEnded("finished", result_key="r"))], "not that of the undisturbed"),
+        ([TrainingEnded(FitEnded("failed")), RoundOpened(a_round(2))], "after the training"),
+        ([TrainingEnded(FitEnded("failed", "a")), FitEnded("failed", "b")], "was to end failed: a"),
+        (
+            [TrainingEnded(FitEnded("failed")), Intended(a_request("t2", "train"), a_plan("t2"))],
+            "after the training",
+        ),
+        (
+            [
+                Intended(a_request("t2", "validate"), a_plan("t2")),
+                Intended(a_request("t3", "validate"), a_plan("t3")),
+            ],
+            "1 machines for validations stand already",
+        ),
+    ],
+)
+def test_a_wrong_validation_is_named(events: list[Event], words: str) -> None:
+    desk = validating()
+    for event in events:
+        assert not desk.broke
+        desk.write(event)
+    assert [words in broken for broken in desk.broke] == [True], desk.broke
+
+
+def test_a_machine_with_nothing_to_validate_is_a_waste() -> None:
+    desk = Desk()
+    desk.begin()
+    desk.write(Intended(a_request("t2", "validate"), a_plan("t2")))
+    assert "nothing is to be validated" in desk.broke[0]
+
+
+def test_a_validation_that_was_forgotten_is_noticed_at_the_end() -> None:
+    desk = validating()
+    desk.checker.truth = structs.replace(desk.checker.truth, unvalidated=())
+    result = encode(desk.training.result.link)[1:-1]
+    desk.bucket.write("w", "r", result)
+    desk.write(FitEnded("finished", result_key="r"))
+    desk.checker.at_the_end("finished")
+    assert "to be validated were ['1-0', '1-1'], and these were: []" in desk.broke[0]
 
 
 def test_only_the_leader_decides_and_only_it_names_an_heir() -> None:

@@ -22,6 +22,9 @@ from spotfit.model.events import (
     RoundClosed,
     RoundOpened,
     Submitted,
+    TrainingEnded,
+    ValidationBegun,
+    ValidationEnded,
 )
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
 from spotfit.model.spec import RunSpec
@@ -42,6 +45,16 @@ EVENTS: tuple[tuple[Event, str], ...] = (
     (RoundClosed(1, Blame.NETWORK, "cut"), "blame network: cut"),
     (CheckpointCommitted("c", 1, 4, {"step": 5}, (0,)), "round 1, report 4"),
     (CheckpointDropped("c", "old"), "dropped c: old"),
+    (
+        Intended(GroupRequest(T1, 1, 1, role="validate"), GroupPlan(T1, "sim", 1, 1)),
+        "1 machine for validations",
+    ),
+    (
+        ValidationBegun("c", "1-4", 2, A1, T1, 0, "here"),
+        "validates c (1-4), attempt 2, by a1: here",
+    ),
+    (ValidationEnded("c", "1-4", "failed", why="no"), "failed c (1-4): {} no"),
+    (TrainingEnded(FitEnded("finished", "all")), "training ended: finished all"),
     (CancelRequested("enough"), "enough"),
     (FitEnded("failed", "why not"), "failed why not"),
 )

@@ -1,6 +1,6 @@
 """A pretend training tells whether a step was lost or done twice."""
 
-from spotfit_localsim.workload import Chain, Crash, State, Training, Workload
+from spotfit_localsim.workload import Chain, Crash, State, Training, Validations, Workload
 
 
 def test_every_step_leaves_its_own_trace() -> None:
@@ -16,6 +16,14 @@ def test_a_mistake_happens_as_often_as_planned_and_only_there() -> None:
     assert training.crash(5, 1) == training.crash(5, 1) == Crash(5, rank=1, times=2)
     assert training.crash(5, 1) is None
     assert training.crashed == 2
+
+
+def test_what_is_to_be_validated_is_the_same_whoever_asks() -> None:
+    some = Training(Workload(validations=Validations(share=0.5)))
+    asked = [some.asks(step) for step in range(1, 50)]
+    assert asked == [Training(some.load).asks(step) for step in range(1, 50)]
+    assert 10 < sum(one is not None for one in asked) < 40
+    assert all(Training(Workload()).asks(step) is None for step in range(50))
 
 
 def test_repeated_steps_are_counted_and_only_new_ones_are_told() -> None:

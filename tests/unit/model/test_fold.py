@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -29,8 +30,13 @@ from spotfit.model.events import (
     RoundOpened,
     Submitted,
     Taken,
+    TrainingEnded,
+    ValidationAsked,
+    ValidationBegun,
+    ValidationEnded,
 )
-from spotfit.model.group import GroupHandle, GroupPlan
+from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
+from spotfit.model.reporting import ReportedCheckpointStatus
 from spotfit.model.view import View
 from spotfit.testing.builders import (
     TOKEN,
@@ -295,3 +301,110 @@ def test_no_sequence_a_leader_may_write_breaks_it(choices: list[int]) -> None:
 @pytest.mark.parametrize("blame", list(Blame))
 def test_every_blame_is_counted_apart(blame: Blame) -> None:
     assert told(RoundClosed(1, blame, "why"), view=a_view()).failures == {blame: 1}
+
+
+# --- validations ---------------------------------------------------------------------------------
+
+PENDING = a_commit("c1", metrics={"loss": 1.0}, validation=ValidationAsked())
+LATER = a_commit("c2", report=1, validation=ValidationAsked())
+VALIDATOR = Token("t-v")
+FOR_VALIDATIONS = Intended(
+    GroupRequest(VALIDATOR, 1, 1, role="validate"), GroupPlan(VALIDATOR, "local", 1, 1)
+)
+
+
+def begun(attempt: int, mark: str = "1-0", token: Token = VALIDATOR) -> ValidationBegun:
+    return ValidationBegun("c1", mark, attempt, an_agent(9), token, 0)
+
+
+def test_what_a_validation_found_belongs_to_its_checkpoint() -> None:
+    view = told(*GRANTED, PENDING, LATER, begun(1))
+    assert view.unvalidated == (PENDING, LATER)
+    assert view.validation == begun(1)
+    view = told(ValidationEnded("c1", "1-0", "validated", {"loss": 0.5, "acc": 1.0}), view=view)
+    assert view.metrics_of("c1") == {"loss": 0.5, "acc": 1.0}
+    assert (view.unvalidated, view.validation) == ((LATER,), None)
+
+
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [
+        ("validated", ReportedCheckpointStatus.VALIDATED),
+        ("failed", ReportedCheckpointStatus.VALIDATION_FAILED),
+        ("timeout", ReportedCheckpointStatus.VALIDATION_TIMEOUT),
+    ],
+)
+def test_how_far_a_checkpoint_has_come(
+    how: Literal["validated", "failed", "timeout"], status: ReportedCheckpointStatus
+) -> None:
+    view = told(*GRANTED, PENDING, a_commit("c3", report=2))
+    pending, plain = view.checkpoints
+    assert view.status_of(pending) is ReportedCheckpointStatus.PENDING_VALIDATION
+    assert view.status_of(plain) is ReportedCheckpointStatus.COMMITTED
+    view = told(ValidationEnded("c1", "1-0", how), view=view)
+    assert view.status_of(view.checkpoints[0]) is status
+
+
+def test_of_two_checkpoints_with_one_name_each_has_its_own_verdict() -> None:
+    again = a_commit("c1", report=1, metrics={"loss": 2.0}, validation=ValidationAsked())
+    view = told(*GRANTED, PENDING, again, ValidationEnded("c1", "1-1", "validated", {"acc": 1.0}))
+    assert [one.metrics for one in view.checkpoints] == [{"loss": 1.0}, {"loss": 2.0, "acc": 1.0}]
+    assert view.unvalidated == (PENDING,)
+
+
+def test_a_verdict_goes_with_its_checkpoint() -> None:
+    view = told(
+        *GRANTED, PENDING, ValidationEnded("c1", "1-0", "failed"), CheckpointDropped("c1", "")
+    )
+    assert (view.verdicts, view.unvalidated) == ({}, ())
+
+
+def test_how_often_a_validation_was_begun_is_counted_for_each() -> None:
+    view = told(*GRANTED, FOR_VALIDATIONS, PENDING, LATER, begun(1), begun(2))
+    assert (view.attempts, view.tries) == (2, 2)
+    view = told(ValidationEnded("c1", "1-0", "failed"), begun(3, "1-1"), view=view)
+    assert (view.attempts, view.tries) == (3, 1)
+
+
+def test_machines_for_validations_are_refused_and_die_on_an_account_of_their_own() -> None:
+    died = NodeLost(VALIDATOR, 0, None, "it did not join")
+    view = told(*GRANTED, PENDING, FOR_VALIDATIONS, Submitted(VALIDATOR, HANDLE), died)
+    assert (view.stillborn, view.validator_refusals) == (0, 1)
+    again = Intended(
+        GroupRequest(Token("t-w"), 1, 1, role="validate"), GroupPlan(Token("t-w"), "local", 1, 1)
+    )
+    view = told(again, Refused(Token("t-w"), "no quota", final=True), view=view)
+    assert (view.refusals, view.final_refusal, view.validator_refusals) == (0, None, 2)
+    assert view.no_validators == "no quota"
+    assert told(begun(1, token=TOKEN), view=view).validator_refusals == 2, "beside the workers"
+
+
+def test_a_machine_that_validates_ends_the_count_of_those_that_were_refused() -> None:
+    view = told(*GRANTED, PENDING, FOR_VALIDATIONS, Refused(VALIDATOR, "full"))
+    assert view.validator_refusals == 1
+    more = (replace(FOR_VALIDATIONS), Submitted(VALIDATOR, HANDLE), begun(1))
+    assert told(*more, view=view).validator_refusals == 0
+
+
+def test_a_machine_for_validations_that_was_let_go_is_forgotten_when_another_is_asked_for() -> None:
+    other = Token("t-w")
+    again = Intended(GroupRequest(other, 1, 1, role="validate"), GroupPlan(other, "local", 1, 1))
+    view = told(*GRANTED, FOR_VALIDATIONS, Submitted(VALIDATOR, HANDLE), Released(VALIDATOR), again)
+    assert set(view.groups) == {TOKEN, other}
+
+
+def test_when_training_has_ended_no_round_is_open_and_the_fit_goes_on() -> None:
+    end = FitEnded("finished", metrics={"loss": 1.0})
+    view = told(*GRANTED, PENDING, RoundOpened(a_round()), TrainingEnded(end))
+    assert (view.round, view.training_ended, view.active) == (None, end, True)
+    view = told(begun(1), end, view=view)
+    assert (view.ended, view.validation) == (end, None)
+
+
+def test_the_next_fit_takes_up_what_was_not_validated() -> None:
+    cut_off = told(
+        *GRANTED, PENDING, LATER, ValidationEnded("c1", "1-0", "failed"), begun(4, "1-1")
+    )
+    view = told(FitEnded("cancelled"), FitStarted(a_spec()), view=cut_off)
+    assert (view.unvalidated, view.validation, view.training_ended) == ((LATER,), None, None)
+    assert (view.attempts, list(view.verdicts)) == (4, ["1-0"])

@@ -67,7 +67,9 @@ def test_who_has_returned_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "busy", [{"running": frozenset({0})}, {"uploading": True}], ids=["starting", "saving"]
+    "busy",
+    [{"running": frozenset({0})}, {"uploading": True}, {"validating": True}],
+    ids=["starting", "saving", "being validated"],
 )
 def test_what_takes_its_time_is_no_hang(busy: Any) -> None:
     assert suspected(WATCHED, {}, come(3, 3, **busy), 9e9) is None

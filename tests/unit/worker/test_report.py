@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from spotfit.checkpoint.handle import Checkpoint
+from spotfit.model.events import ValidationAsked
 from spotfit.model.reporting import CheckpointConsistencyMode, CheckpointUploadMode
+from spotfit.model.validation import ValidationTaskConfig
 from spotfit.worker import current
 from spotfit.worker.local import LocalSession
 from spotfit.worker.report import (
@@ -104,11 +106,45 @@ def test_a_path_is_no_checkpoint(session: Noting, tmp_path: Path) -> None:
         report({}, str(tmp_path))  # type: ignore[arg-type]
 
 
-def test_validation_needs_a_checkpoint_and_a_config(session: Noting, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="needs a checkpoint"):
+@pytest.mark.parametrize(
+    ("validation", "asked"),
+    [
+        (False, None),
+        (True, ValidationAsked()),
+        (ValidationTaskConfig(), ValidationAsked({})),
+        (
+            ValidationTaskConfig({"rate": float("nan")}, timeout_s=5),
+            ValidationAsked({"rate": {"__float__": "nan"}}, 5),
+        ),
+    ],
+)
+def test_a_validation_may_be_asked_for(
+    session: Noting, tmp_path: Path, validation: Any, asked: ValidationAsked | None
+) -> None:
+    report({}, Checkpoint.from_directory(tmp_path), validation=validation)
+    assert session.luggage is not None
+    assert session.luggage.validation == asked
+
+
+@pytest.mark.parametrize(
+    ("validation", "told"),
+    [
+        ({"fn_kwargs": {}}, "must be True, False or a ValidationTaskConfig"),
+        (ValidationTaskConfig({"fn": print}), r"fn_kwargs\['fn'\] cannot be reported"),
+    ],
+)
+def test_a_validation_must_be_a_wish_that_can_be_kept(
+    session: Noting, tmp_path: Path, validation: Any, told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        report({}, Checkpoint.from_directory(tmp_path), validation=validation)
+
+
+def test_a_validation_needs_a_checkpoint(session: Noting) -> None:
+    with pytest.raises(ValueError, match="requires a checkpoint"):
         report({}, validation=True)
-    with pytest.raises(ValueError, match="no validation_config"):
-        report({}, Checkpoint.from_directory(tmp_path), validation=True)
+    with pytest.raises(ValueError, match="requires a checkpoint"):
+        report({}, validation=ValidationTaskConfig())
 
 
 def test_the_session_is_asked_for_the_rest(session: Noting, tmp_path: Path) -> None:

@@ -17,9 +17,16 @@ from spotfit.core.codec import encode
 from spotfit.core.errors import CollectiveTimeoutError, ConfigError, SessionMisuseError
 from spotfit.core.ids import AgentId, RunId
 from spotfit.ledger.journal import Journal
-from spotfit.model.events import CheckpointCommitted, CheckpointDropped, Entry, Event
+from spotfit.model.events import (
+    CheckpointCommitted,
+    CheckpointDropped,
+    Entry,
+    Event,
+    ValidationAsked,
+    ValidationEnded,
+)
 from spotfit.model.reporting import CheckpointConsistencyMode, CheckpointUploadMode
-from spotfit.model.spec import Keep, RunSpec
+from spotfit.model.spec import Keep, RunSpec, ValidationSpec
 from spotfit.model.wire import (
     Carried,
     Carry,
@@ -27,6 +34,7 @@ from spotfit.model.wire import (
     Files,
     Gather,
     Gathered,
+    Judged,
     Named,
     Overdue,
     Preempted,
@@ -37,7 +45,7 @@ from spotfit.store.memory import MemoryStore
 from spotfit.store.opening import open_store
 from spotfit.worker import session as sessions
 from spotfit.worker.parcel import unpacked
-from spotfit.worker.reported import Luggage
+from spotfit.worker.reported import Luggage, ReportedCheckpoint
 from spotfit.worker.session import Session
 from tests.unit.checkpoint.kept import directory, part, saved
 from tests.unit.worker.agent_end import AgentEnd, start
@@ -48,6 +56,7 @@ SYNC, ASYNC, NO_UPLOAD = (
     CheckpointUploadMode.NO_UPLOAD,
 )
 COMMITTED = CheckpointConsistencyMode.COMMITTED
+VALIDATED = CheckpointConsistencyMode.VALIDATED
 
 
 @pytest.fixture
@@ -400,6 +409,82 @@ def test_all_that_was_reported_is_told_worst_first_and_without_what_was_dropped(
         ("private/a", 3),
     ]
     assert {one.status.value for one in told} == {"COMMITTED"}
+
+
+PENDING = CheckpointCommitted("a", 1, 0, {"acc": 1}, (0,), validation=ValidationAsked())
+WITH_VALIDATION = msgspec.Raw(
+    encode(RunSpec(RunId("r"), "run", "f", 1, 1, validation=ValidationSpec()))
+)
+
+
+def statuses(some: list[ReportedCheckpoint]) -> list[str]:
+    return [one.status.name for one in some]
+
+
+def test_by_default_it_waits_until_nothing_is_left_to_validate(
+    agent: AgentEnd, store: MemoryStore
+) -> None:
+    session = Session(start(spec=WITH_VALIDATION), agent.talk, store)
+    write(store, PENDING)
+    assert statuses(session.reported(COMMITTED, timeout_s=None)) == ["PENDING_VALIDATION"]
+    assert statuses(session.reported(VALIDATED, timeout_s=0)) == ["PENDING_VALIDATION"]
+    told: list[ReportedCheckpoint] = []
+    waiting = threading.Thread(target=lambda: told.extend(session.reported(VALIDATED, None)))
+    waiting.start()
+    agent.say(Judged("another"))
+    write(store, ValidationEnded("a", PENDING.mark, "validated", {"acc": 2}))
+    agent.say(Judged("a"))
+    waiting.join(30)
+    assert statuses(told) == ["VALIDATED"]
+    assert told[0].metrics == {"acc": 2}
+
+
+def test_what_ended_while_nobody_listened_is_not_waited_for(
+    agent: AgentEnd, store: MemoryStore
+) -> None:
+    session = Session(start(spec=WITH_VALIDATION), agent.talk, store)
+    write(store, PENDING, ValidationEnded("a", PENDING.mark, "timeout"))
+    assert statuses(session.reported(VALIDATED, timeout_s=None)) == ["VALIDATION_TIMEOUT"]
+
+
+def test_a_fit_that_cannot_validate_waits_for_no_validation(
+    agent: AgentEnd, store: MemoryStore
+) -> None:
+    spec = RunSpec(RunId("r"), "run", "f", 1, 1)
+    session = Session(start(spec=msgspec.Raw(encode(spec))), agent.talk, store)
+    write(store, PENDING)
+    assert statuses(session.reported(VALIDATED, timeout_s=None)) == ["PENDING_VALIDATION"]
+
+
+def test_what_is_to_be_dropped_in_a_moment_is_told_no_more(
+    agent: AgentEnd, store: MemoryStore
+) -> None:
+    spec = RunSpec(RunId("r"), "run", "f", 1, 1, keep=Keep(1))
+    session = Session(start(spec=msgspec.Raw(encode(spec))), agent.talk, store)
+    last = CheckpointCommitted("c", 1, 2, {}, (0,))
+    write(store, CheckpointCommitted("b", 1, 1, {}, (0,)), PENDING, last)
+    names = [one.checkpoint.path for one in session.reported(COMMITTED, timeout_s=None)]
+    assert names == ["private/a", "private/c"], "one is still to be validated"
+
+
+def test_a_validation_is_asked_for_with_the_files_and_written_into_the_manifest(
+    agent: AgentEnd, store: MemoryStore, tmp_path: Path
+) -> None:
+    session = Session(start(spec=WITH_VALIDATION), agent.talk, store)
+    agent.name(0, "a")
+    asked = ValidationAsked({"batches": 2})
+    session.report_files({}, luggage(tmp_path, validation=asked))
+    assert agent.heard_of(Files)[0].validation == asked
+    assert manifests_of(store, "a")[0].validation == asked
+
+
+def test_without_a_validation_config_nothing_can_be_validated(
+    agent: AgentEnd, store: MemoryStore, tmp_path: Path
+) -> None:
+    spec = RunSpec(RunId("r"), "run", "f", 1, 1)
+    session = Session(start(spec=msgspec.Raw(encode(spec))), agent.talk, store)
+    with pytest.raises(ValueError, match="no validation_config"):
+        session.report_files({}, luggage(tmp_path, validation=ValidationAsked()))
 
 
 def test_it_waits_until_what_this_worker_brought_is_in(

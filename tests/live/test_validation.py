@@ -1,0 +1,156 @@
+"""Checkpoints are validated outside the workers; what is found belongs to them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spotfit
+from spotfit.model.events import (
+    Event,
+    Intended,
+    NodeLost,
+    TrainingEnded,
+    ValidationBegun,
+    ValidationEnded,
+)
+from spotfit_localsim.live.places import Node
+from tests.live.cloud import Cloud, eventually
+
+Config = dict[str, Any]
+
+
+def save(epoch: int, **how: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "epoch").write_text(str(epoch))
+        checkpoint = spotfit.Checkpoint.from_directory(folder)
+        spotfit.report({"epoch": epoch}, checkpoint, f"epoch-{epoch}", **how)
+
+
+def epoch_in(checkpoint: Any) -> int:
+    with checkpoint.as_directory() as folder:
+        return int(Path(folder, "epoch").read_text())
+
+
+def all_of(cloud: Cloud, kind: type[Event]) -> list[Any]:
+    return [event for event in cloud.events() if isinstance(event, kind)]
+
+
+def node_of(cloud: Cloud, begun: ValidationBegun) -> Node:
+    return next(n for n in cloud.reclaimer.nodes() if n.group.token == begun.token)
+
+
+def test_validations_run_on_a_machine_of_their_own_while_training_goes_on(cloud: Cloud) -> None:
+    def validate(checkpoint: Any, base: float, bonus: float = 0.0) -> dict[str, float]:
+        epoch = epoch_in(checkpoint)
+        print("looking at epoch", epoch)
+        if epoch == 2:
+            raise ArithmeticError("nothing there")
+        return {"accuracy": base - epoch + bonus}
+
+    def train(config: Config) -> Any:
+        save(1, validation=True)
+        save(2, validation=True)
+        save(3, validation=spotfit.ValidationTaskConfig(fn_kwargs={"bonus": 0.5}))
+        save(4)
+        found = spotfit.get_all_reported_checkpoints()
+        return [(one.metrics.get("accuracy"), one.status.name) for one in found]
+
+    task = spotfit.ValidationTaskConfig(fn_kwargs={"base": 10.0})
+    result = cloud.fit(
+        train,
+        validation=spotfit.ValidationConfig(validate, task),
+        checkpoint_config=spotfit.CheckpointConfig(1, "accuracy"),
+    )
+    # Two have no accuracy: one failed, and is the worse for it; nobody asked for the latest's.
+    assert result.return_value == [(None, "COMMITTED"), (9.0, "VALIDATED")]
+    assert result.best_checkpoints is not None
+    assert [metrics["epoch"] for _, metrics in result.best_checkpoints] == [1]
+    assert result.metrics == {"epoch": 4}
+    asked = [event.request for event in all_of(cloud, Intended)]
+    assert [(one.role, one.workers) for one in asked] == [("train", 1), ("validate", 1)]
+    begun = all_of(cloud, ValidationBegun)
+    assert [(one.name, one.token) for one in begun] == [
+        (f"epoch-{epoch}", asked[1].token) for epoch in (1, 2, 3)
+    ]
+    told = list(spotfit.attach(cloud.url()).logs())
+    assert "(validation) looking at epoch 3" in told
+    assert "(validation) ArithmeticError: nothing there" in told
+
+
+def test_beside_the_workers_it_is_a_process_of_its_own_with_a_time_limit(cloud: Cloud) -> None:
+    def validate(checkpoint: Any, marks: str) -> Any:
+        if epoch_in(checkpoint) == 1:
+            Path(marks, "asleep").write_text(str(os.getpid()))
+            time.sleep(60)
+        return {"pid": os.getpid()} if epoch_in(checkpoint) == 2 else "no dictionary"
+
+    def train(config: Config) -> Any:
+        every = spotfit.CheckpointConsistencyMode
+        save(1, validation=spotfit.ValidationTaskConfig(timeout_s=1.0))
+        save(2, validation=True)
+        save(3, validation=True)
+        at_once = spotfit.get_all_reported_checkpoints(every.COMMITTED)
+        too_soon = spotfit.get_all_reported_checkpoints(timeout_s=0.01)
+        validated = spotfit.get_all_reported_checkpoints()
+        told = [[one.status.name for one in some] for some in (at_once, too_soon, validated)]
+        return os.getpid(), told
+
+    task = spotfit.ValidationTaskConfig(fn_kwargs={"marks": str(cloud.marks)})
+    result = cloud.fit(
+        train, validation=spotfit.ValidationConfig(validate, task, own_machine=False)
+    )
+    worker, told = result.return_value
+    pending = ["PENDING_VALIDATION"] * 3
+    assert told == [pending, pending, ["VALIDATION_TIMEOUT", "VALIDATED", "VALIDATION_FAILED"]]
+    assert result.best_checkpoints is not None
+    pid = result.best_checkpoints[1][1]["pid"]
+    asleep = int(cloud.sees("asleep").read_text())
+    assert len({worker, asleep, pid}) == 3
+    with pytest.raises(ProcessLookupError):
+        os.kill(asleep, 0)
+    assert [event.request.role for event in all_of(cloud, Intended)] == ["train"]
+    assert "no dictionary" not in all_of(cloud, ValidationEnded)[2].why
+    assert "must return a dictionary" in all_of(cloud, ValidationEnded)[2].why
+
+
+def test_it_outlives_its_machine_the_workers_and_the_run_that_asked_for_it(cloud: Cloud) -> None:
+    def validate(checkpoint: Any, marks: str) -> dict[str, Any]:
+        tries = len(list(Path(marks).glob("try-*"))) + 1
+        Path(marks, f"try-{tries}").touch()
+        while not Path(marks, "go").exists():
+            time.sleep(0.02)
+        return {"tries": tries}
+
+    def train(config: Config) -> str:
+        if spotfit.get_checkpoint() is None:
+            save(1, validation=True)
+        return "trained"
+
+    task = spotfit.ValidationTaskConfig(fn_kwargs={"marks": str(cloud.marks)})
+    how = {"validation": spotfit.ValidationConfig(validate, task), "workers": 2, "nodes": 2}
+    handle = cloud.submit(train, **how)
+    cloud.sees("try-1")
+    eventually(lambda: all_of(cloud, TrainingEnded))
+    first = all_of(cloud, ValidationBegun)[0]
+    eventually(lambda: len(cloud.reclaimer.nodes()) == 1)  # the workers' machines are not needed
+    assert handle.status().state == "validating"
+
+    cloud.reclaimer.kill(node_of(cloud, first))  # it led, too: nobody is left
+    cloud.sees("try-2")
+    assert any(lost.agent == first.agent for lost in all_of(cloud, NodeLost))
+    handle.cancel()
+    with pytest.raises(spotfit.RunCancelledError):
+        handle.result()
+
+    again = cloud.submit(train, **how)
+    cloud.sees("try-3")
+    cloud.leave("go")
+    result = again.result()
+    assert (result.return_value, result.metrics) == ("trained", {"epoch": 1, "tries": 3})
+    assert [one.status for one in all_of(cloud, ValidationEnded)] == ["validated"]
