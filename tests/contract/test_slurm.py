@@ -1,0 +1,53 @@
+"""Slurm against the suite of every provisioner: a real controller with real nodes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spotfit.provision.api import Provisioner
+from spotfit.testing.provisioner_suite import Cloud, ProvisionerSuite
+from spotfit_provisioners.slurm.provisioner import SlurmProvisioner
+from tests.slurm_cluster import SlurmCluster, installed, slurm_cluster
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    with slurm_cluster(tmp_path_factory.mktemp("slurm"), nodes=3) as cluster:
+        yield cluster
+
+
+class Plagued:
+    """What Slurm can be made to do: another's job in all nodes' place, and a requeue."""
+
+    def __init__(self, cluster: SlurmCluster) -> None:
+        self._cluster = cluster
+
+    def trouble(self, kind: str, times: int) -> None:
+        if kind != "capacity":
+            pytest.skip("see tests/unit/provisioners/slurm/test_client.py")
+        state = "DRAIN" if times else "RESUME"
+        nodes = f"NodeName=n[1-{self._cluster.nodes}]"
+        self._cluster.ask("scontrol", "update", nodes, f"State={state}", "Reason=test")
+
+    def reclaim(self) -> None:
+        self._cluster.ask("scontrol", "requeue", max(self._cluster.running(), key=int))
+
+
+@installed
+class TestSlurm(ProvisionerSuite):
+    @pytest.fixture
+    def provisioner(
+        self, cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> Provisioner:
+        monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
+        return SlurmProvisioner.with_options(
+            partitions=("spot",), python=sys.executable, folder=str(tmp_path), grace_s=5.0
+        )
+
+    @pytest.fixture
+    def cloud(self, cluster: SlurmCluster) -> Cloud:
+        return Plagued(cluster)

@@ -1,0 +1,192 @@
+"""A real Slurm of a test's own: controller and nodes as processes of this machine, no systemd.
+
+Debian's slurmd may run several times on one machine, each under a node's name and on a port of its
+own. Everything lies in one folder and ends when the test does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+COMMANDS = ("slurmctld", "slurmd", "munged", "sbatch", "squeue", "scontrol", "scancel", "sinfo")
+_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+_PATIENCE_S = 30.0
+_RESOLUTION_S = 0.05
+
+installed = pytest.mark.skipif(
+    not all(shutil.which(command, path=_PATH) for command in COMMANDS),
+    reason="Slurm (slurmctld, slurmd, slurm-client, munge) is not installed",
+)
+
+
+class SlurmCluster:
+    """Nodes n1, n2, … of two processors each in the partition 'spot'; 'urgent' preempts it."""
+
+    def __init__(self, folder: Path, nodes: int) -> None:
+        self.folder = folder
+        self.nodes = nodes
+        self.conf = folder / "slurm.conf"
+        self._daemons: list[subprocess.Popen[bytes]] = []
+        for part in ("state", "spool"):
+            (folder / part).mkdir()
+
+    def start(self) -> None:
+        """Until all nodes are idle."""
+        socket_ = self.folder / "munge.socket"
+        self._start_munge(socket_)
+        self.conf.write_text(_configuration(self.folder, socket_, self.nodes))
+        self._daemon("slurmctld", "-D", "-c")
+        for number in range(1, self.nodes + 1):
+            self._daemon("slurmd", "-D", "-c", "-N", f"n{number}")
+        self._until(
+            lambda: (
+                len(self.ask("sinfo", "-hN", "-p", "spot", "-t", "idle").split("\n")) > self.nodes
+            )
+        )
+
+    def ask(self, *words: str) -> str:
+        """What a command of Slurm prints; '' where it fails."""
+        done = subprocess.run(
+            words, env=self._environment(), capture_output=True, text=True, timeout=60, check=False
+        )
+        return done.stdout if done.returncode == 0 else ""
+
+    def jobs(self, *fields: str) -> list[list[str]]:
+        """Every task there is or was, by those fields of `squeue --Format`."""
+        wanted = ",".join(f"{field}:|" for field in fields)
+        told = self.ask("squeue", "--noheader", "--array", "--states=all", f"--Format={wanted}")
+        return [line.split("|")[: len(fields)] for line in told.splitlines() if line.strip()]
+
+    def running(self) -> list[str]:
+        """Numbers of the jobs that run, each a task."""
+        return [job for job, state in self.jobs("JobID", "State") if state == "RUNNING"]
+
+    def stop(self) -> None:
+        """Cancel what is left, wait until it is over, and end the daemons."""
+        if self.conf.exists():
+            self.ask("scancel", "--full", "--user", getpass.getuser())
+            with contextlib.suppress(AssertionError):
+                self._until(lambda: not self.ask("squeue", "-h").strip())
+        for daemon in reversed(self._daemons):
+            daemon.send_signal(signal.SIGTERM)
+        for daemon in reversed(self._daemons):
+            try:
+                daemon.wait(10)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+
+    def _start_munge(self, socket_: Path) -> None:
+        key = self.folder / "munge.key"
+        key.write_bytes(secrets.token_bytes(1024))
+        key.chmod(0o400)
+        paths = {
+            "key-file": key,
+            "socket": socket_,
+            "pid-file": self.folder / "munged.pid",
+            "log-file": self.folder / "munged.log",
+            "seed-file": self.folder / "munged.seed",
+        }
+        self._daemon("munged", "--foreground", "--force", *(f"--{n}={p}" for n, p in paths.items()))
+        self._until(socket_.exists)
+
+    def _daemon(self, command: str, *words: str) -> None:
+        path = shutil.which(command, path=_PATH)
+        assert path is not None
+        log = (self.folder / f"{command}.out").open("ab")
+        with log:
+            self._daemons.append(
+                subprocess.Popen((path, *words), env=self._environment(), stdout=log, stderr=log)
+            )
+
+    def _environment(self) -> dict[str, str]:
+        return {"PATH": _PATH, "HOME": str(self.folder), "SLURM_CONF": str(self.conf)}
+
+    def _until(self, happens: Callable[[], object]) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while not happens():
+            assert time.monotonic() < deadline, f"see {self.folder}"
+            time.sleep(_RESOLUTION_S)
+
+
+@contextlib.contextmanager
+def slurm_cluster(folder: Path, nodes: int) -> Iterator[SlurmCluster]:
+    """Started, and ended whatever happens. Commands find it once SLURM_CONF is its `conf`."""
+    cluster = SlurmCluster(folder, nodes)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def _configuration(folder: Path, munge: Path, nodes: int) -> str:
+    """A requeued job waits `cred_expire`; the rest makes it prompt and asks for no rights."""
+    host, user = socket.gethostname().partition(".")[0], getpass.getuser()
+    controller, *ports = _free_ports(nodes + 1)
+    size = "CPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000"
+    partition = f"Nodes=n[1-{nodes}] MaxTime=INFINITE State=UP OverSubscribe=EXCLUSIVE"
+    lines = [
+        "ClusterName=lab",
+        f"SlurmctldHost={host}(127.0.0.1)",
+        f"SlurmctldPort={controller}",
+        f"SlurmUser={user}",
+        f"SlurmdUser={user}",
+        "AuthType=auth/munge",
+        f"AuthInfo=socket={munge},cred_expire=5",
+        "CredType=cred/munge",
+        f"StateSaveLocation={folder}/state",
+        f"SlurmctldPidFile={folder}/slurmctld.pid",
+        f"SlurmctldLogFile={folder}/slurmctld.log",
+        f"SlurmdPidFile={folder}/slurmd.%n.pid",
+        f"SlurmdLogFile={folder}/slurmd.%n.log",
+        f"SlurmdSpoolDir={folder}/spool/%n",
+        "ProctrackType=proctrack/linuxproc",
+        "TaskPlugin=task/none",
+        "JobAcctGatherType=jobacct_gather/none",
+        "AccountingStorageType=accounting_storage/none",
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_Core",
+        "SchedulerType=sched/backfill",
+        "SchedulerParameters=sched_interval=1,bf_interval=1,sched_min_interval=100000",
+        "SlurmdParameters=config_overrides",
+        "SlurmctldParameters=preempt_send_user_signal",
+        "PreemptType=preempt/partition_prio",
+        "PreemptMode=REQUEUE",
+        "ReturnToService=2",
+        "SlurmdTimeout=20",
+        "SlurmctldTimeout=10",
+        "KillWait=5",
+        "JobRequeue=1",
+        "MpiDefault=none",
+        "MailProg=/bin/true",
+        *(
+            f"NodeName=n{number} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} {size}"
+            for number, port in enumerate(ports, 1)
+        ),
+        f"PartitionName=spot {partition} Default=YES PriorityTier=1 PreemptMode=REQUEUE "
+        "GraceTime=5",
+        f"PartitionName=urgent {partition} PriorityTier=10 PreemptMode=OFF",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _free_ports(count: int) -> Sequence[int]:
+    """Held all at once, so that no two are the same."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]

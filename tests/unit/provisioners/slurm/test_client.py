@@ -1,0 +1,103 @@
+"""Slurm's complaints in our words, and what its commands get to see of us."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spotfit.core.errors import (
+    MachineError,
+    ProvisionError,
+    ProvisionPermissionError,
+    QuotaError,
+    SpotfitError,
+)
+from spotfit_provisioners.slurm.client import Slurm, complaint
+from spotfit_provisioners.slurm.states import Task
+
+SUBMISSION = "sbatch: error: Batch job submission failed: "
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        ("Unable to contact slurm controller (connect failure)", MachineError),
+        ("Socket timed out on send/recv operation", MachineError),
+        ("Slurm temporarily unable to accept job, sleeping and retrying", MachineError),
+        (
+            "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
+            QuotaError,
+        ),
+        ("Requested time limit is invalid (missing or exceeds some limit)", QuotaError),
+        (
+            "Invalid account or account/partition combination specified",
+            ProvisionPermissionError,
+        ),
+        ("User's group not permitted to use this partition", ProvisionPermissionError),
+        ("Access/permission denied", ProvisionPermissionError),
+        ("Invalid partition name specified", ProvisionError),
+        ("Requested node configuration is not available", ProvisionError),
+        ("Invalid generic resource (gres) specification", ProvisionError),
+    ],
+)
+def test_what_waiting_does_not_cure_is_told_apart(message: str, error: type[SpotfitError]) -> None:
+    told = complaint("sbatch", SUBMISSION + message)
+    assert type(told) is error
+    assert message in str(told)
+
+
+@pytest.fixture
+def bin_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Commands of ours where Slurm's would be; each writes down how it was called."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path
+
+
+def command(folder: Path, name: str, *lines: str) -> None:
+    path = folder / name
+    head = f'#!/bin/sh\necho "$@" > {folder}/words; env > {folder}/env; cat > {folder}/script'
+    path.write_text("\n".join((head, *lines)) + "\n")
+    path.chmod(0o755)
+
+
+def test_a_secret_is_in_the_environment_and_in_no_word_of_the_command(
+    bin_: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of the caller")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    command(bin_, "sbatch", "echo '41;cluster'")
+    secret = {"SPOTFIT_RUN_SECRET": "the secret itself"}
+    assert Slurm().submit(["--array=0-1"], "#!/bin/bash\n", secret) == 41
+    assert "the secret itself" not in (bin_ / "words").read_text()
+    assert (bin_ / "script").read_text() == "#!/bin/bash\n"
+    told = (bin_ / "env").read_text()
+    assert "SPOTFIT_RUN_SECRET=the secret itself" in told
+    assert "of the caller" not in told
+    assert "SLURM_JOB_ID" not in told
+
+
+def test_a_forgotten_job_has_no_tasks_and_can_be_cancelled(bin_: Path) -> None:
+    for name in ("squeue", "scancel"):
+        command(bin_, name, "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert Slurm().tasks_of("99") == []
+    Slurm().cancel("99")
+
+
+def test_tasks_are_read(bin_: Path) -> None:
+    command(bin_, "squeue", "echo '41|0|RUNNING|None|0|'")
+    assert Slurm().tasks_named("t-1") == [Task(41, 0, "RUNNING", "None")]
+
+
+def test_settings_are_read(bin_: Path) -> None:
+    command(bin_, "scontrol", "echo 'Configuration data'; echo 'KillWait    = 30 sec'")
+    assert Slurm().settings() == {"KillWait": "30 sec"}
+
+
+def test_without_slurm_it_says_where_to_start_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ProvisionError, match="no sbatch") as told:
+        Slurm().submit([], "", {})
+    assert "login node" in told.value.do

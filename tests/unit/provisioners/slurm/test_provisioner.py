@@ -1,0 +1,116 @@
+"""The four verbs on Slurm, where the conformance suite does not look: a real controller."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from spotfit.core.ids import Token
+from spotfit.host.clocks import SystemClock
+from spotfit.host.dice import new_run_id
+from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, NodeState
+from spotfit.provision.launch import Launch
+from spotfit_provisioners.slurm.provisioner import SlurmProvisioner
+from tests.slurm_cluster import SlurmCluster, installed, slurm_cluster
+
+pytestmark = [installed, pytest.mark.real_time("a real Slurm lives in real time")]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    with slurm_cluster(tmp_path_factory.mktemp("slurm"), nodes=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def provisioner(
+    cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> SlurmProvisioner:
+    monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
+    return SlurmProvisioner.with_options(
+        python=sys.executable, folder=str(tmp_path), output="%a.log", grace_s=5.0
+    )
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Launch:
+    return Launch(str(tmp_path), new_run_id(), "the secret itself")
+
+
+def a_plan(provisioner: SlurmProvisioner, token: str, command: str) -> GroupPlan:
+    """A group of two tasks which run that instead of an agent."""
+    plan = provisioner.plan(GroupRequest(Token(token), 2, 2))
+    script = f"#!/bin/bash\n{command}\n"
+    return msgspec.structs.replace(plan, body={**plan.body, "script": script})
+
+
+def submitted(provisioner: SlurmProvisioner, plan: GroupPlan, launch: Launch) -> GroupHandle:
+    handle = provisioner.submit(plan, launch)
+    assert isinstance(handle, GroupHandle)
+    return handle
+
+
+def until(happens: Callable[[], object]) -> None:
+    clock = SystemClock()
+    give_up_at = clock.now() + 30
+    while not happens():
+        assert clock.now() < give_up_at
+        clock.wait(0.05)
+
+
+def test_tasks_find_their_secret_and_number_and_nobody_else_does(
+    cluster: SlurmCluster, provisioner: SlurmProvisioner, launch: Launch, tmp_path: Path
+) -> None:
+    handle = submitted(provisioner, a_plan(provisioner, "t-1", "env; exit 75"), launch)
+    until(lambda: provisioner.observe(handle).over)
+    told = (tmp_path / "1.log").read_text()
+    assert "SPOTFIT_RUN_SECRET=the secret itself" in told
+    assert "SLURM_ARRAY_TASK_ID=1" in told
+    assert provisioner.observe(handle).nodes[0].reason == "FAILED, exit code 75"
+    assert provisioner.observe(handle).nodes[0].state == NodeState.FAILED
+    shown = cluster.ask("scontrol", "show", "job", handle.name)
+    assert "t-1" in shown
+    assert "the secret itself" not in shown
+
+
+def test_two_who_ask_at_the_same_time_get_one_group(
+    cluster: SlurmCluster, provisioner: SlurmProvisioner, launch: Launch
+) -> None:
+    plan = a_plan(provisioner, "t-2", "exec sleep 100")
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: submitted(provisioner, plan, launch), range(2))
+    assert first == second
+    until(lambda: len(cluster.running()) == 2)
+    provisioner.cancel(first)
+    until(lambda: provisioner.observe(first).over)
+    assert not cluster.running()
+
+
+def test_who_was_stopped_before_the_release_is_helped_by_the_next(
+    provisioner: SlurmProvisioner, launch: Launch
+) -> None:
+    plan = a_plan(provisioner, "t-3", "exit 0")
+    held = provisioner._slurm.submit(plan.body["arguments"], plan.body["script"], {})
+    handle = submitted(provisioner, plan, launch)
+    assert handle.name == str(held)
+    until(lambda: provisioner.observe(handle).over)
+
+
+def test_a_check_up_tries_a_task_and_the_cluster_s_patience(
+    provisioner: SlurmProvisioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    findings = list(provisioner.examine())
+    assert [finding.well for finding in findings] == [True, True, True]
+    assert "announced" in findings[2].found
+    hasty = SlurmProvisioner.with_options(partitions=("none",), grace_s=60.0)
+    answers, taken, left = hasty.examine()
+    assert answers.well
+    assert "invalid partition" in taken.found.lower()
+    assert "grace_s=5" in left.do
+    monkeypatch.setenv("PATH", "/none")
+    assert [finding.well for finding in hasty.examine()] == [False]

@@ -1,0 +1,130 @@
+"""Our request as an array job, and what its script does: run by bash, with Slurm's words faked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from spotfit.core.errors import ConfigError
+from spotfit.core.ids import Token
+from spotfit.model.group import GroupRequest
+from spotfit_provisioners.slurm.options import SlurmOptions
+from spotfit_provisioners.slurm.render import plan, script
+from tests.unit.provisioners import golden
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def a_request(workers: int = 4, **resources: float) -> GroupRequest:
+    return GroupRequest(Token("t-0123456789ab"), workers, workers, resources, run_name="Digits 1")
+
+
+@pytest.mark.parametrize(
+    ("name", "request_", "options"),
+    [
+        ("plain", a_request(), SlurmOptions()),
+        (
+            "gpus",
+            a_request(8, GPU=1.0, CPU=6.0, memory=2.0**34),
+            SlurmOptions(
+                partitions=("spot", "short"),
+                account="lab",
+                qos="low",
+                constraint="nvlink",
+                exclude="n[3-5]",
+                reservation="class",
+                gres="gpu:a100",
+                time="1-00:00:00",
+                exclusive=True,
+                workers_per_node=4,
+                modules=("python/3.12", "cuda"),
+                setup=("source /shared/venv/bin/activate",),
+                container="apptainer exec --nv /shared/spotfit.sif",
+                environment={"NCCL_DEBUG": "WARN it"},
+                grace_s=90.0,
+                folder="/shared/runs",
+                extra=("--nice=100",),
+            ),
+        ),
+    ],
+)
+def test_a_plan_is_as_it_was(name: str, request_: GroupRequest, options: SlurmOptions) -> None:
+    golden.check(msgspec.to_builtins(plan(request_, options)), GOLDEN / f"plan_{name}.json")
+
+
+def test_memory_for_each_core_where_nobody_says_more() -> None:
+    arguments = plan(a_request(1, CPU=3.0), SlurmOptions(memory_per_cpu_gib=2.0)).body["arguments"]
+    assert "--mem=6144M" in arguments
+
+
+def test_a_word_of_several_lines_is_refused() -> None:
+    with pytest.raises(ConfigError, match="one line"):
+        plan(a_request(), SlurmOptions(container="a\nb"))
+
+
+class Node:
+    """A node whose agent is a few lines of shell, and where Slurm's commands leave marks."""
+
+    def __init__(self, folder: Path, agent: str, state: str) -> None:
+        self.asked = folder / "asked"
+        programs = {
+            "agent": agent,
+            "squeue": f"echo {state}",
+            "scontrol": f'echo "$@" > {self.asked}; kill -KILL $PPID',
+        }
+        for name, lines in programs.items():
+            (folder / name).write_text(f"#!/bin/bash\n{lines}\n")
+            (folder / name).chmod(0o755)
+        self.shell = subprocess.Popen(
+            ["/bin/bash", "-c", script(SlurmOptions(python="agent", grace_s=7.0))],
+            env={"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "41"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def end(self) -> str:
+        """What it has printed until its end; killed if that does not come."""
+        try:
+            told, _ = self.shell.communicate(timeout=30)
+        finally:
+            self.shell.kill()
+            self.shell.wait()
+        return told
+
+
+@pytest.mark.parametrize("code", [0, 64, 70, 75])
+def test_an_agent_s_end_is_the_task_s(tmp_path: Path, code: int) -> None:
+    node = Node(tmp_path, f"exit {code}", "RUNNING")
+    node.end()
+    assert node.shell.returncode == code
+    assert not node.asked.exists()
+
+
+def test_a_drained_machine_is_begun_anew(tmp_path: Path) -> None:
+    node = Node(tmp_path, "exit 85", "RUNNING")
+    node.end()
+    assert node.shell.returncode == -signal.SIGKILL
+    assert node.asked.read_text() == "requeue 41\n"
+
+
+def test_what_was_cancelled_is_not_begun_anew(tmp_path: Path) -> None:
+    node = Node(tmp_path, "exit 85", "COMPLETING")
+    node.end()
+    assert node.shell.returncode == 85
+    assert not node.asked.exists()
+
+
+def test_a_notice_to_the_shell_reaches_the_agent_and_its_code_is_kept(tmp_path: Path) -> None:
+    lines = "trap 'echo heard; exit 75' TERM; echo $SPOTFIT_SIGNAL_GRACE_S"
+    node = Node(tmp_path, lines + "; while :; do sleep 0.05; done", "RUNNING")
+    assert node.shell.stdout is not None
+    assert node.shell.stdout.readline() == "7.0\n"
+    node.shell.send_signal(signal.SIGTERM)
+    told = node.end()
+    assert told == "heard\n"
+    assert node.shell.returncode == 75
