@@ -71,9 +71,9 @@ def _memory(request: GroupRequest, options: SlurmOptions) -> str:
 def script(options: SlurmOptions) -> str:
     """What each task runs: an agent, and after it Slurm's word for 'once more' if that is due.
 
-    The agent is a child of the shell and no job step: a step is killed at once where srun hears
-    SIGTERM. A shell hears signals only between two commands, hence the loop around `wait`. A task
-    that is no longer RUNNING has been cancelled, or is being requeued already.
+    The agent is a child of the shell and no job step, so that nothing but the shell stands between
+    it and a signal. A shell hears signals only between two commands, hence the loop around `wait`.
+    A task that is no longer RUNNING has been cancelled, or is being requeued already.
     """
     variables = {"SPOTFIT_SIGNAL_GRACE_S": str(options.grace_s), **options.environment}
     command = " ".join(filter(None, (options.container, options.python, *COMMAND[1:])))
