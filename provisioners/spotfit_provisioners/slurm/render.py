@@ -72,19 +72,22 @@ def script(options: SlurmOptions) -> str:
     """What each task runs: an agent, and after it Slurm's word for 'once more' if that is due.
 
     The agent is a child of the shell and no job step, so that nothing but the shell stands between
-    it and a signal. A shell hears signals only between two commands, hence the loop around `wait`.
+    it and a signal. A shell hears signals only between two commands, hence the loop around `wait`;
+    what it hears before there is an agent is passed on to it.
     A task that is no longer RUNNING has been cancelled, or is being requeued already.
     """
     variables = {"SPOTFIT_SIGNAL_GRACE_S": str(options.grace_s), **options.environment}
     command = " ".join(filter(None, (options.container, options.python, *COMMAND[1:])))
     lines = [
         "#!/bin/bash",
+        "agent= noticed=",
+        """trap 'noticed=1; [ -z "$agent" ] || kill -TERM "$agent" 2>/dev/null' TERM""",
         *(f"module load {shlex.quote(module)}" for module in options.modules),
         *options.setup,
         *(f"export {name}={shlex.quote(value)}" for name, value in variables.items()),
-        """trap 'kill -TERM "$agent" 2>/dev/null' TERM""",
         f"{command} &",
         "agent=$!",
+        '[ -z "$noticed" ] || kill -TERM "$agent" 2>/dev/null',
         """while kill -0 "$agent" 2>/dev/null; do wait "$agent"; done""",
         'wait "$agent"',
         "code=$?",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -85,6 +86,7 @@ class Node:
             env={"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "41"},
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
 
     def end(self) -> str:
@@ -92,7 +94,8 @@ class Node:
         try:
             told, _ = self.shell.communicate(timeout=30)
         finally:
-            self.shell.kill()
+            with contextlib.suppress(ProcessLookupError):  # all have left
+                os.killpg(self.shell.pid, signal.SIGKILL)
             self.shell.wait()
         return told
 
