@@ -38,5 +38,3 @@ OTHERWISE: Mapping[str, Otherwise] = {
     "a_checkpoint_in_local_mode": Otherwise([True, True], "`get_checkpoint` with `num_workers=0`"),
 }
 """Probes of tests/parity/behaviour.py that see something else here than with Ray Train."""
-
-NOT_YET: Mapping[str, str] = {}
