@@ -28,7 +28,7 @@ from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatu
 from spotfit.provision.api import Provisioner, Refusal
 from spotfit.provision.launch import Launch
 
-SECRET = "dGhlIHNlY3JldCBvZiB0aGUgcnVu"  # noqa: S105  # looked for where it must not be
+SECRET = "dGhlIHNlY3JldCBvZiB0aGlzIHJ1bjogMzIgYnl0ZXM="  # noqa: S105  # looked for everywhere
 _LOOK_EVERY_S = 0.05
 
 
