@@ -112,7 +112,7 @@ class Workplace:
     def journal_errands(self) -> Errands:
         return self._parts.errands(self._process)
 
-    def sign(self, payload: bytes, purpose: str) -> bytes:
+    def seal(self, payload: bytes, purpose: str) -> bytes:
         return f"{purpose}:".encode() + payload
 
     def new_token(self) -> str:

@@ -32,7 +32,9 @@ from spotfit.ship.luggage import pack
 from spotfit.ship.sign import RunKey
 from spotfit.store.opening import open_store
 
-SECRET = RunKey(bytes(range(32))).to_text()
+RUN = RunId("r" * 32)
+KEY = RunKey(bytes(range(32)), RUN)
+SECRET = KEY.to_text()
 ME = AgentId("a-1")
 _frames: msgspec.json.Decoder[FromWorker] = decoder(FromWorker)  # type: ignore[arg-type]
 
@@ -52,7 +54,7 @@ class Stage:
             self.loop,
             keeper,
             store=self.store,
-            secret=SECRET,
+            key=KEY,
             logs=self.logs,
             scratch=str(folder / "scratch"),
             slots=slots,
@@ -76,12 +78,12 @@ class Stage:
             fn,
             None,
             runtime_env=RuntimeEnv(env_vars=env_vars or {}),
-            key=RunKey.from_text(SECRET),
+            key=KEY,
             store=self.store,
             objects=objects,
         )
         self.spec = RunSpec(
-            RunId("r" * 32),
+            RUN,
             "test",
             "fit",
             4,

@@ -18,7 +18,7 @@ from spotfit.agent.zygote import ZygoteKeeper
 from spotfit.host import process
 from spotfit.model.audience import Hello
 from spotfit.model.wire import Raised, Returned
-from tests.live.stage import SECRET, Stage
+from tests.live.stage import RUN, SECRET, Stage
 
 # --- what the workers run ----------------------------------------------------------------------
 
@@ -244,7 +244,7 @@ def test_callbacks_live_in_a_process_of_their_own(stage: Stage) -> None:
     objects = {"callbacks": [Witness()], "run_context": "ctx"}
     stage.pack(raise_it, framework="none", objects=objects)
     assert stage.spec is not None
-    hello = Hello(stage.spec.storage_url, stage.spec.luggage, SECRET)
+    hello = Hello(stage.spec.storage_url, stage.spec.luggage, SECRET, RUN)
     audience = LiveAudience(hello, partial(stage.crew.beside, "audience"))
     audience.reported([pickle_free(b'{"loss":1}')], None)
     stage.until(lambda: audience.caught_up)

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 
+from spotfit.core.ids import RunId
 from spotfit.ship.sign import RunKey
 
 _NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "spotfit run")])
@@ -27,9 +28,9 @@ class Contexts(NamedTuple):
     client: ssl.SSLContext
 
 
-def contexts(secret: str) -> Contexts:
+def contexts(secret: str, run_id: RunId) -> Contexts:
     """TLS 1.3 in which both sides must show the run's certificate. Raises `ConfigError`."""
-    key = Ed25519PrivateKey.from_private_bytes(RunKey.from_text(secret).derive("wire"))
+    key = Ed25519PrivateKey.from_private_bytes(RunKey.from_text(secret, run_id).derive("wire"))
     with tempfile.TemporaryDirectory(prefix="spotfit-wire-") as folder:
         # OpenSSL takes keys from files only: this folder is ours alone, and gone in a moment.
         pem = Path(folder) / "wire.pem"

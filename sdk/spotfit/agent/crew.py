@@ -67,7 +67,7 @@ class LiveCrew:
         keeper: ZygoteKeeper,
         *,
         store: Store,
-        secret: str,
+        key: RunKey,
         logs: LogShipper,
         scratch: str,
         slots: int,
@@ -75,7 +75,7 @@ class LiveCrew:
         self._loop = loop
         self._keeper = keeper
         self._store = store
-        self._secret = secret
+        self._key = key
         self._logs = logs
         self._scratch = Path(scratch)
         self._slots = slots
@@ -222,7 +222,7 @@ class LiveCrew:
     def _prepared(self, spec: RunSpec) -> Prepared:
         luggage = msgspec.convert(spec.luggage, Luggage)
         envelope = fetch(luggage, store=self._store)
-        payload = Payload.open(envelope, key=RunKey.from_text(self._secret))
+        payload = Payload.open(envelope, key=self._key)
         check_environment(luggage, payload.env)
         self._leave_copy(luggage.sha256, envelope)
         return prepare(payload.env, store=self._store, scratch=self._scratch)

@@ -84,6 +84,7 @@ def serve(
 def _drive(assignment: Assignment, zygotes: ZygoteKeeper, clock: Clock, opened: ExitStack) -> int:
     """Build the agent from the ground up, and let it step until it has nothing left to do."""
     launch, me = assignment.launch, dice.new_agent_id()
+    key = RunKey.from_text(launch.secret, launch.run_id)
     loop = opened.enter_context(contextlib.closing(Loop(clock)))
     store = open_store(launch.run_url, PATIENT)
     scratch = opened.enter_context(_scratch(me))
@@ -94,7 +95,7 @@ def _drive(assignment: Assignment, zygotes: ZygoteKeeper, clock: Clock, opened: 
         loop,
         zygotes,
         store=store,
-        secret=launch.secret,
+        key=key,
         logs=logs,
         scratch=scratch,
         slots=assignment.slots,
@@ -107,7 +108,7 @@ def _drive(assignment: Assignment, zygotes: ZygoteKeeper, clock: Clock, opened: 
         runners,
         loop,
         logs,
-        secret=launch.secret,
+        key=key,
         scratch=scratch,
         devices=machine.devices(),
     )
@@ -158,7 +159,7 @@ class Workplace:
         loop: Loop,
         logs: LogShipper,
         *,
-        secret: str,
+        key: RunKey,
         scratch: str,
         devices: tuple[str, ...] = (),
     ) -> None:
@@ -166,8 +167,7 @@ class Workplace:
         self._logs = logs
         self._loop = loop
         self._runners = runners
-        self._secret = secret
-        self._key = RunKey.from_text(secret)
+        self._key = key
         self._scratch = scratch
         self._devices = devices
         self._audience: LiveAudience | None = None
@@ -200,7 +200,8 @@ class Workplace:
     def assessor(self) -> Assessor:
         return LiveAssessor(
             partial(self._crew.beside, "validation"),
-            secret=self._secret,
+            secret=self._key.to_text(),
+            run_id=self._key.run,
             scratch=self._scratch,
             devices=self._devices,
         )
@@ -211,8 +212,8 @@ class Workplace:
     def journal_errands(self) -> Errands:
         return self._runners.for_journal
 
-    def sign(self, payload: bytes, purpose: str) -> bytes:
-        return self._key.sign(payload, purpose=purpose)
+    def seal(self, payload: bytes, purpose: str) -> bytes:
+        return self._key.seal(payload, purpose=purpose)
 
     def new_token(self) -> str:
         return dice.new_token()
@@ -226,7 +227,9 @@ class Workplace:
         self._dismiss_hooks()
 
     def _hello(self, spec: RunSpec) -> Hello:
-        return Hello(spec.storage_url, spec.luggage, self._secret, self._scratch)
+        return Hello(
+            spec.storage_url, spec.luggage, self._key.to_text(), self._key.run, self._scratch
+        )
 
     def _dismiss_audience(self) -> None:
         if self._audience is not None:

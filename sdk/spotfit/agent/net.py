@@ -34,7 +34,7 @@ class TlsNet:
         """Listens on `host` from now on. Raises `ConfigError` where that is no address of ours."""
         self._loop = loop
         self._run_id = run_id
-        self._tls = contexts(secret)
+        self._tls = contexts(secret, run_id)
         self._events: list[NetEvent] = []
         self._strangers: dict[Wire, None] = {}
         self._agents: dict[AgentId, Wire] = {}

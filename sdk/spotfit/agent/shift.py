@@ -171,7 +171,7 @@ class Shift:
         assert spec is not None
         metrics = view.metrics_of(opened.checkpoint) if opened.checkpoint else None
         return Start(
-            run_id=spec.run_id,
+            run_id=self._launch.run_id,
             run_name=spec.name,
             round=opened.number,
             rank=rank,
@@ -252,12 +252,12 @@ class Shift:
         failure = RankFailure(rank, "raised", raised.told, key, raised.blame, raised.final)
         self._net.send_up(Ended(number, rank, failure))
         if key is not None:
-            self._exceptions[key] = self._workplace.sign(raised.value, key)
+            self._exceptions[key] = self._workplace.seal(raised.value, key)
 
     def _note_spoiled(self, raised: Raised) -> None:
         key = keys.machine_failure(self._me)
         failure = RankFailure(0, "raised", raised.told, key, raised.blame, raised.final)
-        self._verdict = _Owed(key, self._workplace.sign(raised.value, key), failure)
+        self._verdict = _Owed(key, self._workplace.seal(raised.value, key), failure)
 
     def _note_returned(self, number: int, rank: int, returned: Returned) -> list[msgspec.Raw]:
         """The frame for the leader; none yet for what must be in the bucket before."""
@@ -268,7 +268,7 @@ class Shift:
         if self._halted:
             return []
         key = keys.result(number, rank)
-        self._result = _Owed(key, self._workplace.sign(returned.value, key), frame)
+        self._result = _Owed(key, self._workplace.seal(returned.value, key), frame)
         return []
 
     def _keep(self, now: float) -> None:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from spotfit.agent.ports import ORPHANED, UNBORN, Assessor, Net
 from spotfit.core.codec import decoder, encode
-from spotfit.core.ids import AgentId
+from spotfit.core.ids import AgentId, RunId
 from spotfit.model.assessment import Assessment, Verdict
 from spotfit.model.events import CheckpointCommitted, ValidationAsked, ValidationBegun
 from spotfit.model.spec import RunSpec
@@ -127,10 +127,11 @@ class LiveAssessor:
     """`Assessor` in a process made as workers are."""
 
     def __init__(
-        self, begin: Begin, *, secret: str, scratch: str, devices: tuple[str, ...]
+        self, begin: Begin, *, secret: str, run_id: RunId, scratch: str, devices: tuple[str, ...]
     ) -> None:
         self._start = begin
         self._secret = secret
+        self._run_id = run_id
         self._scratch = scratch
         self._devices = devices
         self._process: Process | None = None
@@ -146,6 +147,7 @@ class LiveAssessor:
             spec.storage_url,
             spec.luggage,
             self._secret,
+            self._run_id,
             kept.name,
             asked.kwargs or {},
             _devices_for(spec, self._devices),

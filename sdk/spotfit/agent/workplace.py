@@ -45,8 +45,8 @@ class Workplace(Protocol):
         """Somebody for the journal and the lease alone: these never wait behind a slow cloud."""
         ...
 
-    def sign(self, payload: bytes, purpose: str) -> bytes:
-        """An envelope only the run's key can make."""
+    def seal(self, payload: bytes, purpose: str) -> bytes:
+        """An envelope only the run's key can make, or open."""
         ...
 
     def new_token(self) -> str:

@@ -176,7 +176,7 @@ def _context(request: FitRequest, ledger: Ledger) -> TrainRunContext:
 
 
 def _without_secrets(run: RunConfig, store: Store) -> RunConfig:
-    """What is packed lies in the bucket, signed but for everybody to read who may read there."""
+    """Keys that the machines get with their launch need not lie in the bucket, sealed or not."""
     return dataclasses.replace(run, storage_filesystem=None) if keys_for_machines(store) else run
 
 

@@ -19,13 +19,13 @@ class Keyring:
         """The run's key: from SPOTFIT_RUN_SECRET, else from the file; None if neither has it."""
         told = env.value(env.RUN_SECRET)
         if told:
-            return RunKey.from_text(told)
+            return RunKey.from_text(told, run_id)
         file = self._file(run_id)
-        return RunKey.from_text(file.read_text().strip()) if file.is_file() else None
+        return RunKey.from_text(file.read_text().strip(), run_id) if file.is_file() else None
 
     def make(self, run_id: RunId) -> RunKey:
         """A new key for that run, written down before anybody uses it."""
-        key = RunKey(dice.new_secret_bytes())
+        key = RunKey(dice.new_secret_bytes(), run_id)
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = self._file(run_id)
         file.touch(mode=0o600)

@@ -8,7 +8,7 @@ SpotfitError
 ├── ShippingError (TypeError)            the function or its luggage cannot be taken along
 │   └── EnvironmentMismatchError         here and there differ in Python or packages
 ├── MachineError                         a machine's disk, network or processes, not the user's code
-├── IntegrityError                       a payload is not what was signed
+├── IntegrityError                       a payload is not what was sealed
 ├── StoreError                           the bucket
 │   ├── NotFoundError                    no such object
 │   ├── AlreadyExistsError               somebody created it first
@@ -101,7 +101,7 @@ class MachineError(SpotfitError):
 
 
 class IntegrityError(SpotfitError):
-    """A payload or checkpoint is not, byte for byte, what was signed or listed."""
+    """A payload or checkpoint is not, byte for byte, what was sealed or listed."""
 
 
 class StoreError(SpotfitError):

@@ -57,22 +57,22 @@ def manifest(name: str, round_number: int, rank: int) -> str:
 
 
 def failure(round_number: int, rank: int) -> str:
-    """The signed pickle of a rank's exception."""
+    """The sealed pickle of a rank's exception."""
     return f".spotfit/failures/{round_number}-{rank}.pkl"
 
 
 def machine_failure(agent: AgentId) -> str:
-    """The signed pickle of what keeps an agent's machine from starting any worker."""
+    """The sealed pickle of what keeps an agent's machine from starting any worker."""
     return f".spotfit/failures/{agent}.pkl"
 
 
 def hook_failure(sha256: str) -> str:
-    """The signed pickle of what a callback or a hook raised, by its hash."""
+    """The sealed pickle of what a callback or a hook raised, by its hash."""
     return f".spotfit/failures/hook-{sha256}.pkl"
 
 
 def result(round_number: int, rank: int) -> str:
-    """The signed pickle of what a rank's function returned."""
+    """The sealed pickle of what a rank's function returned."""
     return f".spotfit/results/{round_number}-{rank}.pkl"
 
 

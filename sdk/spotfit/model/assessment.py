@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from spotfit.core.ids import RunId
+
 
 class Assessment(msgspec.Struct, frozen=True):
     """What is to be validated, and with what. The one frame it reads; it holds the run's key."""
@@ -13,6 +15,8 @@ class Assessment(msgspec.Struct, frozen=True):
     storage_url: str
     luggage: dict[str, Any]
     secret: str
+    run_id: RunId
+    """The run that key is used for."""
     checkpoint: str
     kwargs: dict[str, Any] = {}
     """What goes on top of the trainer's."""

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from spotfit.core.ids import RunId
+
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """Where the callbacks are. The first frame, sent once; it holds the run's key."""
@@ -13,6 +15,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     storage_url: str
     luggage: dict[str, Any]
     secret: str
+    run_id: RunId
+    """The run that key is used for."""
     scratch: str = ""
 
     def __repr__(self) -> str:
@@ -48,4 +52,4 @@ class Heard(msgspec.Struct, frozen=True):
 
     trouble: str | None = None
     pickle_key: str | None = None
-    """Where what it raised lies, pickled and signed, if it can be pickled."""
+    """Where what it raised lies, pickled and sealed, if it can be pickled."""

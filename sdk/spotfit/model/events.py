@@ -31,7 +31,7 @@ class Blame(enum.StrEnum):
 
 
 class RankFailure(msgspec.Struct, frozen=True):
-    """How one rank failed. `pickle_key` holds its original exception, signed."""
+    """How one rank failed. `pickle_key` holds its original exception, sealed."""
 
     rank: int
     kind: Literal["raised", "died", "lost", "timeout"]
@@ -215,7 +215,7 @@ class FitEnded(msgspec.Struct, frozen=True, tag="fit_ended"):
     metrics: dict[str, Any] | None = None
     """The last metrics reported by rank 0, with or without a checkpoint."""
     result_key: str | None = None
-    """Where what rank 0 returned lies, signed."""
+    """Where what rank 0 returned lies, sealed."""
     taken: Taken | None = None
     """The machines whose loss was one too many, where it ended for that."""
 

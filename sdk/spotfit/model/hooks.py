@@ -64,7 +64,7 @@ class Performed(msgspec.Struct, frozen=True, tag="performed"):
     round: int
     trouble: str | None = None
     pickle_key: str | None = None
-    """Where what it raised lies, pickled and signed, if it can be pickled."""
+    """Where what it raised lies, pickled and sealed, if it can be pickled."""
 
 
 FromHooks = Ask | Performed

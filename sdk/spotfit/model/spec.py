@@ -104,7 +104,7 @@ class RunSpec(msgspec.Struct, frozen=True):
     framework: str = "none"
     framework_options: dict[str, Any] = {}
     luggage: dict[str, Any] = {}
-    """`ship.Luggage` as plain data: where the signed function, callbacks and code lie."""
+    """`ship.Luggage` as plain data: where the sealed function, callbacks and code lie."""
     provisioner: str = "local"
     provisioner_options: dict[str, Any] = {}
     storage_url: str = ""

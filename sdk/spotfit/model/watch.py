@@ -72,7 +72,7 @@ class Trouble(msgspec.Struct, frozen=True):
     told: str
     """Its traceback."""
     pickle_key: str | None = None
-    """Where the signed pickle of what it raised lies, if it could be pickled."""
+    """Where the sealed pickle of what it raised lies, if it could be pickled."""
 
 
 class Watch(msgspec.Struct, frozen=True):

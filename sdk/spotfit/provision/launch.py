@@ -34,7 +34,7 @@ class Launch:
     run_url: str
     run_id: RunId
     secret: str = field(repr=False)
-    """The run's key as text: it signs payloads and makes the certificate of the wire."""
+    """The run's key as text: it seals payloads and makes the certificate of the wire."""
     notices: tuple[str, ...] = ("signal",)
     framework: str = ""
     """What workers will import: a machine begins with that before it knows anything else."""

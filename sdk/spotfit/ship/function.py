@@ -118,12 +118,12 @@ def own_modules(*, roots: Iterable[str] | None = None) -> tuple[ModuleType, ...]
 
 
 def load_pickle(envelope: bytes, key: RunKey, *, purpose: str) -> Any:
-    """What was pickled and signed for `purpose`.
+    """What was pickled and sealed for `purpose`.
 
     Raises `IntegrityError` before anything is unpickled, and `ShippingError` that guesses the
     cause when it cannot be loaded here.
     """
-    return unpickled(key.verify(envelope, purpose=purpose), what=purpose)
+    return unpickled(key.open(envelope, purpose=purpose), what=purpose)
 
 
 def unpickled(body: bytes, *, what: str) -> Any:

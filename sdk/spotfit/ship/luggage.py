@@ -1,7 +1,7 @@
-"""A run's luggage: packed and signed where `fit()` is called, opened on every machine.
+"""A run's luggage: packed and sealed where `fit()` is called, opened on every machine.
 
-One signed payload holds the function with its config, the runtime environment, and other objects
-by name. Whoever holds no key can change nothing in it: not the code, not the packages installed.
+One sealed payload holds the function with its config, the runtime environment, and other objects
+by name. Whoever holds no key can read and change nothing in it: not the code, not the variables.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Payload(msgspec.Struct, frozen=True):
     @classmethod
     def open(cls, envelope: bytes, *, key: RunKey) -> Self:
         """Verify; nothing is unpickled yet. Raises `IntegrityError`, or `ShippingError`."""
-        body = key.verify(envelope, purpose=_PURPOSE)
+        body = key.open(envelope, purpose=_PURPOSE)
         try:
             return msgspec.msgpack.decode(body, type=cls)
         except msgspec.DecodeError as foreign:
@@ -128,7 +128,7 @@ def pack(
     code = _Code.of(runtime_env)
     pickles = _Pickles.of(fn, {} if config is None else config, objects or {}, code=code)
     payload = Payload(code.shipped(runtime_env), wants_config, pickles.function, pickles.objects)
-    envelope = key.sign(msgspec.msgpack.encode(payload), purpose=_PURPOSE)
+    envelope = key.seal(msgspec.msgpack.encode(payload), purpose=_PURPOSE)
     for bundle in code.bundles():  # code first: luggage that is there can be unpacked
         _leave(store, code_key(bundle.sha256), bundle.body)
     sha256 = _sha256(envelope)
@@ -190,7 +190,7 @@ def unpack_function(luggage: Luggage, *, key: RunKey, store: Store) -> Shipped:
 
 
 def function_key(sha256: str) -> str:
-    """Where the signed payload lies below the run's root."""
+    """Where the sealed payload lies below the run's root."""
     return f".spotfit/fn/{sha256}.pkl"
 
 

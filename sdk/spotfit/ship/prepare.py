@@ -50,7 +50,7 @@ def prepare(env: ShippedEnv, *, store: Store, scratch: Path) -> Prepared:
     """Fetch, unpack and install below `scratch`, a directory of this node.
 
     May be called again and by several processes at once; what is there is used. Raises
-    `IntegrityError` for bundles that are not what was signed, `ShippingError` for requirements
+    `IntegrityError` for bundles that are not what was named, `ShippingError` for requirements
     that pip cannot satisfy, `MachineError` and `OSError` where the index, the network or this node
     failed: then the same may go well a moment later.
     """

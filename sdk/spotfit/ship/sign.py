@@ -1,7 +1,8 @@
-"""The run's key: who holds it may give orders to the run's machines, and nobody else.
+"""The run's key: who holds it may read what the run keeps secret, and give orders to its machines.
 
-An envelope is MAGIC + HMAC-SHA256 + payload. The HMAC is made with a key derived for one purpose,
-so an envelope for one purpose is worth nothing for another.
+An envelope is MAGIC + nonce + payload, encrypted and authenticated with AES-256-GCM. Its key is
+derived for one run and one purpose, so an envelope is worth nothing anywhere else. The nonce is
+made from the payload: the same payload gives the same envelope, and no nonce serves two.
 """
 
 from __future__ import annotations
@@ -13,12 +14,18 @@ import hmac
 from dataclasses import dataclass
 from typing import Self
 
-from spotfit.core.errors import ConfigError, IntegrityError
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-_MAGIC = b"spotfit envelope 1\n"
+from spotfit.core.errors import ConfigError, IntegrityError
+from spotfit.core.ids import RunId
+
+_MAGIC = b"spotfit envelope 2\n"
 _DIGEST = hashlib.sha256
 _SECRET_BYTES = 32
-_HEAD_BYTES = len(_MAGIC) + _DIGEST().digest_size
+_NONCE_BYTES = 12
+_TAG_BYTES = 16
+_HEAD_BYTES = len(_MAGIC) + _NONCE_BYTES
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -26,6 +33,8 @@ class RunKey:
     """32 secret bytes, made by `host` when a run begins. Neither `repr` nor an error shows them."""
 
     _secret: bytes
+    run: RunId
+    """The run it is used for: told by whoever handed it over, never by a bucket."""
 
     def __post_init__(self) -> None:
         if len(self._secret) != _SECRET_BYTES:
@@ -38,45 +47,56 @@ class RunKey:
         return "RunKey(…)"
 
     @classmethod
-    def from_text(cls, text: str) -> Self:
-        """The key that `to_text` wrote. Raises `ConfigError`."""
+    def from_text(cls, text: str, run: RunId) -> Self:
+        """The key that `to_text` wrote, for that run. Raises `ConfigError`."""
         try:
             secret = base64.b64decode(text.encode(), altchars=b"-_", validate=True)
         except (binascii.Error, UnicodeEncodeError):
             secret = b""
-        return cls(secret)
+        return cls(secret, run)
 
     def to_text(self) -> str:
         """The key in letters that fit into an environment variable. Handle it as a password."""
         return base64.urlsafe_b64encode(self._secret).decode()
 
     def derive(self, purpose: str) -> bytes:
-        """32 secret bytes for one purpose; they tell nothing of the key or of other purposes."""
-        # HKDF-SHA256 (RFC 5869) of one block. Written out: the library that has it costs 40 ms.
+        """32 secret bytes for one purpose of this run; they tell nothing of the key, of other
+        purposes, or of other runs with the same key."""
+        # HKDF-SHA256 (RFC 5869) of one block. Written out: the module that has it costs 40 ms.
         root = hmac.digest(b"spotfit run key", self._secret, _DIGEST)
-        return hmac.digest(root, purpose.encode() + b"\x01", _DIGEST)
+        return hmac.digest(root, self._bound_to(purpose) + b"\x01", _DIGEST)
 
-    def sign(self, payload: bytes, *, purpose: str) -> bytes:
-        """The payload in an envelope that only a holder of the key can make."""
-        return _MAGIC + self._seal(payload, purpose) + payload
+    def seal(self, payload: bytes, *, purpose: str) -> bytes:
+        """The payload in an envelope that only holders of the key can make, or look into."""
+        nonce = hmac.digest(self.derive(f"nonce {purpose}"), payload, _DIGEST)[:_NONCE_BYTES]
+        return _MAGIC + nonce + self._cipher(purpose).encrypt(nonce, payload, self._told(purpose))
 
-    def verify(self, envelope: bytes, *, purpose: str) -> bytes:
-        """The payload, if it is what was signed for this purpose. Raises `IntegrityError`."""
-        if len(envelope) < _HEAD_BYTES or not envelope.startswith(_MAGIC):
+    def open(self, envelope: bytes, *, purpose: str) -> bytes:
+        """The payload, if it is what was sealed in this run for this purpose. Raises
+        `IntegrityError`."""
+        if len(envelope) < _HEAD_BYTES + _TAG_BYTES or not envelope.startswith(_MAGIC):
             raise IntegrityError(
-                f"This is no signed {purpose}: it is cut short, or nobody signed it.",
+                f"This is no sealed {purpose}: it is cut short, nobody sealed it, or another "
+                "version of spotfit did.",
                 do="See who else may write to the bucket, then start the run again.",
                 purpose=purpose,
             )
-        seal, payload = envelope[len(_MAGIC) : _HEAD_BYTES], envelope[_HEAD_BYTES:]
-        if not hmac.compare_digest(seal, self._seal(payload, purpose)):
+        nonce, body = envelope[len(_MAGIC) : _HEAD_BYTES], envelope[_HEAD_BYTES:]
+        try:
+            return self._cipher(purpose).decrypt(nonce, body, self._told(purpose))
+        except InvalidTag:
             raise IntegrityError(
-                f"The signed {purpose} was changed, or signed with the key of another run. "
+                f"The sealed {purpose} was changed, or sealed with the key of another run. "
                 "It was not loaded.",
                 do="See who else may write to the bucket, then start the run again.",
                 purpose=purpose,
-            )
-        return payload
+            ) from None
 
-    def _seal(self, payload: bytes, purpose: str) -> bytes:
-        return hmac.digest(self.derive(f"sign {purpose}"), payload, _DIGEST)
+    def _cipher(self, purpose: str) -> AESGCM:
+        return AESGCM(self.derive(f"seal {purpose}"))
+
+    def _told(self, purpose: str) -> bytes:
+        return _MAGIC + self._bound_to(purpose)
+
+    def _bound_to(self, purpose: str) -> bytes:
+        return f"{self.run}\0{purpose}".encode()

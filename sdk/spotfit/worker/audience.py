@@ -30,7 +30,7 @@ from spotfit.store.api import Store
 from spotfit.store.budget import PATIENT
 from spotfit.store.opening import open_store
 from spotfit.worker import crash, trouble
-from spotfit.worker.luggage import open_luggage
+from spotfit.worker.luggage import key_of, open_luggage
 
 _frames: msgspec.json.Decoder[ToAudience] = decoder(ToAudience)  # type: ignore[arg-type]
 _PICKLE_TRIES = 20
@@ -47,9 +47,7 @@ def main(descriptor: int) -> NoReturn:
     try:
         house = Audience.seat(hello)
     except Exception as error:  # noqa: BLE001 - loading the user's callbacks runs the user's code
-        heard = as_heard(
-            error, open_store(hello.storage_url, PATIENT), RunKey.from_text(hello.secret)
-        )
+        heard = as_heard(error, open_store(hello.storage_url, PATIENT), key_of(hello))
     while (frame := _next(wire)) is not None:
         if house is not None:
             heard = house.hear(frame)
@@ -75,7 +73,7 @@ class Audience:
     @classmethod
     def seat(cls, hello: Hello) -> Audience:
         """Load what `fit()` has packed. Raises what unpacking raises."""
-        store, key = open_store(hello.storage_url, PATIENT), RunKey.from_text(hello.secret)
+        store, key = open_store(hello.storage_url, PATIENT), key_of(hello)
         payload = open_luggage(hello.luggage, key, store, hello.scratch)
         prepared = prepare(payload.env, store=store, scratch=Path(hello.scratch or "."))
         env.update(prepared.env_vars)

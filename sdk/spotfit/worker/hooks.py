@@ -23,7 +23,7 @@ from spotfit.ship.sign import RunKey
 from spotfit.store.api import Store
 from spotfit.store.opening import open_store
 from spotfit.worker import crash, trouble
-from spotfit.worker.luggage import open_luggage
+from spotfit.worker.luggage import key_of, open_luggage
 from spotfit.worker.worker_group import Asking, WorkerGroup
 
 _frames: msgspec.json.Decoder[ToHooks] = decoder(ToHooks)  # type: ignore[arg-type]
@@ -34,7 +34,7 @@ def main(descriptor: int) -> NoReturn:
     wire = Wire(socket.socket(fileno=descriptor))
     hello = wire.next()
     assert isinstance(hello, Hello), "a leader begins with Hello"
-    stage = Stage(wire.send, open_store(hello.storage_url), RunKey.from_text(hello.secret))
+    stage = Stage(wire.send, open_store(hello.storage_url), key_of(hello))
     threading.Thread(target=_listen, args=(wire, stage), name="listen", daemon=True).start()
     stage.serve(lambda: _config(hello))
 
@@ -48,7 +48,7 @@ def _listen(wire: Wire, stage: Stage) -> NoReturn:
 
 def _config(hello: Hello) -> Any:
     """The backend's config, with the user's code importable. Raises what unpacking raises."""
-    store, key = open_store(hello.storage_url), RunKey.from_text(hello.secret)
+    store, key = open_store(hello.storage_url), key_of(hello)
     payload = open_luggage(hello.luggage, key, store, hello.scratch)
     prepared = prepare(payload.env, store=store, scratch=Path(hello.scratch or "."))
     env.update(prepared.env_vars)

@@ -10,11 +10,17 @@ from typing import Any
 import msgspec
 
 from spotfit.host import env
+from spotfit.model.audience import Hello
 from spotfit.ship.luggage import Luggage, Payload, fetch
 from spotfit.ship.prepare import prepare
 from spotfit.ship.sign import RunKey
 from spotfit.store.api import Store
 from spotfit.worker import birth
+
+
+def key_of(hello: Hello) -> RunKey:
+    """The run's key, as the leader's machine holds it."""
+    return RunKey.from_text(hello.secret, hello.run_id)
 
 
 def open_luggage(luggage: dict[str, Any], key: RunKey, store: Store, scratch: str) -> Payload:

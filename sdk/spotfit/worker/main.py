@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import cloudpickle
 
 from spotfit.core.errors import ShippingError
+from spotfit.core.ids import RunId
 from spotfit.core.units import told_bytes
 from spotfit.frameworks.api import Framework
 from spotfit.frameworks.devices import own_devices
@@ -99,7 +100,7 @@ def unpack(start: Start, store: Store, framework: Framework) -> Shipped:
 
     What is loaded may wake a GPU: by then this worker must see its own.
     """
-    key = RunKey.from_text(start.secret)
+    key = RunKey.from_text(start.secret, RunId(start.run_id))
     payload = move_in(start.luggage, key, store, start.scratch, start.run_name)
     env.update(framework.environment(start))
     return payload.shipped()

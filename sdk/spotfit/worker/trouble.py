@@ -13,13 +13,13 @@ from spotfit.worker import crash
 
 
 def keep(error: BaseException, store: Store, key: RunKey) -> str | None:
-    """Where it lies now, pickled and signed; None where it cannot be."""
+    """Where it lies now, pickled and sealed; None where it cannot be."""
     body = crash.pickled(error)
     if not body:
         return None
     name = keys.hook_failure(hashlib.sha256(body).hexdigest())
     try:
-        store.put(name, key.sign(body, purpose=name))
+        store.put(name, key.seal(body, purpose=name))
     except StoreError as trouble:
         log.warning("failure.unwritten", key=name, why=trouble.what)
         return None

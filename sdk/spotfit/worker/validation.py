@@ -57,9 +57,8 @@ def assess(task: Assessment) -> Verdict:
 def _unpacked(task: Assessment) -> tuple[Any, dict[str, Any], Checkpoint]:
     """The user's function, what it is called with, and the checkpoint."""
     store = open_store(task.storage_url)
-    payload = move_in(
-        task.luggage, RunKey.from_text(task.secret), store, task.scratch, task.run_name
-    )
+    key = RunKey.from_text(task.secret, task.run_id)
+    payload = move_in(task.luggage, key, store, task.scratch, task.run_name)
     cards = [device for device in task.devices if device.startswith("cuda:")]
     env.update(shown(cards, env.lookup(VISIBLE)))  # others are the workers' alone
     fn, usual = payload.load("validation")

@@ -8,6 +8,7 @@ from spotfit.agent.audience import LiveAudience
 from spotfit.core.codec import encode
 from spotfit.model.audience import Heard, Hello
 from spotfit.model.watch import Trouble
+from spotfit.testing.builders import RUN
 
 
 class Ear:
@@ -37,7 +38,7 @@ class Ear:
 
 def an_audience() -> tuple[LiveAudience, Ear]:
     ear = Ear()
-    return LiveAudience(Hello("memory://x", {}, "secret"), ear.begin), ear
+    return LiveAudience(Hello("memory://x", {}, "secret", RUN), ear.begin), ear
 
 
 def test_nobody_is_started_before_there_is_something_to_tell() -> None:

@@ -10,8 +10,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from spotfit.agent import certificate
 from spotfit.core.errors import ConfigError
 from spotfit.ship.sign import RunKey
+from spotfit.testing.builders import RUN
 
-SECRET = RunKey(bytes(32)).to_text()
+SECRET = RunKey(bytes(32), RUN).to_text()
 
 
 def test_every_machine_makes_the_very_same_one() -> None:
@@ -22,17 +23,17 @@ def test_every_machine_makes_the_very_same_one() -> None:
 
 
 def test_both_sides_insist_on_it_and_on_nothing_older_than_tls_1_3() -> None:
-    for context in certificate.contexts(SECRET):
+    for context in certificate.contexts(SECRET, RUN):
         assert context.verify_mode == ssl.CERT_REQUIRED
         assert context.minimum_version == ssl.TLSVersion.TLSv1_3
 
 
 def test_no_key_stays_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    certificate.contexts(SECRET)
+    certificate.contexts(SECRET, RUN)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_no_key_is_refused() -> None:
     with pytest.raises(ConfigError):
-        certificate.contexts("not a key")
+        certificate.contexts("not a key", RUN)

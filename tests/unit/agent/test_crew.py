@@ -26,9 +26,10 @@ from spotfit.ship.luggage import Luggage, pack
 from spotfit.ship.sign import RunKey
 from spotfit.store.memory import MemoryStore
 from spotfit.store.url import RootUrl
+from spotfit.testing.builders import RUN
 from tests.unit.agent.wires import Skipping, turns_until
 
-SECRET = RunKey(b"s" * 32).to_text()
+KEY = RunKey(b"s" * 32, RUN)
 NO_LUGGAGE = {"sha256": "0" * 64, "size_bytes": 1, "function": "train"}
 
 
@@ -86,9 +87,7 @@ def crew(tmp_path: Path, store: Sulking, monkeypatch: pytest.MonkeyPatch) -> Ite
 def a_crew(store: Sulking, scratch: Path) -> Iterator[LiveCrew]:
     loop, keeper = Loop(Skipping()), ZygoteKeeper()
     logs = LogShipper(store, AgentId("a"), wall_ms=lambda: 0, clock=loop.clock, pause_s=0)
-    crew = LiveCrew(
-        loop, keeper, store=store, secret=SECRET, logs=logs, scratch=str(scratch), slots=1
-    )
+    crew = LiveCrew(loop, keeper, store=store, key=KEY, logs=logs, scratch=str(scratch), slots=1)
     yield crew
     crew.close()
     turns_until(loop, lambda: crew.left == 0)
@@ -231,8 +230,7 @@ def test_luggage_that_is_not_there_is_not_asked_for_again(crew: LiveCrew, store:
 
 
 def packed(store: Sulking) -> Luggage:
-    key = RunKey.from_text(SECRET)
-    return pack(lambda: 7, None, runtime_env=RuntimeEnv(), key=key, store=store)
+    return pack(lambda: 7, None, runtime_env=RuntimeEnv(), key=KEY, store=store)
 
 
 def test_a_disk_without_room_is_the_machines_fault(

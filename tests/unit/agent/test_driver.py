@@ -34,7 +34,7 @@ def keeper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ZygoteKe
 
 
 def assignment(folder: Path, *, notices: tuple[str, ...] = ("signal",)) -> Assignment:
-    launch = Launch(str(folder), RUN, RunKey(b"s" * 32).to_text(), notices)
+    launch = Launch(str(folder), RUN, RunKey(b"s" * 32, RUN).to_text(), notices)
     return Assignment(launch, Token("t"), 0, 1)
 
 

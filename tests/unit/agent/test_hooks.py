@@ -13,6 +13,7 @@ from spotfit.model.audience import Hello
 from spotfit.model.hooks import Ask, FromHooks, Performed
 from spotfit.model.watch import Trouble
 from spotfit.model.wire import Outcome
+from spotfit.testing.builders import RUN
 
 
 class Ear:
@@ -42,7 +43,7 @@ class House:
     def __init__(self) -> None:
         self.ears: list[Ear] = []
         self.moments: list[tuple[float, Callable[[], None]]] = []
-        self.hooks = LiveHooks(Hello("memory://x", {}, "secret"), self.begin, self.later)
+        self.hooks = LiveHooks(Hello("memory://x", {}, "secret", RUN), self.begin, self.later)
 
     def begin(self, answer: Callable[[list[bytes]], None], end: Callable[[str, bool], None]) -> Ear:
         self.ears.append(Ear(answer, end))

@@ -183,7 +183,9 @@ class Process:
 
 def an_assessor(devices: tuple[str, ...] = (), gpus: float = 0) -> tuple[LiveAssessor, Process]:
     process = Process()
-    assessor = LiveAssessor(process.begin, secret="hush", scratch="/scratch", devices=devices)
+    assessor = LiveAssessor(
+        process.begin, secret="hush", run_id=RUN, scratch="/scratch", devices=devices
+    )
     resources = {"GPU": gpus} if gpus else {"CPU": 1.0}
     spec = a_spec(storage_url="/run", validation=ValidationSpec(resources=resources))
     assessor.begin(spec, KEPT)
@@ -193,7 +195,7 @@ def an_assessor(devices: tuple[str, ...] = (), gpus: float = 0) -> tuple[LiveAss
 def test_the_process_is_told_what_and_with_what() -> None:
     assessor, process = an_assessor()
     assert process.told == [
-        Assessment("/run", {}, "hush", "c1", {"batches": 2}, (), "/scratch", "digits")
+        Assessment("/run", {}, "hush", RUN, "c1", {"batches": 2}, (), "/scratch", "digits")
     ]
     assert assessor.busy
     assert "hush" not in repr(process.told)

@@ -11,9 +11,9 @@ from spotfit.model.wire import Join
 from spotfit.model.world import Member
 from spotfit.ship.sign import RunKey
 
-SECRET = RunKey(b"s" * 32).to_text()
-OTHER_SECRET = RunKey(b"o" * 32).to_text()
 RUN = RunId("r" * 32)
+SECRET = RunKey(b"s" * 32, RUN).to_text()
+OTHER_SECRET = RunKey(b"o" * 32, RUN).to_text()
 
 
 class Skipping(SystemClock):

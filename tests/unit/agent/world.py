@@ -468,7 +468,7 @@ class FakeWorkplace:
     def journal_errands(self) -> Errands:
         return self.stalling
 
-    def sign(self, payload: bytes, purpose: str) -> bytes:
+    def seal(self, payload: bytes, purpose: str) -> bytes:
         return signed(purpose, payload)
 
     def new_token(self) -> str:

@@ -25,9 +25,10 @@ from spotfit.model.events import Blame, FitEnded, RankFailure, Taken
 from spotfit.model.preemption import PreemptionInfo
 from spotfit.ship.sign import RunKey
 from spotfit.store.memory import MemoryStore
+from spotfit.testing.builders import RUN
 from spotfit.testing.clock import ManualClock
 
-KEY = RunKey(b"k" * 32)
+KEY = RunKey(b"k" * 32, RUN)
 TOLD = "Traceback (most recent call last):\n  in train\nKeyError: 'lr'"
 
 
@@ -35,7 +36,7 @@ def kept(error: Any, *, key: RunKey = KEY) -> tuple[MemoryStore, RankFailure]:
     """A rank's exception as its agent leaves it in the bucket."""
     store = MemoryStore()
     name = keys.failure(1, 2)
-    store.put(name, key.sign(cloudpickle.dumps(error), purpose=name))
+    store.put(name, key.seal(cloudpickle.dumps(error), purpose=name))
     return store, RankFailure(2, "raised", TOLD, name)
 
 
@@ -103,7 +104,7 @@ class Down(MemoryStore):
 
 @pytest.mark.parametrize("how", ["deleted", "tampered", "other key", "no key", "store down"])
 def test_an_exception_that_cannot_be_had_is_told_by_its_text(how: str) -> None:
-    store, failure = kept(KeyError("lr"), key=RunKey(b"x" * 32) if how == "other key" else KEY)
+    store, failure = kept(KeyError("lr"), key=RunKey(b"x" * 32, RUN) if how == "other key" else KEY)
     assert failure.pickle_key is not None
     if how == "deleted":
         store.delete(failure.pickle_key)
@@ -166,7 +167,7 @@ def test_a_reclaim_that_nobody_announced_had_no_deadline() -> None:
 
 def test_what_a_callback_raised_is_the_cause_itself() -> None:
     store, name = MemoryStore(), keys.hook_failure("0" * 64)
-    store.put(name, KEY.sign(cloudpickle.dumps(KeyError("lr")), purpose=name))
+    store.put(name, KEY.seal(cloudpickle.dumps(KeyError("lr")), purpose=name))
     told = RankFailure(-1, "raised", TOLD, name)
     ended = FitEnded("failed", "a callback raised", Blame.PLATFORM, (told,))
     error = error_of(ended, store, KEY)

@@ -61,7 +61,7 @@ def test_the_result_is_what_rank_0_returned(door: Door) -> None:
     handle = begin(door.request())
     key = Keyring().find(door.agent.run_id)
     assert key is not None
-    body = key.sign(cloudpickle.dumps({"answer": 42}), purpose=keys.result(1, 0))
+    body = key.seal(cloudpickle.dumps({"answer": 42}), purpose=keys.result(1, 0))
     door.agent.store.put(keys.result(1, 0), body)
     ended = FitEnded("finished", metrics={"loss": 0.5}, result_key=keys.result(1, 0))
     door.clock.coming = iter([lambda: door.agents_end_it(ended)])
@@ -184,7 +184,7 @@ def test_what_was_returned_must_be_of_this_very_round(door: Door) -> None:
     handle = begin(door.request())
     key = Keyring().find(door.agent.run_id)
     assert key is not None
-    old = key.sign(cloudpickle.dumps("of the round before"), purpose=keys.result(1, 0))
+    old = key.seal(cloudpickle.dumps("of the round before"), purpose=keys.result(1, 0))
     door.agent.store.put(keys.result(2, 0), old)
     door.agents_end_it(FitEnded("finished", result_key=keys.result(2, 0)))
     with pytest.raises(IntegrityError):

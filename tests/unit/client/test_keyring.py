@@ -13,7 +13,7 @@ from spotfit.core.ids import RunId
 from spotfit.ship.sign import RunKey
 from spotfit.testing.builders import RUN
 
-KEY = RunKey(b"k" * 32)
+KEY = RunKey(b"k" * 32, RUN)
 
 
 def test_what_was_made_is_found_again_from_any_process(tmp_path: Path) -> None:

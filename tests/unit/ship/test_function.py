@@ -27,8 +27,9 @@ from spotfit.ship.function import (
     unpickled,
 )
 from spotfit.ship.sign import RunKey
+from spotfit.testing.builders import RUN
 
-KEY = RunKey(bytes(range(32)))
+KEY = RunKey(bytes(range(32)), RUN)
 
 
 def called_elsewhere(body: bytes) -> str:
@@ -259,13 +260,13 @@ def test_a_function_too_heavy_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_signed_pickle_is_loaded() -> None:
-    envelope = KEY.sign(cloudpickle.dumps({"loss": 0.5}), purpose="result")
+    envelope = KEY.seal(cloudpickle.dumps({"loss": 0.5}), purpose="result")
     assert load_pickle(envelope, KEY, purpose="result") == {"loss": 0.5}
 
 
 def test_a_tampered_pickle_is_never_loaded(tmp_path: Path) -> None:
     trap = tmp_path / "sprung"
-    envelope = KEY.sign(b"x", purpose="result")[:-1] + pickle.dumps(_Trap(trap))
+    envelope = KEY.seal(b"x", purpose="result")[:-1] + pickle.dumps(_Trap(trap))
     with pytest.raises(IntegrityError):
         load_pickle(envelope, KEY, purpose="result")
     assert not trap.exists()

@@ -39,8 +39,9 @@ from spotfit.ship.luggage import (
 from spotfit.ship.sign import RunKey
 from spotfit.ship.unpack import code_key
 from spotfit.store.memory import MemoryStore
+from spotfit.testing.builders import RUN
 
-KEY = RunKey(bytes(range(32)))
+KEY = RunKey(bytes(range(32)), RUN)
 
 
 def packed(
@@ -154,13 +155,13 @@ def test_a_changed_payload_is_refused_before_it_is_opened(store: MemoryStore) ->
 
 
 def test_a_payload_with_a_spec_to_match_is_refused_too(store: MemoryStore) -> None:
-    forged = packed(lambda: 1, store=store, key=RunKey(bytes(32)))
+    forged = packed(lambda: 1, store=store, key=RunKey(bytes(32), RUN))
     with pytest.raises(IntegrityError, match="key of another run"):
         unpack_function(forged, key=KEY, store=store)
 
 
 def test_a_payload_of_another_version_is_told(store: MemoryStore) -> None:
-    foreign = KEY.sign(msgspec.msgpack.encode({"version": 9}), purpose="luggage")
+    foreign = KEY.seal(msgspec.msgpack.encode({"version": 9}), purpose="luggage")
     with pytest.raises(ShippingError, match="another version of spotfit"):
         Payload.open(foreign, key=KEY)
 

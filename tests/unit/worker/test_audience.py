@@ -14,10 +14,11 @@ from spotfit.ship.function import load_pickle
 from spotfit.ship.sign import RunKey
 from spotfit.store.memory import MemoryStore
 from spotfit.store.url import RootUrl
+from spotfit.testing.builders import RUN
 from spotfit.worker import audience
 from spotfit.worker.audience import Audience
 
-KEY = RunKey(b"k" * 32)
+KEY = RunKey(b"k" * 32, RUN)
 
 
 class Listener:
@@ -74,7 +75,7 @@ class UnreadableError(Exception):
 def test_one_whose_pickle_cannot_be_had_is_told_in_words_and_no_trouble(
     store: MemoryStore, error: Exception, purpose: str
 ) -> None:
-    store.put("f/1", KEY.sign(cloudpickle.dumps(error), purpose=purpose))
+    store.put("f/1", KEY.seal(cloudpickle.dumps(error), purpose=purpose))
     listener = Listener()
     house = Audience([listener], None, store, KEY)
     assert house.hear(Failed((RankTold(1, "it raised", "f/1"),))) == Heard()
@@ -84,7 +85,7 @@ def test_one_whose_pickle_cannot_be_had_is_told_in_words_and_no_trouble(
 
 
 def test_the_original_exception_comes_back_where_there_is_one(store: MemoryStore) -> None:
-    store.put("f/1", KEY.sign(cloudpickle.dumps(KeyError("weights")), purpose="f/1"))
+    store.put("f/1", KEY.seal(cloudpickle.dumps(KeyError("weights")), purpose="f/1"))
     listener = Listener()
     house = Audience([listener], None, store, KEY)
     house.hear(Failed((RankTold(0, "it was killed"), RankTold(1, "KeyError", "f/1"))))

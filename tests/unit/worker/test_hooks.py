@@ -12,6 +12,7 @@ from spotfit.frameworks.config import Backend, BackendConfig
 from spotfit.model.hooks import Ask, Hook, Over, Perform, Performed, Told
 from spotfit.ship.sign import RunKey
 from spotfit.store.memory import MemoryStore
+from spotfit.testing.builders import RUN
 from spotfit.worker.hooks import Stage
 from spotfit.worker.worker_group import WorkerGroup
 
@@ -58,7 +59,7 @@ class House:
 
     def __init__(self) -> None:
         self.said: list[Any] = []
-        self.stage = Stage(self.said.append, MemoryStore(), RunKey(b"k" * 32))
+        self.stage = Stage(self.said.append, MemoryStore(), RunKey(b"k" * 32, RUN))
         self.loads = 0
 
     def load(self) -> Any:

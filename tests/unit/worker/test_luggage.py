@@ -13,9 +13,10 @@ from spotfit.ship.luggage import function_key, pack
 from spotfit.ship.sign import RunKey
 from spotfit.store.memory import MemoryStore
 from spotfit.store.url import RootUrl
+from spotfit.testing.builders import RUN
 from spotfit.worker.luggage import open_luggage
 
-KEY = RunKey(b"k" * 32)
+KEY = RunKey(b"k" * 32, RUN)
 
 
 @pytest.fixture

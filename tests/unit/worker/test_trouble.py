@@ -10,9 +10,10 @@ from spotfit.core.errors import TransientStoreError
 from spotfit.ship.function import load_pickle
 from spotfit.ship.sign import RunKey
 from spotfit.store.memory import MemoryStore
+from spotfit.testing.builders import RUN
 from spotfit.worker.trouble import keep
 
-KEY = RunKey(b"k" * 32)
+KEY = RunKey(b"k" * 32, RUN)
 
 
 def refuse(_key: str, _body: bytes) -> None:

@@ -21,11 +21,12 @@ from spotfit.ship.environment import RuntimeEnv
 from spotfit.ship.luggage import pack
 from spotfit.ship.sign import RunKey
 from spotfit.store.opening import open_store
+from spotfit.testing.builders import RUN
 from spotfit.worker import validation
 from spotfit.worker.validation import assess
 from tests.unit.checkpoint.kept import part, saved
 
-KEY = RunKey(b"k" * 32)
+KEY = RunKey(b"k" * 32, RUN)
 
 
 def read(checkpoint: Any, **kwargs: Any) -> dict[str, Any]:
@@ -57,7 +58,7 @@ def a_task(
     )
     luggage = msgspec.to_builtins(packed)
     usual_task: dict[str, Any] = {"checkpoint": "c1", "scratch": str(tmp_path)}
-    return Assessment(store.url, luggage, KEY.to_text(), **{**usual_task, **asked})
+    return Assessment(store.url, luggage, KEY.to_text(), RUN, **{**usual_task, **asked})
 
 
 def test_what_the_report_says_goes_on_top_of_what_the_trainer_says(tmp_path: Path) -> None:
@@ -124,10 +125,10 @@ def test_what_keeps_it_from_beginning_may_pass(
 
 
 def test_luggage_that_was_changed_is_not_opened(tmp_path: Path) -> None:
-    task = msgspec.structs.replace(a_task(tmp_path), secret=RunKey(b"x" * 32).to_text())
+    task = msgspec.structs.replace(a_task(tmp_path), secret=RunKey(b"x" * 32, RUN).to_text())
     verdict = assess(task)
     assert (verdict.metrics, verdict.again) == (None, False)
-    assert "was changed, or signed with the key of another run" in verdict.told
+    assert "was changed, or sealed with the key of another run" in verdict.told
 
 
 def test_the_process_reads_one_frame_tells_one_and_ends(tmp_path: Path) -> None:

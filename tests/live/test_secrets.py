@@ -1,0 +1,75 @@
+"""What nobody may read who has no key: not in the bucket, not among the processes, in no log."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import spotfit
+from spotfit.client.keyring import Keyring
+from spotfit.core.ids import RunId
+from tests.live.cloud import Cloud
+
+Config = dict[str, Any]
+PASSWORD = "a password among env_vars"
+CONSTANT = "a constant in the training function"
+CONFIG = "a text in the config"
+RETURNED = "what the function returned"
+RAISED = "what the first attempt raised"
+
+
+def train(config: Config) -> str:
+    marks = Path(config["marks"])
+    assert os.environ["PASSWORD"] == PASSWORD
+    assert CONFIG in config["text"]
+    if not (marks / "raised").exists():
+        (marks / "raised").touch()
+        raise ValueError([RAISED])
+    (marks / "at work").touch()
+    while not (marks / "looked").exists():
+        time.sleep(0.01)
+    return f"{RETURNED} with {CONSTANT}"
+
+
+def told_to_processes() -> bytes:
+    """Command lines of all processes here, and what they were given as their environment."""
+    told = []
+    for process in Path("/proc").iterdir():
+        for file in ("cmdline", "environ") if process.name.isdecimal() else ():
+            try:
+                told.append((process / file).read_bytes())
+            except OSError:
+                continue
+    return b"\n".join(told)
+
+
+def in_files(folder: Path) -> bytes:
+    return b"\n".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+def test_secrets_are_for_those_who_hold_the_runs_key(cloud: Cloud) -> None:
+    handle = cloud.submit(
+        train,
+        config={"text": CONFIG},
+        worker_runtime_env={"env_vars": {"PASSWORD": PASSWORD}},
+        failure_config=spotfit.FailureConfig(max_failures=1),
+    )
+    cloud.sees("at work")
+    run_id = cloud.view().run_id
+    key = Keyring().find(RunId(run_id or ""))
+    assert key is not None
+    secret = key.to_text().encode()
+    assert secret not in told_to_processes()
+    machines = in_files(cloud.root.path)
+    assert b"agent.up" in machines, "what the agents say is among them"
+    assert secret not in machines
+    cloud.leave("looked")
+    assert handle.result(60).return_value == f"{RETURNED} with {CONSTANT}"
+
+    bucket = in_files(Path(cloud.storage))
+    for text in (PASSWORD, CONSTANT, CONFIG, RETURNED):
+        assert text.encode() not in bucket, text
+    assert secret not in bucket
+    assert bucket.count(RAISED.encode()) > 0, "the words of an exception stand in the journal"
