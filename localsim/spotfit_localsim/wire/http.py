@@ -13,6 +13,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
 
+from spotfit.host.clocks import SystemClock
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -36,6 +38,8 @@ class Reply:
     status: int = 200
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
+    hold_s: float = 0.0
+    """For so long since the question a better answer may come: whoever asked wants to wait."""
 
     @classmethod
     def json(cls, told: Any, status: int = 200, **headers: str) -> Reply:
@@ -45,6 +49,7 @@ class Reply:
 
 
 _JSON = "application/json"
+_ASK_AGAIN_S = 0.02
 Answer = Callable[[Request], Reply]
 
 
@@ -103,8 +108,19 @@ class _Handler(BaseHTTPRequestHandler):
             {name.lower(): text for name, text in self.headers.items()},
             self._body(),
         )
+        clock = SystemClock()
+        asked_at = clock.now()
+        while not self._answer(request, clock.now() - asked_at):
+            clock.wait(_ASK_AGAIN_S)
+
+    def _answer(self, request: Request, waited_s: float) -> bool:
+        """Whether there was an answer, or none better would come in time."""
         with self.lock:  # held until the answer is on its way: nobody ends in between
-            self._reply(type(self).answer(request))
+            reply = type(self).answer(request)
+            if waited_s < reply.hold_s:
+                return False
+            self._reply(reply)
+            return True
 
     def _reply(self, reply: Reply) -> None:
         self.send_response(reply.status)

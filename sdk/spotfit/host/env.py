@@ -69,7 +69,7 @@ SIGNAL_GRACE_S = Setting(
     "SPOTFIT_SIGNAL_GRACE_S",
     units.seconds,
     0.0,
-    "how long a machine stays after SIGTERM, if known",
+    "how long a machine stays after SIGTERM, or after a notice that says no time, if known",
 )
 FORK = Setting("SPOTFIT_FORK", str, "auto", "'never' starts every worker in a new interpreter")
 HOME_DIR = Setting("SPOTFIT_HOME", str, "~/.spotfit", "where this user's keys are kept")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import threading
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from spotfit.host import log
@@ -51,16 +52,33 @@ class PolledNotice:
             log.warning("notice.unreadable", source=self._name, why=why)
 
 
+class Answer(NamedTuple):
+    """What a metadata service says. Names of headers are in lower case."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+
+
 def ask(
     url: str, path: str, *, method: str = "GET", headers: Mapping[str, str] | None = None
 ) -> tuple[int, bytes]:
     """One request to a metadata service: status and body. Never by a proxy."""
+    answer = whole_answer(url, path, method=method, headers=headers)
+    return answer.status, answer.body
+
+
+def whole_answer(
+    url: str, path: str, *, method: str = "GET", headers: Mapping[str, str] | None = None
+) -> Answer:
+    """As `ask`, for whoever needs the headers, too."""
     address = urlsplit(url)
     kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
     wire = kind(str(address.hostname), address.port, timeout=_ANSWER_WITHIN_S)
     try:
         wire.request(method, address.path.rstrip("/") + path, headers=dict(headers or {}))
         reply = wire.getresponse()
-        return reply.status, reply.read()
+        told = {name.lower(): text for name, text in reply.getheaders()}
+        return Answer(reply.status, reply.read(), told)
     finally:
         wire.close()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from spotfit.agent.notices.aws import AwsNotice
 from spotfit.agent.notices.file import FileNotice
+from spotfit.agent.notices.gcp import GcpNotice
 from spotfit.agent.notices.signal import SignalNotice
 from spotfit.agent.ports import NoticeSource
 from spotfit.host import plugins
@@ -14,6 +15,7 @@ GROUP = "spotfit.notices"
 _OURS: dict[str, Callable[[Callable[[], None]], NoticeSource]] = {
     "aws": AwsNotice,
     "file": FileNotice,
+    "gcp": GcpNotice,
     "signal": SignalNotice,
 }
 
