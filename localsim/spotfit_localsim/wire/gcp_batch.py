@@ -26,17 +26,17 @@ PROJECT, REGION, ZONE = "spotfit-sim", "sim-east1", "sim-east1-a"
 AGENTS = f"agents@{PROJECT}.iam.gserviceaccount.com"
 _GRACE_S = 30.0
 """Between SIGTERM and SIGKILL of a task that is cancelled; not documented, that of a shutdown."""
-_ANEW_AFTER_S = 0.25
-"""For how long a task that will be tried again has no machine: in truth some minutes."""
+_ANEW_AFTER_S = 2.0
+"""For how long a task that will be tried again has no machine: in truth a minute or more."""
 _LARGEST_BYTES = 2**20
 _PREEMPTED, _SILENT = 50001, 50002
 _ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 _OVER = ("FAILED", "SUCCEEDED", "UNEXECUTED")
 _NO_CAPACITY = (
     "VM in Managed Instance Group meets error: Batch Error: code - "
-    "CODE_GCE_ZONE_RESOURCE_POOL_EXHAUSTED, description - error count is 1, latest message example: "
-    f"Instance creation failed: The zone 'projects/{PROJECT}/zones/{ZONE}' does not have enough "
-    "resources available to fulfill the request."
+    "CODE_GCE_ZONE_RESOURCE_POOL_EXHAUSTED, description - error count is 1, latest message "
+    f"example: Instance creation failed: The zone 'projects/{PROJECT}/zones/{ZONE}' does not have "
+    "enough resources available to fulfill the request."
 )
 
 

@@ -53,12 +53,13 @@ class BatchClient:
 
     def job(self, job_id: str) -> dict[str, Any] | None:
         """What is known of that job; None if nothing is."""
-        with _told_as_ours("look at a job"), _none_is_fine():
-            found = self._service.get_job(
-                name=f"{self._jobs}/{job_id}", retry=None, timeout=_WITHIN_S
-            )
-            return dict(self._types.Job.to_dict(found, use_integers_for_enums=False))
-        return None
+        name = f"{self._jobs}/{job_id}"
+        with _told_as_ours("look at a job"):
+            try:
+                found = self._service.get_job(name=name, retry=None, timeout=_WITHIN_S)
+            except need("google.api_core.exceptions", extra="gcp").NotFound:
+                return None
+        return dict(self._types.Job.to_dict(found, use_integers_for_enums=False))
 
     def tasks(self, job_id: str) -> dict[int, dict[str, Any]]:
         """What is known of the job's tasks, by their numbers."""

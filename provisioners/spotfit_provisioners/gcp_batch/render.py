@@ -53,12 +53,13 @@ def plan(request: GroupRequest, options: GcpBatchOptions) -> GroupPlan:
     most = max_nodes(options)
     nodes = nodes_for(request, slots=slots, max_nodes=most, backend="Google Cloud Batch")
     labels = {"spotfit-run": label(request.run_name or "run"), **options.labels}
-    body = {
+    body: dict[str, Any] = {
         "taskGroups": [_task_group(request, options, nodes)],
         "allocationPolicy": _allocation(request, options, labels),
         "labels": {**labels, "spotfit-token": label(request.token)},
-        **({"logsPolicy": {"destination": "CLOUD_LOGGING"}} if options.logs else {}),
     }
+    if options.logs:
+        body["logsPolicy"] = {"destination": "CLOUD_LOGGING"}
     return GroupPlan(request.token, BACKEND, nodes, slots, body)
 
 
@@ -92,7 +93,7 @@ def _task_group(request: GroupRequest, options: GcpBatchOptions, nodes: int) -> 
     """Numbers are text where the API has 64 bits for them, as JSON in Google's APIs."""
     slots, per_worker = options.workers_per_node, request.resources_per_worker
     memory = hardware.memory_mib(per_worker, slots, per_cpu_gib=options.memory_per_cpu_gib)
-    needs = {
+    needs: dict[str, Any] = {
         "cpuMilli": str(1000 * hardware.cpus(per_worker, slots)),
         "memoryMib": str(memory),
     }
@@ -140,7 +141,7 @@ def _allocation(
     request: GroupRequest, options: GcpBatchOptions, labels: Mapping[str, str]
 ) -> dict[str, Any]:
     zones = [f"zones/{zone}" for zone in options.zones]
-    account = {"serviceAccount": {"email": options.service_account}}
+    account: dict[str, Any] = {"serviceAccount": {"email": options.service_account}}
     return {
         "location": {"allowedLocations": zones or [f"regions/{options.region}"]},
         "instances": [_machine(request, options)],

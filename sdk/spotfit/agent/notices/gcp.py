@@ -1,8 +1,8 @@
 """Google's own word that this VM will be taken away: its metadata server.
 
-`instance/preempted` turns TRUE when the shutdown begins, at most half a minute before the end, unless
-an instance template asks for two minutes more; hence a question that waits for its answer. Nobody
-sends a SIGTERM into a container. https://docs.cloud.google.com/compute/docs/instances/spot,
+`instance/preempted` turns TRUE when the shutdown begins, at most half a minute before the end,
+unless an instance template asks for two minutes more; hence a question that waits for its
+answer. That containers get a SIGTERM then is not documented. https://docs.cloud.google.com/compute/docs/instances/spot,
 https://docs.cloud.google.com/compute/docs/metadata/getting-live-migration-notice
 """
 

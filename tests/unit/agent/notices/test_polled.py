@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from spotfit.agent.notices.polled import PolledNotice, ask
+from spotfit.agent.notices.polled import PolledNotice, ask, whole_answer
 from spotfit.model.world import Notice
 from spotfit_localsim.wire.http import Reply, Request, Server
 
@@ -48,3 +48,10 @@ def test_a_question_carries_its_headers_below_the_service_s_own_path() -> None:
     assert ask(f"{server.url}/base/", "/x", method="PUT", headers={"K": "v"}) == (201, b"yes")
     server.close()
     assert (heard[0].method, heard[0].path, heard[0].headers["k"]) == ("PUT", "/base/x", "v")
+
+
+def test_who_needs_the_headers_of_an_answer_gets_them_in_lower_case() -> None:
+    server = Server(lambda _: Reply(200, b"yes", {"ETag": "7"}))
+    told = whole_answer(server.url, "/")
+    server.close()
+    assert (told.status, told.body, told.headers["etag"]) == (200, b"yes", "7")

@@ -65,3 +65,20 @@ def test_a_port_can_be_had_again_once_it_was_closed() -> None:
         server = Server(answer, port=port)
         assert server.url == f"http://127.0.0.1:{port}"
         server.close()
+
+
+@pytest.mark.real_time("an answer is kept back in real time")
+def test_who_asks_to_wait_for_a_better_answer_gets_it_when_it_comes_or_the_time_is_over() -> None:
+    asked = iter(range(100))
+
+    def held(request: Request) -> Reply:
+        better = request.path == "/soon" and next(asked) >= 2
+        return Reply(200, b"better" if better else b"same", hold_s=0.0 if better else 0.1)
+
+    server = Server(held)
+    for path, told in (("/soon", b"better"), ("/never", b"same")):
+        wire = http.client.HTTPConnection(server.host, server.port, timeout=10)
+        wire.request("GET", path)
+        assert wire.getresponse().read() == told
+        wire.close()
+    server.close()

@@ -1,0 +1,32 @@
+"""What can be chosen of Google Cloud Batch, and what cannot be meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spotfit.core.errors import ConfigError, ConfigErrors
+from spotfit_provisioners.gcp_batch.options import GcpBatchOptions
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"retries": 11}, "0 to 10"),
+        ({"retries": -1}, "0 to 10"),
+        ({"workers_per_node": 0}, "workers_per_node"),
+        ({"notice_s": -1.0}, "below zero"),
+        ({"region": "us-central1", "zones": ("europe-west4-a",)}, "no zones of the region"),
+        ({"instance_template": "t", "machine_type": "n2-standard-4"}, "replaces machine_type"),
+    ],
+)
+def test_what_cannot_be_meant_is_told(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        GcpBatchOptions(**wrong)
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    with pytest.raises(ConfigErrors) as told:
+        GcpBatchOptions(retries=11, zones=("a-b-c",), instance_template="t", network="n")
+    assert len(told.value.errors) == 3

@@ -1,0 +1,161 @@
+"""The four verbs on Google Cloud Batch, where the conformance suite does not look."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotfit.core.ids import Token
+from spotfit.host.clocks import SystemClock
+from spotfit.host.dice import new_run_id
+from spotfit.model.group import GroupHandle, GroupRequest, NodeState
+from spotfit.provision.launch import Launch
+from spotfit_localsim.wire import gcp_batch as cloud
+from spotfit_localsim.wire.gcp_batch import GcpBatchCloud
+from spotfit_localsim.wire.options import SimOptions
+from spotfit_localsim.wire.simulator import Simulator, serving
+from spotfit_localsim.wire.site import Machine
+from spotfit_provisioners.gcp_batch import client as calls
+from spotfit_provisioners.gcp_batch import provisioner as verbs
+from spotfit_provisioners.gcp_batch.provisioner import GcpBatchProvisioner
+
+pytest.importorskip("google.cloud.batch_v1")
+pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+
+REQUEST = GroupRequest(Token("t-0123456789ab"), 1, 1)
+
+
+@pytest.fixture
+def sim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulator]:
+    monkeypatch.setattr(cloud, "_ANEW_AFTER_S", 0.0)
+    with serving(tmp_path, SimOptions(cloud="gcp_batch", boot_s=0.0)) as simulator:
+        yield simulator
+    for cache in (calls._service, verbs._client_in):
+        cache.cache_clear()
+
+
+def opened(sim: Simulator, **options: Any) -> GcpBatchProvisioner:
+    access = GcpBatchCloud.access(sim.server.url)
+    return GcpBatchProvisioner.with_options(**{**access.options, **options})
+
+
+def running(provisioner: GcpBatchProvisioner, tmp_path: Path, command: str) -> GroupHandle:
+    """A group whose machine runs that instead of an agent."""
+    plan = provisioner.plan(REQUEST)
+    container = plan.body["taskGroups"][0]["taskSpec"]["runnables"][-1]["container"]
+    container |= {"entrypoint": "/bin/sh", "commands": ["-c", command]}
+    handle = provisioner.submit(plan, Launch(str(tmp_path), new_run_id(), "secret"))
+    assert isinstance(handle, GroupHandle)
+    return handle
+
+
+def until(happens: Callable[[], object]) -> None:
+    clock = SystemClock()
+    give_up_at = clock.now() + 60
+    while not happens():
+        assert clock.now() < give_up_at
+        clock.wait(0.02)
+
+
+def test_of_two_who_ask_at_the_same_time_both_get_the_same_job(
+    sim: Simulator, tmp_path: Path
+) -> None:
+    provisioner = opened(sim)
+    got: list[GroupHandle] = []
+
+    def ask() -> None:
+        got.append(running(provisioner, tmp_path, "exec sleep 100"))
+
+    askers = [threading.Thread(target=ask) for _ in range(2)]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join()
+    assert len(got) == 2
+    assert got[0] == got[1]
+    assert len(sim.cloud.memory.jobs) == 1
+
+
+@pytest.mark.parametrize("notice", [False, True])
+def test_an_agent_whose_vm_is_lost_is_started_again_until_the_ceiling(
+    sim: Simulator, tmp_path: Path, notice: bool
+) -> None:
+    sim.tide.options = SimOptions(cloud="gcp_batch", notice_s=0.1)
+    provisioner = opened(sim, retries=2)
+    handle = running(provisioner, tmp_path, "exec sleep 100")
+    for lost in range(1, 4):
+        until(lambda count=lost: len(sim.site.machines) == count and _up(sim))  # type: ignore[misc]
+        _reclaim(sim, notice=notice)
+    until(lambda: provisioner.observe(handle).over)
+    (node,) = provisioner.observe(handle).nodes
+    assert node.state == NodeState.GONE
+    assert "preempted" in node.reason
+    assert _ends(sim) == 3
+
+
+@pytest.mark.parametrize(("code", "tries"), [(85, 3), (75, 1), (70, 1), (0, 1)])
+def test_only_our_own_word_for_a_drained_machine_is_tried_again(
+    sim: Simulator, tmp_path: Path, code: int, tries: int
+) -> None:
+    provisioner = opened(sim, retries=2)
+    handle = running(provisioner, tmp_path, f"exit {code}")
+    until(lambda: provisioner.observe(handle).over)
+    assert len(sim.site.machines) == tries
+    state = provisioner.observe(handle).nodes[0].state
+    assert state == (NodeState.FAILED if code == 70 else NodeState.GONE)
+
+
+def test_what_went_well_after_a_preemption_went_well(sim: Simulator, tmp_path: Path) -> None:
+    """The 50001 of before is among its events, and stays there."""
+    provisioner = opened(sim)
+    before = tmp_path / "before"
+    command = f"test -e {before} && exit; touch {before}; exec sleep 100"
+    handle = running(provisioner, tmp_path, command)
+    until(before.exists)
+    _reclaim(sim, notice=False)
+    until(lambda: provisioner.observe(handle).over)
+    (node,) = provisioner.observe(handle).nodes
+    assert (node.state, node.reason) == (NodeState.GONE, "")
+    assert _ends(sim) == 1
+
+
+def test_a_region_without_capacity_says_so_until_there_is_some(
+    sim: Simulator, tmp_path: Path
+) -> None:
+    sim.troubles.expect("capacity", 1)
+    provisioner = opened(sim)
+    handle = running(provisioner, tmp_path, "exec sleep 100")
+    until(lambda: "ZONE_RESOURCE_POOL_EXHAUSTED" in provisioner.observe(handle).refusal)
+    assert provisioner.observe(handle).nodes[0].state == NodeState.WAITING
+    sim.troubles.expect("capacity", 0)
+    until(lambda: provisioner.observe(handle).nodes[0].state == NodeState.RUNNING)
+    assert not provisioner.observe(handle).refusal
+
+
+def test_a_check_up_looks_at_who_asks_and_at_the_api(sim: Simulator) -> None:
+    assert [finding.well for finding in opened(sim).examine()] == [True, True]
+    sim.troubles.expect("permission", 1)
+    last = list(opened(sim).examine())[-1]
+    assert not last.well
+    assert "docs/guides" in last.do
+
+
+def _up(sim: Simulator) -> list[Machine]:
+    with sim._lock:
+        return [machine for machine in sim.site.standing() if machine.state == "up"]
+
+
+def _reclaim(sim: Simulator, *, notice: bool) -> None:
+    """Under the simulator's lock, for it goes on meanwhile."""
+    with sim._lock:
+        sim.site.reclaim(next(sim.site.standing()), notice=notice)
+
+
+def _ends(sim: Simulator) -> int:
+    """How many executions of the task have failed."""
+    (job,) = sim.cloud.memory.jobs.values()
+    return sum("taskExecution" in event for event in job.tasks[0].events)

@@ -1,0 +1,121 @@
+"""Our request in the words of Google Cloud Batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from spotfit.core.errors import ConfigError
+from spotfit.core.ids import RunId, Token
+from spotfit.model.group import GroupRequest
+from spotfit.provision.launch import Exit, Launch
+from spotfit_provisioners.gcp_batch.options import GcpBatchOptions
+from spotfit_provisioners.gcp_batch.render import (
+    RETRIED,
+    TASK_INDEX,
+    job,
+    job_id,
+    max_nodes,
+    plan,
+    request_id,
+)
+from tests.unit.provisioners import golden
+
+GOLDEN = Path(__file__).parent / "golden"
+TOKEN = Token("t-0123456789ab")
+OPTIONS = GcpBatchOptions(region="us-central1", image="registry/spotfit:1")
+GPUS = GcpBatchOptions(
+    region="us-central1",
+    zones=("us-central1-a", "us-central1-c"),
+    image="registry/spotfit:1-cuda",
+    service_account="agents@p.iam.gserviceaccount.com",
+    machine_type="n1-standard-32",
+    accelerator="nvidia-tesla-t4",
+    boot_disk_gb=200,
+    network="global/networks/training",
+    subnetwork="regions/us-central1/subnetworks/training",
+    external_ip=False,
+    workers_per_node=4,
+    shared_memory_mib=32_768,
+    retries=3,
+    logs=False,
+    labels={"team": "vision"},
+)
+TEMPLATE = GcpBatchOptions(
+    region="us-central1",
+    image="registry/spotfit:1",
+    instance_template="early-notice",
+    notice_s=120.0,
+)
+LAUNCH = Launch("gs://bucket/run", RunId("r" * 32), "secret", ("gcp", "signal"), "torch")
+
+
+def a_request(workers: int = 4, **resources: float) -> GroupRequest:
+    return GroupRequest(TOKEN, workers, workers, resources, run_name="Digits 1")
+
+
+@pytest.mark.parametrize(
+    ("name", "request_", "options"),
+    [
+        ("plain", a_request(1), OPTIONS),
+        ("several", a_request(4, CPU=2.0), OPTIONS),
+        ("gpus", a_request(8, GPU=1.0, CPU=6.0, memory=24 * 2**30), GPUS),
+        ("template", a_request(2), TEMPLATE),
+    ],
+)
+def test_a_plan_is_as_it_was(name: str, request_: GroupRequest, options: GcpBatchOptions) -> None:
+    golden.check(plan(request_, options), GOLDEN / f"plan_{name}.json")
+
+
+def test_a_job_is_as_it_was_and_google_s_library_understands_it() -> None:
+    planned = plan(a_request(8, GPU=1.0), GPUS)
+    told = job(planned, LAUNCH.environment(TOKEN, 0, planned.slots, node_from=TASK_INDEX))
+    golden.check(told, GOLDEN / "job_gpus.json")
+    batch = pytest.importorskip("google.cloud.batch_v1")
+    read = batch.Job.from_json(msgspec.json.encode(told))
+    (group,) = read.task_groups
+    assert group.task_count == group.parallelism == 2
+    assert group.task_count_per_node == 1
+    model = read.allocation_policy.instances[0].policy.provisioning_model
+    assert model == batch.AllocationPolicy.ProvisioningModel.SPOT
+
+
+def test_what_a_template_adds_for_agents_is_in_their_environment() -> None:
+    planned = plan(a_request(2), TEMPLATE)
+    (group,) = job(planned, {"A": "b"})["taskGroups"]
+    told = group["taskSpec"]["environment"]["variables"]
+    assert told == {"A": "b", "SPOTFIT_SIGNAL_GRACE_S": "150"}
+
+
+def test_the_same_token_is_the_same_job_and_the_same_request() -> None:
+    assert job_id(TOKEN) == "t-0123456789ab"
+    assert request_id(TOKEN) == request_id(TOKEN) != request_id(Token("t-1"))
+
+
+def test_only_a_lost_host_and_our_own_word_are_tried_again() -> None:
+    """Of RETRY_TASK whatever is not named fails: the opposite of AWS Batch."""
+    assert {50001, 50002, int(Exit.DRAINED)} <= set(RETRIED)
+    assert not set(RETRIED) & {1, 50000, 50005, *(set(Exit) - {Exit.DRAINED})}
+
+
+def test_one_zone_has_fewer_machines_than_a_region() -> None:
+    one_zone = GcpBatchOptions(region="us-central1", zones=("us-central1-a",), image="i")
+    assert (max_nodes(one_zone), max_nodes(OPTIONS)) == (2_000, 4_000)
+
+
+@pytest.mark.parametrize(
+    ("request_", "options", "told"),
+    [
+        (a_request(), GcpBatchOptions(), "region, image not given"),
+        (a_request(4, TPU=1.0), OPTIONS, "knows nothing of the resource TPU"),
+        (a_request(4, GPU=1.0), OPTIONS, "nothing says of which kind"),
+        (a_request(4_001), OPTIONS, "gives 4000 at most"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_told(
+    request_: GroupRequest, options: GcpBatchOptions, told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        plan(request_, options)
