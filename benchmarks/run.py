@@ -24,6 +24,8 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "worker_killed_often": ("worker_killed.py", "--count", "200"),
     "report_calls": ("report_calls.py",),
     "ddp_steps": ("ddp_steps.py",),
+    "uploads_one": ("uploads.py", "--of", "one", "--pairs", "{pairs}"),
+    "uploads_many": ("uploads.py", "--of", "many", "--pairs", "{pairs}"),
     "node_killed": ("node_killed.py",),
     "simulated_scale": ("simulated_scale.py", "--agents", "1000"),
 }
@@ -50,7 +52,7 @@ def arguments() -> argparse.Namespace:
 
 def measured(name: str, pairs: int) -> bool:
     script, *flags = FIGURES[name]
-    given = flags or ["--pairs", str(pairs)]
+    given = [flag.format(pairs=pairs) for flag in flags or ("--pairs", "{pairs}")]
     return subprocess.run([sys.executable, str(HERE / script), *given], check=False).returncode == 0
 
 

@@ -30,6 +30,9 @@ class Job:
     fits: int = 1
     max_failures: int = 0
     nodes: int = 1
+    storage: str = ""
+    """Where the run is kept; a folder of its own if nothing is said."""
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +122,16 @@ def _run_in(folder: Path, setting: peers.Setting, job: Job, limit_s: float) -> R
     load, pressure = load_average(), cpu_pressure()
     watched = tree.Tree(uuid.uuid4().hex)
     with watched, (folder / "output").open("wb") as output:
-        environment = peers.environment(setting) | {
-            tree.TAG: watched.tag,
-            "RAY_TMPDIR": str(folder),
-            "TMPDIR": str(folder),
-            "HOME": str(folder),
-        }
+        environment = (
+            peers.environment(setting)
+            | dict(job.environment)
+            | {
+                tree.TAG: watched.tag,
+                "RAY_TMPDIR": str(folder),
+                "TMPDIR": str(folder),
+                "HOME": str(folder),
+            }
+        )
         started = time.time()
         process = subprocess.Popen(
             command, env=environment, cwd=folder, stdout=output, stderr=output
@@ -151,7 +158,7 @@ def _run_in(folder: Path, setting: peers.Setting, job: Job, limit_s: float) -> R
 
 def _prepared(folder: Path, setting: peers.Setting, job: Job) -> dict[str, Any]:
     for name in ("storage", "graves"):
-        (folder / name).mkdir()
+        (folder / name).mkdir(parents=True)
     own = {"side": setting.side, "events": str(folder / "events"), "graves": str(folder / "graves")}
     return {
         "work": job.work,
@@ -160,7 +167,7 @@ def _prepared(folder: Path, setting: peers.Setting, job: Job) -> dict[str, Any]:
         "fits": job.fits,
         "max_failures": job.max_failures,
         "nodes": job.nodes,
-        "storage": str(folder / "storage"),
+        "storage": job.storage or str(folder / "storage"),
     }
 
 

@@ -24,6 +24,7 @@ STEPS_A_LIFE = 4
 SAVED_AFTER = 1
 STEPS_BEFORE_DEATH = 3
 WIDTH = 256
+_CHUNK_BYTES = 1 << 20
 
 
 def record(config: Config, event: str, **facts: Any) -> None:
@@ -70,6 +71,25 @@ def report_often(config: Config) -> None:
     since = time.time()
     took = list(_reports(api, config["calls"]))
     record(config, "reported", rank=_rank(config), since=since, **_spread_us(took))
+
+
+def upload(config: Config) -> None:
+    """Report checkpoints of so many files, and note how long each call took."""
+    api = _api(config)
+    for n in range(config["reports"]):
+        with tempfile.TemporaryDirectory() as folder:
+            _fill(Path(folder), config["files"], config["bytes_each"])
+            since = time.perf_counter()
+            api.report({"n": n}, checkpoint=api.Checkpoint.from_directory(folder))
+            record(config, "uploaded", took_s=time.perf_counter() - since)
+
+
+def _fill(folder: Path, files: int, bytes_each: int) -> None:
+    """Different bytes in every file and every run: nothing may profit from having seen them."""
+    for n in range(files):
+        with (folder / f"part-{n:05d}").open("wb") as file:
+            for _ in range(0, bytes_each, _CHUNK_BYTES):
+                file.write(os.urandom(min(bytes_each, _CHUNK_BYTES)))
 
 
 def loop(config: Config) -> None:

@@ -1,6 +1,9 @@
 """What a run noted, read back; and the pressure on the cores."""
 
-from benchmarks.run_once import parse_events, parse_pressure
+from pathlib import Path
+
+from benchmarks.peers import OURS
+from benchmarks.run_once import Job, _prepared, parse_events, parse_pressure
 
 
 def noted(*lines: str) -> list[str]:
@@ -33,6 +36,12 @@ def test_fits_and_facts_tell_events_apart() -> None:
 def test_a_line_that_a_kill_cut_short_is_no_event() -> None:
     whole = '{"event": "killed", "at": 1.0, "fit": 0, "rank": 1}\n'
     assert len(parse_events([whole, '{"event": "kil']).every) == 1
+
+
+def test_a_run_is_kept_where_its_job_says_else_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    named = _prepared(tmp_path / "a", OURS, Job("upload", storage="s3://bucket/runs"))
+    own = _prepared(tmp_path / "b", OURS, Job("upload"))
+    assert (named["storage"], own["storage"]) == ("s3://bucket/runs", str(tmp_path / "b/storage"))
 
 
 def test_pressure_is_what_some_waited_for() -> None:

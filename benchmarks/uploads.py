@@ -1,0 +1,68 @@
+"""report() with a checkpoint to S3: the time of a call, for one big file and for many small ones.
+
+Both sides write to the same server, which answers from one process: much of the time is its own.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from statistics import median
+
+from benchmarks import bucket
+from benchmarks.measure import Figure, Reading, Rival, main
+from benchmarks.peers import RAY, RAY_TUNED, Setting
+from benchmarks.run_once import Job, Run
+
+REPORTS = 3
+KINDS = {
+    "one": ("one file of 256 MiB", {"files": 1, "bytes_each": 256 * 2**20}),
+    "many": ("1,000 files of 64 KiB", {"files": 1000, "bytes_each": 64 * 2**10}),
+}
+
+
+def job(kind: str) -> Job:
+    """A run that finds the bucket empty."""
+    server = bucket.server()
+    server.empty()
+    config = KINDS[kind][1] | {"reports": REPORTS}
+    return Job("upload", config, workers=1, storage=server.url, environment=bucket.CREDENTIALS)
+
+
+def read(run: Run) -> Reading | None:
+    uploads = run.events.named("uploaded")
+    if len(uploads) != REPORTS:
+        return None
+    took = [upload.facts["took_s"] for upload in uploads]
+    return Reading(median(took), uploads[0].at - took[0], uploads[-1].at, {"first_s": took[0]})
+
+
+def figure(kind: str) -> Figure:
+    def of(_: Setting) -> Job:
+        return job(kind)
+
+    return Figure(
+        name=f"uploads_{kind}",
+        title=f"report() with a checkpoint to S3 (moto), {KINDS[kind][0]}",
+        unit="s",
+        job=of,
+        read=read,
+        rivals=(Rival(RAY_TUNED, asked=1.5), Rival(RAY, asked=1.5)),
+        limit_s=180.0,
+        also=(("first_s", "the first upload of a run (s)"),),
+    )
+
+
+def asked_kinds() -> list[str]:
+    """`--of one`; all of them otherwise. What is left of the arguments is for the race."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--of", choices=[*KINDS])
+    asked, sys.argv[1:] = parser.parse_known_args()
+    return [asked.of] if asked.of else [*KINDS]
+
+
+if __name__ == "__main__":
+    for kind in asked_kinds():
+        main(figure(kind))
