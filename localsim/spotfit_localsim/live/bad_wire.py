@@ -94,6 +94,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wire: ClassVar[BadWire]
     server_at: ClassVar[tuple[str, int]]
+    creating: ClassVar[threading.Lock] = threading.Lock()
 
     def _pass_on(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -123,10 +124,13 @@ class Handler(BaseHTTPRequestHandler):
             name: text for name, text in self.headers.items() if name.lower() not in _NOT_PASSED_ON
         }
         connection = http.client.HTTPConnection(*self.server_at)
+        # moto looks whether an object exists and then writes it: two may see that it does not.
+        alone = self.creating if "If-None-Match" in self.headers else contextlib.nullcontext()
         try:
-            connection.request(self.command, self.path, body or None, headers)
-            answer = connection.getresponse()
-            return answer.status, dict(answer.getheaders()), answer.read()
+            with alone:
+                connection.request(self.command, self.path, body or None, headers)
+                answer = connection.getresponse()
+                return answer.status, dict(answer.getheaders()), answer.read()
         finally:
             connection.close()
 

@@ -55,11 +55,12 @@ class Victims:
         return [node for group in self._root.groups() for node in group.nodes()]
 
     def _leader(self) -> int | None:
-        """The pid of the machine whose agent leads."""
+        """The pid of the machine whose agent leads a run that is not over: nobody would tidy up
+        after it."""
         try:
             store = open_store(self._url, Budget(attempts=1))
             view = Journal(store).catch_up()
-            if view.leader is None or view.run_id is None:
+            if view.leader is None or view.run_id is None or view.ended is not None:
                 return None
             offers = Ledger(store, view.run_id, view.leader.leader).offers()
             return next((one.pid for one in offers if one.agent == view.leader.leader), None)
