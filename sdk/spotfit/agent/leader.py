@@ -130,6 +130,8 @@ class Leader:
         self._staging: Staging | None = None
         self._warden: Warden | None = None
         self._adopted: tuple[Ready, ...] = ()
+        self._early: list[tuple[AgentId, Up | Ended | Stopped]] = []
+        """Said in a round that our own store has not told us of yet."""
         self._to_drop: list[tuple[int, str]] = []
         """By the slot that says so: a name may come back."""
         self._last_news: News | None = None
@@ -164,6 +166,9 @@ class Leader:
                     self._take(agent, message, now)
 
     def _take(self, agent: AgentId, message: ToLeader, now: float) -> None:
+        if isinstance(message, Up | Ended | Stopped) and self._is_ahead(message.round):
+            self._early.append((agent, message))
+            return
         match message:
             case Up(round=number, rank=rank, frames=frames):
                 self._pass_on(agent, number, rank, frames, now)
@@ -330,6 +335,18 @@ class Leader:
             case _:
                 return
 
+    def _is_ahead(self, number: int) -> bool:
+        """Whether an agent has read of a round that we opened before our own store told us so."""
+        last = self._ledger.view.last_round
+        return number > (last.number if last else 0)
+
+    def _hear_early(self, opened: Round, now: float) -> None:
+        """What agents said in that round while our entry was under way."""
+        early, self._early = self._early, []
+        for agent, message in early:
+            if message.round == opened.number and agent in self._seating.seats:
+                self._take(agent, message, now)
+
     def _open(self, opened: Round, now: float) -> None:
         spec = self._ledger.view.spec
         assert spec is not None
@@ -365,6 +382,7 @@ class Leader:
         )
         if not all(self._seating.can_enter(place, opened.number) for place in opened.places):
             self._doom(now)  # somebody left between the decision and its entry
+        self._hear_early(opened, now)
 
     def _close(self, closed: RoundClosed, now: float) -> None:
         if self._hub is not None:

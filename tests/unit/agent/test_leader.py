@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from spotfit.agent.ports import Said
+from spotfit.agent.ports import FromAgent, Said
 from spotfit.checkpoint.manifest import Manifest
 from spotfit.core.codec import encode
 from spotfit.core.errors import TransientStoreError
@@ -38,6 +38,7 @@ from spotfit.model.wire import (
     Returned,
     Running,
     Saved,
+    Up,
 )
 from tests.unit.agent.world import TEMPO, World
 
@@ -570,3 +571,25 @@ def test_all_are_told_of_news_without_reading_the_bucket() -> None:
     follower = next(node for node in world.nodes.values() if node is not world.leader)
     world.checkpoint(0, "c1")
     assert follower.ledger.view.latest_checkpoint is not None, "at once"
+
+
+# --- a store that is slow to tell what was done --------------------------------------------------
+
+
+def test_what_is_said_in_a_round_before_its_leader_knows_of_it_is_heard() -> None:
+    """Agents may find a round in the bucket while the leader still waits for the answer to its
+    own entry. A barrier that was passed over then would wait for ever."""
+    world = World(limits=ANY_FAILURES)
+    world.train()
+    leader = world.leader
+    assert leader.agent._leader is not None
+    here = next(rank for rank in (0, 1) if world.holder(rank) is leader)
+    there = 1 - here
+    early = Up(2, there, [msgspec.Raw(encode(Gather("barrier", 0)))])
+    leader.agent._leader.hear(FromAgent(world.holder(there).me, early), world.clock.now())
+    world.fail(there)
+    world.until(lambda: world.training and world.view.round and world.view.round.number == 2)
+    world.say(here, Gather("barrier", 0))
+    world.settle()
+    assert world.heard(there, Gathered)
+    assert world.heard(here, Gathered)
