@@ -183,7 +183,8 @@ class Simulator:
 def asdict_of(machine: Machine) -> dict[str, Any]:
     """What may be told of a machine: not what its task was given."""
     told = msgspec.to_builtins(machine)
-    return {name: told[name] for name in told if name not in ("environment", "command")}
+    kept = {name: told[name] for name in told if name not in ("environment", "command")}
+    return {**kept, "address": Site.host(machine)}
 
 
 def _now() -> float:
