@@ -101,8 +101,6 @@ class TestArrowLocal(StoreSuite):
 
 
 class TestArrowOverS3(StoreSuite):
-    creates = False
-
     @pytest.fixture
     def store(self, s3: str) -> Store:
         fs = pytest.importorskip("pyarrow.fs")
