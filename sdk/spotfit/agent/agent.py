@@ -57,6 +57,7 @@ from spotfit.provision.launch import Launch
 
 _EAGER_POLL_S = 0.05
 _EAGER_FOR_S = 3.0
+_LEADER_POLL_S = 0.1
 
 
 class Agent:
@@ -186,7 +187,9 @@ class Agent:
             return self._polled_at + _EAGER_POLL_S
         if now < self._eager_until:  # but a thousand agents must not storm the bucket
             return self._polled_at + max(_EAGER_POLL_S, self._tempo.poll_s / 5)
-        if self._uplink.hub is not None and self._leader is None:
+        if self._leader is not None:  # others write only to cancel the run, or to depose it
+            return self._polled_at + max(_LEADER_POLL_S, self._tempo.poll_s)
+        if self._uplink.hub is not None:
             return self._polled_at + self._tempo.lease_patience_s
         return self._polled_at + self._tempo.poll_s
 
