@@ -57,7 +57,8 @@ _told = decoder(dict[str, Any])
 
 def restored(objects: Mapping[str, bytes], name: str) -> Kept | str:
     """What a reader of that checkpoint finds, or in words why there is nothing to be found."""
-    found = [key for key in objects if key.startswith(f"{keys.MANIFESTS}{name}/")]
+    folder = f"{keys.MANIFESTS}{name}/"
+    found = [key for key in objects if key.startswith(folder) and key.endswith(".json")]
     parts = newest_complete([_manifests.decode(objects[key]) for key in found])
     files = [f"{part.folder}/{file.name}" for part in parts for file in part.files]
     missing = [key for key in files if key not in objects]

@@ -77,6 +77,8 @@ class Checker:
         self.broken: str | None = None
         self.intended: set[Token] = set()
         """Every token the journal ever spoke of; a view forgets those that came to nothing."""
+        self.lost: set[AgentId] = set()
+        """Every agent that was ever given up; a view forgets those whose machine does not stand."""
         self.deep = True
         """Whether views are compared with the truth, besides the entries they are made of."""
         self._objects = objects
@@ -143,6 +145,8 @@ class Checker:
             self.complain(f"{who}, entry {self.truth.next_slot}: {wrong}")
         if isinstance(entry.event, Intended):
             self.intended.add(entry.event.plan.token)
+        if isinstance(entry.event, NodeLost) and entry.event.agent is not None:
+            self.lost.add(entry.event.agent)
         self.truth = fold(self.truth, entry)
         self.views.append(self.truth)
 
@@ -257,7 +261,7 @@ class Checker:
             return f"ranks {ranks}"
         if len({place.agent for place in opened.places}) < len(opened.places):
             return "an agent has two places"
-        if any(place.agent in truth.lost_agents for place in opened.places):
+        if any(place.agent in self.lost for place in opened.places):
             return "a lost agent has a place"
         if not truth.spec.workers_min <= opened.world_size <= truth.spec.workers_max:
             return f"{opened.world_size} workers"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -48,6 +48,13 @@ class Told(msgspec.Struct, frozen=True):
     n: int
     metrics: tuple[msgspec.Raw, ...]
     checkpoint: str | None
+
+
+class Given(NamedTuple):
+    """A checkpoint's name, and whether the hub made it up."""
+
+    name: str
+    made: bool
 
 
 class Hub:
@@ -95,6 +102,10 @@ class Hub:
         """Of calls that a backend's hooks made, with the rank that answers."""
         self.ready: list[Ready] = []
         self.told: deque[Told] = deque()
+        self.given: deque[Given] = deque()
+        """Names for files that we upload, as they are given."""
+        self._theirs: set[int] = set()
+        """Reports whose files somebody brings by himself."""
         self._latest: msgspec.Raw | None = None
 
     @property
@@ -168,10 +179,11 @@ class Hub:
         match frame:
             case Report(n=n, metrics=metrics, dir_name=dir_name):
                 return self._report(rank, n, metrics, dir_name, files=False)
-            case Files(n=n, metrics=metrics, dir_name=dir_name, blocks=blocks, validation=wish):
+            case Files(n=n, metrics=metrics, dir_name=dir_name) as asked:
                 if n >= self._matched:
-                    self._collectives.join(rank, Key(REPORT, n), now, blocks=blocks)
-                    self._wishes.setdefault(n, {})[rank] = wish
+                    self._theirs |= set() if asked.ours else {n}
+                    self._collectives.join(rank, Key(REPORT, n), now, blocks=asked.blocks)
+                    self._wishes.setdefault(n, {})[rank] = asked.validation
                 return self._report(rank, n, metrics, dir_name, files=True)
             case Saved(n=n, size_bytes=size_bytes):
                 self._save(rank, n, size_bytes)
@@ -234,6 +246,9 @@ class Hub:
         if not ranks:
             return []
         name = chosen or self._name_for(n)
+        if n not in self._theirs:
+            self.given.append(Given(name, made=chosen is None))
+        self._theirs.discard(n)
         first = wishes.get(ranks[0])  # whether it is validated is up to the first who brings files
         self._saving[n] = _Saving(name, ranks, _metrics.decode(metrics), told, first)
         return [(rank, Named(n, name, ranks, metrics)) for rank in ranks]

@@ -20,16 +20,14 @@ from spotfit.agent.ports import AgentLost, Audience, FromAgent, Hooks, Net
 from spotfit.agent.reports import ReportSink
 from spotfit.agent.seating import Seating
 from spotfit.agent.staging import Staging
+from spotfit.agent.tidying import Tidying
 from spotfit.agent.warden import Warden
-from spotfit.checkpoint.drop import drop
 from spotfit.checkpoint.manifest import ready_in
 from spotfit.control.conductor import Conductor
 from spotfit.control.errands import Errands, Insistent
 from spotfit.control.scribe import Scribe
 from spotfit.core.codec import UNREADABLE
-from spotfit.core.errors import StoreError, TransientStoreError
 from spotfit.core.ids import AgentId, Token
-from spotfit.host import log
 from spotfit.ledger import keys, snapshot
 from spotfit.model.events import (
     CheckpointCommitted,
@@ -61,6 +59,7 @@ from spotfit.model.wire import (
     Halt,
     Join,
     Judged,
+    Named,
     News,
     Preempted,
     Rejected,
@@ -78,7 +77,6 @@ from spotfit.policy.drain import may_outlive
 from spotfit.policy.election import LEFTOVERS_S
 from spotfit.policy.failure import taken
 from spotfit.policy.validation import outstanding
-from spotfit.store.api import Store
 
 _SOON_S = 0.1
 
@@ -132,8 +130,9 @@ class Leader:
         self._adopted: tuple[Ready, ...] = ()
         self._early: list[tuple[AgentId, Up | Ended | Stopped]] = []
         """Said in a round that our own store has not told us of yet."""
-        self._to_drop: list[tuple[int, str]] = []
-        """By the slot that says so: a name may come back."""
+        self._tidying = Tidying(ledger.store, errands)
+        self._withheld: list[Answer] = []
+        """Names that are given once what lies under them is deleted."""
         self._last_news: News | None = None
         self._beat_at = now
         self._lease_at = now
@@ -147,7 +146,7 @@ class Leader:
     @property
     def resting(self) -> bool:
         """Whether the fit has ended and nothing of it is left to let go."""
-        left = self._reports.waiting or self._to_drop
+        left = self._reports.waiting or self._tidying.busy
         return self._conductor.resting and not left
 
     # --- what agents say ---------------------------------------------------------------------
@@ -273,7 +272,9 @@ class Leader:
         if round_ is None:
             return
         for rank, frame in answers:
-            if rank is None:
+            if isinstance(frame, Named) and self._tidying.holds(frame.name):
+                self._withheld.append((rank, frame))
+            elif rank is None:
                 for place in round_.places:
                     self._net.send_down(place.agent, Down(round_.number, None, frame))
             else:
@@ -319,7 +320,7 @@ class Leader:
             case CheckpointCommitted() as committed:
                 self._committed(committed, now)
             case CheckpointDropped(name=name):
-                self._to_drop.append((slot, name))
+                self._tidying.drop(name)
             case Noticed():
                 self._announce(view)
             case NodeLost(token=token, node=node, agent=agent):
@@ -369,6 +370,7 @@ class Leader:
         if self._hooks is not None:
             self._staging = Staging(self._hub, self._hooks, spec.resources_per_worker)
         self._adopted = ()
+        self._tidying.search(self._ledger.view, before=opened.number)
         self._seating.occupy(opened.places, opened.number)
         self._watch = replace(
             self._watch,
@@ -387,12 +389,14 @@ class Leader:
     def _close(self, closed: RoundClosed, now: float) -> None:
         if self._hub is not None:
             self._tell_matched(self._hub)  # what was committed a moment ago is told, too
+            self._note_names(self._hub)
         if self._audience is not None and closed.failures:
             pickles = {one.rank: one.pickle_key for one in closed.failures if one.pickle_key}
             self._audience.failed(pickles, {one.rank: one.told for one in closed.failures})
         if self._watch.doomed_since is None:
             self._seating.tell_all(Halt(closed.number))
         self._adopted = tuple(self._hub.ready) if self._hub else ()
+        self._withheld = []
         self._watch = replace(
             self._watch,
             unsaved_s=self._unsaved_s(now),
@@ -466,7 +470,7 @@ class Leader:
         assert view.spec is not None
         self._breathe(view, view.spec.tempo, now)
         self._survey(view, now)
-        self._delete_dropped(now)
+        self._tidy(view, now)
         self._tell(view, now)
         if self._hub is not None:
             self._answer(self._hub.late(now))
@@ -557,7 +561,7 @@ class Leader:
             return
         if uploads.awaited(view, self._present(), now) is not None:
             return
-        known = {kept.name for kept in view.checkpoints} | view.dropped
+        known = {kept.name for kept in view.checkpoints} | set(view.dropped)
         after = view.last_round.number if view.last_round else 0
         name = f"survey {self.epoch}/{after}"  # an answer from an earlier term is an old one
         done = self._insistent.run(name, lambda: ready_in(self._ledger.store, known), now)
@@ -566,18 +570,17 @@ class Leader:
             self._watch = replace(self._watch, surveyed=True)
             self._dirty = True
 
-    def _delete_dropped(self, now: float) -> None:
-        if self._to_drop:
-            slot, name = self._to_drop[0]
-            if name not in self._ledger.view.dropped or self._is_being_saved(name):
-                self._to_drop.pop(0)  # the name is in use again: what lies there is new
-                return
-            deletion = partial(_delete, self._ledger.store, name)
-            if self._insistent.run(f"drop {slot} {name}", deletion, now) is not None:
-                self._to_drop.pop(0)
+    def _tidy(self, view: View, now: float) -> None:
+        if self._hub is not None:
+            self._note_names(self._hub)
+        self._tidying.go_on(view, self._hub.saving if self._hub else (), now)
+        withheld, self._withheld = self._withheld, []
+        self._answer(withheld)
 
-    def _is_being_saved(self, name: str) -> bool:
-        return self._hub is not None and name in self._hub.saving
+    def _note_names(self, hub: Hub) -> None:
+        while hub.given:
+            given = hub.given.popleft()
+            self._tidying.given(given.name, hub.round, made=given.made)
 
     def _tell(self, view: View, now: float) -> None:
         """Pass matched reports on: to the callbacks, and to the metrics file in the bucket."""
@@ -628,19 +631,9 @@ class Leader:
             wakes.append(timeout)
         if self._warden is not None:
             wakes.append(max(self._warden.next_look(), now + _SOON_S))
-        if not self._watch.surveyed or self._to_drop or self._reports.waiting:
+        if not self._watch.surveyed or self._tidying.busy or self._reports.waiting:
             wakes.append(now + _SOON_S)
         return min(wakes)
-
-
-def _delete(store: Store, name: str) -> None:
-    """Insist while the bucket is away, but not where it refuses: the run must end some day."""
-    try:
-        drop(store, name)
-    except TransientStoreError:
-        raise
-    except StoreError as refused:
-        log.warning("checkpoint.undeleted", name=name, why=refused.what)
 
 
 def _is_news(view: View, found: Ready) -> bool:

@@ -15,12 +15,13 @@ def drop(store: Store, name: str) -> None:
     """
     folders = {name} | {part.folder for part in manifests_of(store, name)}
     for folder in sorted(folders):
-        _delete_below(store, folder)
+        delete_below(store, folder)
     # Last, because they tell where the files are.
-    _delete_below(store, f"{keys.MANIFESTS}{name}")
+    delete_below(store, f"{keys.MANIFESTS}{name}")
 
 
-def _delete_below(store: Store, folder: str) -> None:
+def delete_below(store: Store, folder: str) -> None:
+    """Every object in that folder."""
     for found in list(store.list(folder)):
         if found.key.startswith(f"{folder}/"):
             store.delete(found.key)

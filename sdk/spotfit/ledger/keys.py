@@ -11,6 +11,7 @@ third kind: nothing is ever read, modified and written back.
     .spotfit/fn/<sha256>.pkl                     fixed  the door
     .spotfit/code/<sha256>.tar.gz                fixed  the door
     .spotfit/manifests/<name>/<round>-<rank>.json  fixed  that rank
+    .spotfit/manifests/<name>/<round>.<kind>       fixed  the leader: made or chosen, by whom
     .spotfit/failures/<round>-<rank>.pkl         own    the agent of that rank
     .spotfit/failures/<agent>.pkl                own    that agent, if it can start no worker
     .spotfit/failures/hook-<sha256>.pkl          fixed  the process of the callbacks
@@ -21,6 +22,9 @@ third kind: nothing is ever read, modified and written back.
 """
 
 from __future__ import annotations
+
+import re
+from typing import NamedTuple
 
 from spotfit.core.ids import AgentId
 
@@ -54,6 +58,29 @@ def offer(agent: AgentId) -> str:
 def manifest(name: str, round_number: int, rank: int) -> str:
     """What one rank brought to a checkpoint."""
     return f"{MANIFESTS}{name}/{round_number}-{rank}.json"
+
+
+def begun(name: str, round_number: int, *, made: bool) -> str:
+    """That the hub gave this name in that round; whether it made it up, or the user chose it."""
+    return f"{MANIFESTS}{name}/{round_number}.{'made' if made else 'chosen'}"
+
+
+class Trace(NamedTuple):
+    """What the key of a manifest, or of a note beside it, tells."""
+
+    name: str
+    round: int
+    kind: str
+    """'json' for a manifest, 'made' or 'chosen' for a note."""
+
+
+def read_trace(key: str) -> Trace | None:
+    """What that key tells; None for one that is neither a manifest's nor a note's."""
+    found = _TRACE.fullmatch(key)
+    return Trace(found[1], int(found[2]), found[3]) if found else None
+
+
+_TRACE = re.compile(re.escape(MANIFESTS) + r"(.+)/(\d+)(?:-\d+)?\.(json|made|chosen)")
 
 
 def failure(round_number: int, rank: int) -> str:

@@ -30,7 +30,7 @@ from spotfit.model.events import (
     ValidationBegun,
     ValidationEnded,
 )
-from spotfit.model.view import Group, View
+from spotfit.model.view import DROPPED, Group, View
 from spotfit.model.world import Place, Round
 
 
@@ -204,13 +204,15 @@ def _close(view: View, event: RoundClosed, blame: Blame) -> View:
 
 
 def _open(view: View, opened: Round) -> View:
-    """A new round; what was let go or refused before it is history, and needs no place any more."""
+    """A new round; what was let go, refused or lost before it is history, and needs no place any
+    more: a view must not grow for weeks."""
     groups = {
         token: group
         for token, group in view.groups.items()
         if not group.released and group.refused is None
     }
     here = {a: notice for a, notice in view.notices.items() if a not in view.lost_agents}
+    lost = view.lost_agents & {view.leader.lost if view.leader else None}
     return replace(
         view,
         round=opened,
@@ -218,16 +220,22 @@ def _open(view: View, opened: Round) -> View:
         round_slot=view.next_slot,
         stillborn=0,
         groups=groups,
+        lost_agents=lost,
+        outages=view.outages & lost,
         notices=here,
         noticed_slots={agent: view.noticed_slots[agent] for agent in here},
     )
+
+
+def _without(view: View, name: str) -> tuple[str, ...]:
+    return tuple(one for one in view.dropped if one != name)
 
 
 def _commit(view: View, event: CheckpointCommitted) -> View:
     return replace(
         view,
         checkpoints=(*view.checkpoints, event),
-        dropped=view.dropped - {event.name},
+        dropped=_without(view, event.name),
         fruitless=0,
         latest_committed_slot=view.next_slot,
         unvalidated=(*view.unvalidated, event) if event.validation else view.unvalidated,
@@ -239,7 +247,7 @@ def _drop(view: View, name: str) -> View:
     return replace(
         view,
         checkpoints=tuple(one for one in view.checkpoints if one.name != name),
-        dropped=view.dropped | {name},
+        dropped=(*_without(view, name), name)[-DROPPED:],
         unvalidated=tuple(one for one in view.unvalidated if one.name != name),
         verdicts={mark: how for mark, how in view.verdicts.items() if mark not in marks},
     )

@@ -21,6 +21,9 @@ from spotfit.model.reporting import ReportedCheckpointStatus
 from spotfit.model.spec import RunSpec
 from spotfit.model.world import Notice, Round
 
+DROPPED = 64
+"""How many dropped checkpoints a view remembers: their deletion may be left to a successor."""
+
 
 class Group(msgspec.Struct, frozen=True):
     """Machines asked for under one token, and what became of them."""
@@ -84,11 +87,14 @@ class View(msgspec.Struct, frozen=True):
     noticed_slots: dict[AgentId, int] = {}
     """In which slot each notice stands: what was committed after it is safe from it."""
     lost_agents: frozenset[AgentId] = frozenset()
+    """Given up since the last round was opened, and the leader before; of older ones the machine
+    does not stand any more."""
     outages: frozenset[AgentId] = frozenset()
     """Those of them whose machines ran on, said their backend."""
     checkpoints: tuple[CheckpointCommitted, ...] = ()
     """Committed and not dropped, in the order of their commits."""
-    dropped: frozenset[str] = frozenset()
+    dropped: tuple[str, ...] = ()
+    """The last checkpoints that were dropped and not committed again; `DROPPED` at most."""
     latest_committed_slot: int = -1
     round_slot: int = -1
     """Where the last round was opened."""

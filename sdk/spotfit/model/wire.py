@@ -68,6 +68,8 @@ class Files(msgspec.Struct, frozen=True, tag="files"):
     blocks: bool = False
     """Whether the training function itself waits for the name, and does nothing else."""
     validation: ValidationAsked | None = None
+    ours: bool = True
+    """Whether spotfit uploads the files; else the user does, or has, wherever he wants them."""
 
 
 class Saved(msgspec.Struct, frozen=True, tag="saved"):

@@ -282,7 +282,9 @@ class Session:
             name = folder if "/" not in folder else None
         body = msgspec.Raw(metrics_to_json(metrics))
         n, self.reports = self.reports, self.reports + 1
-        self._talk.send(Files(n, body, name, _in_main_thread(), luggage.validation))
+        ours = luggage.upload_fn is None and luggage.mode is not CheckpointUploadMode.NO_UPLOAD
+        blocks, wish = _in_main_thread(), luggage.validation
+        self._talk.send(Files(n, body, name, blocks, wish, ours))
         return n
 
     def _parcel(self, named: Named, luggage: Luggage) -> Parcel:

@@ -209,6 +209,11 @@ def test_a_successor_is_told_of_it_when_it_is_joined() -> None:
 # --- machines go ---------------------------------------------------------------------------------
 
 
+def given_up(world: World) -> set[str | None]:
+    """Agents whose machines the journal says are lost."""
+    return {lost.agent for lost in world.all_of(NodeLost)}
+
+
 def follower(world: World) -> int:
     """A rank that does not live beside the leader."""
     return next(rank for rank in (0, 1) if world.holder(rank) is not world.leader)
@@ -370,7 +375,7 @@ def test_an_agent_that_was_given_up_leaves_when_it_wakes() -> None:
     world.train()
     slept = world.holder(follower(world))
     slept.asleep = True
-    world.until(lambda: slept.me in world.view.lost_agents, within_s=60)
+    world.until(lambda: slept.me in given_up(world), within_s=60)
     slept.asleep = False
     world.until(lambda: slept.over)
     assert slept.agent.given_up
@@ -426,7 +431,7 @@ def test_a_machine_that_comes_back_after_it_was_replaced_leaves_by_itself() -> N
     world.train()
     lost = world.holder(follower(world))
     world.kill(lost)
-    world.until(lambda: lost.me in world.view.lost_agents and world.training)
+    world.until(lambda: lost.me in given_up(world) and world.training)
     again = world.boot(lost.member.token, lost.member.node)
     world.until(lambda: again.over)
     assert again.agent.given_up

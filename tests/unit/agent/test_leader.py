@@ -30,6 +30,7 @@ from spotfit.model.wire import (
     Files,
     Gather,
     Gathered,
+    Named,
     Outcome,
     Overdue,
     Present,
@@ -386,6 +387,66 @@ def test_files_of_a_dropped_name_that_is_in_use_again_stay() -> None:
     assert world.last(CheckpointDropped).name == "c1"
     assert world.object_at("c0/model") == b"weights"
     assert not any(key.startswith("c1/") for (key, _) in world.store.list())
+
+
+def half_saved_by_rank_0(world: World, n: int) -> str:
+    """All report; rank 0 is given a name, and dies while it uploads."""
+    world.say(1, Report(n, msgspec.Raw(b"{}")))
+    world.say(0, Files(n, msgspec.Raw(b"{}")))
+    name = str(world.heard(0, Named)[-1].name)
+    world.store.put(f"{name}/half", b"we")
+    world.run(0.5)
+    return name
+
+
+def test_what_a_dead_worker_left_half_saved_goes_when_the_next_round_has_begun() -> None:
+    world = World(limits=ANY_FAILURES)
+    world.train()
+    saved_by_rank_0(world, "c0")
+    world.checkpoint(0, "c0")
+    half = half_saved_by_rank_0(world, 1)
+    world.run(5.0)
+    assert world.object_at(f"{half}/half"), "its round may still finish it"
+    world.holder(0).crew.exit(0, "was killed by SIGKILL")
+    world.until(lambda: world.training and world.view.round and world.view.round.number == 2)
+    world.run(1.0)
+    assert not any(half in key for (key, _) in world.store.list())
+    assert world.object_at("c0/model") == b"weights"
+
+
+def test_a_successor_finishes_what_was_dropped_and_not_deleted() -> None:
+    world = World(keep=Keep(last=1))
+    world.train()
+    delete = world.store.delete
+    world.store.delete = _no_answer  # type: ignore[method-assign, assignment]  # the store fails
+    for n in (0, 1):
+        saved_by_rank_0(world, f"c{n}", n)
+        world.checkpoint(n, f"c{n}")
+    world.until(lambda: world.last(CheckpointDropped))
+    world.kill(world.leader)
+    world.store.delete = delete  # type: ignore[method-assign]  # it is well again
+    world.until(lambda: world.training, within_s=60)
+    world.run(1.0)
+    assert not any(key.startswith("c0/") for (key, _) in world.store.list())
+    assert world.object_at("c1/model") == b"weights"
+
+
+def test_a_name_that_is_being_deleted_is_given_when_that_is_done() -> None:
+    world = World(keep=Keep(last=1))
+    world.train()
+    for n in (0, 1):
+        saved_by_rank_0(world, f"c{n}", n)
+    world.checkpoint(0, "c0")
+    delete, world.store.delete = world.store.delete, _no_answer  # type: ignore[method-assign, assignment]
+    world.checkpoint(1, "c1")
+    world.until(lambda: world.last(CheckpointDropped))
+    world.say(1, Report(2, msgspec.Raw(b"{}")))
+    world.say(0, Files(2, msgspec.Raw(b"{}"), "c0"))
+    world.run(3.0)
+    assert [one.n for one in world.heard(0, Named)] == [0, 1]
+    world.store.delete = delete  # type: ignore[method-assign]
+    world.until(lambda: [one.n for one in world.heard(0, Named)] == [0, 1, 2])
+    assert not any(key.startswith("c0/") for (key, _) in world.store.list())
 
 
 def test_the_leader_stays_until_what_was_dropped_is_deleted() -> None:

@@ -17,6 +17,8 @@ ALL = [
     keys.manifest("c1", 1, 0),
     keys.manifest("c1", 1, 1),
     keys.manifest("c2", 1, 0),
+    keys.begun("c1", 1, made=True),
+    keys.begun("c1", 1, made=False),
     keys.failure(1, 0),
     keys.machine_failure(A),
     keys.failure(2, 0),
@@ -34,6 +36,14 @@ def test_no_two_things_share_a_key() -> None:
 
 def test_nothing_of_ours_lies_among_the_users_folders() -> None:
     assert all(key.startswith(keys.OURS) for key in ALL)
+
+
+def test_what_lies_among_the_manifests_tells_whose_it_is() -> None:
+    assert keys.read_trace(keys.manifest("a/b", 12, 3)) == keys.Trace("a/b", 12, "json")
+    assert keys.read_trace(keys.begun("c1", 7, made=True)) == keys.Trace("c1", 7, "made")
+    assert keys.read_trace(keys.begun("c1", 7, made=False)) == keys.Trace("c1", 7, "chosen")
+    for other in (keys.entry(7), f"{keys.MANIFESTS}c1/notes.txt", f"{keys.MANIFESTS}1.made"):
+        assert keys.read_trace(other) is None
 
 
 def test_a_listing_is_in_the_order_of_the_numbers() -> None:

@@ -19,7 +19,7 @@ RICH = a_view(
     noticed_slots={an_agent(1): 9},
     lost_agents=frozenset({an_agent(2)}),
     checkpoints=(a_commit(metrics={"nested": {"loss": [1.5, None, "x"]}}),),
-    dropped=frozenset({"c0"}),
+    dropped=("c0",),
 )
 
 

@@ -37,7 +37,7 @@ from spotfit.model.events import (
 )
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
 from spotfit.model.reporting import ReportedCheckpointStatus
-from spotfit.model.view import View
+from spotfit.model.view import DROPPED, View
 from spotfit.testing.builders import (
     TOKEN,
     a_commit,
@@ -103,7 +103,7 @@ def test_an_entry_is_the_checkpoint_and_another_its_end() -> None:
     assert view.latest_committed_slot == 2
     view = told(CheckpointDropped("c1", "old"), view=view)
     assert [one.name for one in view.checkpoints] == ["c2"]
-    assert view.dropped == {"c1"}
+    assert view.dropped == ("c1",)
     assert view.latest_committed_slot == 2, "dropping saves nothing"
 
 
@@ -123,7 +123,7 @@ def test_the_next_fit_keeps_checkpoints_and_numbers_and_starts_its_counts_afresh
     before = a_view(
         round=a_round(3),
         checkpoints=(a_commit(),),
-        dropped=frozenset({"c0"}),
+        dropped=("c0",),
         failures={Blame.WORKER: 1},
         notices={an_agent(1): a_notice()},
         lost_agents=frozenset({an_agent(1)}),
@@ -133,7 +133,7 @@ def test_the_next_fit_keeps_checkpoints_and_numbers_and_starts_its_counts_afresh
     )
     view = told(FitStarted(a_spec(fit_id="f-2")), view=before)
     assert (view.active, view.fits) == (True, 2)
-    assert (view.checkpoints, view.dropped) == ((a_commit(),), frozenset({"c0"}))
+    assert (view.checkpoints, view.dropped) == ((a_commit(),), ("c0",))
     assert view.last_round == a_round(3)
     assert (view.failures, view.notices, view.lost_agents) == ({}, {}, frozenset())
     assert (view.cancelled, view.final_refusal, view.round) == (None, None, None)
@@ -176,7 +176,23 @@ def test_a_new_round_forgets_notices_of_those_who_went() -> None:
     gone = told(*GRANTED, *noticed, NodeLost(TOKEN, 1, an_agent(1), "gone"))
     opened = told(RoundOpened(a_round()), view=gone)
     assert opened.notices.keys() == opened.noticed_slots.keys() == {an_agent(0)}
-    assert opened.lost_agents == {an_agent(1)}, "who was given up stays so"
+
+
+def test_a_new_round_forgets_who_was_lost_but_for_the_leader_before() -> None:
+    lost = [NodeLost(TOKEN, n, an_agent(n), "gone", Blame.PLATFORM) for n in (0, 1)]
+    gone = told(*GRANTED, LeaderElected(an_agent(2), 2, "h:2", lost=an_agent(0)), *lost)
+    assert gone.lost_agents == gone.outages == {an_agent(0), an_agent(1)}
+    opened = told(RoundOpened(a_round()), view=gone)
+    assert opened.lost_agents == opened.outages == {an_agent(0)}
+    assert opened.groups[TOKEN].standing == (), "and no machine of theirs stands"
+
+
+def test_of_what_was_dropped_only_the_last_is_remembered() -> None:
+    names = [f"c{n}" for n in range(DROPPED + 10)]
+    view = told(FitStarted(a_spec()), *(CheckpointDropped(name, "old") for name in names))
+    assert view.dropped == tuple(names[10:])
+    again = told(a_commit("c20"), CheckpointDropped("c15", "again"), view=view)
+    assert again.dropped == (*[name for name in names[10:] if name not in ("c15", "c20")], "c15")
 
 
 def test_rounds_that_save_nothing_are_counted_until_one_does() -> None:
@@ -194,7 +210,7 @@ def test_a_round_that_a_machine_ended_was_not_fruitless(blame: Blame) -> None:
 def test_a_dropped_name_that_is_used_again_is_there_again() -> None:
     dropped = told(FitStarted(a_spec()), a_commit("c1"), CheckpointDropped("c1", "old"))
     again = told(a_commit("c1"), view=dropped)
-    assert ([one.name for one in again.checkpoints], again.dropped) == (["c1"], frozenset())
+    assert ([one.name for one in again.checkpoints], again.dropped) == (["c1"], ())
 
 
 # --- a connection that broke, and what came of it -------------------------------------------------

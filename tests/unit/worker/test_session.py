@@ -289,7 +289,9 @@ def test_what_lies_in_the_run_s_folder_is_not_uploaded(
     store.put("mine/model", b"w")
     agent.name(0, "mine")
     session.report_files({}, Luggage(Checkpoint.in_store(store, "mine"), NO_UPLOAD, delete=False))
-    assert agent.heard_of(Files)[0].dir_name == "mine", "its folder is its name"
+    (frame,) = agent.heard_of(Files)
+    assert frame.dir_name == "mine", "its folder is its name"
+    assert not frame.ours, "nobody but the user may delete it"
     (manifest,) = manifests_of(store, "mine")
     assert (manifest.folder, manifest.files[0].name) == ("mine", "model")
 

@@ -1,0 +1,100 @@
+"""What the leader deletes: dropped checkpoints, and what rounds that are over left half done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+
+from spotfit.checkpoint.debris import abandoned, discard, note
+from spotfit.checkpoint.drop import drop
+from spotfit.control.errands import Errands, Insistent
+from spotfit.core.errors import StoreError, TransientStoreError
+from spotfit.host import log
+from spotfit.model.view import View
+from spotfit.store.api import Store
+
+
+class Tidying:
+    """One deletion at a time, beside everything else; and a note for every name that is given.
+
+    All of it is soft: a successor finds in the bucket what this leader did not finish.
+    """
+
+    def __init__(self, store: Store, errands: Errands) -> None:
+        self._store = store
+        self._errands = Insistent(errands)
+        self._doomed: dict[str, Callable[[], None]] = {}
+        """By name, in order, how it is to be deleted."""
+        self._deleting: str | None = None
+        self._search: tuple[str, Callable[[], tuple[str, ...]]] | None = None
+        self._notes: dict[str, Callable[[], None]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is left to delete, or to look for."""
+        return bool(self._doomed) or self._search is not None
+
+    def drop(self, name: str) -> None:
+        """The journal has dropped that checkpoint."""
+        self._doomed[name] = partial(drop, self._store, name)
+
+    def given(self, name: str, round_number: int, *, made: bool) -> None:
+        """Somebody will upload files under that name: leave a note."""
+        job = partial(note, self._store, name, round_number, made=made)
+        self._notes[f"note {round_number} {name}"] = job
+
+    def search(self, view: View, *, before: int) -> None:
+        """Look for what rounds before that one have left behind."""
+        kept = {one.name for one in view.checkpoints}
+        dropped = view.dropped
+        look = partial(abandoned, self._store, kept=kept, before=before, dropped=dropped)
+        self._search = (f"debris {view.next_slot}", look)
+
+    def holds(self, name: str) -> bool:
+        """Whether that name is being deleted, and must not be given to anybody yet."""
+        return name == self._deleting
+
+    def go_on(self, view: View, saving: Collection[str], now: float) -> None:
+        """Start what is due, and take in what has come. A name that is in use again stays."""
+        for name, job in list(self._notes.items()):
+            if self._errands.run(name, job, now) is not None:
+                del self._notes[name]
+        self._look(view, now)
+        in_use = {one.name for one in view.checkpoints} | set(saving)
+        while self._deleting is None and self._doomed:
+            self._begin(next(iter(self._doomed)), in_use)
+        if self._deleting is not None:
+            self._delete(self._deleting, now)
+
+    def _look(self, view: View, now: float) -> None:
+        if self._search is None:
+            return
+        name, look = self._search
+        done = self._errands.run(name, look, now)
+        if done is not None:
+            self._search = None
+            for found in done.value:
+                how = drop if found in view.dropped else discard
+                self._doomed.setdefault(found, partial(how, self._store, found))
+
+    def _begin(self, name: str, in_use: Collection[str]) -> None:
+        if name in in_use:
+            del self._doomed[name]
+        else:
+            self._deleting = name
+
+    def _delete(self, name: str, now: float) -> None:
+        deletion = partial(_unless_refused, name, self._doomed[name])
+        if self._errands.run(f"delete {name}", deletion, now) is not None:
+            self._deleting = None
+            del self._doomed[name]
+
+
+def _unless_refused(name: str, deletion: Callable[[], None]) -> None:
+    """Insist while the bucket is away, but not where it refuses: the run must end some day."""
+    try:
+        deletion()
+    except TransientStoreError:
+        raise
+    except StoreError as refused:
+        log.warning("checkpoint.undeleted", name=name, why=refused.what)
