@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spotfit.core.ids import RunId
+from spotfit.ledger import keys
 from spotfit.model.events import Entry
 from spotfit.model.spec import RunSpec, ValidationSpec
 from spotfit.provision.launch import Launch
@@ -40,6 +41,7 @@ from spotfit_localsim.workload import Training, Validations
 
 RUN_ID = RunId("5" * 32)
 _LOOK_S = 1.0
+_OURS = keys.OURS.rstrip("/")
 _MOSTLY_BESIDE = 0.75
 """Share of worlds whose errands are done as production does them."""
 
@@ -379,6 +381,7 @@ class World:
         story.requests = self.bucket.bill
         story.machine_seconds = self.cloud.machine_seconds
         story.steps_repeated = self._training.steps_done - self._training.furthest
+        story.folders = frozenset(key.partition("/")[0] for key in self.bucket.objects) - {_OURS}
         for name in self.machines:
             story.agent_seconds += self.engine.now - self._born[name]
         for process in self._processes:

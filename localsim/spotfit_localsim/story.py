@@ -60,6 +60,8 @@ class Story:
     agent_seconds: float = 0.0
     machine_seconds: float = 0.0
     steps_repeated: int = 0
+    folders: frozenset[str] = frozenset()
+    """What lies in the run's folder at the end, apart from what is ours."""
 
     @property
     def outcome(self) -> str | None:
