@@ -6,7 +6,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from spotfit.core.ids import Token
+from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import (
     Blame,
     CancelRequested,
@@ -212,7 +212,7 @@ def _open(view: View, opened: Round) -> View:
         if not group.released and group.refused is None
     }
     here = {a: notice for a, notice in view.notices.items() if a not in view.lost_agents}
-    lost = view.lost_agents & {view.leader.lost if view.leader else None}
+    lost = view.lost_agents & _still_asked_for(view)
     return replace(
         view,
         round=opened,
@@ -225,6 +225,12 @@ def _open(view: View, opened: Round) -> View:
         notices=here,
         noticed_slots={agent: view.noticed_slots[agent] for agent in here},
     )
+
+
+def _still_asked_for(view: View) -> set[AgentId | None]:
+    """Agents whose loss may still matter although they have no place in the round that begins."""
+    former = view.leader.lost if view.leader else None
+    return {former, view.validation.agent if view.validation else None}
 
 
 def _without(view: View, name: str) -> tuple[str, ...]:

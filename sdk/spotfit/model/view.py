@@ -87,8 +87,8 @@ class View(msgspec.Struct, frozen=True):
     noticed_slots: dict[AgentId, int] = {}
     """In which slot each notice stands: what was committed after it is safe from it."""
     lost_agents: frozenset[AgentId] = frozenset()
-    """Given up since the last round was opened, and the leader before; of older ones the machine
-    does not stand any more."""
+    """Given up since the last round was opened, or at work beside it; of older ones no machine
+    stands any more."""
     outages: frozenset[AgentId] = frozenset()
     """Those of them whose machines ran on, said their backend."""
     checkpoints: tuple[CheckpointCommitted, ...] = ()

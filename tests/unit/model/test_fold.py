@@ -187,6 +187,12 @@ def test_a_new_round_forgets_who_was_lost_but_for_the_leader_before() -> None:
     assert opened.groups[TOKEN].standing == (), "and no machine of theirs stands"
 
 
+def test_a_new_round_remembers_that_a_validator_was_lost() -> None:
+    begun = ValidationBegun("c1", "m", 1, an_agent(1), TOKEN, 1)
+    view = told(*GRANTED, begun, NodeLost(TOKEN, 1, an_agent(1), "gone"), RoundOpened(a_round()))
+    assert view.lost_agents == {an_agent(1)}
+
+
 def test_of_what_was_dropped_only_the_last_is_remembered() -> None:
     names = [f"c{n}" for n in range(DROPPED + 10)]
     view = told(FitStarted(a_spec()), *(CheckpointDropped(name, "old") for name in names))
