@@ -13,7 +13,12 @@ from spotfit.provision.checkup import Finding
 
 _console = Console(highlight=False, soft_wrap=True)
 _errors = Console(stderr=True, highlight=False, soft_wrap=True)
-_COLOURS = {"running": "green", "finished": "green", "waiting": "yellow"}
+_COLOURS = {
+    "running": "green",
+    "validating": "green",
+    "finished": "green",
+    "waiting": "yellow",
+}
 
 
 def status(run: RunStatus, url: str) -> None:

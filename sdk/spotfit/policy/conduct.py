@@ -313,6 +313,7 @@ _WHILE_IT_RUNS: tuple[Judge, ...] = (
     validation.end_at_last,
     _note_losses,
     _order,
+    validation.give_up,
     validation.order,
     _hand_over,
     validation.begin,

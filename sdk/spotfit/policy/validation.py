@@ -13,6 +13,7 @@ from spotfit.model.events import (
     CheckpointCommitted,
     FitEnded,
     LeaderElected,
+    NodeLost,
     TrainingEnded,
     ValidationBegun,
     ValidationEnded,
@@ -91,6 +92,15 @@ def begin(view: View, watch: Watch, now: float) -> Iterator[Action]:
     )
 
 
+def give_up(view: View, watch: Watch, now: float) -> Iterator[Action]:
+    """A machine that cannot be made ready is as good as one that never came."""
+    for seat in capacity.usable_seats(view, watch, "validate"):
+        if seat.unable is not None:
+            *_, last_line = ("no reason was told", *seat.unable.told.strip().splitlines())
+            why = f"it cannot be made ready: {last_line}"
+            yield Write(NodeLost(seat.member.token, seat.member.node, None, why))
+
+
 def order(view: View, watch: Watch, now: float) -> Iterator[Action]:
     """Ask for a machine of its own, if one is wanted and none is here or on its way."""
     if not outstanding(view) or _machine_stands(view, watch) or _none_to_be_had(view):
@@ -155,8 +165,7 @@ def shed(view: View, watch: Watch, now: float) -> Iterator[Action]:
 
 def _assessor(view: View, watch: Watch, now: float) -> Seat | None:
     """Who validates: a machine of its own before the leader's, that before another one's."""
-    own = [one for one in capacity.usable_seats(view, watch, "validate") if one.unable is None]
-    own.sort(key=_seniority)
+    own = sorted(capacity.usable_seats(view, watch, "validate"), key=_seniority)
     if own:
         return own[0]
     if not _may_go_beside(view, watch, now):
@@ -177,7 +186,7 @@ def _may_go_beside(view: View, watch: Watch, now: float) -> bool:
         view.training_ended is not None
         or view.validator_refusals > 0
         or _none_to_be_had(view)
-        or _workers_lack_it(view, watch)
+        or not (_machine_stands(view, watch) or _wants_machine(view, watch))
         or now >= _patience_ends(view, watch)
     )
 

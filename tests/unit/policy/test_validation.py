@@ -13,6 +13,7 @@ from spotfit.model.events import (
     FitEnded,
     LeaderElected,
     NodeLost,
+    RankFailure,
     TrainingEnded,
     ValidationAsked,
     ValidationBegun,
@@ -176,6 +177,21 @@ def test_no_machine_at_all_fails_what_must_have_one() -> None:
     action = done(a_run(True, no_validators="no quota for it"), at_work())
     why = "no machine of its own can be had: no quota for it"
     assert action == Write(ValidationEnded("c1", "1-0", "failed", why=why))
+
+
+def test_while_no_machine_is_even_asked_for_none_is_waited_for() -> None:
+    """An elastic group that does not find all of its workers would wait for ever."""
+    spec = a_spec(workers_min=2, workers_max=4, validation=ValidationSpec(), tempo=TEMPO)
+    action = done(a_run(spec=spec, refusals=1), at_work(refused_at=NOW))
+    assert isinstance(action, Write)
+    assert action.event.agent == an_agent(0)  # type: ignore[union-attr]
+
+
+def test_a_machine_that_cannot_be_made_ready_is_given_up_and_counted() -> None:
+    failure = RankFailure(0, "raised", "Traceback\nShippingError: torch is not installed")
+    action = done(a_run(groups=BOTH), at_work(validator(unable=failure)))
+    why = "it cannot be made ready: ShippingError: torch is not installed"
+    assert action == Write(NodeLost(OWN, 0, None, why))
 
 
 # --- how it goes on ------------------------------------------------------------------------------

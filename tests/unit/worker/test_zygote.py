@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +17,8 @@ import msgspec
 import pytest
 
 from spotfit.core.codec import decoder, encode
-from spotfit.model.cradle import Awake, Bear, Born, FromZygote, Gone, Ripe
+from spotfit.model.cradle import Awake, Bear, Born, FromZygote, Gone, Kind, Ripe
+from spotfit.worker import __main__ as one_by_one
 from spotfit.worker import zygote
 
 _words: msgspec.json.Decoder[FromZygote] = decoder(FromZygote)  # type: ignore[arg-type]
@@ -29,6 +31,14 @@ def test_a_framework_s_first_stage_comes_first_and_ours_with_it() -> None:
     assert "spotfit.worker.session" in first
     assert "torch._dynamo" in later
     assert "torch._dynamo" not in first
+
+
+def test_every_kind_of_child_has_an_entrance_forked_or_not() -> None:
+    kinds = set(typing.get_args(Kind))
+    assert zygote._ENTRANCES.keys() == kinds
+    assert one_by_one._ENTRANCES.keys() == kinds
+    for kind, module in one_by_one._ENTRANCES.items():
+        assert zygote._ENTRANCES[kind].__module__ == f"spotfit.worker.{module}"
 
 
 def test_an_unknown_framework_is_the_worker_s_to_tell() -> None:
