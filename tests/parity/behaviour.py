@@ -3,8 +3,9 @@
     python -m tests.parity.behaviour ray.train /tmp/scratch
     python -m tests.parity.behaviour spotfit /tmp/scratch
 
-prints one JSON object, by probe. `make parity` runs both, and compares. Functions below see nothing
-but the module they are given, `train`, so a probe cannot favour a side.
+leave what was seen in /tmp/scratch/seen.json, by probe. What Ray saw is kept beside this file and
+compared with us in tests/live; `make parity` asks Ray again. Functions below see nothing but the
+module they are given, `train`, so a probe cannot favour a side.
 """
 
 from __future__ import annotations
@@ -697,6 +698,38 @@ def checkpoints_that_are_validated(api: Api) -> Any:
     return [result.return_value, metrics_of(result)]
 
 
+@probe
+def a_validation_that_takes_too_long(api: Api) -> Any:
+    def validate(checkpoint: Any) -> Any:
+        time.sleep(600)
+
+    def f(config: dict[str, Any]) -> Any:
+        train: Any = side(config)
+        checkpoint = train.Checkpoint.from_directory(tempfile.mkdtemp())
+        train.report({"n": 1}, checkpoint=checkpoint, validation=True)
+        committed = train.CheckpointConsistencyMode.COMMITTED
+        soon = train.get_all_reported_checkpoints(consistency_mode=committed)
+        late = train.get_all_reported_checkpoints()
+        return [one.status.value for one in (*soon, *late)]
+
+    given = api.train.ValidationTaskConfig(timeout_s=2)
+    config = api.train.ValidationConfig(validate, task_config=given)
+    result = api.fit(f, workers=1, validation_config=config)
+    return [result.return_value, metrics_of(result)]
+
+
+@probe
+def validations_nobody_can_make(api: Api) -> Any:
+    def f(config: dict[str, Any]) -> Any:
+        train: Any = side(config)
+        checkpoint = train.Checkpoint.from_directory(tempfile.mkdtemp())
+        without_config = caught(lambda: train.report({}, checkpoint, validation=True))
+        without_checkpoint = caught(lambda: train.report({}, validation=True))
+        return [kinds(without_config), kinds(without_checkpoint)]
+
+    return api.fit(f, workers=1).return_value
+
+
 # --- torch ---------------------------------------------------------------------------------------
 
 
@@ -1016,8 +1049,7 @@ def mistakes_in_local_mode(api: Api) -> Any:
 def main() -> None:
     name, scratch, *chosen = sys.argv[1:]
     if name == "ray.train":
-        ray = importlib.import_module("ray")
-        ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+        start_ray(attempts=5)
     seen = {}
     for number, (what, look) in enumerate(PROBES.items()):
         if chosen and what not in chosen:
@@ -1030,7 +1062,20 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001 - told as what this side does
             seen[what] = f"probe failed: {error!r}"
         print(f"{what} {time.monotonic() - began:.1f} s", flush=True)
-        Path(scratch, "seen.json").write_text(json.dumps(seen, indent=1))
+        lines = (f" {json.dumps(key)}: {json.dumps(value)}" for key, value in seen.items())
+        Path(scratch, "seen.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def start_ray(attempts: int) -> None:
+    """It gives itself 30 seconds, which a busy machine may not have."""
+    ray = importlib.import_module("ray")
+    try:
+        ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    except Exception:  # it raises nothing narrower
+        if attempts == 1:
+            raise
+        ray.shutdown()
+        start_ray(attempts - 1)
 
 
 if __name__ == "__main__":
