@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 PART_BYTES = 8 * 2**20
-"""Files bigger than this travel in parts of this size, `PARTS_AT_ONCE` at a time."""
+"""What is bigger travels in parts of this size, `PARTS_AT_ONCE` at a time."""
 
 PARTS_AT_ONCE = 8
 _MOST_PARTS = 9_000  # S3 allows 10,000
 _FILES_WITHIN_S = 600.0
 _SMALL_BYTES = 2**20
-"""Files up to this size travel as any object does: quickly, or not at all."""
+"""What is no bigger travels quickly, or not at all."""
 
 
 class ObjectStore:
@@ -75,12 +75,10 @@ class ObjectStore:
             return b""
 
     def put(self, key: str, body: bytes | memoryview) -> None:
-        self._repeatedly(
-            key,
-            lambda client: client.put(
-                key, body, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
-            ),
-        )
+        if len(body) <= _SMALL_BYTES:
+            self._repeatedly(key, lambda client: client.put(key, body))
+        else:
+            self._put_big(key, body, len(body))
 
     def create(self, key: str, body: bytes) -> None:
         self._once(key, lambda client: client.put(key, body, mode="create"), creating=True)
@@ -101,18 +99,8 @@ class ObjectStore:
         if size_bytes <= _SMALL_BYTES:
             self.put(key, path.read_bytes())
             return
-        part_bytes = max(PART_BYTES, size_bytes // _MOST_PARTS)
         with path.open("rb"):  # a file that cannot be read is the caller's trouble, told as OSError
-            persistently(
-                lambda: self._once(
-                    key,
-                    lambda client: client.put(
-                        key, path, chunk_size=part_bytes, max_concurrency=PARTS_AT_ONCE
-                    ),
-                    insists=True,
-                ),
-                self._for_files,
-            )
+            self._put_big(key, path, size_bytes)
 
     def get_file(self, key: str, path: Path) -> None:
         first, size_bytes, version = self._first_part(key)
@@ -134,6 +122,20 @@ class ObjectStore:
     def _for_files(self) -> Budget:
         """They take their time."""
         return replace(self._budget, within_s=max(_FILES_WITHIN_S, self._budget.within_s))
+
+    def _put_big(self, key: str, body: bytes | memoryview | Path, size_bytes: int) -> None:
+        """In parts where it is more than one; each is given time, for some wires are slow."""
+        part_bytes = max(PART_BYTES, size_bytes // _MOST_PARTS)
+        persistently(
+            lambda: self._once(
+                key,
+                lambda client: client.put(
+                    key, body, chunk_size=part_bytes, max_concurrency=PARTS_AT_ONCE
+                ),
+                insists=True,
+            ),
+            self._for_files,
+        )
 
     def _first_part(self, key: str) -> tuple[bytes, int, str | None]:
         def ask(client: Client) -> tuple[bytes, int, str | None]:
@@ -172,12 +174,12 @@ class ObjectStore:
         insists: bool = False,
         creating: bool = False,
     ) -> Answer:
-        what = f"{checked_key(key)} in {self.url}" if key is not None else f"object in {self.url}"
+        what = "object" if key is None else checked_key(key)
         try:
             return call(driver.client(self._root, self._keys, insists=insists))
         except driver.failures() as error:
             # Not chained: the driver's text may hold signed addresses, and ours says the rest.
-            raise _ours(error, what, creating=creating) from None
+            raise _ours(error, f"{what} in {self.url}", creating=creating) from None
 
 
 class _Pages:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -15,10 +17,15 @@ from spotfit.store.api import Store
 from spotfit.store.parts import appearing
 from spotfit.store.url import PART_NAME, checked_key
 
-BIG_BYTES = 8 * 2**20
-"""Files bigger than this travel in parts, and `BIG_AT_ONCE` at a time: parts fill the wire."""
+SMALL_BYTES = 256 * 2**10
+"""Of files up to this size many travel at once: each waits for its answer, none fills the wire."""
 
-BIG_AT_ONCE = 4
+BIG_BYTES = 8 * 2**20
+"""Files bigger than this travel in parts, few at a time: the parts of one fill the wire."""
+
+MOST_AT_ONCE = 32
+_AT_ONCE: Sequence[tuple[float, int]] = ((SMALL_BYTES, MOST_AT_ONCE), (BIG_BYTES, 8), (math.inf, 4))
+"""Up to which size how many; whatever the sizes, little of them is in memory at a time."""
 
 
 class FileRecord(msgspec.Struct, frozen=True):
@@ -35,7 +42,7 @@ def upload_tree(
     directory: Path,
     *,
     known: Iterable[FileRecord] = (),
-    workers: int = 8,
+    workers: int = MOST_AT_ONCE,
 ) -> tuple[FileRecord, ...]:
     """Put every file of `directory` under `prefix`, and say what they are, by name.
 
@@ -73,7 +80,7 @@ def download_tree(
     directory: Path,
     records: Iterable[FileRecord] | None = None,
     *,
-    workers: int = 8,
+    workers: int = MOST_AT_ONCE,
 ) -> None:
     """Bring the files of `records` from `prefix` into `directory`, checked, or all there are.
 
@@ -210,14 +217,12 @@ def _fetch(store: Store, key: str, part: Path, record: FileRecord | None) -> Non
 
 def _each(sizes: Mapping[str, int], call: Callable[[str], None], *, workers: int) -> None:
     """`call` for every name, small and big files side by side; the first error ends it."""
-    with (
-        ThreadPoolExecutor(BIG_AT_ONCE, "spotfit-big") as few,
-        ThreadPoolExecutor(workers, "spotfit-files") as many,
-    ):
-        jobs = [
-            (few if size_bytes > BIG_BYTES else many).submit(call, name)
-            for name, size_bytes in sizes.items()
+    with ExitStack() as stack:
+        lanes = [
+            (up_to, stack.enter_context(ThreadPoolExecutor(min(workers, most), "spotfit-files")))
+            for up_to, most in _AT_ONCE
         ]
+        jobs = [_lane(lanes, size_bytes).submit(call, name) for name, size_bytes in sizes.items()]
         try:
             for job in as_completed(jobs):
                 job.result()
@@ -225,6 +230,10 @@ def _each(sizes: Mapping[str, int], call: Callable[[str], None], *, workers: int
             for job in jobs:
                 job.cancel()
             raise
+
+
+def _lane(lanes: Iterable[tuple[float, ThreadPoolExecutor]], size_bytes: int) -> ThreadPoolExecutor:
+    return next(lane for up_to, lane in lanes if size_bytes <= up_to)
 
 
 def _is(path: Path, record: FileRecord) -> bool:

@@ -197,3 +197,12 @@ def test_a_small_file_is_sent_as_often_as_its_store_insists(
     store.put_file("a", tmp_path / "small")
     assert len(bucket.asked) == 3
     assert bucket.objects["/bucket/a"] == b"x"
+
+
+def test_a_big_object_is_given_time_as_a_big_file_is(bucket: ScriptedBucket) -> None:
+    """Ten seconds are too short for it on a slow wire, however often it is begun again."""
+    store = ObjectStore(RootUrl.parse(bucket.url), Budget(attempts=1))
+    bucket.will_answer(503)
+    store.put("a", bytes(2**20 + 1))
+    assert len(bucket.asked) == 2  # by the client that insists: the store itself tried once
+    assert len(bucket.objects["/bucket/a"]) == 2**20 + 1

@@ -3,6 +3,7 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -13,7 +14,14 @@ from spotfit.core.errors import (
     TransientStoreError,
 )
 from spotfit.store.memory import MemoryStore
-from spotfit.store.transfer import BIG_BYTES, FileRecord, download_tree, upload_tree
+from spotfit.store.transfer import (
+    BIG_BYTES,
+    MOST_AT_ONCE,
+    SMALL_BYTES,
+    FileRecord,
+    download_tree,
+    upload_tree,
+)
 
 BIG = bytes(BIG_BYTES + 1)
 
@@ -75,6 +83,29 @@ def test_every_file_is_sent_and_told(tree: Path) -> None:
         record("b/c/empty", b""),
     )
     assert [found.key for found in store.list()] == ["p/a", "p/b/big", "p/b/c/empty"]
+
+
+class FarAway(MemoryStore):
+    """Answers nobody before so many have asked."""
+
+    def __init__(self, asked: int) -> None:
+        super().__init__()
+        self.all_here = Barrier(asked, timeout=10.0)
+
+    def put(self, key: str, body: bytes | memoryview) -> None:
+        self.all_here.wait()
+        super().put(key, body)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "at_once"), [(SMALL_BYTES, MOST_AT_ONCE), (SMALL_BYTES + 1, 8)]
+)
+def test_the_smaller_files_are_the_more_of_them_wait_for_answers_side_by_side(
+    tmp_path: Path, size_bytes: int, at_once: int
+) -> None:
+    for n in range(at_once):
+        (tmp_path / f"{n}").write_bytes(bytes(size_bytes))
+    assert len(upload_tree(FarAway(at_once), "p", tmp_path)) == at_once
 
 
 def test_an_attempt_that_failed_is_resumed(tree: Path) -> None:
