@@ -1,6 +1,7 @@
 """Examples are documentation that runs: here they run."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,17 @@ def test_an_example_says_what_it_promises(name: str, tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     assert SAYS[name] in ran.stdout
+
+
+def test_a_project_of_a_user_s_is_tested_on_a_spot_cloud(tmp_path: Path) -> None:
+    project = shutil.copytree(ROOT / "examples" / "testing_on_spot", tmp_path / "project")
+    command = [sys.executable, "-m", "pytest", "-q", f"--basetemp={tmp_path / 'tests'}"]
+    environment = os.environ | {"SPOTFIT_HOME": str(tmp_path / "keys"), "TMPDIR": str(tmp_path)}
+    ran = subprocess.run(
+        command, cwd=project, env=environment, capture_output=True, text=True, timeout=110
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "3 passed" in ran.stdout
 
 
 @pytest.mark.slow

@@ -131,8 +131,8 @@ class PlainOptions:
     provisioner: ClassVar[str] = "plain"
 
     url: str = ""
-    nodes: int = 1
-    """Into how many machines the whole run is cut."""
+    nodes: int | None = None
+    """Into how many machines the whole run is cut; None: one for each worker."""
 
 
 class PlainProvisioner:
@@ -157,7 +157,7 @@ class PlainProvisioner:
         return Traits(max_nodes=1000, notice_s=5.0, observe_s=1.0, notices=("signal",))
 
     def plan(self, request: GroupRequest) -> GroupPlan:
-        slots = max(1, -(-request.of // self.options.nodes))
+        slots = max(1, -(-request.of // (self.options.nodes or request.of)))
         nodes = nodes_for(request, slots=slots, max_nodes=1000, backend=self.name)
         return GroupPlan(request.token, self.name, nodes, slots)
 

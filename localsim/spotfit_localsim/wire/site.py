@@ -162,8 +162,8 @@ class Site:
             self._keep(machine)
 
     def reclaim(self, machine: Machine, *, notice: bool) -> None:
-        """The market wants it back: after its notice, or at this moment."""
-        if not machine.standing or machine.notice_s is not None:
+        """The market wants it back: after its notice, or at this moment, told before or not."""
+        if not machine.standing or (notice and machine.notice_s is not None):
             return
         if notice and machine.state == "up":
             machine.notice_s = _now_s()

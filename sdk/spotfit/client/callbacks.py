@@ -3,12 +3,41 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.mistakes import Mistakes
 from spotfit.host import env
 from spotfit.model.callbacks import UserCallback
+
+Surround = Callable[[], AbstractContextManager[Any]]
+"""Makes a context for the training function to run in."""
+
+
+@dataclass(frozen=True)
+class Nested:
+    """Several of them, the first outermost. It travels to the workers."""
+
+    surrounds: tuple[Surround, ...]
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Enter them in order, and leave them the other way round."""
+        with ExitStack() as stack:
+            for surround in self.surrounds:
+                stack.enter_context(surround())
+            yield
+
+
+def surrounding(outermost: Surround, callbacks: Sequence[UserCallback]) -> Surround:
+    """What is entered around the training function: the backend's context, then each callback's."""
+    own = [outermost] if outermost is not nullcontext else []
+    found = [*own, *(one.train_func_context for one in callbacks if one.surrounds())]
+    return Nested(tuple(found)) if len(found) > 1 else (*found, nullcontext)[0]
 
 
 def named_callbacks() -> list[UserCallback]:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from spotfit.client.callbacks import surrounding
 from spotfit.client.config import RunConfig
 from spotfit.client.handle import RunHandle, adopted
 from spotfit.client.join import join
@@ -151,15 +152,15 @@ def _plain(luggage: dict[str, Any]) -> Any:
 def _objects(request: FitRequest, ledger: Ledger) -> dict[str, object]:
     """What travels beside the function, for those who need it."""
     objects: dict[str, object] = {}
-    around = request.backend_config.train_func_context
+    around = surrounding(request.backend_config.train_func_context, request.run.callbacks or ())
     if around is not nullcontext:
         objects[AROUND] = around
     if hooks_of(request.backend_config) is not None:
         objects["backend_config"] = request.backend_config
     if request.validation is not None:
         objects["validation"] = (request.validation.fn, request.validation.task_config.fn_kwargs)
-    if request.run.callbacks:
-        objects["callbacks"] = list(request.run.callbacks)
+    if told := [one for one in request.run.callbacks or () if one.listens()]:
+        objects["callbacks"] = told
         objects["run_context"] = _context(request, ledger)
     return objects
 

@@ -110,7 +110,7 @@ class FitRequest:
             collective_timeout_s=env.value(env.COLLECTIVE_TIMEOUT_S) or None,
             collective_warn_s=env.value(env.COLLECTIVE_WARN_S),
             log_level=logging.log_level,
-            callbacks=bool(self.run.callbacks),
+            callbacks=any(one.listens() for one in self.run.callbacks or ()),
             hooks=hooks is not None,
             share_devices=hooks is not None and hooks.share_cuda_visible_devices,
             vigil=_vigil(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,8 @@ class TrainRunContext:
 class UserCallback:
     """Told of reports and failures, in a process of its own beside the run's leader.
 
-    Derive from it and override what you need. It works on a copy of the object that was given to
+    Around the training function, too, on every worker, if it wants to be. Derive from it and
+    override what you need. It works on a copy of the object that was given to
     `RunConfig(callbacks=...)`, or of one made from its class where SPOTFIT_CALLBACKS names that; a
     new leader begins with a fresh copy. An exception in it ends the run as a `ControllerError`.
     """
@@ -39,3 +41,22 @@ class UserCallback:
         self, run_context: TrainRunContext, worker_exceptions: dict[int, Exception]
     ) -> None:
         """An attempt failed: the exceptions by rank. Told once for each failed attempt."""
+
+    def train_func_context(self) -> AbstractContextManager[Any]:
+        """A context that is entered around the training function, on every worker.
+
+        It works there on a copy of its own, within the context of the trainer's `BackendConfig`.
+        """
+        return nullcontext()
+
+    def listens(self) -> bool:
+        """Whether it wants to be told of anything."""
+        kind = type(self)
+        return (
+            kind.after_report is not UserCallback.after_report
+            or kind.after_exception is not UserCallback.after_exception
+        )
+
+    def surrounds(self) -> bool:
+        """Whether it has a context of its own for the training function."""
+        return type(self).train_func_context is not UserCallback.train_func_context

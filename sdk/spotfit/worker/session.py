@@ -114,6 +114,11 @@ class Session:
         self._latest_n = -1
         self._preempted: Preempted | None = None
 
+    @property
+    def host(self) -> str:
+        """The address of this node, as other nodes reach it."""
+        return self._start.host
+
     # --- reports -----------------------------------------------------------------------------
 
     def report_metrics(self, metrics: dict[str, Any], dir_name: str | None = None) -> None:
@@ -263,6 +268,10 @@ class Session:
     def _drain(self) -> None:
         """Take what the agent has told: it must not pile up for one who only ever reports."""
         self._inbox.drain()
+
+    def wait_for_notice(self, within_s: float) -> bool:
+        """Whether it comes to know, in so long, that a machine of its group will be taken away."""
+        return self._inbox.wait(lambda: self._preempted, within_s) is not None
 
     def preemption_info(self) -> PreemptionInfo | None:
         """Rank 0's knowledge, so that all ranks decide alike."""

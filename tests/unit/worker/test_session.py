@@ -620,6 +620,12 @@ def test_a_preemption_without_a_time_has_none(session: Session, agent: AgentEnd)
     assert told.deadline_ms is None
 
 
+def test_a_worker_may_wait_until_it_knows_of_a_notice(session: Session, agent: AgentEnd) -> None:
+    assert not session.wait_for_notice(0.0)
+    agent.say(Preempted(5_000, {"node-a": (1,)}))
+    assert session.wait_for_notice(5.0)
+
+
 # --- datasets --------------------------------------------------------------------------------
 
 

@@ -115,6 +115,16 @@ def test_with_notice_it_lives_until_the_notice_is_over(site: Site) -> None:
     assert machine.reclaimed
 
 
+def test_a_notice_protects_nobody_from_being_taken_at_once(site: Site) -> None:
+    machine = rented(site, STUBBORN)
+    until(site, lambda: "up" in site.output(machine))
+    site.reclaim(machine, notice=True)
+    site.reclaim(machine, notice=True)
+    assert machine.standing
+    site.reclaim(machine, notice=False)
+    assert machine.reclaimed
+
+
 def test_who_leaves_after_its_notice_has_ended_by_itself(site: Site) -> None:
     machine = rented(
         site, ["/bin/sh", "-c", "echo up; while [ ! -e go ]; do sleep 0.02; done; exit 75"]

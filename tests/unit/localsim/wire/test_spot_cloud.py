@@ -1,0 +1,127 @@
+"""A cloud for a user's test: plans are carried out at their step, once, by the rank they name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spotfit.client.callbacks import named_callbacks
+from spotfit.core.errors import ConfigError
+from spotfit.core.ids import Token
+from spotfit.host import dice
+from spotfit.model.group import GroupPlan
+from spotfit.provision.launch import Launch
+from spotfit.testing.provisioner_suite import SECRET
+from spotfit.worker import current
+from spotfit_localsim.wire.provisioner import SimProvisioner
+from spotfit_localsim.wire.spot_cloud import Plan, SpotCloud, Striker
+from tests.live.cloud import eventually
+
+pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+
+
+@dataclass
+class Worker:
+    """As much of a session as a plan needs."""
+
+    rank: int
+    host: str = ""
+    reported: list[Any] = field(default_factory=list)
+
+    @property
+    def context(self) -> Any:
+        return SimpleNamespace(get_world_rank=lambda: self.rank)
+
+    def report_metrics(self, metrics: dict[str, Any], *_: Any) -> None:
+        self.reported.append(metrics)
+
+    def report_files(self, metrics: dict[str, Any], *_: Any) -> None:
+        self.reported.append(metrics)
+
+    def wait_for_notice(self, within_s: float) -> bool:
+        return within_s > 0
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SpotCloud]:
+    cloud = SpotCloud(tmp_path, nodes=2, notice_s=60.0)
+    for name, text in cloud.environment().items():
+        monkeypatch.setenv(name, text)
+    yield cloud
+    cloud.close()
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Launch:
+    return Launch(str(tmp_path / "run"), dice.new_run_id(), SECRET)
+
+
+def striker() -> Striker:
+    """As `fit()` makes it."""
+    (found,) = named_callbacks()
+    assert isinstance(found, Striker)
+    return found
+
+
+def a_machine(cloud: SpotCloud, launch: Launch) -> str:
+    """The address of one that is up."""
+    cloud.sim.submit(GroupPlan(Token("t-1"), "plain", 1, 1), launch)
+    eventually(lambda: [one for one in cloud.machines() if one["state"] == "up"])
+    return str(cloud.machines()[0]["address"])
+
+
+def test_the_environment_leads_a_fit_to_this_cloud(cloud: SpotCloud) -> None:
+    assert cloud.provisioner.startswith("sim://plain?")
+    assert "notice_s=60.0" in cloud.provisioner
+    assert cloud.environment()["SPOTFIT_PROVISIONER"] == cloud.provisioner
+    assert cloud.sim.start() == SimProvisioner.with_options(root=str(cloud.sim.root)).start()
+
+
+def test_callbacks_that_were_named_before_stay(
+    cloud: SpotCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTFIT_CALLBACKS", "a.B")
+    assert cloud.environment()["SPOTFIT_CALLBACKS"].startswith("a.B,spotfit_localsim.")
+
+
+def test_a_plan_waits_for_its_step_and_for_its_rank(cloud: SpotCloud) -> None:
+    cloud.reclaim_at(step=3, rank=1)
+    for worker, steps in ((Worker(rank=0), range(5)), (Worker(rank=1), range(3))):
+        with current.entered(worker), striker().train_func_context():  # type: ignore[arg-type]
+            for step in steps:
+                worker.report_metrics({"step": step})
+        assert len(worker.reported) == len(steps)
+    assert cloud.unreached() == [Plan(step=3, rank=1, notice=True)]
+    assert cloud.reclaimed == 0
+
+
+def test_at_its_step_the_machine_of_its_rank_is_told_once(cloud: SpotCloud, launch: Launch) -> None:
+    cloud.reclaim_at(step=2)
+    worker = Worker(rank=0, host=a_machine(cloud, launch))
+    with current.entered(worker), striker().train_func_context():  # type: ignore[arg-type]
+        for _ in range(4):
+            worker.report_files({"loss": 1.0})
+    assert cloud.unreached() == []
+    assert cloud.reclaimed == 1
+    assert cloud.paid_for == 1, "its notice is not over yet"
+
+
+def test_steps_and_ranks_begin_at_0(cloud: SpotCloud) -> None:
+    with pytest.raises(ConfigError, match="begin at 0"):
+        cloud.reclaim_at(step=-1)
+    with pytest.raises(ConfigError, match="begin at 0"):
+        cloud.reclaim_at(step=1, rank=-1)
+
+
+def test_machines_are_taken_away_and_refused_by_hand(cloud: SpotCloud, launch: Launch) -> None:
+    a_machine(cloud, launch)
+    cloud.reclaim(machine=1, notice=False)
+    assert (cloud.reclaimed, cloud.paid_for) == (1, 0)
+    cloud.refuse("throttled")
+    cloud.limit(0)
+    assert [one["why"] for one in cloud.machines()] == ["reclaimed"]
