@@ -48,7 +48,8 @@ _ME = "spotfit_localsim.live.chaos"
 _AGENT = f"{_ME}:serve"
 _WORKERS, _NODES = 4, 2
 _LOOK_EVERY_S = 0.01
-_QUIET_WITHIN_S = 10.0
+_QUIET_WITHIN_S = 30.0
+"""Long enough for a call that hangs to be given up, and made again."""
 _WELL_BEFORE = 0.6
 _TAKES = 3
 """A story whose blows come after its end proves nothing: so often it is played, ever sooner."""

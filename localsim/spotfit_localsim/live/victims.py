@@ -59,11 +59,13 @@ class Victims:
         after it."""
         try:
             store = open_store(self._url, Budget(attempts=1))
-            view = Journal(store).catch_up()
-            if view.leader is None or view.run_id is None or view.ended is not None:
+            journal = Journal(store)
+            view = journal.catch_up()
+            if view.leader is None or view.run_id is None:
                 return None
             offers = Ledger(store, view.run_id, view.leader.leader).offers()
-            return next((one.pid for one in offers if one.agent == view.leader.leader), None)
+            leading = [one.pid for one in offers if one.agent == view.leader.leader]
+            return leading[0] if leading and journal.catch_up().ended is None else None
         except SpotfitError:  # the store has its own troubles; ask again later
             return None
 
