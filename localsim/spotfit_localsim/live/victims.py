@@ -28,6 +28,7 @@ class Victims:
         self._root = root
         self._url = url
         self._mark = mark
+        self._journal: Journal | None = None
 
     @property
     def at_work(self) -> bool:
@@ -35,7 +36,10 @@ class Victims:
         return bool(_called(_WORKER, _pids(self._nodes)))
 
     def strike(self, kind: Kind, stream: Stream) -> str | None:
-        """Kill one of that kind; who it was, or None if there is none."""
+        """Kill one of that kind; who it was, or None if there is none.
+
+        The last machine of a run that is over is spared: nobody would tidy up after it.
+        """
         nodes = self._nodes
         machines = _pids(nodes)
         match kind:
@@ -43,31 +47,44 @@ class Victims:
                 return _kill_one(_called(_WORKER, machines), kind, stream)
             case "zygote":
                 return _kill_one(_called(_ZYGOTE, machines), kind, stream)
-            case "agent":
-                return _kill_one(machines, kind, stream)
             case "leader":
-                return _kill_one([pid for pid in machines if pid == self._leader()], kind, stream)
+                leader = self._leader()
+                machines = [pid for pid in machines if pid == leader]
+                return None if self._is_over() else _kill_one(machines, kind, stream)
+            case "agent":
+                return None if self._is_over() else _kill_one(machines, kind, stream)
             case _:
-                return _kill_node(nodes, stream)
+                return None if self._is_over() else _kill_node(nodes, stream)
 
     @property
     def _nodes(self) -> list[Node]:
         return [node for group in self._root.groups() for node in group.nodes()]
 
     def _leader(self) -> int | None:
-        """The pid of the machine whose agent leads a run that is not over: nobody would tidy up
-        after it."""
+        """The pid of the machine whose agent leads, as far as the store can be asked."""
         try:
-            store = open_store(self._url, Budget(attempts=1))
-            journal = Journal(store)
-            view = journal.catch_up()
+            view = self._journal_now().view
             if view.leader is None or view.run_id is None:
                 return None
-            offers = Ledger(store, view.run_id, view.leader.leader).offers()
-            leading = [one.pid for one in offers if one.agent == view.leader.leader]
-            return leading[0] if leading and journal.catch_up().ended is None else None
+            leader = view.leader.leader
+            store = open_store(self._url, Budget(attempts=1))
+            offers = Ledger(store, view.run_id, leader).offers()
+            return next((one.pid for one in offers if one.agent == leader), None)
         except SpotfitError:  # the store has its own troubles; ask again later
             return None
+
+    def _is_over(self) -> bool:
+        """Whether the run has ended, or nobody can tell."""
+        try:
+            return self._journal_now().view.ended is not None
+        except SpotfitError:
+            return True
+
+    def _journal_now(self) -> Journal:
+        if self._journal is None:
+            self._journal = Journal(open_store(self._url, Budget(attempts=1)))
+        self._journal.catch_up()
+        return self._journal
 
 
 def with_mark(name: str, value: str) -> list[str]:
