@@ -170,5 +170,10 @@ def _platform(failure: RankFailure) -> bool:
 
 
 def _in_words(failure: RankFailure) -> str:
-    last_line = failure.told.strip().splitlines()[-1] if failure.told.strip() else failure.kind
-    return f"rank {failure.rank} {failure.kind}: {last_line[:200]}"
+    return f"rank {failure.rank} {failure.kind}: {_gist(failure.told) or failure.kind}"
+
+
+def _gist(told: str) -> str:
+    """The last line that says what happened: what is indented belongs to the line before."""
+    lines = told.strip().splitlines()
+    return next((line for line in reversed(lines) if not line.startswith(" ")), "")[:200]

@@ -29,7 +29,7 @@ _NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.E
 _PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _COPIED_AT_ONCE = 4 * 2**20
-_TRIES_AGAINST_TIDYING = 8
+_TRIES_AGAINST_TIDYING = 100
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 

@@ -54,6 +54,12 @@ def test_a_silent_death_is_told_by_its_kind() -> None:
     assert closing(VIEW, watch, a_round()).why == "rank 0 died: died"
 
 
+def test_what_happened_is_told_in_a_line_and_not_what_to_do_about_it() -> None:
+    told = "Traceback\n  File\nConfigError: The node has no GPU.\n  What to do: Ask for one."
+    watch = a_watch(failures={0: RankFailure(0, "raised", told)})
+    assert closing(VIEW, watch, a_round()).why == "rank 0 raised: ConfigError: The node has no GPU."
+
+
 @pytest.mark.parametrize(
     "how",
     ["its agent is gone", "the journal gave it up", "it led before"],
