@@ -1,0 +1,61 @@
+"""Hosts by ssh against the suite of every provisioner: a real sshd on loopback."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spotfit.provision.api import Provisioner
+from spotfit.testing.provisioner_suite import Cloud, ProvisionerSuite
+from spotfit_provisioners.ssh.provisioner import SshProvisioner
+from tests.ssh_hosts import SshHosts, installed, ssh_hosts
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
+    with ssh_hosts(tmp_path_factory.mktemp("ssh"), 4) as hosts:
+        yield hosts
+
+
+class Plagued:
+    """What hosts can be made to do: be closed, and lose their agent."""
+
+    def __init__(self, hosts: SshHosts, folder: Path) -> None:
+        self._hosts = hosts
+        self._folder = folder
+
+    def trouble(self, kind: str, times: int) -> None:
+        if kind != "capacity":
+            pytest.skip("see tests/unit/provisioners/ssh/test_client.py")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for name in self._hosts.names:
+            closed = self._folder / f"{name}.closed"
+            closed.touch() if times else closed.unlink()
+
+    def reclaim(self) -> None:
+        self._hosts.kill(below=self._folder)
+
+
+@installed
+class TestSsh(ProvisionerSuite):
+    @pytest.fixture
+    def folder(self, hosts: SshHosts, tmp_path: Path) -> Path:
+        return hosts.notes / tmp_path.name
+
+    @pytest.fixture
+    def provisioner(self, hosts: SshHosts, folder: Path) -> Provisioner:
+        return SshProvisioner.with_options(
+            hosts=hosts.names,
+            config=str(hosts.config),
+            workers_per_node=2,
+            python=sys.executable,
+            folder=str(folder),
+            grace_s=1.0,
+        )
+
+    @pytest.fixture
+    def cloud(self, hosts: SshHosts, folder: Path) -> Cloud:
+        return Plagued(hosts, folder)

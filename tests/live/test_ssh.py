@@ -1,0 +1,62 @@
+"""`fit()` on hosts that one has, by a real sshd: one loses its agent, and the result stays."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import spotfit
+from spotfit.ledger.journal import Journal
+from spotfit.model.events import Blame
+from spotfit.model.view import View
+from spotfit.store.opening import open_store
+from spotfit.torch import TorchTrainer
+from spotfit_localsim.live.jobs import descend
+from spotfit_provisioners.ssh.options import SshOptions
+from tests.live.cloud import eventually
+from tests.live.test_simulated_clouds import CONFIG, undisturbed
+from tests.ssh_hosts import SshHosts, installed, ssh_hosts
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[SshHosts]:
+    folder = tmp_path / "ssh"
+    folder.mkdir()
+    with ssh_hosts(folder, 2) as hosts:
+        yield hosts
+
+
+@installed
+def test_a_host_loses_its_agent_and_the_result_stays(hosts: SshHosts, tmp_path: Path) -> None:
+    """The agent that is killed may lead: then the other one asks for the replacement."""
+    trainer = TorchTrainer(
+        descend,
+        train_loop_config=CONFIG,
+        scaling_config=spotfit.ScalingConfig(num_workers=2),
+        run_config=spotfit.RunConfig(storage_path=str(tmp_path / "runs"), name="run"),
+        provisioner=SshOptions(
+            hosts=hosts.names,
+            config=str(hosts.config),
+            python=sys.executable,
+            folder=str(hosts.notes),
+            grace_s=2.0,
+        ),
+    )
+
+    def view() -> View:
+        return Journal(open_store(str(tmp_path / "runs" / "run"))).catch_up()
+
+    def saved(step: int) -> bool:
+        latest = view().latest_checkpoint
+        return latest is not None and latest.metrics["step"] >= step
+
+    handle = trainer.submit()
+    eventually(lambda: saved(5))
+    hosts.kill("h1")
+    eventually(lambda: view().failures.get(Blame.PREEMPTION))
+    assert handle.result().return_value == undisturbed()
+    assert view().failures == {Blame.PREEMPTION: 1}
+    eventually(lambda: not hosts.processes())

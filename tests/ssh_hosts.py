@@ -1,0 +1,119 @@
+"""Hosts of a test's own: one sshd on loopback under several names, its keys in one folder."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from spotfit_provisioners.ssh.render import MARK
+
+_SSHD = shutil.which("sshd", path="/usr/sbin:/sbin:/usr/bin")
+_PATIENCE_S = 30.0
+
+installed = pytest.mark.skipif(
+    _SSHD is None or shutil.which("ssh") is None, reason="OpenSSH's server is not installed"
+)
+
+
+@dataclass(frozen=True)
+class SshHosts:
+    """Names that all lead to this machine, each a host of its own to who asks by it."""
+
+    config: Path
+    """An ssh configuration. 'down' is in it, too, which does not answer, and 'stranger', whose
+    key nobody knows."""
+    names: tuple[str, ...]
+    notes: Path
+    """The hosts' folder, or what theirs must lie below."""
+
+    def processes(self, host: str = "", *, below: Path | None = None) -> list[int]:
+        """Everything that belongs to an agent of that host, or of any of these."""
+        begins, holds = f"{MARK}={below or self.notes}/".encode(), f"/{host}/".encode()
+        marks = ((pid, _mark(pid, begins)) for pid in _pids())
+        return [pid for pid, mark in marks if mark and (not host or holds in mark)]
+
+    def kill(self, host: str = "", *, below: Path | None = None) -> None:
+        """All of these, at once."""
+        for pid in self.processes(host, below=below):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def ssh_hosts(folder: Path, count: int) -> Iterator[SshHosts]:
+    """So many of them; what runs there at the end is killed."""
+    assert _SSHD is not None
+    for key in ("host", "user"):
+        words = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key))
+        subprocess.run(words, check=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    names = tuple(f"h{number}" for number in range(1, count + 1))
+    hosts = SshHosts(folder / "config", names, folder / "notes")
+    settings = _configured(folder, port, hosts)
+    Path("/run/sshd").mkdir(exist_ok=True)  # where it separates its rights
+    with (folder / "sshd.log").open("ab") as log:
+        daemon = subprocess.Popen((_SSHD, "-D", "-e", "-f", str(settings)), stdout=log, stderr=log)
+    try:
+        _wait_for(port)
+        yield hosts
+    finally:
+        daemon.terminate()
+        daemon.wait()
+        hosts.kill()
+
+
+def _configured(folder: Path, port: int, hosts: SshHosts) -> Path:
+    shutil.copy(folder / "user.pub", folder / "authorized")
+    key = (folder / "host.pub").read_text()
+    (folder / "known").write_text(f"[127.0.0.1]:{port} {key}")
+    hosts.config.write_text(
+        f"Host {' '.join(hosts.names)} stranger\n  HostName 127.0.0.1\n  Port {port}\n"
+        f"  User {getpass.getuser()}\n  IdentityFile {folder}/user\n  IdentitiesOnly yes\n"
+        f"  UserKnownHostsFile {folder}/known\n"
+        "Host stranger\n  HostKeyAlias stranger\n"
+        "Host down\n  HostName 127.0.0.1\n  Port 1\n"
+    )
+    settings = folder / "sshd_config"
+    settings.write_text(
+        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nPidFile none\n"
+        f"AuthorizedKeysFile {folder}/authorized\nStrictModes no\nUsePAM no\n"
+        "PasswordAuthentication no\nPermitRootLogin prohibit-password\nMaxStartups 100\n"
+    )
+    return settings
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208  # /proc
+
+
+def _mark(pid: int, begins: bytes) -> bytes:
+    """The variable of that process's environment that begins so; b'' without one."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return b""
+    return next((one for one in variables if one.startswith(begins)), b"")
+
+
+def _wait_for(port: int) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)

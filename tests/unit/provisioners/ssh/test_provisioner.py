@@ -1,0 +1,188 @@
+"""The four verbs by ssh, where the conformance suite does not look: a real sshd on loopback."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from spotfit.core.errors import MachineError, ProvisionPermissionError
+from spotfit.core.ids import Token
+from spotfit.host.clocks import SystemClock
+from spotfit.host.dice import new_run_id
+from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, NodeState
+from spotfit.provision.api import Refusal
+from spotfit.provision.launch import Launch
+from spotfit_provisioners.ssh.provisioner import SshProvisioner
+from tests.ssh_hosts import SshHosts, installed, ssh_hosts
+
+pytestmark = [installed, pytest.mark.real_time("real hosts live in real time")]
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
+    with ssh_hosts(tmp_path_factory.mktemp("ssh"), 3) as hosts:
+        yield hosts
+
+
+@pytest.fixture
+def by(hosts: SshHosts, tmp_path: Path) -> Callable[..., SshProvisioner]:
+    """A provisioner with those hosts, and options of the test's."""
+
+    def make(*names: str, **options: Any) -> SshProvisioner:
+        return SshProvisioner.with_options(
+            **{
+                "hosts": names or hosts.names,
+                "config": str(hosts.config),
+                "folder": str(hosts.notes / tmp_path.name),
+                "python": sys.executable,
+                "grace_s": 1.0,
+                **options,
+            }
+        )
+
+    return make
+
+
+By = Callable[..., SshProvisioner]
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Launch:
+    return Launch(str(tmp_path), new_run_id(), "the secret itself")
+
+
+def a_plan(provisioner: SshProvisioner, token: str, workers: int = 2) -> GroupPlan:
+    """A group whose machines sleep instead of being agents."""
+    plan = provisioner.plan(GroupRequest(Token(token), workers, workers))
+    return msgspec.structs.replace(plan, body={**plan.body, "agent": "exec sleep 100"})
+
+
+def submitted(provisioner: SshProvisioner, plan: GroupPlan, launch: Launch) -> GroupHandle:
+    handle = provisioner.submit(plan, launch)
+    assert isinstance(handle, GroupHandle), handle
+    return handle
+
+
+def let_go(provisioner: SshProvisioner, handle: GroupHandle) -> None:
+    provisioner.cancel(handle)
+    clock = SystemClock()
+    give_up_at = clock.now() + 60
+    while not provisioner.observe(handle).over:
+        assert clock.now() < give_up_at
+        clock.wait(0.1)
+
+
+def test_two_who_ask_at_the_same_time_get_one_group(
+    by: By, launch: Launch, hosts: SshHosts
+) -> None:
+    provisioner = by()
+    plan = a_plan(provisioner, "t-1")
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: submitted(provisioner, plan, launch), range(2))
+    assert first == second
+    assert first.detail["hosts"] == ["h1", "h2"]
+    assert not hosts.processes("h3")
+    let_go(provisioner, first)
+    assert not hosts.processes()
+
+
+def test_two_who_found_different_hosts_agree_on_the_first(
+    by: By, launch: Launch, hosts: SshHosts
+) -> None:
+    """One of them did not see h1 when it asked, and has begun on h2."""
+    other = by("h2")
+    submitted(other, a_plan(other, "t-1", 1), launch)
+    provisioner = by()
+    plan = a_plan(provisioner, "t-1", 1)
+    provisioner._begin(0, ["h1"], plan, launch)
+    assert submitted(provisioner, plan, launch).detail["hosts"] == ["h1"]
+    assert not hosts.processes("h2")
+    let_go(provisioner, submitted(provisioner, plan, launch))
+
+
+def test_hosts_that_are_down_or_busy_are_left_out(by: By, launch: Launch) -> None:
+    provisioner = by("down", "h1", "h2")
+    first = submitted(provisioner, a_plan(provisioner, "t-1", 1), launch)
+    assert first.detail["hosts"] == ["h1"]
+    second = submitted(provisioner, a_plan(provisioner, "t-2", 1), launch)
+    assert second.detail["hosts"] == ["h2"]
+    refusal = provisioner.submit(a_plan(provisioner, "t-3", 1), launch)
+    assert isinstance(refusal, Refusal)
+    assert not refusal.final
+    assert "h1: an agent is at work there" in refusal.why
+    assert "down does not answer" in refusal.why
+    let_go(provisioner, first)
+    let_go(provisioner, second)
+
+
+def test_too_few_hosts_begin_nothing_and_what_was_begun_is_undone(
+    by: By, launch: Launch, hosts: SshHosts
+) -> None:
+    provisioner = by("h1", "down")
+    plan = a_plan(provisioner, "t-1")
+    assert isinstance(provisioner.submit(plan, launch), Refusal)
+    provisioner._begin(0, ["h1"], plan, launch)
+    assert hosts.processes("h1")
+    assert isinstance(provisioner.submit(plan, launch), Refusal)
+    assert not hosts.processes("h1")
+
+
+def test_a_host_on_which_an_agent_failed_comes_last(by: By, launch: Launch) -> None:
+    provisioner = by("h1", "h2")
+    plan = a_plan(provisioner, "t-1", 1)
+    broken = msgspec.structs.replace(plan, body={**plan.body, "agent": "no-such-command"})
+    failed = submitted(provisioner, broken, launch)
+    let_go(provisioner, failed)
+    assert provisioner.observe(failed).nodes[0].state == NodeState.FAILED
+    second = submitted(provisioner, a_plan(provisioner, "t-2", 1), launch)
+    assert second.detail["hosts"] == ["h2"]
+    let_go(provisioner, second)
+
+
+def test_a_host_that_falls_silent_is_waited_for_and_can_be_let_go(by: By) -> None:
+    provisioner = by("down")
+    handle = GroupHandle(Token("t-1"), "ssh", "t-1", {"hosts": ["down"], "folder": "x"})
+    (node,) = provisioner.observe(handle).nodes
+    assert node.state == NodeState.WAITING
+    assert "does not answer" in node.reason
+    provisioner.cancel(handle)
+
+
+def test_where_no_host_answers_it_is_asked_again(by: By, launch: Launch) -> None:
+    provisioner = by("down", "stranger")
+    with pytest.raises(MachineError, match="down does not answer"):
+        provisioner.submit(a_plan(provisioner, "t-1", 1), launch)
+
+
+def test_a_host_that_may_be_anybody_is_told_nothing(by: By, launch: Launch) -> None:
+    provisioner = by("stranger")
+    with pytest.raises(ProvisionPermissionError, match="not the one we know"):
+        provisioner.submit(a_plan(provisioner, "t-1", 1), launch)
+
+
+def test_a_check_up_looks_at_every_host(by: By, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, sound, silent, unknown = by("h1", "down", "stranger").examine()
+    assert client.well
+    assert sound.well
+    assert "GiB free" in sound.found
+    assert not silent.well
+    assert "host_keys" in unknown.do
+    (_, without) = by("h1", python="/usr/bin/no-such-python").examine()
+    assert not without.well
+    monkeypatch.setenv("PATH", "/none")
+    assert [finding.well for finding in by("h1").examine()] == [False]
+
+
+def test_a_host_with_another_python_cannot_read_what_we_pickle(by: By, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho Python 3.6.1, spotfit 0.1, 100 GiB free\n")
+    python.chmod(0o755)
+    (_, other) = by("h1", python=str(python)).examine()
+    assert "Python 3.6.1" in other.found
+    assert "python=" in other.do

@@ -1,0 +1,209 @@
+"""Our request as shell for hosts, and what that shell does: run by sh on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from spotfit.core.errors import ConfigError
+from spotfit.core.ids import Token
+from spotfit.host.clocks import SystemClock
+from spotfit.model.group import GroupRequest
+from spotfit_provisioners.ssh import render
+from spotfit_provisioners.ssh.options import SshOptions
+from tests.unit.provisioners import golden
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def a_request(workers: int = 2, **resources: float) -> GroupRequest:
+    return GroupRequest(Token("t-0123456789ab"), workers, workers, resources, run_name="Digits 1")
+
+
+@pytest.mark.parametrize(
+    ("name", "request_", "options"),
+    [
+        ("plain", a_request(), SshOptions(hosts=("a", "me@b"))),
+        (
+            "gpus",
+            a_request(8, GPU=1.0),
+            SshOptions(
+                hosts=("a", "b", "c"),
+                workers_per_node=4,
+                setup=(". /opt/venv/bin/activate", "export NCCL_SOCKET_IFNAME=ib0"),
+                container="apptainer exec --nv /shared/spotfit.sif",
+                python="python3",
+                environment={"NCCL_DEBUG": "WARN it"},
+                grace_s=90.0,
+            ),
+        ),
+    ],
+)
+def test_a_plan_is_as_it_was(name: str, request_: GroupRequest, options: SshOptions) -> None:
+    golden.check(msgspec.to_builtins(render.plan(request_, options)), GOLDEN / f"plan_{name}.json")
+
+
+@pytest.mark.parametrize("name", ["survey", "start", "look", "stop", "undo", "check"])
+def test_a_script_is_as_it_was(name: str) -> None:
+    place = render.place_of(".spotfit/ssh", "me@a", "t-0123456789ab", 1)
+    options = SshOptions(hosts=("me@a",), setup=(". venv/bin/activate",), environment={"A": "1 2"})
+    scripts = {
+        "survey": lambda: render.survey(place, "! who | grep -q ."),
+        "start": lambda: render.start(place, "exec agent", {"KEY": "it's"}),
+        "look": lambda: render.look(place),
+        "stop": lambda: render.stop(place, 30.0),
+        "undo": lambda: render.undo(place),
+        "check": lambda: render.check(options),
+    }
+    golden.check(scripts[name]().splitlines(), GOLDEN / f"script_{name}.json")
+
+
+def test_without_hosts_it_says_where_to_name_them() -> None:
+    with pytest.raises(ConfigError, match="hosts") as told:
+        render.plan(a_request(), SshOptions())
+    assert "SPOTFIT_SSH_HOSTS" in told.value.do
+
+
+def test_a_word_of_several_lines_is_refused() -> None:
+    with pytest.raises(ConfigError, match="one line"):
+        render.plan(a_request(), SshOptions(hosts=("a", "b"), container="a\nb"))
+
+
+class Host:
+    """This machine, asked by a shell of its own each time."""
+
+    def __init__(self, folder: Path, shell: str) -> None:
+        self.folder = folder
+        self._shell = shell
+
+    def place(self, number: int = 0) -> str:
+        return render.place_of(str(self.folder), "me@a", "t-1", number)
+
+    def run(self, script: str) -> str:
+        done = subprocess.run(
+            [self._shell, "-s"],
+            input=script,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+            env={"PATH": os.environ["PATH"], "HOME": str(self.folder)},
+        )
+        return done.stdout.strip()
+
+    def start(self, agent: str, number: int = 0, **environment: str) -> str:
+        return self.run(render.start(self.place(number), agent, environment))
+
+    def look(self, number: int = 0) -> str:
+        return self.run(render.look(self.place(number)))
+
+    def survey(self, free_if: str = "") -> str:
+        return self.run(render.survey(self.place(), free_if))
+
+    def note(self, name: str, number: int = 0) -> Path:
+        return Path(self.place(number)) / name
+
+    def until(self, happens: Callable[[], object]) -> None:
+        clock = SystemClock()
+        give_up_at = clock.now() + 60
+        while not happens():
+            assert clock.now() < give_up_at
+            clock.wait(0.05)
+
+
+@pytest.fixture(params=["dash", "bash"])
+def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
+    """Both kinds of /bin/sh that hosts have."""
+    if shutil.which(request.param) is None:
+        pytest.skip(f"there is no {request.param}")
+    host = Host(tmp_path / f"by-{request.param}", request.param)
+    yield host
+    for number in range(2):
+        host.run(render.undo(host.place(number)))
+
+
+real_time = pytest.mark.real_time("real shells and processes")
+
+
+@real_time
+def test_an_agent_finds_its_environment_and_leaves_its_code(host: Host) -> None:
+    assert host.start('echo "$KEY"; exit 75', KEY="it's a secret") == "started"
+    host.until(lambda: host.look() == "over 75")
+    assert host.note("log").read_text() == "it's a secret\n"
+    assert host.survey() == "free 75\n0"
+
+
+@real_time
+def test_a_host_holds_one_agent_and_knows_whose(host: Host) -> None:
+    assert host.look() == "unknown"
+    assert host.survey() == "free -"
+    assert host.start("exec sleep 100") == "started"
+    assert host.start("exec sleep 100") == "known"
+    assert host.start("exec sleep 100", number=1) == "busy"
+    assert host.look() == "running"
+    assert host.survey() == "busy -\n0"
+
+
+@real_time
+def test_sigterm_reaches_the_agent_whose_code_is_kept(host: Host) -> None:
+    host.start("trap 'exit 85' TERM; echo ready; while :; do sleep 0.05; done")
+    host.until(lambda: host.note("log").read_text() == "ready\n")
+    host.run(render.stop(host.place(), 20.0))
+    host.until(lambda: host.look() == "over 85")
+
+
+@real_time
+def test_who_does_not_heed_sigterm_is_killed_with_all_that_is_below(host: Host) -> None:
+    """Sessions of their own included."""
+    host.start("trap '' TERM; setsid sleep 100 & echo ready; while :; do sleep 0.05; done")
+    host.until(lambda: host.note("log").read_text() == "ready\n")
+    host.run(render.stop(host.place(), 1.0))
+    host.until(lambda: host.look() == "over")
+    assert host.survey() == "free -\n0"
+
+
+@real_time
+def test_what_an_agent_leaves_behind_ends_before_the_host_is_free(host: Host) -> None:
+    host.start("setsid sleep 100 & exit 70")
+    host.until(lambda: host.look() == "over 70")
+    assert host.survey() == "free 70\n0"
+
+
+@real_time
+def test_a_host_that_somebody_else_uses_is_not_free(host: Host) -> None:
+    assert host.survey("false") == "occupied -"
+    Path(f"{Path(host.place()).parent}.closed").touch()
+    assert host.survey() == "closed -"
+
+
+@real_time
+def test_files_of_an_agent_are_its_user_s_own_affair_and_ours_are_private(host: Host) -> None:
+    host.run(f"umask 022\n{render.start(host.place(), 'umask', {})}")
+    host.until(lambda: host.look() == "over 0")
+    assert host.note("log").read_text() == "0022\n"
+    assert host.note("log").stat().st_mode & 0o077 == 0
+
+
+@real_time
+def test_nobody_sees_a_secret_in_a_command_line_or_a_file(host: Host) -> None:
+    secret = "Zm9yIG5vYm9keSdzIGV5ZXM="
+    host.start("exec sleep 100", KEY=secret)
+    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not any(secret.encode() in line for line in lines)
+    notes = [path for path in host.folder.rglob("*") if path.is_file()]
+    assert notes
+    assert not any(secret.encode() in note.read_bytes() for note in notes)
+
+
+@real_time
+def test_what_is_undone_never_was(host: Host) -> None:
+    host.start("exec sleep 100")
+    host.run(render.undo(host.place()))
+    assert host.look() == "unknown"
+    assert host.start("exec sleep 100") == "started"
