@@ -65,6 +65,8 @@ ADVICE: Mapping[Path, str] = {
     ("ray", "cluster_resources"): _CLUSTER,
     ("ray", "data"): _DATASETS,
     ("ray", "get"): _TASKS,
+    ("ray", "get_gpu_ids"): "spotfit.torch.get_devices() tells the devices of this worker.",
+    ("ray", "get_runtime_context"): "spotfit.get_context() tells who this worker is.",
     ("ray", "init"): "It stays, because other lines still need Ray; training needs it no more.",
     ("ray", "is_initialized"): "It stays, because other lines still need Ray.",
     ("ray", "kill"): _TASKS,

@@ -6,6 +6,7 @@ import pickle
 import traceback
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import cloudpickle
 
@@ -34,10 +35,42 @@ def told(error: BaseException) -> str:
 
 
 def pickled(error: BaseException) -> bytes:
-    """The exception, if it survives the way there and back; else nothing."""
+    """The exception, if it survives the way there and back; else nothing.
+
+    One whose class cannot be called with its `args` alone comes back without a call, and without
+    those attributes that cannot travel.
+    """
+    return _there_and_back(error) or _there_and_back(_Remains.of(error))
+
+
+class _Remains:
+    """An exception taken apart; unpickled, it is the exception again."""
+
+    def __init__(self, kind: type[BaseException], args: Any, attributes: dict[str, Any]) -> None:
+        self._parts = (kind, args, attributes)
+
+    @classmethod
+    def of(cls, error: BaseException) -> _Remains:
+        attributes = {name: one for name, one in vars(error).items() if _there_and_back(one)}
+        return cls(type(error), error.args, attributes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_put_together, self._parts)
+
+
+def _put_together(kind: type[BaseException], args: Any, attributes: dict[str, Any]) -> Any:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    vars(error).update(attributes)
+    return error
+
+
+def _there_and_back(thing: object) -> bytes:
     try:
-        body: bytes = cloudpickle.dumps(error)
-        pickle.loads(body)  # noqa: S301 - we wrote it this moment
+        body: bytes = cloudpickle.dumps(thing)
+        again = pickle.loads(body)  # noqa: S301 - we wrote it this moment
+        if isinstance(again, BaseException):
+            str(again)  # its text may need what it has lost
     except Exception:  # noqa: BLE001 - the user's own __reduce__ or __init__ may raise anything
         return b""
     return body if len(body) <= _PICKLE_LIMIT_BYTES else b""

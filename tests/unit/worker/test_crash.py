@@ -1,6 +1,7 @@
 """A user's exception as data: the traceback is theirs, and what cannot be pickled is only told."""
 
 import pickle
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -11,15 +12,28 @@ from spotfit.worker import crash
 
 
 class StubbornError(Exception):
-    """Pickles, but cannot be made again."""
+    """Pickles, but cannot be made again by a call."""
 
-    def __init__(self, *, code: int) -> None:
+    def __init__(self, *, code: int, door: Any = None) -> None:
         super().__init__(f"code {code}")
+        self.code = code
+        self.door = door
 
 
 class LockedError(Exception):
     def __reduce__(self) -> str:
         raise RuntimeError("not to be pickled")
+
+
+class WordlessError(Exception):
+    """Has no text without what cannot travel."""
+
+    def __init__(self, door: Any) -> None:
+        super().__init__()
+        self.door = door
+
+    def __str__(self) -> str:
+        return f"locked: {self.door.locked()}"
 
 
 def throw(error: Exception) -> None:
@@ -39,11 +53,24 @@ def test_an_exception_comes_back_as_itself() -> None:
     assert "in throw" in raised.told
 
 
-def test_one_that_cannot_be_made_again_is_only_told() -> None:
-    for error in (StubbornError(code=1), LockedError("door")):
-        raised = crash.as_raised(caught(error))
-        assert raised.value == b""
-        assert type(error).__name__ in raised.told
+def test_one_that_no_call_can_make_again_comes_back_without_one() -> None:
+    raised = crash.as_raised(caught(StubbornError(code=1)))
+    again = pickle.loads(raised.value)
+    assert (type(again), str(again), again.code) == (StubbornError, "code 1", 1)
+    again = pickle.loads(crash.as_raised(caught(LockedError("door"))).value)
+    assert (type(again), again.args) == (LockedError, ("door",))
+
+
+def test_what_cannot_travel_with_it_is_left_behind() -> None:
+    again = pickle.loads(crash.as_raised(caught(StubbornError(code=2, door=Lock()))).value)
+    assert (again.code, hasattr(again, "door")) == (2, False)
+
+
+@pytest.mark.parametrize("error", [WordlessError(Lock()), ValueError(Lock())])
+def test_one_that_is_nothing_without_what_it_lost_is_only_told(error: Exception) -> None:
+    raised = crash.as_raised(caught(error))
+    assert raised.value == b""
+    assert type(error).__name__ in raised.told
 
 
 def test_causes_are_told() -> None:
