@@ -39,7 +39,7 @@ def test_where_it_cannot_be_kept_there_is_nothing(
 ) -> None:
     store, error = MemoryStore(), ValueError("odd")
     if how == "it cannot be pickled":
-        error.lock = threading.Lock()  # type: ignore[attr-defined]
+        error.args = (threading.Lock(),)
     else:
         monkeypatch.setattr(store, "put", refuse)
     assert keep(error, store, KEY) is None
