@@ -25,6 +25,9 @@ class Trace:
 
     name: str
     steps: tuple[tuple[float, int], ...]
+    tick_s: float = 0.0
+    """How far apart somebody looked: a change came at any time since the look before. 0 where each
+    was seen as it came."""
 
     @property
     def most(self) -> int:
@@ -38,14 +41,15 @@ class Trace:
             (moment * into_s / last, round(count * machines / max(1, self.most)))
             for moment, count in self.steps
         )
-        return Trace(self.name, _changes(steps))
+        return Trace(self.name, _changes(steps), self.tick_s * into_s / last)
 
 
 def read_trace(path: Path) -> Trace:
     """Parse a recorded history. Raises `ConfigError` for a file that is none."""
     try:
         told = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        return Trace(str(told.get("id", path.stem)), _changes(_reader(told)(told)))
+        name, tick_s = str(told.get("id", path.stem)), float(told.get("gap_seconds", 0.0))
+        return Trace(name, _changes(_reader(told)(told)), tick_s)
     except OSError as error:
         raise ConfigError(f"The trace {path} cannot be read: {error}.") from error
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal, NamedTuple
+
+import msgspec
+
 from spotfit.core.ids import AgentId
+from spotfit.core.units import told_seconds
+from spotfit.model.cadence import Costs
 from spotfit.model.events import Blame, RoundClosed
 from spotfit.model.view import View
 from spotfit.model.watch import Watch
@@ -21,6 +27,62 @@ _LOOK_S = 1.0
 """How often, at most, a wait for a commit is looked at; the commit itself wakes the leader."""
 _MARGIN_S = 2.0
 """So long before the machine goes the change is made all the same."""
+_SLOWER = 0.2
+"""By so much longer than measured a last upload may take."""
+_ENTRY_S = 1.0
+"""How long manifests and the commit take, after the upload."""
+_EARLY = 0.01
+"""The share of machines that are taken to go before the time they were told."""
+
+Way = Literal["bucket", "peer"]
+"""Where the leaving machine's part of a snapshot is brought to."""
+
+
+class LastChance(msgspec.Struct, frozen=True):
+    """What a rank knows that is to save before its machine, or a peer's, goes."""
+
+    left_s: float
+    """Until the machine goes."""
+    unsaved_s: float
+    """How long was trained since the last snapshot that is committed or on its way."""
+    step_s: float
+    costs: Costs
+    size_bytes: int
+    """The largest part of a snapshot that has to leave a leaving machine."""
+    bucket_bytes_per_s: float
+    """How fast that machine has uploaded so far."""
+    peer_bytes_per_s: float = 0.0
+    """How fast it reaches a peer that stays; 0 where there is none."""
+    in_flight_s: float | None = None
+    """Until the save on its way is committed; None if none is."""
+    replaced: bool = False
+    """Whether the next round could open at once."""
+
+
+class SaveLast(NamedTuple):
+    """Take a snapshot at the next step, and bring it there first."""
+
+    way: Way
+    why: str
+
+
+class TrainOn(NamedTuple):
+    """Go on training for so long, then ask again."""
+
+    for_s: float
+    why: str
+
+
+class LetFinish(NamedTuple):
+    """Take no other snapshot: nothing may slow down what is on its way."""
+
+    why: str
+
+
+class TooLate(NamedTuple):
+    """Nothing that is not safe by now can be saved."""
+
+    why: str
 
 
 def leave_in_time(view: View, watch: Watch, round_: Round, now: float) -> RoundClosed | Wait | None:
@@ -52,6 +114,49 @@ def _changed_over(view: View, watch: Watch, round_: Round, leaving: list[Place])
         return RoundClosed(round_.number, Blame.RESIZE, why)
     why = "saved after the notice, and replaced"
     return RoundClosed(round_.number, Blame.PREEMPTION, why, taken=taken(leaving, view))
+
+
+def save_at_notice(chance: LastChance) -> SaveLast | TrainOn | LetFinish | TooLate:
+    """What to save in the time that is left, and when: as late as it is sure to be safe in time.
+
+    At once where the replacement stands ready, for then the change waits for nothing else; and
+    where so much is unsaved that the machine might go too early for it.
+    """
+    way = _fitting_way(chance)
+    if way is None and chance.in_flight_s is not None:
+        return LetFinish(f"{_left(chance)}: enough for the save on its way at best, for no other")
+    if way is None:
+        return TooLate(f"{_left(chance)}: not enough for a save")
+    takes = f"a save to the {way} takes {told_seconds(_needed_s(chance, way))}"
+    spare_s = chance.left_s - _needed_s(chance, way)
+    if chance.replaced:
+        return SaveLast(way, f"the replacement stands ready; {takes}")
+    if spare_s < 2 * chance.step_s:
+        return SaveLast(way, f"{_left(chance)}; {takes}")
+    if chance.in_flight_s is None and _EARLY * chance.unsaved_s > chance.costs.each_s:
+        return SaveLast(way, f"{told_seconds(chance.unsaved_s)} of work should not wait; {takes}")
+    return TrainOn(spare_s - chance.step_s, f"{_left(chance)}; {takes}")
+
+
+def _fitting_way(chance: LastChance) -> Way | None:
+    """The bucket where there is time for it: what is there needs no machine any more."""
+    if _needed_s(chance, "bucket") <= chance.left_s:
+        return "bucket"
+    return "peer" if _needed_s(chance, "peer") <= chance.left_s else None
+
+
+def _needed_s(chance: LastChance, way: Way) -> float:
+    """From now until another snapshot would be safe, after the one that is on its way."""
+    speed = chance.bucket_bytes_per_s if way == "bucket" else chance.peer_bytes_per_s
+    if speed <= 0:
+        return float("inf")
+    moving_s = (1 + _SLOWER) * chance.size_bytes / speed
+    waiting_s = (chance.in_flight_s or 0.0) if way == "bucket" else 0.0
+    return waiting_s + chance.step_s + chance.costs.stall_s + moving_s + _ENTRY_S
+
+
+def _left(chance: LastChance) -> str:
+    return f"{told_seconds(max(0.0, chance.left_s))} are left"
 
 
 def may_outlive(view: View, place: Place) -> bool:

@@ -20,6 +20,9 @@ class Traits:
     max_nodes: int = 10_000
     notice_s: float = 0.0
     """How long before a machine goes its notice comes."""
+    life_s: float = 4 * 3600.0
+    """How long a machine is left to its user, on average: a first guess, which counts as much as
+    one reclaim that a run has seen itself."""
     requeues_itself: bool = False
     """Brings a lost machine's agent back without us."""
     ends_itself: bool = True

@@ -20,7 +20,7 @@ def written(tmp_path: Path, told: Any) -> Path:
 def test_a_count_at_every_gap(tmp_path: Path, kind: str) -> None:
     told = {"id": "zone", "kind": kind, "gap_seconds": 600, "data": [4, 4, 0, 0, 2]}
     assert read_trace(written(tmp_path, told)) == Trace(
-        "zone", ((0.0, 4), (1200.0, 0), (2400.0, 2))
+        "zone", ((0.0, 4), (1200.0, 0), (2400.0, 2)), tick_s=600.0
     )
 
 
@@ -56,6 +56,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_long_history_of_a_big_zone_fits_a_short_run_of_a_small_group() -> None:
-    year = Trace("year", ((0.0, 64), (1000.0, 0), (2000.0, 32)))
+    year = Trace("year", ((0.0, 64), (1000.0, 0), (2000.0, 32)), tick_s=100.0)
     assert year.most == 64
-    assert year.squeezed(into_s=20.0, machines=4).steps == ((0.0, 4), (10.0, 0), (20.0, 2))
+    short = year.squeezed(into_s=20.0, machines=4)
+    assert short.steps == ((0.0, 4), (10.0, 0), (20.0, 2))
+    assert short.tick_s == 1.0

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from spotfit.core.ids import Token
+from spotfit.model.cadence import Costs
 from spotfit.model.events import Blame, RoundClosed, Taken
 from spotfit.model.spec import Limits
 from spotfit.model.view import View
@@ -14,10 +15,16 @@ from spotfit.model.watch import Watch
 from spotfit.policy.actions import Wait
 from spotfit.policy.drain import (
     UNKNOWN_NOTICE_S,
+    LastChance,
+    LetFinish,
+    SaveLast,
+    TooLate,
+    TrainOn,
     last_words,
     leave_in_time,
     may_outlive,
     regroup,
+    save_at_notice,
 )
 from spotfit.testing.builders import (
     TOKEN,
@@ -292,3 +299,58 @@ def test_a_replacement_that_is_still_importing_is_not_changed_over_to() -> None:
     cold = a_seat(2, member=a_member(2, token=SPARE, node=0), warm=False)
     verdict = leaving(noticed(saved=True), seen(LEAVING, cold), 110.0)
     assert isinstance(verdict, Wait)
+
+
+# --- the save at a notice ------------------------------------------------------------------------
+
+GIB = 2**30
+
+
+def chance(left_s: float, **given: Any) -> LastChance:
+    """1 GiB, which takes 13.1 s at 100 MiB/s with all that belongs to it, or 3.3 s to a peer."""
+    usual: dict[str, Any] = {
+        "unsaved_s": 30.0,
+        "step_s": 0.5,
+        "costs": Costs(stall_s=0.5, slowdown=0.3, commit_s=20.0),
+        "size_bytes": GIB,
+        "bucket_bytes_per_s": 100 * 2.0**20,
+    }
+    return LastChance(left_s, **{**usual, **given})
+
+
+def test_with_time_to_spare_the_group_trains_on_and_saves_at_the_end() -> None:
+    verdict = save_at_notice(chance(120.0))
+    assert isinstance(verdict, TrainOn)
+    assert verdict.for_s == pytest.approx(120 - (0.5 + 0.5 + 1.2 * 10.24 + 1.0) - 0.5)
+    later = save_at_notice(chance(120.0 - verdict.for_s - 0.1))
+    assert isinstance(later, SaveLast)
+    assert later.way == "bucket"
+
+
+def test_much_that_is_unsaved_does_not_wait_for_the_end() -> None:
+    assert isinstance(save_at_notice(chance(120.0, unsaved_s=651.0)), SaveLast)
+    assert isinstance(save_at_notice(chance(120.0, unsaved_s=649.0)), TrainOn)
+
+
+def test_once_the_replacement_stands_ready_it_is_saved_at_once() -> None:
+    verdict = save_at_notice(chance(120.0, replaced=True))
+    assert isinstance(verdict, SaveLast)
+    assert "replacement stands ready" in verdict.why
+
+
+def test_a_peer_takes_what_the_bucket_cannot_take_in_time() -> None:
+    verdict = save_at_notice(chance(3.5, peer_bytes_per_s=1000 * 2.0**20))
+    assert isinstance(verdict, SaveLast)
+    assert verdict.way == "peer"
+
+
+def test_nothing_slows_down_the_save_on_its_way_when_no_other_fits() -> None:
+    assert isinstance(save_at_notice(chance(20.0, in_flight_s=10.0)), LetFinish)
+    assert isinstance(save_at_notice(chance(120.0, in_flight_s=10.0)), TrainOn)
+
+
+@pytest.mark.parametrize("speed", [0.0, 50 * 2.0**20])
+def test_without_time_nothing_is_begun(speed: float) -> None:
+    assert save_at_notice(chance(15.0, bucket_bytes_per_s=speed)) == TooLate(
+        "15 s are left: not enough for a save"
+    )

@@ -1,0 +1,238 @@
+"""How much of a group's time on recorded spot markets becomes training: ours, and who knew better.
+
+    python benchmarks/goodput.py                        # the recordings that are shipped
+    python benchmarks/goodput.py --traces FOLDER        # others, too
+    python benchmarks/goodput.py --plot docs/guides/goodput.svg
+
+Virtual time, the production policies; see `spotfit_localsim.goodput`.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.measure import RESULTS
+from benchmarks.tables import markdown
+from spotfit.core.units import told_seconds
+from spotfit.policy.cadence import Prior
+from spotfit.provision.api import Traits
+from spotfit_localsim.dice import Dice
+from spotfit_localsim.goodput import Ours, Setting, clairvoyant, every, goodput, lives
+from spotfit_localsim.traces import Trace, read_trace
+
+SHIPPED = Path(__file__).resolve().parent / "traces"
+NOTICE_S = {"gcp": 30.0, "aws": 120.0}
+FIXED_S = (60.0, 90.0, 135.0, 200.0, 300.0, 450.0, 600.0, 1000.0, 1500.0, 2300.0, 3600.0, 7800.0)
+FEWEST_LIVES = 10
+"""Of fewer, one reclaim more or less decides which interval was best."""
+AT_MOST = {False: 6.0, True: 2.0}
+"""Points below the clairvoyant, without and with notice."""
+NO_WORSE = 0.5
+"""Points below the best interval, found afterwards."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One recording, with or without notice; goodput in per cent, the mean over the seeds."""
+
+    trace: str
+    notice: bool
+    lives: int
+    life_s: float
+    bound: float
+    ours: float
+    fixed: Mapping[float, float]
+    """By interval."""
+
+    @property
+    def best(self) -> tuple[float, float]:
+        """The interval that would have been best, and its goodput."""
+        return max(self.fixed.items(), key=lambda one: one[1])
+
+    @property
+    def regret(self) -> float:
+        return self.bound - self.ours
+
+    @property
+    def ahead(self) -> float:
+        """Of the best fixed interval."""
+        return self.ours - self.best[1]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python benchmarks/goodput.py")
+    parser.add_argument("--traces", type=Path, action="append", default=[])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--plot", type=Path)
+    given = parser.parse_args(arguments)
+    paths = sorted({path.name: path for path in _recordings([SHIPPED, *given.traces])}.values())
+    rows = [row for path in paths for row in measured(read_trace(path), given.seeds)]
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / "goodput.json").write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    print(table(rows), verdict(rows), sep="\n")
+    if given.plot is not None:
+        given.plot.write_text(plot(rows))
+    return 0
+
+
+def _recordings(folders: Sequence[Path]) -> list[Path]:
+    """Those that count what there was at every look."""
+    named = [path for folder in folders for path in folder.glob("*.json")]
+    return [path for path in named if path.name.partition("_")[0] in ("gcp", "sp")]
+
+
+def measured(trace: Trace, seeds: int) -> list[Row]:
+    """Without notice and with it; nothing where too few groups lived and died."""
+    rows = [_row(trace, seeds, notice=notice) for notice in (False, True)]
+    return [row for row in rows if row is not None]
+
+
+def _row(trace: Trace, seeds: int, *, notice: bool) -> Row | None:
+    setting = Setting(notice_s=NOTICE_S["gcp" if "gcp" in trace.name else "aws"])
+    prior = Prior(Traits().life_s, machines=trace.most, announces=notice)
+    honoured = 0.9 if notice else 0.0
+    histories = [
+        lives(trace, trace.most, honoured=honoured, stream=Dice(seed).stream(trace.name))
+        for seed in range(seeds)
+    ]
+    if min(map(len, histories)) < FEWEST_LIVES:
+        return None
+    each = [life.lasts_s for history in histories for life in history]
+    return Row(
+        trace=trace.name,
+        notice=notice,
+        lives=len(histories[0]),
+        life_s=sum(each) / len(each),
+        bound=_mean([clairvoyant(history, setting) for history in histories]),
+        ours=_mean([goodput(history, setting, Ours(prior)) for history in histories]),
+        fixed={
+            apart_s: _mean([goodput(history, setting, every(apart_s)) for history in histories])
+            for apart_s in FIXED_S
+        },
+    )
+
+
+def _mean(shares: Sequence[float]) -> float:
+    return 100 * sum(shares) / len(shares)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A row a recording: first without notice, then with it; in brackets points below the bound."""
+    each = ("ours", "best fixed", "every 10m", "every 1h")
+    head = (
+        "recording",
+        "lives",
+        "mean life",
+        "clairvoyant",
+        *each,
+        *(f"{n}, notice" for n in each),
+    )
+    named = dict.fromkeys(row.trace for row in rows)
+    return markdown(head, [_cells([row for row in rows if row.trace == name]) for name in named])
+
+
+def _cells(both: Sequence[Row]) -> tuple[str, ...]:
+    first = both[0]
+    about = (first.trace, str(first.lives), told_seconds(first.life_s), f"{first.bound:.1f}")
+    return about + tuple(cell for row in both for cell in _shares(row))
+
+
+def _shares(row: Row) -> tuple[str, ...]:
+    apart_s, best = row.best
+    return (
+        f"**{row.ours:.1f}** ({row.regret:.1f})",
+        f"{best:.1f} at {apart_s:.0f} s",
+        f"{row.fixed[600.0]:.1f}",
+        f"{row.fixed[3600.0]:.1f}",
+    )
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """What was asked for, against what came out."""
+    return "\n".join(
+        _line([row for row in rows if row.notice is notice], AT_MOST[notice], notice=notice)
+        for notice in (False, True)
+        if any(row.notice is notice for row in rows)
+    )
+
+
+def _line(rows: Sequence[Row], at_most: float, *, notice: bool) -> str:
+    mean = sum(row.regret for row in rows) / len(rows)
+    over = [row for row in rows if row.regret > at_most]
+    worst = max(rows, key=lambda row: row.regret)
+    behind = min(rows, key=lambda row: row.ahead)
+    return (
+        f"{'With' if notice else 'Without'} notice: {mean:.2f} points below the clairvoyant on "
+        f"average ({_so(mean <= at_most)}: ≤ {at_most:g}), {len(rows) - len(over)} of {len(rows)} "
+        f"recordings within it, {worst.regret:.2f} at worst ({worst.trace}, lost every "
+        f"{told_seconds(worst.life_s)}); against each one's best fixed interval "
+        f"{behind.ahead:+.2f} at worst ({_so(behind.ahead >= -NO_WORSE)}: ≥ -{NO_WORSE:g})."
+    )
+
+
+def _so(reached: bool) -> str:  # noqa: FBT001  # the one question it answers
+    return "reached" if reached else "missed"
+
+
+# --- the plot --------------------------------------------------------------------------------
+
+_LEFT, _WIDTH, _LINE, _LEAST = 330, 520, 15, 70.0
+_COLOURS = {
+    "clairvoyant": "#999",
+    "best fixed": "#e08214",
+    "every 1h": "#c51b7d",
+    "ours": "#1b7837",
+}
+
+
+def plot(rows: Sequence[Row]) -> str:
+    """An SVG: a line a recording, a dot for each who saves."""
+    ordered = sorted(rows, key=lambda row: (row.notice, -row.life_s))
+    height = 60 + _LINE * len(ordered)
+    body = [_legend(), _scale(height), *(_dots(n, row) for n, row in enumerate(ordered))]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + 20}" height="{height}" '
+        f'font-family="sans-serif" font-size="10"><rect width="100%" height="100%" fill="#fff"/>\n'
+        + "\n".join(body)
+        + "\n</svg>\n"
+    )
+
+
+def _legend() -> str:
+    return "".join(
+        f'<circle cx="{_LEFT + 110 * n}" cy="14" r="4" fill="{colour}"/>'
+        f'<text x="{_LEFT + 8 + 110 * n}" y="18">{name}</text>'
+        for n, (name, colour) in enumerate(_COLOURS.items())
+    )
+
+
+def _scale(height: int) -> str:
+    return "".join(
+        f'<line x1="{_x(share)}" x2="{_x(share)}" y1="40" y2="{height - 10}" stroke="#ddd"/>'
+        f'<text x="{_x(share)}" y="36" text-anchor="middle">{share:g} %</text>'
+        for share in (70, 75, 80, 85, 90, 95, 100)
+    )
+
+
+def _dots(n: int, row: Row) -> str:
+    y = 50 + n * _LINE
+    shares = (row.bound, row.best[1], row.fixed[3600.0], row.ours)
+    dots = "".join(
+        f'<circle cx="{_x(share)}" cy="{y}" r="3.5" fill="{colour}"/>'
+        for share, colour in zip(shares, _COLOURS.values(), strict=True)
+    )
+    name = f"{row.trace.removeprefix('sp_')}{', notice' if row.notice else ''}"
+    return f'<text x="{_LEFT - 8}" y="{y + 3}" text-anchor="end">{name}</text>{dots}'
+
+
+def _x(share: float) -> str:
+    return f"{_LEFT + _WIDTH * (max(share, _LEAST) - _LEAST) / (100 - _LEAST):.1f}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,198 @@
+"""When the next checkpoint is to be saved: often enough for what may be lost, and no oftener.
+
+Facts go in, a verdict and its reason come out. Who decides, and how all ranks come to save the same
+step, stands in docs/guides/cadence.md: rank 0 asks `judge` after each of its steps, and what it
+tells the others is one number, `meeting_step`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import msgspec
+
+from spotfit.core.units import told_seconds
+from spotfit.model.cadence import Cadence, Costs, Endings, bracket
+
+FIRST_S = 30.0
+"""While nothing is measured: the first save comes after so long, and measures."""
+
+_PRIOR_ENDS = 1.0
+"""How many ends of groups the backend's word counts for."""
+_LIKE_ALL = 2.0
+"""How many ends an age counts for as having been ended like groups of all ages."""
+_PRIOR_NOTICES = 2.0
+"""How many ends the backend's word on notices counts for."""
+_HONOURED = 0.9
+"""The share of ends that a backend which gives notice is taken to announce."""
+_HEARD_IN_S = 0.5
+"""So long, at most, an order of rank 0 is on its way to the others, unless one was missed."""
+_MOST_MISSED = 6
+
+
+class Prior(msgspec.Struct, frozen=True):
+    """What is known of groups before one has been seen: from the backend's traits."""
+
+    life_s: float
+    """How long a machine is left to its user, on average."""
+    machines: int = 1
+    announces: bool = False
+    """Whether the backend announces the end of machines long enough before for a save."""
+
+
+class Outlook(NamedTuple):
+    """What is to be expected of a group."""
+
+    life_s: float
+    """How long it lives on, on average."""
+    announced: float
+    """The share of ends before which it can save."""
+
+
+class Interval(NamedTuple):
+    """How far apart saves are, from one's beginning to the next one's, and why."""
+
+    every_s: float
+    why: str
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """Where the training stands, as rank 0 sees it after a step."""
+
+    now: float
+    step: int
+    saved_at: float
+    """When the last save of this round began, or else when its training did."""
+    saved_step: int
+    """The step of the last save of this round, or else the one its training began at."""
+    in_flight: int = 0
+    """Saves that have begun and are not committed."""
+    room: bool = True
+    """Whether another snapshot could be held beside those in flight."""
+    epoch_ended: bool = False
+    """Whether an epoch has ended since the last save."""
+
+
+class Save(NamedTuple):
+    """Save now."""
+
+    why: str
+
+
+class Hold(NamedTuple):
+    """Save nothing yet; not before `until`, unless the step or something else makes one due."""
+
+    until: float
+    why: str
+
+
+def outlook(endings: Endings, prior: Prior, *, age_s: float) -> Outlook:
+    """How long a group of that age lives on, and whether it will be told of its end.
+
+    Lives are taken to end at a rate that depends on the age's bracket alone. Each rate has a gamma
+    prior, and so has the rate over all ages, which that of a bracket leans on; a count of ends with
+    a gamma prior has a gamma posterior, of which the mean is taken. The share of announced ends has
+    a beta prior. The group's own age counts as time that was watched.
+    """
+    known = endings.watched(age_s)
+    # Machines of one zone go in bulks: between going all together and each for itself.
+    life_s = prior.life_s / math.sqrt(prior.machines)
+    overall = (_PRIOR_ENDS + known.all_ended) / (_PRIOR_ENDS * life_s + sum(known.lived_s))
+    here = bracket(age_s)
+    rate = (_LIKE_ALL + known.ended[here]) / (_LIKE_ALL / overall + known.lived_s[here])
+    honoured = _PRIOR_NOTICES * _HONOURED if prior.announces else 0.0
+    announced = (honoured + known.announced) / (_PRIOR_NOTICES + known.all_ended)
+    return Outlook(1 / rate, announced)
+
+
+def best_interval(costs: Costs, ahead: Outlook, *, max_overhead: float) -> Interval:
+    """How often to save, so that saves and what is lost between them cost least together.
+
+    Of a save that costs `c`, and ends that come as a surprise every `m` on average, it is the root
+    of 2·c·m. The user's largest overhead may make it longer. Where a save is committed only after
+    that, the next one begins at once.
+    """
+    surprised = max(1e-6, 1 - ahead.announced)
+    root_s = math.sqrt(2 * costs.each_s * ahead.life_s / surprised)
+    least_s = costs.each_s / max_overhead
+    why = f"{_told_costs(costs)}; {_told_outlook(ahead)}"
+    if least_s > max(root_s, costs.commit_s):
+        return Interval(least_s, f"{why}; oftener would cost more than {max_overhead:.1%}")
+    if root_s <= costs.stall_s + costs.commit_s:
+        every_s = costs.stall_s + costs.commit_s
+        return Interval(every_s, f"{why}; the next save begins when the last is committed")
+    return Interval(root_s, why)
+
+
+def judge(
+    cadence: Cadence, moment: Moment, *, costs: Costs | None, ahead: Outlook | None
+) -> Save | Hold:
+    """Whether to save now. `costs` are None while nothing is measured; `ahead` may be without auto.
+
+    A step that is saved already is never saved again, and nothing begins without room for it.
+    """
+    if moment.step <= moment.saved_step:
+        return Hold(moment.now, "nothing was done since the last save")
+    verdict = _first_due(cadence, moment, costs, ahead)
+    if isinstance(verdict, Save) and not moment.room:
+        return Hold(moment.now, f"{moment.in_flight} saves are on their way, and hold all the room")
+    return verdict
+
+
+def meeting_step(step: int, *, step_s: float, missed: int = 0) -> int:
+    """The step after which all ranks save, decided by rank 0 after `step`.
+
+    Far enough ahead for the order to reach everybody first. A rank that hears of it too late does
+    not save, and what the others saved is not complete and never committed: that costs one save,
+    and `missed` of them in a row double the distance each.
+    """
+    heard_in_s = _HEARD_IN_S * 2.0 ** min(missed, _MOST_MISSED)
+    return step + max(1, math.ceil(heard_in_s / max(step_s, 1e-6)))
+
+
+def _first_due(
+    cadence: Cadence, moment: Moment, costs: Costs | None, ahead: Outlook | None
+) -> Save | Hold:
+    if cadence.epochs and moment.epoch_ended:
+        return Save("an epoch has ended")
+    if cadence.every_steps is not None and _steps_done(moment) >= cadence.every_steps:
+        return Save(f"{_steps_done(moment)} steps since the last save")
+    if cadence.every_s is not None:
+        why = f"every {told_seconds(cadence.every_s)}, as the user wants"
+        return _after(moment, Interval(cadence.every_s, why))
+    if cadence.auto:
+        return _by_itself(cadence, moment, costs, ahead)
+    return Hold(math.inf, "no time is set")
+
+
+def _by_itself(
+    cadence: Cadence, moment: Moment, costs: Costs | None, ahead: Outlook | None
+) -> Save | Hold:
+    if moment.in_flight:
+        return Hold(moment.now, "the last save is still on its way")
+    if costs is None or ahead is None:
+        return _after(moment, Interval(FIRST_S, "the first save, to measure what one costs"))
+    return _after(moment, best_interval(costs, ahead, max_overhead=cadence.max_overhead))
+
+
+def _after(moment: Moment, interval: Interval) -> Save | Hold:
+    due = moment.saved_at + interval.every_s
+    why = f"one every {told_seconds(interval.every_s)}: {interval.why}"
+    return Save(why) if moment.now >= due else Hold(due, why)
+
+
+def _steps_done(moment: Moment) -> int:
+    return moment.step - moment.saved_step
+
+
+def _told_costs(costs: Costs) -> str:
+    return (
+        f"a save costs {told_seconds(costs.each_s)} ({told_seconds(costs.stall_s)} standing still, "
+        f"{costs.slowdown:.0%} slower for {told_seconds(costs.commit_s)})"
+    )
+
+
+def _told_outlook(ahead: Outlook) -> str:
+    told = f"the group is lost every {told_seconds(ahead.life_s)}"
+    return f"{told}, {ahead.announced:.0%} of that announced in time" if ahead.announced else told

@@ -1,0 +1,31 @@
+"""Goodput: what is asked for is told from what came out, and drawn."""
+
+from benchmarks.goodput import FIXED_S, Row, plot, table, verdict
+
+
+def row(*, ours: float, notice: bool = False) -> Row:
+    fixed = {apart_s: 90.0 if apart_s == 300.0 else 80.0 for apart_s in FIXED_S}
+    return Row("gcp_zone", notice, 12, 7200.0, bound=96.0, ours=ours, fixed=fixed)
+
+
+def test_the_best_interval_is_the_one_that_would_have_been() -> None:
+    one = row(ours=91.0)
+    assert one.best == (300.0, 90.0)
+    assert (one.regret, one.ahead) == (5.0, 1.0)
+
+
+def test_what_was_asked_for_is_said_to_be_reached_or_missed() -> None:
+    said = verdict([row(ours=91.0), row(ours=93.0, notice=True)])
+    assert "5.00 points below the clairvoyant on average (reached: ≤ 6)" in said
+    assert "3.00 points below the clairvoyant on average (missed: ≤ 2)" in said
+    assert "-3.00 at worst (missed" in verdict([row(ours=87.0)])
+
+
+def test_a_recording_is_a_line_of_the_table_and_two_of_the_plot() -> None:
+    rows = [row(ours=91.0), row(ours=93.0, notice=True)]
+    (line,) = table(rows).splitlines()[2:]
+    assert line.startswith("| gcp_zone | 12 | 2.0 h | 96.0 | **91.0** (5.0) | 90.0 at 300 s")
+    assert "**93.0** (3.0)" in line
+    drawn = plot(rows)
+    assert drawn.startswith("<svg")
+    assert drawn.count(">gcp_zone") == 2
