@@ -15,6 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("anywhere", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("anywhere")  # a machine that is busy is no finding
 
 DEFAULT_SEED = 20_260_101
 VIRTUAL_TIME_ONLY = ("unit", "sim")

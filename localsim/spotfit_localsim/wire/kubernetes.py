@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from spotfit.host import clocks
+from spotfit.host import clocks, env
 from spotfit_localsim.wire.api import Access
 from spotfit_localsim.wire.http import Reply, Request
 from spotfit_localsim.wire.site import Machine, Site
@@ -78,7 +78,8 @@ class KubernetesCloud:
 
     @staticmethod
     def access(url: str) -> Access:
-        return Access({"server": url, "image": "spotfit/worker:sim", "grace_s": 4.0})
+        options = {"server": url, "image": "spotfit/worker:sim", "grace_s": 4.0}
+        return Access(options, {env.KUBERNETES_API.name: url})
 
     # --- requests ----------------------------------------------------------------------------
 
@@ -176,7 +177,7 @@ class KubernetesCloud:
         found = [
             one
             for one in self._objects(kind)
-            if space in (None, one["metadata"]["namespace"])
+            if space in (None, one["metadata"].get("namespace"))
             and wanted.items() <= one["metadata"].get("labels", {}).items()
         ]
         return {
@@ -187,7 +188,7 @@ class KubernetesCloud:
         }
 
     def _find(self, kind: str, space: str, name: str) -> Body:
-        found = self.memory.objects[kind].get(f"{space}/{name}")
+        found = next((one for one in self._objects(kind) if _is_called(one, space, name)), None)
         if found is None:
             raise StatusError(404, "NotFound", f'{kind} "{name}" not found')
         return found
@@ -222,6 +223,8 @@ class KubernetesCloud:
         return self.site.output(machine) if machine else ""
 
     def _objects(self, kind: str) -> list[Body]:
+        if kind == "nodes":
+            return [_node_of(machine) for machine in self.site.standing()]
         return list(self.memory.objects[kind].values())
 
     def _machine(self, pod: Body) -> Machine | None:
@@ -313,10 +316,18 @@ class KubernetesCloud:
             status |= {"phase": "Running", "podIP": self.site.host(machine), "startTime": _now()}
             pod["spec"]["nodeName"] = _node(machine)
         elif machine.notice_s is not None and "deletionTimestamp" not in pod["metadata"]:
-            # A node that goes is tainted, its pods are deleted: SIGTERM, then their grace.
+            # A node that goes is tainted; then its pods are deleted: SIGTERM, and their grace.
+            if not self._is_time_to_evict(machine):
+                return
             pod["metadata"]["deletionTimestamp"] = _now()
             _disrupted(status, "DeletionByTaintManager", "deleting due to NoExecute taint")
             self.site.send(machine, signal.SIGTERM)
+
+    def _is_time_to_evict(self, machine: Machine) -> bool:
+        """Half of its notice later: whoever drains a node needs a while for it."""
+        assert machine.notice_s is not None
+        assert machine.ends_s is not None
+        return clocks.wall_ms() / 1000 >= (machine.notice_s + machine.ends_s) / 2
 
     def _schedule(self, pod: Body) -> None:
         if "deletionTimestamp" in pod["metadata"] or pod["status"]["phase"] != "Pending":
@@ -375,8 +386,10 @@ class KubernetesCloud:
         told = {"JOB_COMPLETION_INDEX": str(_index(pod)), "KUBERNETES_SERVICE_HOST": ""}
         for source in container.get("envFrom", []):
             told |= self._secret(pod, source["secretRef"]["name"])
+        fields = {"status.podIP": self.site.host(machine), "spec.nodeName": _node(machine)}
         for variable in container.get("env", []):
-            told[variable["name"]] = variable.get("value") or self.site.host(machine)
+            field = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
+            told[variable["name"]] = variable.get("value") or fields[field]
         return told
 
     def _secret(self, pod: Body, name: str) -> dict[str, str]:
@@ -414,6 +427,11 @@ def _disrupted(status: Body, reason: str, message: str) -> None:
         known.append(condition)
 
 
+def _is_called(one: Body, space: str, name: str) -> bool:
+    meta = one["metadata"]
+    return bool(meta["name"] == name and meta.get("namespace", space) == space)
+
+
 def _is_owned(one: Body, uid: str) -> bool:
     return any(owner["uid"] == uid for owner in one["metadata"].get("ownerReferences", []))
 
@@ -444,6 +462,17 @@ def _encoded(text: str) -> str:
 
 def _node(machine: Machine) -> str:
     return f"spot-{machine.number}"
+
+
+def _node_of(machine: Machine) -> Body:
+    """With the taint that the termination handler of AWS leaves on nodes that are taken back."""
+    taint = {"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": _node(machine), "uid": _node(machine)},
+        "spec": {"taints": [taint]} if machine.notice_s is not None else {},
+    }
 
 
 def _now() -> str:

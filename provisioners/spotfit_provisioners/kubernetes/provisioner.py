@@ -49,7 +49,7 @@ class KubernetesProvisioner:
             notice_s=self.options.grace_s,
             requeues_itself=True,
             observe_s=5.0,
-            notices=("signal",),
+            notices=("signal", "kubernetes"),
         )
 
     def plan(self, request: GroupRequest) -> GroupPlan:

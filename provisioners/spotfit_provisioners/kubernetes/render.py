@@ -182,6 +182,10 @@ def _container(request: GroupRequest, options: KubernetesOptions) -> dict[str, A
         "command": list(COMMAND),
         "env": [
             {"name": "SPOTFIT_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {
+                "name": "SPOTFIT_KUBERNETES_NODE",
+                "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}},
+            },
             {"name": "SPOTFIT_SIGNAL_GRACE_S", "value": str(options.grace_s)},
         ],
         "envFrom": [{"secretRef": {"name": request.token}}],

@@ -58,6 +58,7 @@ from spotfit.provision.launch import Launch
 _EAGER_POLL_S = 0.05
 _EAGER_FOR_S = 3.0
 _LEADER_POLL_S = 0.1
+_NEARER_BY_S = 1.0
 
 
 class Agent:
@@ -327,16 +328,18 @@ class Agent:
     # --- notices and the end -----------------------------------------------------------------
 
     def _poll_notices(self, now: float) -> None:
-        if self._notice is not None:
-            return
         for source in self._notices:
             notice = source.poll(now)
-            if notice is not None:
+            if notice is not None and (self._notice is None or self._is_nearer(notice, now)):
                 self._notice = notice
                 if notice.seconds_left is not None:
                     self._drained_at = now + notice.seconds_left
                 self._net.send_up(Alarm(notice))
-                return
+
+    def _is_nearer(self, notice: Notice, now: float) -> bool:
+        """Whether the end comes well before what was known: a drain is told, then a SIGTERM."""
+        ends = float("inf") if notice.seconds_left is None else now + notice.seconds_left
+        return ends < self._drained_at - _NEARER_BY_S
 
     def _is_over(self) -> bool:
         view = self._ledger.view

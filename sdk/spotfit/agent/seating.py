@@ -24,14 +24,15 @@ class Seating:
         self.broken: set[AgentId] = set()
         """Whose connection was lost since the round was opened, back or not."""
         self.noticed_at: dict[AgentId, float] = {}
-        """When each was first known to announce its end."""
+        """When each said when its end will be; who says it again says nothing new."""
+        self._notices: dict[AgentId, Notice] = {}
         self.known: dict[tuple[Token, int], AgentId] = {}
         """Who sat here last from each machine."""
 
     def join(self, agent: AgentId, join: Join, now: float) -> None:
         """Give that agent a seat; its connection is new."""
         if join.notice is not None:
-            self.noticed_at.setdefault(agent, now)
+            self._note(agent, join.notice, now)
         self.seats[agent] = Seat(
             join.member,
             now,
@@ -102,9 +103,14 @@ class Seating:
         return seat is not None and seat.entered < number
 
     def warned(self, agent: AgentId, notice: Notice, now: float) -> None:
-        """That machine announced its end."""
-        self.noticed_at.setdefault(agent, now)
+        """That machine announced its end, or a nearer one."""
+        self._note(agent, notice, now)
         self.seats[agent] = replace(self.seats[agent], notice=notice)
+
+    def _note(self, agent: AgentId, notice: Notice, now: float) -> None:
+        if self._notices.get(agent) != notice:
+            self._notices[agent] = notice
+            self.noticed_at[agent] = now
 
     def spoiled(self, agent: AgentId, failure: RankFailure) -> None:
         """No worker can ever be started there."""

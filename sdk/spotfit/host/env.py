@@ -71,6 +71,12 @@ SIGNAL_GRACE_S = Setting(
     0.0,
     "how long a machine stays after SIGTERM, or after a notice that says no time, if known",
 )
+KUBERNETES_NODE = Setting(
+    "SPOTFIT_KUBERNETES_NODE", str, "", "in a pod: its node, whose taints tell that it will go"
+)
+KUBERNETES_API = Setting(
+    "SPOTFIT_KUBERNETES_API", str, "", "the API server, where a pod's own environment is wrong"
+)
 FORK = Setting("SPOTFIT_FORK", str, "auto", "'never' starts every worker in a new interpreter")
 HOME_DIR = Setting("SPOTFIT_HOME", str, "~/.spotfit", "where this user's keys are kept")
 PROVISIONER = Setting("SPOTFIT_PROVISIONER", str, "", "who gives machines, with options")
@@ -158,6 +164,8 @@ SETTINGS: tuple[Setting[object], ...] = (
     DEVICES,
     NOTICE_FILE,
     SIGNAL_GRACE_S,
+    KUBERNETES_NODE,
+    KUBERNETES_API,
     FORK,
     HOME_DIR,
     PROVISIONER,

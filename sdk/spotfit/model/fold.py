@@ -60,7 +60,7 @@ def _apply(view: View, event: Event) -> View:
             return replace(
                 view,
                 notices={**view.notices, agent: notice},
-                noticed_slots={**view.noticed_slots, agent: view.next_slot},
+                noticed_slots={agent: view.next_slot, **view.noticed_slots},
             )
         case RoundOpened(round=opened):
             return _open(view, opened)

@@ -85,7 +85,7 @@ class View(msgspec.Struct, frozen=True):
     """Machines lost in a row whose agent never had a place in a round."""
     notices: dict[AgentId, Notice] = {}
     noticed_slots: dict[AgentId, int] = {}
-    """In which slot each notice stands: what was committed after it is safe from it."""
+    """In which slot each was first noticed: what was committed after it is safe from it."""
     lost_agents: frozenset[AgentId] = frozenset()
     """Given up since the last round was opened, or at work beside it; of older ones no machine
     stands any more."""

@@ -87,8 +87,9 @@ def _end_on_trouble(view: View, watch: Watch, now: float) -> Iterator[Action]:
 
 def _note_notices(view: View, watch: Watch, now: float) -> Iterator[Action]:
     for agent, seat in watch.seats.items():
-        if seat.notice is not None and agent not in view.notices and agent not in view.lost_agents:
-            yield Write(Noticed(agent, seat.notice))
+        if seat.notice in (None, view.notices.get(agent)) or agent in view.lost_agents:
+            continue
+        yield Write(Noticed(agent, seat.notice))
 
 
 def _note_losses(view: View, watch: Watch, now: float) -> Iterator[Action]:

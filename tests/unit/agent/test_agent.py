@@ -483,6 +483,37 @@ def test_a_notice_is_told_to_all_and_its_machine_replaced_before_it_goes() -> No
     assert len(world.all_of(RoundClosed)) == 0, "a notice alone costs nothing"
 
 
+def test_a_nearer_end_is_told_as_well_and_counts() -> None:
+    world = World()
+    world.train()
+    leaving = world.holder(follower(world))
+    leaving.fate.notice = a_notice(seconds_left=None)
+    world.until(lambda: world.last(Noticed))
+    world.run(3.0)
+    leaving.fate.notice = a_notice(seconds_left=15.0)
+    world.until(lambda: len(world.all_of(Noticed)) == 2)
+    told_at = world.clock.now()
+    world.run(10.0)
+    assert len(world.all_of(Noticed)) == 2, "the same word is no news"
+    assert len(world.all_of(RoundClosed)) == 0
+    world.until(lambda: world.all_of(RoundClosed))
+    assert world.last(RoundClosed).why == "the time the notice gave is over"
+    assert world.clock.now() - told_at < 20.0, "one whose time nobody knows has 120 s"
+
+
+def test_a_farther_end_is_no_news() -> None:
+    world = World()
+    world.train()
+    leaving = world.holder(follower(world))
+    leaving.fate.notice = a_notice(seconds_left=30.0)
+    world.until(lambda: world.last(Noticed))
+    leaving.fate.notice = a_notice(seconds_left=60.0)
+    world.run(2.0)
+    leaving.fate.notice = a_notice(seconds_left=None)
+    world.run(2.0)
+    assert len(world.all_of(Noticed)) == 1
+
+
 def test_once_saved_and_replaced_the_group_moves_on_without_losing_a_step() -> None:
     world = World()
     world.train()

@@ -139,6 +139,15 @@ def test_a_warning_is_noted_with_the_time_it_was_first_heard() -> None:
     assert seating.noticed_at[B] == 17.0, "a connection that broke buys no time"
 
 
+def test_a_nearer_end_is_noted_anew() -> None:
+    seating, _, _ = a_table()
+    seating.warned(B, a_notice(seconds_left=None), 17.0)
+    seating.warned(B, a_notice(seconds_left=10.0), 25.0)
+    assert seating.noticed_at[B] == 25.0
+    seating.join(B, join_of(1, notice=a_notice(seconds_left=10.0)), 26.0)
+    assert seating.noticed_at[B] == 25.0
+
+
 def test_all_are_told() -> None:
     seating, mine, theirs = a_table()
     seating.tell_all(Halt(3))

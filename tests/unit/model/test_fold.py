@@ -113,6 +113,14 @@ def test_a_notice_remembers_where_it_stands() -> None:
     assert view.noticed_slots[an_agent(0)] > view.latest_committed_slot
 
 
+def test_a_nearer_notice_takes_the_place_of_the_first_and_what_was_saved_since_stays_safe() -> None:
+    first, nearer = a_notice(seconds_left=None), a_notice(seconds_left=15.0)
+    view = told(FitStarted(a_spec()), Noticed(an_agent(0), first), a_commit("c1"))
+    view = told(Noticed(an_agent(0), nearer), view=view)
+    assert view.notices == {an_agent(0): nearer}
+    assert view.noticed_slots[an_agent(0)] < view.latest_committed_slot
+
+
 def test_the_end_closes_what_is_open() -> None:
     view = told(FitStarted(a_spec()), RoundOpened(a_round(1)), FitEnded("finished"))
     assert (view.round, view.active) == (None, False)

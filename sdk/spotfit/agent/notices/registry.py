@@ -7,6 +7,7 @@ from collections.abc import Callable
 from spotfit.agent.notices.aws import AwsNotice
 from spotfit.agent.notices.file import FileNotice
 from spotfit.agent.notices.gcp import GcpNotice
+from spotfit.agent.notices.kubernetes import KubernetesNotice
 from spotfit.agent.notices.signal import SignalNotice
 from spotfit.agent.ports import NoticeSource
 from spotfit.host import plugins
@@ -16,6 +17,7 @@ _OURS: dict[str, Callable[[Callable[[], None]], NoticeSource]] = {
     "aws": AwsNotice,
     "file": FileNotice,
     "gcp": GcpNotice,
+    "kubernetes": KubernetesNotice,
     "signal": SignalNotice,
 }
 

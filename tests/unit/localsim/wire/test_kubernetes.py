@@ -88,6 +88,24 @@ def test_a_node_that_goes_disrupts_its_pod(sim: Simulator, api: Any) -> None:
         clock.wait(0.02)
 
 
+def test_a_node_with_a_notice_is_tainted_before_its_pod_is_deleted(
+    sim: Simulator, api: Any
+) -> None:
+    kubernetes.BatchV1Api(api).create_namespaced_job("default", JOB)
+    core, clock = kubernetes.CoreV1Api(api), SystemClock()
+    name = pods(api, "Running")[0].spec.node_name
+    assert core.read_node(name).spec.taints is None
+    machine = next(one for one in sim.site.standing() if name == f"spot-{one.number}")
+    sim.site.reclaim(machine, notice=True)
+    taints = core.read_node(name).spec.taints
+    assert [one.key for one in taints] == ["aws-node-termination-handler/spot-itn"]
+    (pod,) = [one for one in pods(api, "Running") if one.spec.node_name == name]
+    assert pod.metadata.deletion_timestamp is None
+    while pod.metadata.deletion_timestamp is None:
+        pod = core.read_namespaced_pod(pod.metadata.name, "default")
+        clock.wait(0.02)
+
+
 @pytest.mark.parametrize(
     ("call", "status"),
     [
