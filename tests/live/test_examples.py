@@ -13,19 +13,22 @@ from tests.house.tree import ROOT
 SAYS = {
     "01_hello_two_nodes.py": "all ranks add up to 6.0",
     "02_resume_after_reclaim.py": "counted to 100; taken away on the way: [Struck(",
+    "04_any_cloud.py": "local: 60 steps, total 1770",
+    "04_any_cloud.py sim://aws_batch": "sim://aws_batch: 60 steps, total 1770",
     "03_shard_and_reshard.py": "three workers: {'from': 30, 'to': 60",
 }
 
 
-@pytest.mark.parametrize("name", SAYS)
-def test_an_example_says_what_it_promises(name: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "examples" / name)]
+@pytest.mark.parametrize("command_line", SAYS)
+def test_an_example_says_what_it_promises(command_line: str, tmp_path: Path) -> None:
+    name, *arguments = command_line.split()
+    command = [sys.executable, str(ROOT / "examples" / name), *arguments]
     environment = os.environ | {"SPOTFIT_HOME": str(tmp_path / "keys"), "TMPDIR": str(tmp_path)}
     ran = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=100, check=False
     )
     assert ran.returncode == 0, ran.stderr
-    assert SAYS[name] in ran.stdout
+    assert SAYS[command_line] in ran.stdout
 
 
 def test_a_project_of_a_user_s_is_tested_on_a_spot_cloud(tmp_path: Path) -> None:
