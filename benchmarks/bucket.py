@@ -1,4 +1,4 @@
-"""A server that speaks S3, for both sides of a race: moto, in a process of its own."""
+"""A server that speaks S3, for both sides of a race: moto in a process of its own, or another."""
 
 import atexit
 import contextlib
@@ -10,41 +10,70 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
 
 NAME = "bench"
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench"}
+GIVEN = "SPOTFIT_BENCH_S3"
+"""The variable that names another server than moto; its keys are those of the environment."""
 PATIENCE_S = 60.0
+_FEW = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where it listens."""
+    """Where it listens, and who may write there."""
 
-    port: int
+    address: str
+    key_id: str
+    key: str
 
     @property
     def url(self) -> str:
         """The bucket, as every side takes it for its storage path."""
-        options = f"endpoint_override=127.0.0.1:{self.port}&scheme=http&region=us-east-1"
+        there = urlsplit(self.address)
+        options = f"endpoint_override={there.netloc}&scheme={there.scheme}&region=us-east-1"
         return f"s3://{NAME}/runs?{options}"
 
-    def empty(self) -> None:
-        """Forget all objects; the bucket is there."""
-        self._ask("POST", "/moto-api/reset")
-        self._ask("PUT", f"/{NAME}")
+    @property
+    def environment(self) -> dict[str, str]:
+        """What whoever wants to speak with it has to know."""
+        return {"AWS_ACCESS_KEY_ID": self.key_id, "AWS_SECRET_ACCESS_KEY": self.key}
 
-    def _ask(self, method: str, path: str) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
-        with contextlib.closing(connection):
-            connection.request(method, path, b"")
-            answer = connection.getresponse()
-            if answer.status != http.HTTPStatus.OK:
-                raise RuntimeError(f"{method} {path}: {answer.status} {answer.reason}")
+    def empty(self) -> None:
+        """Have the bucket, and nothing in it."""
+        client = self._client()
+        with contextlib.suppress(client.exceptions.BucketAlreadyOwnedByYou):
+            client.create_bucket(Bucket=NAME)
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=NAME):
+            found = [{"Key": one["Key"]} for one in page.get("Contents", ())]
+            for first in range(0, len(found), _FEW):
+                few = {"Objects": found[first : first + _FEW], "Quiet": True}
+                client.delete_objects(Bucket=NAME, Delete=few)
+
+    def _client(self) -> Any:
+        import boto3
+
+        return boto3.client(
+            "s3",
+            endpoint_url=self.address,
+            region_name="us-east-1",
+            aws_access_key_id=self.key_id,
+            aws_secret_access_key=self.key,
+        )
+
+
+def name() -> str:
+    """Which server it is, for whoever reads the figures."""
+    return os.environ.get(GIVEN, "moto")
 
 
 @functools.cache
 def server() -> Server:
-    """The one of this process, which ends with it."""
+    """The one of this process, which ends with it; or the one that `SPOTFIT_BENCH_S3` names."""
+    if given := os.environ.get(GIVEN):
+        keys = (os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"])
+        return Server(given, *keys)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -57,7 +86,7 @@ def server() -> Server:
     )
     atexit.register(running.kill)
     _wait_for(port)
-    return Server(port)
+    return Server(f"http://127.0.0.1:{port}", "bench", "bench")
 
 
 def _wait_for(port: int) -> None:

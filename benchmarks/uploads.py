@@ -1,6 +1,7 @@
 """report() with a checkpoint to S3: the time of a call, for one big file and for many small ones.
 
-Both sides write to the same server, which answers from one process: much of the time is its own.
+Both sides write to the same server. moto answers from one process: much of the time is its own.
+`SPOTFIT_BENCH_S3=http://host:port`, with keys in the environment, names another.
 """
 
 import argparse
@@ -28,7 +29,7 @@ def job(kind: str) -> Job:
     server = bucket.server()
     server.empty()
     config = KINDS[kind][1] | {"reports": REPORTS}
-    return Job("upload", config, workers=1, storage=server.url, environment=bucket.CREDENTIALS)
+    return Job("upload", config, workers=1, storage=server.url, environment=server.environment)
 
 
 def read(run: Run) -> Reading | None:
@@ -45,7 +46,7 @@ def figure(kind: str) -> Figure:
 
     return Figure(
         name=f"uploads_{kind}",
-        title=f"report() with a checkpoint to S3 (moto), {KINDS[kind][0]}",
+        title=f"report() with a checkpoint to S3 ({bucket.name()}), {KINDS[kind][0]}",
         unit="s",
         job=of,
         read=read,

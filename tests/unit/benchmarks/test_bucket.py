@@ -6,21 +6,22 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from benchmarks.bucket import CREDENTIALS, NAME, Server
+from benchmarks import bucket
+from benchmarks.bucket import NAME, Server
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     running.start()
-    yield Server(running.get_host_and_port()[1])
+    yield Server(f"http://127.0.0.1:{running.get_host_and_port()[1]}", "bench", "bench")
     running.stop()
 
 
 def test_nothing_is_left_of_the_run_before(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in CREDENTIALS.items():
+    for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    s3 = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{server.port}", region_name="us-east-1")
+    s3 = boto3.client("s3", endpoint_url=server.address, region_name="us-east-1")
     for _ in range(2):
         server.empty()
         assert "Contents" not in s3.list_objects_v2(Bucket=NAME)
@@ -29,4 +30,16 @@ def test_nothing_is_left_of_the_run_before(server: Server, monkeypatch: pytest.M
 
 def test_both_sides_find_it_by_one_address() -> None:
     address = "s3://bench/runs?endpoint_override=127.0.0.1:5&scheme=http&region=us-east-1"
-    assert Server(5).url == address
+    assert Server("http://127.0.0.1:5", "bench", "bench").url == address
+
+
+def test_another_server_is_taken_where_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = {
+        "SPOTFIT_BENCH_S3": "https://there:9000",
+        "AWS_ACCESS_KEY_ID": "me",
+        "AWS_SECRET_ACCESS_KEY": "x",
+    }
+    for name, value in named.items():
+        monkeypatch.setenv(name, value)
+    assert bucket.server.__wrapped__() == Server("https://there:9000", "me", "x")
+    assert bucket.name() == "https://there:9000"
