@@ -19,8 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.measure import RESULTS
 from benchmarks.tables import markdown
 from spotfit.core.units import told_seconds
-from spotfit.policy.cadence import Prior
-from spotfit.provision.api import Traits
+from spotfit.model.cadence import Market, Odds
 from spotfit_localsim.dice import Dice
 from spotfit_localsim.goodput import Ours, Setting, clairvoyant, every, goodput, lives
 from spotfit_localsim.traces import Trace, read_trace
@@ -94,7 +93,7 @@ def measured(trace: Trace, seeds: int) -> list[Row]:
 
 def _row(trace: Trace, seeds: int, *, notice: bool) -> Row | None:
     setting = Setting(notice_s=NOTICE_S["gcp" if "gcp" in trace.name else "aws"])
-    prior = Prior(Traits().life_s, machines=trace.most, announces=notice)
+    odds = Odds(Market(notice_s=setting.notice_s if notice else 0.0), machines=trace.most)
     honoured = 0.9 if notice else 0.0
     histories = [
         lives(trace, trace.most, honoured=honoured, stream=Dice(seed).stream(trace.name))
@@ -109,7 +108,7 @@ def _row(trace: Trace, seeds: int, *, notice: bool) -> Row | None:
         lives=len(histories[0]),
         life_s=sum(each) / len(each),
         bound=_mean([clairvoyant(history, setting) for history in histories]),
-        ours=_mean([goodput(history, setting, Ours(prior)) for history in histories]),
+        ours=_mean([goodput(history, setting, Ours(odds)) for history in histories]),
         fixed={
             apart_s: _mean([goodput(history, setting, every(apart_s)) for history in histories])
             for apart_s in FIXED_S

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from spotfit.model.cadence import Cadence, Costs, Endings
-from spotfit.policy.cadence import Moment, Prior, Save, judge, outlook
+from msgspec.structs import replace
+
+from spotfit.model.cadence import Cadence, Costs, Odds
+from spotfit.policy.cadence import Moment, Save, judge, outlook
 from spotfit.policy.drain import LastChance, SaveLast, TrainOn, save_at_notice
 from spotfit_localsim.dice import Stream
 from spotfit_localsim.traces import Trace
@@ -119,9 +121,8 @@ def every(interval_s: float) -> Pace:
 class Ours:
     """The production policy. It knows what the lives so far have taught it, and nothing ahead."""
 
-    prior: Prior
+    odds: Odds
     cadence: Cadence = field(default=Cadence(auto=True))
-    endings: Endings = field(default_factory=Endings)
     measured: bool = False
     """Whether anything was ever saved: until then nobody knows what that costs."""
 
@@ -137,15 +138,15 @@ class Ours:
     def learn(self, group: Group) -> None:
         """After its end."""
         life = group.life
-        saved = life.announced
-        self.endings = self.endings.with_end(life.lasts_s, saved=saved)
+        endings = self.odds.endings.with_end(life.lasts_s, saved=life.announced)
+        self.odds = replace(self.odds, endings=endings)
 
     def _next_look(self, group: Group) -> float:
         """When a save may be due; not later than now if one is."""
         if group.commits_at is not None:
             return group.commits_at
         moment = Moment(group.now, step=1, saved_at=group.saved_at, saved_step=0)
-        ahead = outlook(self.endings, self.prior, age_s=group.now)
+        ahead = outlook(self.odds, lived_s=group.now, last_save_s=group.setting.last_upload_s)
         costs = group.setting.costs if self.measured else None
         verdict = judge(self.cadence, moment, costs=costs, ahead=ahead)
         if isinstance(verdict, Save):

@@ -25,6 +25,7 @@ from spotfit.control.errands import Insistent
 from spotfit.core.codec import decoder, encode
 from spotfit.core.ids import AgentId
 from spotfit.ledger import keys
+from spotfit.model.cadence import Odds
 from spotfit.model.events import RankFailure
 from spotfit.model.view import View
 from spotfit.model.wire import (
@@ -195,6 +196,7 @@ class Shift:
             pulse_s=beat_s(spec.vigil.silent_s),
             log_level=spec.log_level,
             secret=self._launch.secret,
+            odds=Odds(spec.market, len(opened.places), view.endings, view.group_age_s),
             spec=msgspec.Raw(encode(spec)),
         )
 

@@ -33,6 +33,7 @@ from spotfit.frameworks.config import hooks_of
 from spotfit.host import clocks, dice, log
 from spotfit.ledger.journal import check_whole
 from spotfit.ledger.run import Ledger
+from spotfit.model.cadence import Market
 from spotfit.model.callbacks import TrainRunContext
 from spotfit.model.events import FitStarted
 from spotfit.model.spec import RunSpec, Tempo
@@ -120,7 +121,9 @@ def _write_down(request: FitRequest, cleared: Cleared, ledger: Ledger, key: RunK
         storage_url=cleared.store.url,
         luggage=msgspec.to_builtins(luggage),
     )
-    spec = replace(spec, tempo=_tempo(cleared.store, cleared.provisioner.traits))
+    traits = cleared.provisioner.traits
+    market = Market(traits.life_s, traits.notice_s)
+    spec = replace(spec, tempo=_tempo(cleared.store, traits), market=market)
     _offer(ledger, spec)
     return spec
 

@@ -91,6 +91,25 @@ class Endings(msgspec.Struct, frozen=True):
         return replace(self.watched(life_s), ended=tuple(counts), announced=announced)
 
 
+class Market(msgspec.Struct, frozen=True):
+    """What a backend says of its machines, before a run has seen any."""
+
+    life_s: float = 4 * 3600.0
+    """How long a machine is left to its user, on average."""
+    notice_s: float = 0.0
+    """How long before its end that is announced; 0: it is not."""
+
+
+class Odds(msgspec.Struct, frozen=True):
+    """What a group has to expect, as far as is known when its round opens."""
+
+    market: Market = Market()
+    machines: int = 1
+    endings: Endings = Endings()
+    age_s: float = 0.0
+    """How old the group is when the round opens: that changed its size may have been older."""
+
+
 def bracket(age_s: float) -> int:
     """Which bracket a group of that age is in."""
     return sum(age_s >= edge for edge in BRACKETS_S)

@@ -137,6 +137,9 @@ class RoundClosed(msgspec.Struct, frozen=True, tag="round_closed"):
     why: str
     failures: tuple[RankFailure, ...] = ()
     taken: Taken | None = None
+    lived_s: float | None = None
+    """How long it was open, by the clock of the leader who had opened it; None: another closed
+    it."""
 
 
 class ValidationAsked(msgspec.Struct, frozen=True):
@@ -160,6 +163,8 @@ class CheckpointCommitted(msgspec.Struct, frozen=True, tag="checkpoint_committed
     size_bytes: int = 0
     validation: ValidationAsked | None = None
     """Until it is validated, nobody may drop it."""
+    age_s: float | None = None
+    """How long its round had been open, by its leader's clock; None: it was over."""
 
     @property
     def mark(self) -> str:

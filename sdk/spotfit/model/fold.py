@@ -102,6 +102,7 @@ def _start(view: View, event: FitStarted) -> View:
         unvalidated=view.unvalidated,
         verdicts=view.verdicts,
         attempts=view.attempts,
+        endings=view.endings,
     )
 
 
@@ -195,12 +196,26 @@ def _broke_off(view: View, event: NodeLost) -> Place | None:
 
 def _close(view: View, event: RoundClosed, blame: Blame) -> View:
     return replace(
-        view,
+        _outlived(view, event),
         round=None,
         last_closed=event,
         failures={**view.failures, blame: view.failures.get(blame, 0) + 1},
         fruitless=view.fruitless + (blame not in (Blame.PREEMPTION, Blame.RESIZE)),
     )
+
+
+def _outlived(view: View, event: RoundClosed) -> View:
+    """What its end teaches of the lives of groups. That changes its size at will lives on.
+
+    Where the leader was lost with it nobody knows how long it lived: as long as it saved, at least.
+    """
+    age_s = view.group_age_s + (view.round_age_s if event.lived_s is None else event.lived_s)
+    places = view.round.places if view.round else ()
+    told = [view.noticed_slots[place.agent] for place in places if place.agent in view.notices]
+    if event.blame is Blame.RESIZE and not told:
+        return replace(view, group_age_s=age_s)
+    saved = bool(told) and view.latest_committed_slot > max(told)
+    return replace(view, endings=view.endings.with_end(age_s, saved=saved), group_age_s=0.0)
 
 
 def _open(view: View, opened: Round) -> View:
@@ -217,6 +232,7 @@ def _open(view: View, opened: Round) -> View:
         view,
         round=opened,
         last_round=opened,
+        round_age_s=0.0,
         round_slot=view.next_slot,
         stillborn=0,
         groups=groups,
@@ -243,6 +259,7 @@ def _commit(view: View, event: CheckpointCommitted) -> View:
         checkpoints=(*view.checkpoints, event),
         dropped=_without(view, event.name),
         fruitless=0,
+        round_age_s=view.round_age_s if event.age_s is None else event.age_s,
         latest_committed_slot=view.next_slot,
         unvalidated=(*view.unvalidated, event) if event.validation else view.unvalidated,
     )

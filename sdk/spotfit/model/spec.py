@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from spotfit.core.ids import RunId
+from spotfit.model.cadence import Market
 
 
 class Tempo(msgspec.Struct, frozen=True):
@@ -122,5 +123,6 @@ class RunSpec(msgspec.Struct, frozen=True):
     """Whether the workers of a node see each other's accelerators, whatever their framework."""
     vigil: Vigil = Vigil()
     tempo: Tempo = Tempo()
+    market: Market = Market()
     validation: ValidationSpec | None = None
     """None where the luggage holds nothing to validate with."""

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from spotfit.core.ids import AgentId, RunId, Token
+from spotfit.model.cadence import Endings
 from spotfit.model.events import (
     Blame,
     CheckpointCommitted,
@@ -114,6 +115,12 @@ class View(msgspec.Struct, frozen=True):
     """Why asking for a machine for validations is pointless."""
     training_ended: FitEnded | None = None
     """How the fit will end once nothing is left to validate."""
+    endings: Endings = Endings()
+    """How groups have ended, in all fits."""
+    group_age_s: float = 0.0
+    """How old the group was when the open round was opened: since the last loss."""
+    round_age_s: float = 0.0
+    """How long the open round had been open at its last commit."""
     cancelled: str | None = None
     ended: FitEnded | None = None
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from spotfit.model.cadence import Odds
 from spotfit.model.events import Blame, RankFailure, ValidationAsked
 from spotfit.model.world import Member, Notice
 
@@ -174,6 +175,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     log_level: str = "INFO"
     secret: str = ""
     """The run's key, as text; it never stands in argv, journal or logs."""
+    odds: Odds = Odds()
     spec: msgspec.Raw = msgspec.Raw(b"null")
     """The whole RunSpec, for context objects."""
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from spotfit.core.units import told_seconds
-from spotfit.model.cadence import Cadence, Costs, Endings, bracket
+from spotfit.model.cadence import Cadence, Costs, Odds, bracket
 
 FIRST_S = 30.0
 """While nothing is measured: the first save comes after so long, and measures."""
@@ -29,16 +29,6 @@ _HONOURED = 0.9
 _HEARD_IN_S = 0.5
 """So long, at most, an order of rank 0 is on its way to the others, unless one was missed."""
 _MOST_MISSED = 6
-
-
-class Prior(msgspec.Struct, frozen=True):
-    """What is known of groups before one has been seen: from the backend's traits."""
-
-    life_s: float
-    """How long a machine is left to its user, on average."""
-    machines: int = 1
-    announces: bool = False
-    """Whether the backend announces the end of machines long enough before for a save."""
 
 
 class Outlook(NamedTuple):
@@ -87,21 +77,25 @@ class Hold(NamedTuple):
     why: str
 
 
-def outlook(endings: Endings, prior: Prior, *, age_s: float) -> Outlook:
-    """How long a group of that age lives on, and whether it will be told of its end.
+def outlook(odds: Odds, *, lived_s: float, last_save_s: float = 0.0) -> Outlook:
+    """How long a group lives on whose round was opened so long ago, and whether it can save then.
+
+    `last_save_s` is what a save at a notice takes: a shorter notice is none.
 
     Lives are taken to end at a rate that depends on the age's bracket alone. Each rate has a gamma
     prior, and so has the rate over all ages, which that of a bracket leans on; a count of ends with
     a gamma prior has a gamma posterior, of which the mean is taken. The share of announced ends has
     a beta prior. The group's own age counts as time that was watched.
     """
-    known = endings.watched(age_s)
+    age_s = odds.age_s + lived_s
+    known = odds.endings.watched(age_s)
     # Machines of one zone go in bulks: between going all together and each for itself.
-    life_s = prior.life_s / math.sqrt(prior.machines)
+    life_s = odds.market.life_s / math.sqrt(odds.machines)
     overall = (_PRIOR_ENDS + known.all_ended) / (_PRIOR_ENDS * life_s + sum(known.lived_s))
     here = bracket(age_s)
     rate = (_LIKE_ALL + known.ended[here]) / (_LIKE_ALL / overall + known.lived_s[here])
-    honoured = _PRIOR_NOTICES * _HONOURED if prior.announces else 0.0
+    in_time = odds.market.notice_s > last_save_s
+    honoured = _PRIOR_NOTICES * _HONOURED if in_time else 0.0
     announced = (honoured + known.announced) / (_PRIOR_NOTICES + known.all_ended)
     return Outlook(1 / rate, announced)
 

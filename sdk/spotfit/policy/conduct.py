@@ -21,6 +21,7 @@ from spotfit.model.events import (
     Noticed,
     RankFailure,
     Released,
+    RoundClosed,
     RoundOpened,
 )
 from spotfit.model.view import View
@@ -109,7 +110,8 @@ def _release_the_lost(view: View, watch: Watch, now: float) -> Iterator[Action]:
 
 def _commit(view: View, watch: Watch, now: float) -> Iterator[Action]:
     for ready in watch.ready:
-        yield Write(_committed(ready))
+        here = view.round is not None and view.round.number == ready.round
+        yield Write(_committed(ready, age_s=_open_for_s(watch, now) if here else None))
 
 
 def _drop(view: View, watch: Watch, now: float) -> Iterator[Action]:
@@ -125,6 +127,14 @@ def _drop(view: View, watch: Watch, now: float) -> Iterator[Action]:
 
 
 def _close_the_round(view: View, watch: Watch, now: float) -> Iterator[Action]:
+    for action in _what_ends_the_round(view, watch, now):
+        if isinstance(action, Write) and isinstance(action.event, RoundClosed):
+            yield Write(replace(action.event, lived_s=_open_for_s(watch, now)))
+        else:
+            yield action
+
+
+def _what_ends_the_round(view: View, watch: Watch, now: float) -> Iterator[Action]:
     if view.round is None or watch.caretaker:
         yield from _close_a_dead_round(view, watch)
     elif _all_returned(view.round, watch):
@@ -286,7 +296,7 @@ def _rest(view: View, watch: Watch, now: float) -> Iterator[Action]:
         yield Rest()
 
 
-def _committed(ready: Ready) -> CheckpointCommitted:
+def _committed(ready: Ready, *, age_s: float | None) -> CheckpointCommitted:
     return CheckpointCommitted(
         ready.name,
         ready.round,
@@ -295,7 +305,13 @@ def _committed(ready: Ready) -> CheckpointCommitted:
         ready.ranks,
         ready.size_bytes,
         ready.validation,
+        age_s,
     )
+
+
+def _open_for_s(watch: Watch, now: float) -> float | None:
+    """How long the open round has been; only who opened it knows."""
+    return now - watch.turned_at if watch.turned_at > watch.led_since else None
 
 
 def _with_metrics(ended: FitEnded, watch: Watch) -> FitEnded:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from spotfit.model.cadence import Market
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatus
 from spotfit.model.software import UNKNOWN, Software
 from spotfit.provision.launch import Launch
@@ -20,7 +21,7 @@ class Traits:
     max_nodes: int = 10_000
     notice_s: float = 0.0
     """How long before a machine goes its notice comes."""
-    life_s: float = 4 * 3600.0
+    life_s: float = Market().life_s
     """How long a machine is left to its user, on average: a first guess, which counts as much as
     one reclaim that a run has seen itself."""
     requeues_itself: bool = False

@@ -12,6 +12,7 @@ from spotfit.agent.ports import FromAgent
 from spotfit.agent.shift import Shift
 from spotfit.core.codec import decoder, encode
 from spotfit.ledger import keys
+from spotfit.model.cadence import Endings, Market, Odds
 from spotfit.model.events import Blame, RankFailure
 from spotfit.model.view import View
 from spotfit.model.wire import (
@@ -160,6 +161,14 @@ def test_a_round_is_entered_with_everything_its_workers_need(node: Node) -> None
         "secret",
     )
     assert msgspec.json.decode(bytes(start.spec)) == msgspec.json.decode(encode(spec))
+
+
+def test_workers_are_told_what_their_group_has_to_expect(node: Node) -> None:
+    market = Market(life_s=7200.0, notice_s=30.0)
+    endings = Endings().with_end(600.0, saved=True)
+    spec, round_ = a_spec(market=market), a_round(3, members=WIDE)
+    node.follow(a_view(spec=spec, round=round_, endings=endings, group_age_s=50.0))
+    assert node.crew.workers[3].odds == Odds(market, 2, endings, 50.0)
 
 
 def test_a_round_is_entered_once(working: Node) -> None:

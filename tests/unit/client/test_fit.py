@@ -28,6 +28,7 @@ from spotfit.core.errors import (
 )
 from spotfit.frameworks.config import Backend, BackendConfig
 from spotfit.ledger import keys
+from spotfit.model.cadence import Market
 from spotfit.model.callbacks import UserCallback
 from spotfit.model.events import CheckpointCommitted, FitEnded
 from spotfit.ship.luggage import Luggage, Payload, fetch
@@ -48,6 +49,13 @@ def test_before_it_returns_machines_are_asked_for(door: Door) -> None:
     spec = door.view.spec
     assert spec is not None
     assert (spec.name, spec.storage_url, spec.workers_max) == ("digits", door.url, 2)
+
+
+def test_the_run_knows_what_its_backend_says_of_its_machines(door: Door) -> None:
+    begin(door.request())
+    assert door.view.spec is not None
+    traits = door.cloud.traits
+    assert door.view.spec.market == Market(traits.life_s, traits.notice_s)
 
 
 def test_machines_get_the_key_and_nobody_else(door: Door) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotfit.policy.cadence import Prior
-from spotfit.provision.api import Traits
+from spotfit.model.cadence import Market, Odds
 from spotfit_localsim.dice import Dice
 from spotfit_localsim.goodput import (
     Group,
@@ -65,8 +64,8 @@ def test_ours_is_close_to_who_knew_all_and_to_the_best_interval(
 ) -> None:
     trace = read_trace(BENCHMARKS / "traces" / "gcp_h100x1_16_us-central1-a.json")
     history = lives(trace, trace.most, honoured=honoured, stream=Dice(1).stream(trace.name))
-    prior = Prior(Traits().life_s, machines=trace.most, announces=honoured > 0)
-    ours = goodput(history, SETTING, Ours(prior))
+    odds = Odds(Market(notice_s=30.0 if honoured else 0.0), machines=trace.most)
+    ours = goodput(history, SETTING, Ours(odds))
     best = max(goodput(history, SETTING, every(60.0 * 2**n)) for n in range(7))
     assert clairvoyant(history, SETTING) - ours <= at_most
     assert best - ours <= 0.005

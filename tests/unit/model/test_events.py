@@ -53,12 +53,13 @@ def test_the_old_journal_still_means_what_it_meant() -> None:
         "eval/loss",
     )
     assert view.leads(AgentId("a-1"))
-    assert [one.name for one in view.checkpoints] == ["epoch-2", "epoch-3"]
+    assert [one.name for one in view.checkpoints] == ["epoch-2", "epoch-3", "epoch-4"]
     assert view.checkpoints[1].metrics == {"loss": 0.2, "accuracy": 0.9}
     assert (view.unvalidated, view.attempts) == ((), 1)
     assert view.training_ended is not None
     assert view.dropped == ("epoch-1",)
-    assert view.failures == {Blame.PREEMPTION: 2, Blame.NETWORK: 1, Blame.WORKER: 1}
+    assert view.failures == {Blame.PREEMPTION: 3, Blame.NETWORK: 1, Blame.WORKER: 1}
+    assert (view.endings.all_ended, view.endings.lived_s[3]) == (5, 0.0)
     assert view.last_refusal == "no capacity in this zone"
     assert [token for token, group in view.groups.items() if group.standing] == ["t-9"]
     assert view.lost_agents == frozenset(), "a round was opened since"

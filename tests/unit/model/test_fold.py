@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from spotfit.core.codec import decoder, encode
 from spotfit.core.ids import AgentId, Token
+from spotfit.model.cadence import Endings
 from spotfit.model.events import (
     Blame,
     CancelRequested,
@@ -438,3 +439,49 @@ def test_the_next_fit_takes_up_what_was_not_validated() -> None:
     view = told(FitEnded("cancelled"), FitStarted(a_spec()), view=cut_off)
     assert (view.unvalidated, view.validation, view.training_ended) == ((LATER,), None, None)
     assert (view.attempts, list(view.verdicts)) == (4, ["1-0"])
+
+
+# --- how long groups live --------------------------------------------------------------------
+
+
+def closed(lived_s: float | None, blame: Blame = Blame.PREEMPTION) -> RoundClosed:
+    return RoundClosed(1, blame, "gone", lived_s=lived_s)
+
+
+OPENED = (*GRANTED, RoundOpened(a_round(1)))
+ANNOUNCED = Noticed(an_agent(0), a_notice())
+
+
+@pytest.mark.parametrize("blame", [one for one in Blame if one is not Blame.RESIZE])
+def test_whatever_ends_a_group_counts_as_its_end(blame: Blame) -> None:
+    view = told(*OPENED, closed(700.0, blame))
+    assert view.endings == Endings().with_end(700.0, saved=False)
+
+
+def test_a_group_that_changes_its_size_lives_on() -> None:
+    view = told(*OPENED, closed(700.0, Blame.RESIZE), RoundOpened(a_round(2)))
+    assert (view.endings, view.group_age_s) == (Endings(), 700.0)
+    view = told(closed(100.0), view=view)
+    assert view.endings == Endings().with_end(800.0, saved=False)
+    assert view.group_age_s == 0.0
+
+
+def test_an_end_that_was_announced_counts_so_if_something_was_saved_after_the_notice() -> None:
+    in_time = told(*OPENED, ANNOUNCED, a_commit(), closed(700.0))
+    assert in_time.endings == Endings().with_end(700.0, saved=True)
+    too_early = told(*OPENED, a_commit(), ANNOUNCED, closed(700.0))
+    assert too_early.endings == Endings().with_end(700.0, saved=False)
+    smaller = told(*OPENED, ANNOUNCED, a_commit(), closed(700.0, Blame.RESIZE))
+    assert smaller.endings.announced == 1, "it goes on without the machine that leaves"
+
+
+def test_a_group_that_was_lost_with_its_leader_lived_until_it_last_saved_at_least() -> None:
+    view = told(*OPENED, a_commit(age_s=500.0), closed(None))
+    assert view.endings == Endings().with_end(500.0, saved=False)
+    again = told(RoundOpened(a_round(2)), closed(None), view=view)
+    assert again.endings.ended[0] == 2, "nothing was saved in its second life"
+
+
+def test_what_was_learned_of_groups_serves_the_next_fit() -> None:
+    view = told(*OPENED, closed(700.0), FitEnded("finished"), FitStarted(a_spec()))
+    assert view.endings.all_ended == 1

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotfit.model.cadence import Cadence, Costs, Endings, parse_cadence
+from spotfit.model.cadence import Cadence, Costs, Endings, Market, Odds, parse_cadence
 from spotfit.policy.cadence import (
     FIRST_S,
     Hold,
     Moment,
     Outlook,
-    Prior,
     Save,
     best_interval,
     judge,
@@ -26,7 +25,6 @@ from spotfit.policy.cadence import (
 COSTS = Costs(stall_s=0.5, slowdown=0.3, commit_s=20.0)
 HOURS = 3600.0
 AHEAD = Outlook(life_s=2 * HOURS, announced=0.0)
-PRIOR = Prior(life_s=4 * HOURS)
 AUTO = Cadence(auto=True)
 
 
@@ -104,46 +102,56 @@ def test_the_reason_names_what_it_was_found_from() -> None:
 # --- what is to be expected ------------------------------------------------------------------
 
 
+def seen(*lives_s: float, **given: Any) -> Odds:
+    """Groups of one machine, each lost after so long without a word."""
+    endings = Endings()
+    for life_s in lives_s:
+        endings = endings.with_end(life_s, saved=False)
+    return Odds(**{"market": Market(life_s=4 * HOURS), "endings": endings, **given})
+
+
 def test_before_anything_is_seen_the_backends_word_holds() -> None:
-    ahead = outlook(Endings(), PRIOR, age_s=0.0)
+    ahead = outlook(seen(), lived_s=0.0)
     assert ahead.life_s == pytest.approx(4 * HOURS)
     assert ahead.announced == 0.0
 
 
 def test_many_machines_are_lost_sooner_than_one_but_not_each_for_itself() -> None:
-    sixteen = Prior(4 * HOURS, machines=16)
-    assert outlook(Endings(), sixteen, age_s=0.0).life_s == pytest.approx(1 * HOURS)
+    assert outlook(seen(machines=16), lived_s=0.0).life_s == pytest.approx(1 * HOURS)
 
 
 def test_what_is_seen_soon_outweighs_the_backends_word() -> None:
-    endings = Endings()
-    for _ in range(20):
-        endings = endings.with_end(0.1 * HOURS, saved=False)
-    assert outlook(endings, PRIOR, age_s=0.0).life_s == pytest.approx(0.1 * HOURS, rel=0.4)
+    often = seen(*[0.1 * HOURS] * 20)
+    assert outlook(often, lived_s=0.0).life_s == pytest.approx(0.1 * HOURS, rel=0.4)
 
 
 def test_a_group_that_lives_on_is_ever_less_likely_to_be_lost() -> None:
-    lives = [outlook(Endings(), PRIOR, age_s=hours * HOURS).life_s for hours in (0, 1, 5, 50)]
+    lives = [outlook(seen(), lived_s=hours * HOURS).life_s for hours in (0, 1, 5, 50)]
     assert lives == sorted(lives)
     assert lives[-1] > 5 * lives[0]
 
 
+def test_a_group_is_no_younger_for_having_changed_its_size() -> None:
+    assert outlook(seen(age_s=5 * HOURS), lived_s=60.0) == outlook(seen(), lived_s=5 * HOURS + 60.0)
+
+
 def test_where_the_young_are_lost_saves_are_frequent_while_it_is_young() -> None:
-    endings = Endings()
-    for _ in range(20):
-        endings = endings.with_end(300.0, saved=False).with_end(5 * HOURS, saved=False)
-    young, old = (outlook(endings, PRIOR, age_s=age_s) for age_s in (60.0, 3 * HOURS))
+    odds = seen(*[300.0, 5 * HOURS] * 20)
+    young, old = (outlook(odds, lived_s=lived_s) for lived_s in (60.0, 3 * HOURS))
     assert every_s(COSTS, young, 0.5) < every_s(COSTS, old, 0.5) / 2
 
 
 def test_notices_are_believed_as_far_as_they_are_honoured() -> None:
-    announcing = Prior(4 * HOURS, announces=True)
-    assert outlook(Endings(), announcing, age_s=0.0).announced == pytest.approx(0.9)
-    endings = Endings()
-    for _ in range(18):
-        endings = endings.with_end(600.0, saved=False)
-    assert outlook(endings, announcing, age_s=0.0).announced == pytest.approx(0.09)
-    assert outlook(endings, PRIOR, age_s=0.0).announced == 0.0
+    announcing = Market(4 * HOURS, notice_s=30.0)
+    assert outlook(seen(market=announcing), lived_s=0.0).announced == pytest.approx(0.9)
+    let_down = seen(*[600.0] * 18, market=announcing)
+    assert outlook(let_down, lived_s=0.0).announced == pytest.approx(0.09)
+
+
+def test_a_notice_too_short_for_a_save_is_none() -> None:
+    short = seen(market=Market(4 * HOURS, notice_s=30.0))
+    assert outlook(short, lived_s=0.0, last_save_s=29.0).announced == pytest.approx(0.9)
+    assert outlook(short, lived_s=0.0, last_save_s=31.0).announced == 0.0
 
 
 # --- the verdict -----------------------------------------------------------------------------

@@ -183,6 +183,18 @@ def test_a_failed_round_saves_what_is_complete_before_it_closes() -> None:
     assert closed.blame is Blame.WORKER
 
 
+def test_how_long_a_round_lived_is_told_by_who_had_opened_it() -> None:
+    opener = a_watch(seats=BUSY, led_since=100.0, turned_at=400.0)
+    committed = written(OPEN, replace(opener, ready=(a_ready(),)))
+    assert committed.age_s == 600.0
+    failed = replace(opener, failures={0: RAISED}, doomed_since=NOW - 9)
+    assert written(OPEN, failed).lived_s == 600.0
+    successor = replace(failed, led_since=400.0)
+    assert written(OPEN, successor).lived_s is None
+    late = a_ready("c7", round=0)
+    assert written(OPEN, replace(opener, ready=(late,))).age_s is None, "its round is over"
+
+
 def test_a_failure_is_listened_to_for_a_moment_to_hear_its_cause() -> None:
     watch = a_watch(seats=BUSY, failures={0: RAISED}, doomed_since=NOW, stopped=False)
     wait = waited(OPEN, watch, NOW + 0.02)
