@@ -11,10 +11,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 EVERYDAY := not slow and not gpu and not cloud
-CODE := sdk provisioners localsim tests examples benchmarks
+CODE := sdk provisioners localsim tests examples benchmarks worker_image
 
 LIVE ?= 500
 VIRTUAL ?= 20000
+KIND ?= cpu
 
 .PHONY: help
 help: ## say what there is
@@ -70,8 +71,13 @@ docs: $(STAMP) ## check that links resolve and that code in the documents compil
 	$(PYTEST) -q tests/house/test_docs.py tests/house/test_examples.py
 
 .PHONY: pins
-pins: $(STAMP) ## write constraints.txt from what is installed
+pins: $(STAMP) ## write constraints.txt from what is installed, and the images' pins from that
 	$(BIN)/python .ci/pins.py > constraints.new && mv constraints.new constraints.txt
+	$(BIN)/python -m worker_image.pins
+
+.PHONY: image-check
+image-check: $(STAMP) ## take the steps of KIND=cpu (or cuda) images without Docker, and boot their agent
+	$(BIN)/python -m worker_image.check $(KIND)
 
 .PHONY: clean
 clean: ## remove everything that make has made, .venv included

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from spotfit.core.errors import ConfigError
+from spotfit_provisioners.kit import images
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +22,8 @@ class AwsBatchOptions:
     """Which queue comes first: as they are written, or by the present spot price of
     `instance_types` in their regions."""
     image: str = ""
-    """Container image that holds spotfit and what the training function imports."""
+    """Container image that holds spotfit and what the training function imports. `{python}` and
+    `{torch}` in its name are the versions of whoever calls `fit()`; see `kit.images`."""
     region: str = ""
     """'' asks the AWS configuration of whoever calls."""
     workers_per_node: int = 1
@@ -49,6 +51,7 @@ class AwsBatchOptions:
     """Where the API is, if not at AWS."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "image", images.chosen(self.image))
         if not 1 <= self.attempts <= 10:
             raise ConfigError(
                 f"AwsBatchOptions(attempts={self.attempts}): Batch allows 1 to 10.",

@@ -22,6 +22,7 @@ from spotfit.provision.launch import Launch
 from spotfit_provisioners.aws_batch import render, states
 from spotfit_provisioners.aws_batch.client import BatchClient, caller, cheapest_usd_per_hour
 from spotfit_provisioners.aws_batch.options import AwsBatchOptions
+from spotfit_provisioners.kit import images
 
 _FORGOTTEN = NodeStatus(NodeState.GONE, "AWS Batch does not remember it")
 _LET_GO = "spotfit has let it go"
@@ -50,6 +51,7 @@ class AwsBatchProvisioner:
             requeues_itself=self.options.attempts > 1,
             observe_s=10.0,
             notices=("aws", "signal"),
+            runs=images.software(self.options.image),
         )
 
     def plan(self, request: GroupRequest) -> GroupPlan:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.mistakes import Mistakes
+from spotfit_provisioners.kit import images
 
 MOST_RETRIES = 10
 
@@ -24,7 +25,8 @@ class GcpBatchOptions:
     zones: tuple[str, ...] = ()
     """Zones of the region that machines may come from; none named: all of them."""
     image: str = ""
-    """Container image that holds spotfit and what the training function imports."""
+    """Container image that holds spotfit and what the training function imports. `{python}` and
+    `{torch}` in its name are the versions of whoever calls `fit()`; see `kit.images`."""
     service_account: str = ""
     """Email of who the agents are: it reads and writes the bucket and asks for machines. '' is
     Compute Engine's default one."""
@@ -64,6 +66,7 @@ class GcpBatchOptions:
     """Where the API is, if not at Google. No credentials go to one that begins with http://."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "image", images.chosen(self.image))
         mistakes = Mistakes()
         mistakes.check(self._check_numbers)
         mistakes.check(self._check_places)

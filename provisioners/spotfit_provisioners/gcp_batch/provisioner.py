@@ -20,6 +20,7 @@ from spotfit.provision.launch import Launch
 from spotfit_provisioners.gcp_batch import render, states
 from spotfit_provisioners.gcp_batch.client import BatchClient
 from spotfit_provisioners.gcp_batch.options import GcpBatchOptions
+from spotfit_provisioners.kit import images
 
 _ENDED = ("SUCCEEDED", "CANCELLED", "CANCELLATION_IN_PROGRESS", "DELETION_IN_PROGRESS")
 
@@ -46,6 +47,7 @@ class GcpBatchProvisioner:
             requeues_itself=self.options.retries > 0,
             observe_s=10.0,
             notices=("gcp", "signal"),
+            runs=images.software(self.options.image),
         )
 
     def plan(self, request: GroupRequest) -> GroupPlan:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from spotfit.core.errors import ConfigError
+from spotfit_provisioners.kit import images
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +16,8 @@ class KubernetesOptions:
     provisioner: ClassVar[str] = "kubernetes"
 
     image: str = ""
-    """Container image that holds spotfit and what the training function imports."""
+    """Container image that holds spotfit and what the training function imports. `{python}` and
+    `{torch}` in its name are the versions of whoever calls `fit()`; see `kit.images`."""
     namespace: str = ""
     """'' is that of the context, or of the pod that asks."""
     context: str = ""
@@ -44,6 +46,7 @@ class KubernetesOptions:
     labels: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "image", images.chosen(self.image))
         if self.workers_per_node < 1:
             raise ConfigError("KubernetesOptions(workers_per_node) must be at least 1.")
         if self.shared_memory_mib < 0 or self.memory_per_cpu_gib <= 0 or self.grace_s < 0:

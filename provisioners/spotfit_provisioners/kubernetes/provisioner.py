@@ -10,6 +10,7 @@ from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatu
 from spotfit.provision.api import Refusal, Traits
 from spotfit.provision.checkup import Finding, look
 from spotfit.provision.launch import Launch
+from spotfit_provisioners.kit import images
 from spotfit_provisioners.kubernetes import render, states
 from spotfit_provisioners.kubernetes.client import Cluster, open_cluster
 from spotfit_provisioners.kubernetes.options import KubernetesOptions
@@ -50,6 +51,7 @@ class KubernetesProvisioner:
             requeues_itself=True,
             observe_s=5.0,
             notices=("signal", "kubernetes"),
+            runs=images.software(self.options.image),
         )
 
     def plan(self, request: GroupRequest) -> GroupPlan:

@@ -41,7 +41,7 @@ class TlsNet:
         self._uplink: Wire | None = None
         self._own_agent: AgentId | None = None
         """Who we are, while our uplink is our own hub."""
-        self._listener = _listen(host, port)
+        self._listener = listen(host, port)
         self._hub = _address(self._listener)
         loop.watch(self._listener, READ, self._accept)
 
@@ -190,7 +190,8 @@ class TlsNet:
             self._events.append(AgentLost(agent, why))
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """Where other machines call this one. Raises `ConfigError` where that is no address of ours."""
     try:
         family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.create_server(place[:2], family=family, backlog=_BACKLOG)

@@ -26,6 +26,11 @@ class Mistakes:
             self.add(error)
             return None
 
+    @property
+    def found(self) -> tuple[SpotfitError, ...]:
+        """What there is so far."""
+        return tuple(self._errors)
+
     def raise_all(self) -> None:
         """Raises the one mistake there is, or `ConfigErrors` with all of them."""
         if len(self._errors) == 1:

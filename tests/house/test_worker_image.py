@@ -1,0 +1,238 @@
+"""The image a node runs: what can be said of it without building one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spotfit.provision.launch import COMMAND
+from tests.house.tree import ROOT
+from worker_image import dockerfile, pins
+
+IMAGE = ROOT / "worker_image"
+KINDS = ("cpu", "cuda")
+SCRIPTS = sorted(IMAGE.glob("*.sh"))
+
+
+def stages(kind: str) -> list[dockerfile.Stage]:
+    return dockerfile.read(IMAGE / f"Dockerfile.{kind}", {"PYTHON": "3.12"})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_agent_is_started_by_nobody_else_and_is_not_root(kind: str) -> None:
+    final = stages(kind)[-1]
+    command, entrypoint, user = (final.last(word) for word in ("CMD", "ENTRYPOINT", "USER"))
+    assert command is not None
+    assert command.words() == list(COMMAND)
+    assert entrypoint is not None
+    assert Path(entrypoint.words()[0]).name == "spotfit-entrypoint"
+    assert user is not None
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user.rest), "by number: runAsNonRoot looks at that"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_of_the_users_is_in_it_and_no_port_is_promised(kind: str) -> None:
+    copied = [
+        step.words()[:-1]
+        for stage in stages(kind)
+        for step in stage.steps
+        if step.word == "COPY" and "--from=wheel" not in step.words()
+    ]
+    files = {word for words in copied for word in words if not word.startswith("--")}
+    ours = {"LICENSE", "README.md", "pyproject.toml", "sdk", "provisioners", "localsim"}
+    assert files - ours == {f"worker_image/constraints/{kind}.txt", "worker_image/entrypoint.sh"}
+    assert all((ROOT / name).exists() for name in files)
+    let_in = (ROOT / ".dockerignore").read_text().splitlines()
+    assert {name.partition("/")[0] for name in files} <= {
+        line[1:] for line in let_in if line[:1] == "!"
+    }
+    assert not re.search(r"^EXPOSE", (IMAGE / f"Dockerfile.{kind}").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_stages_have_the_python_that_was_asked_for(kind: str) -> None:
+    assert {stage.base for stage in stages(kind)} == {"python:3.12-slim-bookworm"}
+
+
+def test_the_two_files_differ_in_what_they_must() -> None:
+    """There is no include in Dockerfiles: what is meant to be the same is compared."""
+    cpu, cuda = ([(step.word, step.rest) for step in stages(kind)[0].steps] for kind in KINDS)
+    assert cpu == cuda
+    words = [[step.word for step in stages(kind)[-1].steps if step.word != "ARG"] for kind in KINDS]
+    words[1].remove("ENV")  # NVIDIA's
+    assert words[0] == words[1]
+
+
+def test_pins_are_the_projects_own() -> None:
+    assert pins.read("cpu") == pins.pinned(), "make pins"
+    assert (pins.CONSTRAINTS / "cpu.txt").read_text() == pins.text("cpu", pins.read("cpu"))
+
+
+def test_with_cuda_the_same_is_pinned_and_what_torch_brings() -> None:
+    cpu, cuda = pins.read("cpu"), pins.read("cuda")
+    more = cuda.keys() - cpu.keys()
+    assert cuda == {**cpu, **{name: cuda[name] for name in more}}, "make pins"
+    assert more
+    assert all(pins.CUDA.match(name) for name in more)
+
+
+def test_a_step_that_the_check_does_not_know_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "Dockerfile.odd"
+    file.write_text("FROM python:3.12\nONBUILD RUN true\n")
+    with pytest.raises(ValueError, match="ONBUILD is not understood"):
+        dockerfile.read(file, {})
+
+
+def test_a_dockerfile_is_read_as_docker_reads_it(tmp_path: Path) -> None:
+    file = tmp_path / "Dockerfile.odd"
+    file.write_text(
+        'ARG P=3.11\nFROM a:${P} AS one\n# no step\nRUN x \\\n  && y\nFROM one\nENV A=1 B="2 3"\n'
+        'CMD ["p", "-m"]\n'
+    )
+    one, two = dockerfile.read(file, {"P": "3.13"})
+    assert (one.base, one.name, one.steps) == (
+        "a:3.13",
+        "one",
+        [dockerfile.Step("RUN", "x    && y")],
+    )
+    assert two.steps[0].pairs() == {"A": "1", "B": "2 3"}
+    assert two.steps[1].words() == ["p", "-m"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_are_sound(script: Path) -> None:
+    subprocess.run(["sh", "-n", str(script)], check=True)
+    assert os.access(script, os.X_OK)
+    assert re.search(r"^set -eu", script.read_text(), re.MULTILINE)
+    if shutil.which("shellcheck"):
+        subprocess.run(["shellcheck", str(script)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "started"),
+    [
+        ([], "-m spotfit.agent"),
+        (["--check"], "-m spotfit.agent --check"),
+        (["python", "-c", "1"], "-c 1"),
+    ],
+)
+def test_the_entry_point_starts_the_agent_or_the_clouds_own_command(
+    given: list[str], started: str, tmp_path: Path
+) -> None:
+    stand_in(tmp_path / "python", 'echo "$$ $*"')
+    with subprocess.Popen(
+        [str(IMAGE / "entrypoint.sh"), *given],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        told, _ = process.communicate(timeout=20)
+        assert told.strip() == f"{process.pid} {started}", "the same process: signals reach it"
+
+
+def test_an_image_is_called_and_labelled_by_its_versions(tmp_path: Path) -> None:
+    stand_in(tmp_path / "docker", f'printf "%s\\n" "$@" > {tmp_path}/words')
+    done = subprocess.run(
+        [str(IMAGE / "bake.sh"), "cpu", "registry:5000/spotfit", "--push"],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHON": "3.12"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    version, torch = pyproject_version(), pins.read("cpu")["torch"]
+    name = f"registry:5000/spotfit:{version}-py3.12-torch{torch}-cpu"
+    assert done.stdout.strip() == name
+    words = (tmp_path / "words").read_text().splitlines()
+    assert {"PYTHON=3.12", name, "--push", "dev.spotfit.python=3.12"} <= set(words)
+    (packages,) = [word for word in words if word.startswith("dev.spotfit.packages=")]
+    assert f"torch=={torch}" in packages
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["cpu"], "was given 1 words"),
+        (["tpu", "spotfit"], "no pins"),
+        (["cpu", "spotfit"], "None of no-such-python is Python 3.11"),
+    ],
+)
+def test_a_bare_machine_that_will_not_do_is_told_why(
+    words: list[str], told: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [str(IMAGE / "vm_bootstrap.sh"), *words],
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "SPOTFIT_PYTHON": "no-such-python"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 64
+    assert told in done.stderr
+    assert "What to do" in done.stderr
+
+
+A_DOCKER = """
+case $1 in
+run) shift
+    case $1 in
+    --rm) shift 2; exec "$@" ;;
+    --name) name=$2; shift 3
+        "$@" > "$HERE/$name.log" & echo $! > "$HERE/$name.pid"
+        wait "$(cat "$HERE/$name.pid")" ;;
+    esac ;;
+logs) cat "$HERE/$2.log" ;;
+stop) kill "$(cat "$HERE/$4.pid")" ;;
+esac
+"""
+"""As much of docker as smoke.sh calls; an image is whatever `python` is on the path."""
+A_PYTHON = """
+case "$*" in
+*--check) echo '{REPORT}' ;;
+*spotfit.agent) exit {REFUSED} ;;
+*) exec {PYTHON} "$@" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("report", "refused", "told"),
+    [
+        ('{"user":10001,"complaints":[]}', 64, "keeps its promises"),
+        ('{"user":0,"complaints":[]}', 64, "the agent is root"),
+        ('{"user":10001,"complaints":[]}', 0, "ended with 0, not with 64"),
+    ],
+)
+def test_an_image_is_smoked(report: str, refused: int, told: str, tmp_path: Path) -> None:
+    stand_in(tmp_path / "docker", A_DOCKER)
+    words = {"REPORT": report, "REFUSED": str(refused), "PYTHON": sys.executable}
+    python = A_PYTHON
+    for name, word in words.items():
+        python = python.replace("{" + name + "}", word)
+    stand_in(tmp_path / "python", python)
+    done = subprocess.run(
+        [str(IMAGE / "smoke.sh"), "registry/spotfit:1"],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "HERE": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert told in done.stdout + done.stderr
+    assert (done.returncode == 0) == (told == "keeps its promises")
+
+
+def pyproject_version() -> str:
+    found = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def stand_in(program: Path, does: str) -> None:
+    program.write_text(f"#!/bin/sh\n{does}\n")
+    program.chmod(0o755)

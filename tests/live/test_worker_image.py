@@ -1,0 +1,31 @@
+"""The worker image without Docker: a Dockerfile's steps, taken here, and the agent they make."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.house.tree import ROOT
+from worker_image.check import NO_ROOM
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(2400),
+    pytest.mark.real_time("packages are really installed, and an agent really boots"),
+]
+
+
+def test_the_image_without_accelerators_keeps_its_promises() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "worker_image.check", "cpu"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == NO_ROOM:
+        pytest.skip(done.stdout.strip())
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    assert "cpu: the image keeps its promises." in done.stdout

@@ -1,0 +1,32 @@
+#!/bin/sh
+# Build the image, and label it with what is in it:
+#
+#   worker_image/bake.sh cpu|cuda REPOSITORY [OPTION OF DOCKER BUILD...]
+#
+# The tag says what `fit()` compares before it rents a machine: spotfit, Python and torch, as in
+# REPOSITORY:0.1.0-py3.11-torch2.13.0-cpu. The last line printed is the image's name; push it then.
+#
+#   PYTHON   which one, 3.11 to 3.13: that of whoever calls fit()   (that of python3 here)
+#   DOCKER   docker, or podman                                      (docker)
+set -eu
+
+kind=$1 repository=$2
+shift 2
+here=$(cd "$(dirname "$0")" && pwd)
+pins=$here/constraints/$kind.txt
+python=${PYTHON:-$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')}
+
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$here/../pyproject.toml")
+torch=$(sed -n 's/^torch==//p' "$pins")
+image=$repository:$version-py$python-torch$torch-$kind
+
+"${DOCKER:-docker}" build \
+    --file "$here/Dockerfile.$kind" \
+    --build-arg "PYTHON=$python" \
+    --label "org.opencontainers.image.title=spotfit" \
+    --label "org.opencontainers.image.version=$version" \
+    --label "dev.spotfit.python=$python" \
+    --label "dev.spotfit.packages=$(grep -v '^#' "$pins" | tr '\n' ' ')" \
+    --tag "$image" \
+    "$@" "$here/.." >&2
+echo "$image"
