@@ -46,7 +46,7 @@ _INSIDE = "--inside"
 _PATIENCE_S = 1200
 
 
-def main() -> int:
+def main() -> None:
     asked = argparse.ArgumentParser(description="Check an image without building it.")
     asked.add_argument("kind", choices=["cpu", "cuda"])
     asked.add_argument(_INSIDE, action="store_true", help=argparse.SUPPRESS)
@@ -54,13 +54,14 @@ def main() -> int:
     if told.inside:
         with tempfile.TemporaryDirectory(prefix="spotfit-image-") as folder, _layers(folder):
             check(told.kind, Path(folder))
-        return 0
-    if os.getuid() != 0 or not shutil.which("unshare"):
+    elif os.getuid() != 0 or not shutil.which("unshare"):
         print("This check needs root and unshare(1): it mounts layers of its own.")
-        return NO_ROOM
-    alone = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-    again = (sys.executable, "-m", "worker_image.check", told.kind, _INSIDE)
-    return subprocess.run([*alone, *again], cwd=ROOT, check=False).returncode
+        sys.exit(NO_ROOM)
+    else:
+        alone = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+        again = (sys.executable, "-m", "worker_image.check", told.kind, _INSIDE)
+        os.chdir(ROOT)
+        os.execvp(alone[0], [*alone, *again])  # noqa: S606 - whoever ends us ends all of it
 
 
 def check(kind: str, folder: Path) -> None:
@@ -282,4 +283,4 @@ def _mount(*words: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
