@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from worker_image import dockerfile, pins
 
@@ -81,12 +82,11 @@ def boots(image: "Layer", kind: str) -> None:
     """The image's promises, one by one."""
     said = image.run(*image.entrypoint, *image.command, expect=REFUSED)
     assert "was not told what to do" in said, "with no run to serve, the agent says so"
-    report = json.loads(image.run(*image.entrypoint, "--check"))
-    assert report == {**report, "complaints": [], "python": report["python"]}, report["complaints"]
+    report = _report(image.run(*image.entrypoint, "--check"))
     assert report["user"] != 0, "the agent is not root"
     assert report["python"].startswith(f"{PYTHON}."), report["python"]
     _as_pinned(report["packages"], kind)
-    bare = json.loads(image.run(*AGENT, "--check"))
+    bare = _report(image.run(*AGENT, "--check"))
     assert bare["user"] == report["user"], "a cloud's own command needs no entry point"
     assert image.signalled(*image.entrypoint, "python", "-c", _HEARS) == HEARD, "signals pass"
     hello = ROOT / "examples" / "01_hello_two_nodes.py"
@@ -106,9 +106,7 @@ def bare_machine(machine: "Layer", kind: str) -> None:
         machine.environment["SPOTFIT_TORCH"] = os.environ["TORCH_INDEX"]
     words = ("sh", "/opt/bootstrap/vm_bootstrap.sh", kind, f"/opt/bootstrap/{wheel.name}")
     said = machine.run(*words, "--check")
-    report = json.loads(said.strip().splitlines()[-1])
-    assert not report["complaints"], report["complaints"]
-    _as_pinned(report["packages"], kind)
+    _as_pinned(_report(said)["packages"], kind)
     again = machine.run(*words, "--check")
     assert "Installing" in said, said
     assert "Installing" not in again, "what is there is not installed again"
@@ -118,6 +116,14 @@ def _wheel(folder: Path) -> Path:
     words = ("-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder / "wheel"))
     subprocess.run([sys.executable, *words, str(ROOT)], check=True)
     return next((folder / "wheel").glob("spotfit-*.whl"))
+
+
+def _report(said: str) -> dict[str, Any]:
+    """What `--check` found, among whatever else was printed."""
+    (line,) = [line for line in said.splitlines() if line.startswith("{")]
+    report: dict[str, Any] = json.loads(line)
+    assert not report["complaints"], report["complaints"]
+    return report
 
 
 def _as_pinned(packages: Mapping[str, str], kind: str) -> None:
@@ -209,9 +215,8 @@ class Layer:
             stdin=subprocess.DEVNULL,
             timeout=_PATIENCE_S,
         )
-        told = done.stdout + done.stderr if expect else done.stdout
         assert done.returncode == expect, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
-        return told
+        return done.stdout + done.stderr
 
     def signalled(self, *words: str) -> int:
         """The exit code of a command that is sent SIGTERM once it has said something."""
