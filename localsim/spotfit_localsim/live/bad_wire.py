@@ -2,7 +2,8 @@
 hang for so long that whoever asked has given up when they are carried out.
 
 Run as a process (`python -m spotfit_localsim.live.bad_wire`); its first line of output is its
-address. `PUT /-/weather` changes how bad the wire is; `PUT /-/stall` lets all requests hang.
+address. `PUT /-/weather` changes how bad the wire is; `PUT /-/stall` lets all requests hang;
+`GET /-/asked` tells how many requests of each kind there were.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import http.client
 import sys
 import threading
+from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
@@ -23,6 +25,7 @@ from spotfit_localsim.dice import Dice, Stream
 
 WEATHER = "/-/weather"
 STALL = "/-/stall"
+ASKED = "/-/asked"
 _LOOK_EVERY_S = 0.1
 _NOT_PASSED_ON = ("connection", "host", "transfer-encoding", "keep-alive")
 
@@ -53,6 +56,7 @@ class BadWire:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
+        self.asked: Counter[str] = Counter()
         self.change(fair())
 
     def change(self, weather: Weather) -> None:
@@ -106,6 +110,10 @@ class Handler(BaseHTTPRequestHandler):
             self.wire.stall(msgspec.json.decode(body, type=float))
             self._answer(200, {}, b"")
             return
+        if self.path == ASKED:
+            self._answer(200, {}, encode(dict(self.wire.asked)))
+            return
+        self.wire.asked["LIST" if "list-type=" in self.path else self.command] += 1
         fate = self.wire.befall()
         if fate == "refused":
             self._answer(503, {}, b"")
@@ -169,12 +177,17 @@ def stall(address: str, seconds: float) -> None:
     _tell(address, STALL, encode(seconds))
 
 
-def _tell(address: str, path: str, body: bytes) -> None:
+def asked(address: str) -> dict[str, int]:
+    """How many requests of each kind the wire at that address has carried."""
+    counts: dict[str, int] = msgspec.json.decode(_tell(address, ASKED, b"", method="GET"))
+    return counts
+
+
+def _tell(address: str, path: str, body: bytes, *, method: str = "PUT") -> bytes:
     host, _, port = address.removeprefix("http://").partition(":")
-    connection = http.client.HTTPConnection(host, int(port))
-    connection.request("PUT", path, body)
-    connection.getresponse().read()
-    connection.close()
+    with contextlib.closing(http.client.HTTPConnection(host, int(port))) as connection:
+        connection.request(method, path, body)
+        return connection.getresponse().read()
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -52,6 +53,7 @@ class Simulator:
         self._lock = threading.RLock()
         self._metadata: dict[int, Server] = {}
         self._asked_at = _now()
+        self._asked: Counter[str] = Counter()
         self.tide = Tide(options, began_s=self._began_s())
         self.site = Site.open(root, self.tide)
         self.troubles = Troubles()
@@ -138,6 +140,7 @@ class Simulator:
         self._asked_at = _now()
         if request.path.startswith(OURS):
             return self._answer_ours(request)
+        self._asked[request.method] += 1
         if self.troubles.strikes("unavailable"):
             return Reply(503)
         reply = self.cloud.answer(request)
@@ -166,6 +169,8 @@ class Simulator:
                 self.site.close()
             self.leave.set()
             return {}
+        if what == "asked":
+            return dict(self._asked)
         if what == "alive":
             return {"cloud": self.options.cloud, "options": asdict(self.options)}
         raise ConfigError(f"Nothing is done at {OURS}{what}.")

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from spotfit.testing.clock import ManualClock
-from spotfit_localsim.live.bad_wire import BadWire, Weather, change_weather, serve, stall
+from spotfit_localsim.live.bad_wire import BadWire, Weather, asked, change_weather, serve, stall
 
 PATIENCE_S = 30.0
 
@@ -73,6 +73,13 @@ def test_in_fair_weather_everything_passes(address: str) -> None:
 
 def test_the_length_of_what_is_not_sent_passes_too(address: str) -> None:
     assert ask(address, "HEAD", b"12345").headers["Content-Length"] == "5"
+
+
+def test_it_counts_what_it_was_asked_for_by_kind(address: str) -> None:
+    for method in ("GET", "PUT", "PUT"):
+        ask(address, method)
+    assert asked(address) == {"GET": 1, "PUT": 2}
+    assert asked(address) == {"GET": 1, "PUT": 2}, "and not how often it was asked that"
 
 
 def test_what_is_refused_never_arrives(address: str) -> None:
