@@ -29,6 +29,7 @@ from spotfit.ship.function import Pickled, name_of, own_modules, pickled, takes_
 from spotfit.ship.sign import RunKey
 from spotfit.ship.unpack import code_key
 from spotfit.store.api import Store
+from spotfit.store.transfer import fetched
 
 AROUND = "train_func_context"
 """The name of the object that makes a context around the function, if one is packed."""
@@ -158,7 +159,7 @@ def carried(
 
 def fetch(luggage: Luggage, *, store: Store) -> bytes:
     """The envelope, as it may be handed to every worker of a node. Raises `IntegrityError`."""
-    envelope = store.get(function_key(luggage.sha256))
+    envelope = fetched(store, function_key(luggage.sha256))
     if _sha256(envelope) != luggage.sha256:
         raise IntegrityError(
             f"The luggage of {luggage.function} was changed after it was packed.",

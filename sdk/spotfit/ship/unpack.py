@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from spotfit.core.errors import IntegrityError
 from spotfit.store.api import Store
+from spotfit.store.transfer import fetched
 
 
 def code_key(sha256: str) -> str:
@@ -28,7 +29,7 @@ def unpacked(sha256: str, *, store: Store, into: Path) -> Path:
     """
     place = into / sha256
     if not place.is_dir():
-        unpack_bundle(store.get(code_key(sha256)), sha256, place=place)
+        unpack_bundle(fetched(store, code_key(sha256)), sha256, place=place)
     return place
 
 

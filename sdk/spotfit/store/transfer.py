@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
@@ -106,6 +107,17 @@ def download_tree(
             _fetch(store, f"{prefix}/{name}", part, record)
 
     _each(sizes, fetch, workers=workers)
+
+
+def fetched(store: Store, key: str) -> bytes:
+    """A whole object that may be big: by way of a file, whose parts have time on a slow wire.
+
+    Raises `NotFoundError`.
+    """
+    with tempfile.TemporaryDirectory(prefix="spotfit-") as folder:
+        place = Path(folder, "whole")
+        store.get_file(key, place)
+        return place.read_bytes()
 
 
 # ── up ───────────────────────────────────────────────────────────────────────────────────────────

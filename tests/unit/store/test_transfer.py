@@ -20,6 +20,7 @@ from spotfit.store.transfer import (
     SMALL_BYTES,
     FileRecord,
     download_tree,
+    fetched,
     upload_tree,
 )
 
@@ -275,3 +276,10 @@ def test_the_first_failure_ends_the_rest(tmp_path: Path) -> None:
     with pytest.raises(StoreError):
         upload_tree(store, "p", root, workers=1)
     assert len(store.sent) < 200
+
+
+def test_what_may_be_big_is_fetched_as_a_file_is() -> None:
+    store = Watched()
+    store.put("big", BIG)
+    assert fetched(store, "big") == BIG
+    assert store.fetched == ["big"]
