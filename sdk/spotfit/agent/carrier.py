@@ -25,6 +25,8 @@ class Order(NamedTuple):
     round: int
     rank: int
     carry: Carry
+    is_snapshot: bool = False
+    """Whether it is a snapshot: the training goes on without it, should it be lost."""
 
 
 Ended = Callable[[Order, Brought | Lost], None]

@@ -29,6 +29,7 @@ from spotfit.agent.ports import (
     Unheard,
 )
 from spotfit.agent.pulse import Pulse
+from spotfit.agent.snapshots import Snapshots
 from spotfit.agent.spawn import Spawner
 from spotfit.agent.zygote import Breed, Zygote, ZygoteKeeper, variables_for
 from spotfit.core.codec import decoder, encode
@@ -38,7 +39,21 @@ from spotfit.model import output
 from spotfit.model.carrier import Brought, Lost
 from spotfit.model.cradle import Awake, Born, Gone, Kind, Unfit
 from spotfit.model.spec import RunSpec
-from spotfit.model.wire import Alive, Carried, Carry, Raised, Saved, Start, ToWorker
+from spotfit.model.wire import (
+    Alive,
+    Carried,
+    Carry,
+    Files,
+    Gathered,
+    Named,
+    Raised,
+    Saved,
+    Snapshot,
+    Start,
+    ToWorker,
+    Uncarried,
+    Unsaved,
+)
 from spotfit.policy.failure import while_preparing
 from spotfit.ship.luggage import Luggage, Payload, check_environment, fetch
 from spotfit.ship.prepare import Prepared, prepare
@@ -47,6 +62,7 @@ from spotfit.store.api import Store
 
 _ALIVE = encode(Alive())
 _carries = decoder(Carry)
+_snapshots = decoder(Snapshot)
 
 Heard = Callable[[list[bytes]], None]
 Ended = Callable[[str, bool], None]
@@ -71,6 +87,7 @@ class LiveCrew:
         logs: LogShipper,
         scratch: str,
         slots: int,
+        segments: str = "",
     ) -> None:
         self._loop = loop
         self._keeper = keeper
@@ -78,6 +95,7 @@ class LiveCrew:
         self._key = key
         self._logs = logs
         self._scratch = Path(scratch)
+        self._snapshots = Snapshots(segments)
         self._slots = slots
         self._spawner = Spawner(loop)
         self._breed: Breed | None = None
@@ -122,6 +140,13 @@ class LiveCrew:
             self._start(start)
 
     def send(self, rank: int, frame: ToWorker) -> None:
+        match frame:
+            case Named():
+                self._name_snapshot(rank, frame)
+            case Gathered(kind="report", seq=n):
+                self._snapshots.forget(rank, n)
+            case _:
+                pass
         if rank in self._workers:
             self._workers[rank].send(encode(frame))
 
@@ -317,6 +342,7 @@ class LiveCrew:
     # --- workers -------------------------------------------------------------------------------
 
     def _start(self, start: Start) -> None:
+        start = self._snapshots.enter(start)
         child = Child(
             self._loop,
             heard=partial(self._hear, start.round, start.rank),
@@ -361,20 +387,32 @@ class LiveCrew:
     def _hear(self, round_number: int, rank: int, frames: list[bytes]) -> None:
         if self._pulse is not None and round_number == self._round and self._pulse.heard(rank):
             self._events.append(Unheard(round_number, rank, 0.0))
-        onward = [frame for frame in frames if not self._takes_over(round_number, rank, frame)]
+        passed = [self._passed(round_number, rank, frame) for frame in frames]
+        onward = [msgspec.Raw(frame) for frame in passed if frame is not None]
         if onward:
-            told = [msgspec.Raw(frame) for frame in onward]
-            self._events.append(Said(round_number, rank, told))
+            self._events.append(Said(round_number, rank, onward))
 
-    def _takes_over(self, round_number: int, rank: int, frame: bytes) -> bool:
-        """Whether it goes no further than this node: a sign of life, or a parcel."""
+    def _passed(self, round_number: int, rank: int, frame: bytes) -> bytes | None:
+        """What the hub is told; None of what goes no further than this node: a sign of life, or a
+        parcel."""
         if frame == _ALIVE:
-            return True
-        if not frame.startswith(b'{"type":"carry"'):
-            return False
-        assert self._carrier is not None
-        self._carrier.take(Order(round_number, rank, _carries.decode(frame)))
-        return True
+            return None
+        if frame.startswith(b'{"type":"carry"'):
+            assert self._carrier is not None
+            self._carrier.take(Order(round_number, rank, _carries.decode(frame)))
+            return None
+        if frame.startswith(b'{"type":"snapshot"'):
+            snapshot = _snapshots.decode(frame)
+            self._snapshots.keep(rank, snapshot)
+            return encode(Files(snapshot.n, snapshot.metrics, shares=True))
+        return frame
+
+    def _name_snapshot(self, rank: int, named: Named) -> None:
+        """A snapshot that has a name can go its way."""
+        order = self._snapshots.named(rank, named)
+        if order is not None:
+            assert self._carrier is not None
+            self._carrier.take(order)
 
     def _note_carried(self, order: Order, how: Brought | Lost) -> None:
         """The worker, if it still lives, and the leader are told as if it had done it itself."""
@@ -384,6 +422,11 @@ class LiveCrew:
             self._hear(order.round, order.rank, [told])
             if worker is not None:
                 worker.send(encode(Carried(carry.n, carry.name)))
+        elif order.is_snapshot:
+            log.warning("checkpoint.lost", name=carry.name, rank=order.rank, why=how.told)
+            self._hear(order.round, order.rank, [encode(Unsaved(carry.n, how.told))])
+            if worker is not None:
+                worker.send(encode(Uncarried(carry.n, how.told)))
         elif worker is not None:
             self._hear(order.round, order.rank, [encode(Raised(how.told, how.value))])
             worker.kill()

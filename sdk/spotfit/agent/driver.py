@@ -28,7 +28,7 @@ from spotfit.control.errands import Errands, Threaded
 from spotfit.core.clock import Clock
 from spotfit.core.errors import SpotfitError
 from spotfit.core.ids import AgentId
-from spotfit.host import clocks, dice, env, log, machine
+from spotfit.host import clocks, dice, env, log, machine, shared_memory
 from spotfit.ledger.run import Ledger
 from spotfit.model import output
 from spotfit.model.audience import Hello
@@ -99,6 +99,7 @@ def _drive(assignment: Assignment, zygotes: ZygoteKeeper, clock: Clock, opened: 
         logs=logs,
         scratch=scratch,
         slots=assignment.slots,
+        segments=str(opened.enter_context(shared_memory.folder_for(str(me)))),
     )
     opened.callback(_end_workers, crew, loop)
     for_journal = opened.enter_context(contextlib.closing(Threaded(loop.wake, _JOURNAL_THREADS)))

@@ -32,6 +32,8 @@ from spotfit.model.wire import (
     Running,
     Saved,
     Stage,
+    Uncarried,
+    Unsaved,
 )
 
 BACKLOG = 10_000
@@ -66,6 +68,7 @@ class Hub:
         world_size: int,
         *,
         name_for: Callable[[int], str],
+        base_for: Callable[[], str] = str,
         collective_timeout_s: float | None = None,
         collective_warn_s: float = 60.0,
         keep_all: bool = False,
@@ -74,6 +77,7 @@ class Hub:
         self.round = round_number
         self.world_size = world_size
         self._name_for = name_for
+        self._base_for = base_for
         self._keep_all = keep_all
         self._made = [0] * world_size
         self._kept: list[dict[int, tuple[msgspec.Raw, str | None]]] = [
@@ -106,6 +110,10 @@ class Hub:
         """Names for files that we upload, as they are given."""
         self._theirs: set[int] = set()
         """Reports whose files somebody brings by himself."""
+        self._sharing: set[int] = set()
+        """Reports whose files may be shared with the latest checkpoint."""
+        self._never: dict[int, str] = {}
+        """Reports some of whose files will not come, and why, told before all had made theirs."""
         self._latest: msgspec.Raw | None = None
 
     @property
@@ -149,6 +157,11 @@ class Hub:
         """Names of the checkpoints whose files are on their way, or wait for their entry."""
         return {one.name for one in self._saving.values()} | {one.name for one in self.ready}
 
+    @property
+    def bases(self) -> set[str]:
+        """Committed checkpoints whose files are shared by some that are on their way."""
+        return {one.base for one in self._saving.values()} - {""}
+
     def all_present(self, stage: Stage) -> bool:
         """Whether every rank waits to begin that stage."""
         here = self.returned if stage == "leave" else self._present.get(stage, ())
@@ -182,11 +195,14 @@ class Hub:
             case Files(n=n, metrics=metrics, dir_name=dir_name) as asked:
                 if n >= self._matched:
                     self._theirs |= set() if asked.ours else {n}
+                    self._sharing |= {n} if asked.shares else set()
                     self._collectives.join(rank, Key(REPORT, n), now, blocks=asked.blocks)
                     self._wishes.setdefault(n, {})[rank] = asked.validation
                 return self._report(rank, n, metrics, dir_name, files=True)
             case Saved(n=n, size_bytes=size_bytes):
                 self._save(rank, n, size_bytes)
+            case Unsaved(n=n, why=why):
+                return self._unsave(n, f"rank {rank}: {why}")
             case Gather() as gather:
                 return self._gather(rank, gather, now)
             case Present(stage=stage):
@@ -250,8 +266,11 @@ class Hub:
             self.given.append(Given(name, made=chosen is None))
         self._theirs.discard(n)
         first = wishes.get(ranks[0])  # whether it is validated is up to the first who brings files
-        self._saving[n] = _Saving(name, ranks, _metrics.decode(metrics), told, first)
-        return [(rank, Named(n, name, ranks, metrics)) for rank in ranks]
+        base = self._base_for() if n in self._sharing else ""
+        self._sharing.discard(n)
+        self._saving[n] = _Saving(name, ranks, _metrics.decode(metrics), told, first, base)
+        named: list[Answer] = [(rank, Named(n, name, ranks, metrics, base)) for rank in ranks]
+        return named + (self._unsave(n, self._never.pop(n)) if n in self._never else [])
 
     def _save(self, rank: int, n: int, size_bytes: int) -> None:
         saving = self._saving.get(n)
@@ -259,6 +278,20 @@ class Hub:
             return
         saving.done.add(rank)
         saving.size_bytes += size_bytes
+        self._tell_saved()
+
+    def _unsave(self, n: int, why: str) -> list[Answer]:
+        """It will never be complete: nobody waits for it any longer."""
+        saving = self._saving.pop(n, None)
+        if saving is None:
+            if n >= self._matched:
+                self._never[n] = why
+            return []
+        self._untold[n] = Told(n, saving.told, None)
+        self._tell_saved()
+        return [(rank, Uncarried(n, why)) for rank in saving.ranks]
+
+    def _tell_saved(self) -> None:
         for n, saved in self._newly_saved():
             self.ready.append(saved.ready(self.round, n))
             self._untold[n] = Told(n, saved.told, saved.name)
@@ -322,8 +355,10 @@ class _Saving:
         metrics: dict[str, Any],
         told: tuple[msgspec.Raw, ...],
         validation: ValidationAsked | None,
+        base: str = "",
     ) -> None:
         self.name = name
+        self.base = base
         self.validation = validation
         self.ranks = ranks
         self.metrics = metrics

@@ -131,6 +131,8 @@ class Leader:
         self._early: list[tuple[AgentId, Up | Ended | Stopped]] = []
         """Said in a round that our own store has not told us of yet."""
         self._tidying = Tidying(ledger.store, errands)
+        self._bases: set[str] = set()
+        """What uploads that outlive the last round share files with."""
         self._withheld: list[Answer] = []
         """Names that are given once what lies under them is deleted."""
         self._last_news: News | None = None
@@ -355,6 +357,7 @@ class Leader:
             opened.number,
             opened.world_size,
             name_for=self._name_for,
+            base_for=self._latest_name,
             collective_timeout_s=spec.collective_timeout_s,
             collective_warn_s=spec.collective_warn_s,
             keep_all=spec.callbacks,
@@ -409,6 +412,7 @@ class Leader:
         self._forget_the_round()
 
     def _forget_the_round(self) -> None:
+        self._bases = self._hub.bases if self._hub is not None else self._bases
         self._hub = self._warden = None
         if self._staging is not None:
             self._staging.close()
@@ -520,6 +524,11 @@ class Leader:
         )
         return self._watch
 
+    def _latest_name(self) -> str:
+        """The committed checkpoint that stays whatever comes; until then none does."""
+        latest = self._ledger.view.latest_checkpoint
+        return "" if latest is None else latest.name
+
     def _latest_metrics(self) -> dict[str, Any] | None:
         latest = self._hub.metrics if self._hub else None
         return latest if latest is not None else self._watch.metrics
@@ -573,7 +582,9 @@ class Leader:
     def _tidy(self, view: View, now: float) -> None:
         if self._hub is not None:
             self._note_names(self._hub)
-        self._tidying.go_on(view, self._hub.saving if self._hub else (), now)
+        hub = self._hub
+        bases = hub.bases if hub else self._bases
+        self._tidying.go_on(view, hub.saving if hub else (), now, bases)
         withheld, self._withheld = self._withheld, []
         self._answer(withheld)
 

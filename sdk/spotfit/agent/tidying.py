@@ -54,15 +54,21 @@ class Tidying:
         """Whether that name is being deleted, and must not be given to anybody yet."""
         return name == self._deleting
 
-    def go_on(self, view: View, saving: Collection[str], now: float) -> None:
-        """Start what is due, and take in what has come. A name that is in use again stays."""
+    def go_on(
+        self, view: View, saving: Collection[str], now: float, bases: Collection[str] = ()
+    ) -> None:
+        """Start what is due, and take in what has come. A name that is in use again stays.
+
+        `bases` are deleted later: what is being saved shares their files.
+        """
         for name, job in list(self._notes.items()):
             if self._errands.run(name, job, now) is not None:
                 del self._notes[name]
         self._look(view, now)
         in_use = {one.name for one in view.checkpoints} | set(saving)
-        while self._deleting is None and self._doomed:
-            self._begin(next(iter(self._doomed)), in_use)
+        for name in [one for one in self._doomed if one not in bases]:
+            if self._deleting is None:
+                self._begin(name, in_use)
         if self._deleting is not None:
             self._delete(self._deleting, now)
 

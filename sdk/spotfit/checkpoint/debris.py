@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from spotfit.checkpoint.drop import delete_below
-from spotfit.checkpoint.manifest import manifests_of
+from spotfit.checkpoint.drop import delete_all
+from spotfit.checkpoint.manifest import all_manifests
 from spotfit.ledger import keys
 from spotfit.store.api import Store
 
@@ -67,12 +67,12 @@ def discard(store: Store, name: str) -> None:
     What users wrote to a folder by themselves stays theirs. May be called again, by a successor
     too, and for a name already gone.
     """
-    parts = manifests_of(store, name)
+    manifests = all_manifests(store)
+    parts = [part for part in manifests if part.name == name]
     begun = _begun_in(store, name).get(name, _Begun())
     ours = begun.noted or any(not part.at for part in parts)
-    if ours and not any(part.at == name for part in parts):
-        delete_below(store, name)
-    delete_below(store, f"{keys.MANIFESTS}{name}")
+    is_ours = ours and not any(part.at == name for part in parts)
+    delete_all(store, name, manifests, {name} if is_ours else ())
 
 
 def _begun_in(store: Store, name: str = "") -> dict[str, _Begun]:

@@ -128,7 +128,7 @@ class Checkpoint(metaclass=_Named):
         removed when its last reader is done. Raises `IntegrityError`, naming the file, where one
         is missing or is not what was reported.
         """
-        if self.local_directory is not None:
+        if self.local_directory is not None and not self._shares:
             _check(self.local_directory, self._checked_files())
             yield str(self.local_directory)
             return
@@ -184,7 +184,7 @@ class Checkpoint(metaclass=_Named):
         return own_folder(Path(tempfile.gettempdir())) / f"checkpoint_tmp_{self._id}"
 
     def _copy(self, target: Path) -> None:
-        if self.local_directory is None:
+        if self.local_directory is None or self._shares:
             self._download(target)
             return
         if not self.local_directory.is_dir():
@@ -216,6 +216,11 @@ class Checkpoint(metaclass=_Named):
             raise _broken(self.path, record, "is missing") from missing
         if place.stat().st_size != record.size_bytes:
             raise _broken(self.path, record, "is not what was reported")
+
+    @property
+    def _shares(self) -> bool:
+        """Whether some of its files lie in the folders of earlier checkpoints."""
+        return any(file.at for file in self._files or ())
 
     def _checked_files(self) -> list[FileRecord]:
         """Its files, without the notes: those may change after it was reported."""

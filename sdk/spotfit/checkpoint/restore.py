@@ -47,11 +47,13 @@ def check_present(store: Store, name: str) -> None:
     """
     parts = _parts(store, name)
     folder = parts[0].folder
-    sizes = _sizes(store, folder)
-    for record in _merged(store, folder, [part for part in parts if part.folder == folder]):
-        if record.name == METADATA or sizes.get(record.name) == record.size_bytes:
+    records = _merged(store, folder, [part for part in parts if part.folder == folder])
+    sizes = {at: _sizes(store, at or folder) for at in {"", *(record.at for record in records)}}
+    for record in records:
+        found = sizes[record.at].get(record.name)
+        if record.name == METADATA or found == record.size_bytes:
             continue
-        how = "has another size" if record.name in sizes else "is missing"
+        how = "is missing" if found is None else "has another size"
         raise IntegrityError(
             f"The file {record.name!r} of checkpoint {name} in {store.url} {how}.",
             do="Restore it from a copy, or start a run of another name.",

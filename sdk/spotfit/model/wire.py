@@ -71,6 +71,28 @@ class Files(msgspec.Struct, frozen=True, tag="files"):
     validation: ValidationAsked | None = None
     ours: bool = True
     """Whether spotfit uploads the files; else the user does, or has, wherever he wants them."""
+    shares: bool = False
+    """Whether what is uploaded may share files of a checkpoint that is committed: `Named.base`."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, tag="snapshot"):
+    """The n-th report of this rank comes with a snapshot, whole in this segment of shared memory.
+
+    The agent sees to everything else, even if this worker dies: to the hub it says `Files`, and
+    takes the snapshot to the bucket once it has a name. The worker leaves the segment alone until
+    it hears `Carried` or `Uncarried`.
+    """
+
+    n: int
+    metrics: msgspec.Raw
+    segment: str
+
+
+class Unsaved(msgspec.Struct, frozen=True, tag="unsaved"):
+    """This rank's files of its n-th report will not come: there is no such checkpoint."""
+
+    n: int
+    why: str
 
 
 class Saved(msgspec.Struct, frozen=True, tag="saved"):
@@ -132,7 +154,9 @@ FromWorker = (
     | Outcome
     | Report
     | Files
+    | Snapshot
     | Saved
+    | Unsaved
     | Carry
     | Gather
     | Returned
@@ -164,6 +188,8 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     devices: tuple[str, ...] = ()
     scratch: str = ""
     """A directory of this run on this node, shared by its workers."""
+    segments: str = ""
+    """Where this node's snapshots lie; empty where nobody would bring them to the bucket."""
     collective_timeout_s: float | None = None
     relax_collectives: bool = False
     hooks: bool = False
@@ -206,6 +232,15 @@ class Named(msgspec.Struct, frozen=True, tag="named"):
     name: str
     ranks: tuple[int, ...]
     metrics: msgspec.Raw
+    base: str = ""
+    """A committed checkpoint that is not deleted before this one is: its files may be shared."""
+
+
+class Uncarried(msgspec.Struct, frozen=True, tag="uncarried"):
+    """The snapshot this worker gave away with its n-th report is lost; there may be others."""
+
+    n: int
+    why: str
 
 
 class Carried(msgspec.Struct, frozen=True, tag="carried"):
@@ -258,7 +293,17 @@ class Preempted(msgspec.Struct, frozen=True, tag="preempted"):
 
 
 ToWorker = (
-    Start | Proceed | Call | Named | Carried | Committed | Judged | Gathered | Overdue | Preempted
+    Start
+    | Proceed
+    | Call
+    | Named
+    | Carried
+    | Uncarried
+    | Committed
+    | Judged
+    | Gathered
+    | Overdue
+    | Preempted
 )
 
 # --- agent -> leader -------------------------------------------------------------------------

@@ -29,12 +29,14 @@ _AT_ONCE: Sequence[tuple[float, int]] = ((SMALL_BYTES, MOST_AT_ONCE), (BIG_BYTES
 """Up to which size how many; whatever the sizes, little of them is in memory at a time."""
 
 
-class FileRecord(msgspec.Struct, frozen=True):
+class FileRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """One file of a directory: its name below it with '/', its size, its SHA-256 in hex."""
 
     name: str
     size_bytes: int
     sha256: str
+    at: str = ""
+    """Whose folder it lies in, if not its own directory's: it was there already and is shared."""
 
 
 def upload_tree(
@@ -86,8 +88,9 @@ def download_tree(
     """Bring the files of `records` from `prefix` into `directory`, checked, or all there are.
 
     A file already there and equal to its record is kept; others of that name are replaced, further
-    ones left alone. Nothing is ever written outside `directory`. Raises `IntegrityError`, naming
-    the file, where one is missing, is not what its record says, or has a name that climbs out.
+    ones left alone. A shared one comes from the folder that its record names. Nothing is ever
+    written outside `directory`. Raises `IntegrityError`, naming the file, where one is missing, is
+    not what its record says, or has a name that climbs out.
     """
     checks = {record.name: record for record in records or ()}
     sizes = (
@@ -104,7 +107,8 @@ def download_tree(
             return
         place.parent.mkdir(parents=True, exist_ok=True)
         with appearing(place) as part:
-            _fetch(store, f"{prefix}/{name}", part, record)
+            folder = record.at if record is not None and record.at else prefix
+            _fetch(store, f"{folder}/{name}", part, record)
 
     _each(sizes, fetch, workers=workers)
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from spotfit.frameworks.torch.checkpoint import TorchCheckpoint as TorchCheckpoint
     from spotfit.frameworks.torch.config import TorchConfig as TorchConfig
     from spotfit.frameworks.torch.torchft_config import TorchftConfig as TorchftConfig
+    from spotfit.torch.checkpointer import Checkpointer as Checkpointer
     from spotfit.torch.loop import accelerate as accelerate
     from spotfit.torch.loop import backward as backward
     from spotfit.torch.loop import enable_reproducibility as enable_reproducibility
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from spotfit.torch.loop import prepare_optimizer as prepare_optimizer
 
 _HOMES = {
+    "Checkpointer": "spotfit.torch.checkpointer",
     "TorchCheckpoint": "spotfit.frameworks.torch.checkpoint",
     "TorchConfig": "spotfit.frameworks.torch.config",
     "TorchftConfig": "spotfit.frameworks.torch.torchft_config",
@@ -38,6 +40,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Checkpointer",
     "TorchCheckpoint",
     "TorchConfig",
     "TorchTrainer",

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import NoReturn
 
+from spotfit.checkpoint.bring import Brought as BroughtBefore
+from spotfit.checkpoint.bring import bring_snapshot
+from spotfit.checkpoint.bring import unpacked as unpacked_snapshot
 from spotfit.core.codec import decoder, encode
 from spotfit.host import frames
 from spotfit.model.carrier import Brought, FromCarrier, Lost, Take
@@ -21,6 +24,7 @@ from spotfit.worker.uploads import Uploads
 Say = Callable[[FromCarrier], None]
 _takes = decoder(Take)
 _store = cache(open_store)
+_known = BroughtBefore()
 
 
 def main(descriptor: int) -> NoReturn:
@@ -61,6 +65,8 @@ class Carrier:
 
 
 def _brought(body: bytes, store: Store) -> int:
+    if (snapshot := unpacked_snapshot(body)) is not None:
+        return bring_snapshot(store, snapshot, _known).size_bytes
     parcel = unpacked(body)
     manifest = bring(parcel, store)
     if parcel.delete:

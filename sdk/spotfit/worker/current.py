@@ -11,6 +11,7 @@ from spotfit.core.errors import SessionMisuseError
 from spotfit.model.preemption import PreemptionInfo
 from spotfit.model.reporting import CheckpointConsistencyMode
 from spotfit.worker.context import TrainContext
+from spotfit.worker.handover import Handover
 from spotfit.worker.reported import Luggage, ReportedCheckpoint
 
 
@@ -25,6 +26,11 @@ class TrainSession(Protocol):
     @property
     def devices(self) -> tuple[str, ...] | None:
         """Accelerators that are this worker's own; None in local mode, where nobody deals out."""
+        ...
+
+    @property
+    def snapshots(self) -> Handover:
+        """What a Checkpointer hands over and finds."""
         ...
 
     def report_metrics(self, metrics: dict[str, Any], dir_name: str | None = None) -> None:

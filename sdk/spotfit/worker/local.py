@@ -13,6 +13,7 @@ from spotfit.model.ranks import Ranks
 from spotfit.model.reporting import CheckpointConsistencyMode
 from spotfit.model.wire import Start
 from spotfit.worker.context import TrainContext
+from spotfit.worker.local_snapshots import LocalSnapshots
 from spotfit.worker.reported import Luggage, ReportedCheckpoint
 
 
@@ -46,7 +47,9 @@ class LocalSession:
         datasets: Mapping[str, Any] | None = None,
     ) -> None:
         self._peers = peers
-        self.context = TrainContext(_start(name, peers.ranks if peers else Ranks()), None)
+        ranks = peers.ranks if peers else Ranks()
+        self.context = TrainContext(_start(name, ranks), None)
+        self.snapshots = LocalSnapshots(ranks, self.broadcast, self._note_snapshot)
         self._given = dict(datasets or {})
         self._datasets: dict[str, Any] = {}
         """Those that were asked for."""
@@ -63,6 +66,10 @@ class LocalSession:
         """Remember both; nothing is uploaded, copied or deleted."""
         self.report_metrics(metrics)
         self.last_checkpoint = luggage.checkpoint
+
+    def _note_snapshot(self, metrics: dict[str, Any], checkpoint: Checkpoint) -> None:
+        self.report_metrics(metrics)
+        self.last_checkpoint = checkpoint
 
     def checkpoint(self) -> Checkpoint | None:
         """The last one reported."""

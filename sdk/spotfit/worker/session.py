@@ -47,6 +47,7 @@ from spotfit.model.wire import (
     Saved,
     Start,
     ToWorker,
+    Uncarried,
 )
 from spotfit.policy.retention import expendable, worst_to_best
 from spotfit.ship.function import pickled, unpickled
@@ -57,6 +58,7 @@ from spotfit.worker.context import TrainContext
 from spotfit.worker.inbox import Inbox
 from spotfit.worker.parcel import Parcel, bring, delete_local, uploaded_by
 from spotfit.worker.reported import Luggage, ReportedCheckpoint
+from spotfit.worker.snapshots import Snapshots
 from spotfit.worker.talk import Talk
 from spotfit.worker.uploads import Uploads
 
@@ -102,6 +104,8 @@ class Session:
         self._inbox = Inbox(talk, self._take, self._clock)
         self.calls = Calls(talk, self._inbox, hooks=start.hooks)
         """What a backend's hooks ask of this worker."""
+        self.snapshots = Snapshots(self, start, talk, store)
+        """What a Checkpointer hands over."""
         self._named: dict[int, Named] = {}
         self._gathered: dict[tuple[str, int], Gathered] = {}
         self._committed: Counter[str] = Counter()
@@ -124,16 +128,16 @@ class Session:
     def report_metrics(self, metrics: dict[str, Any], dir_name: str | None = None) -> None:
         """Send the next report, and go on: this is the path that must cost nothing."""
         body = metrics_to_json(metrics)
-        n, self.reports = self.reports, self.reports + 1
+        n = self.next_report()
         self._talk.send_report(n, body, dir_name)
         if n % _DRAIN_EVERY == 0:
-            self._drain()
+            self.drain()
 
     def report_files(self, metrics: dict[str, Any], luggage: Luggage) -> None:
         """Agree on the directory's name with all ranks, then upload, or have it uploaded."""
         self._check(luggage)
         n = self._send_files(metrics, luggage)
-        named = self._wait_for(partial(self._name_of, n))
+        named = self.wait_for(partial(self._name_of, n))
         if isinstance(named, Gathered):
             raise self._never(named)
         assert isinstance(named, Named)  # there was no time limit
@@ -155,16 +159,22 @@ class Session:
     def _name_of(self, n: int) -> Named | Gathered | None:
         return self._named.pop(n, None) or self._gathered.pop(("report", n), None)
 
+    def next_report(self) -> int:
+        """The number of a report that is about to be made."""
+        n, self.reports = self.reports, self.reports + 1
+        return n
+
     def close(self) -> None:
         """Wait for the uploads that are under way."""
         self._uploads.wait()
-        self._wait_for(lambda: None if self._given_away else True, what="its uploads")
+        self.wait_for(lambda: None if self._given_away else True, what="its uploads")
+        self.snapshots.close()
 
     # --- checkpoints -------------------------------------------------------------------------
 
     def checkpoint(self) -> Checkpoint | None:
         """What this worker reported last, once it is uploaded; else what the round began from."""
-        self._drain()
+        self.drain()
         return self._latest or self._restored
 
     def dataset(self, name: str | None) -> Any:
@@ -179,7 +189,7 @@ class Session:
         For `VALIDATED` nothing may be left to validate, either.
         """
         give_up_at = None if timeout_s is None else self._clock.now() + timeout_s
-        self._wait_for(
+        self.wait_for(
             lambda: True if self._brought <= self._committed else None,
             what="its checkpoints to be committed",
             timeout_s=timeout_s,
@@ -201,7 +211,7 @@ class Session:
         while view.unvalidated and self._spec.validation is not None:
             heard = self._judged
             left_s = None if give_up_at is None else give_up_at - self._clock.now()
-            more = self._wait_for(
+            more = self.wait_for(
                 partial(self._more_judged, heard),
                 what=f"{len(view.unvalidated)} checkpoints to be validated",
                 timeout_s=left_s,
@@ -225,7 +235,7 @@ class Session:
         seq = self._seqs[kind]
         self._seqs[kind] += 1
         self._talk.send(Gather(kind, seq, value, blocks=_in_main_thread()))
-        told = self._wait_for(partial(self._gathered.pop, (kind, seq), None), timeout_s=timeout_s)
+        told = self.wait_for(partial(self._gathered.pop, (kind, seq), None), timeout_s=timeout_s)
         if told is None:
             raise CollectiveTimeoutError(
                 f"{kind} timed out after {timeout_s} s on rank {self._start.rank}.", do=_IN_STEP
@@ -265,7 +275,7 @@ class Session:
         told = self.gather("broadcast_from_rank_zero", mine)
         return unpickled(told, what="broadcast")
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
         """Take what the agent has told: it must not pile up for one who only ever reports."""
         self._inbox.drain()
 
@@ -275,7 +285,7 @@ class Session:
 
     def preemption_info(self) -> PreemptionInfo | None:
         """Rank 0's knowledge, so that all ranks decide alike."""
-        self._drain()
+        self.drain()
         told = _preempted.decode(self.gather("preemption_info", encode(self._preempted)))
         if told is None:
             return None
@@ -290,7 +300,7 @@ class Session:
             folder = self._folder_of(luggage.checkpoint)
             name = folder if "/" not in folder else None
         body = msgspec.Raw(metrics_to_json(metrics))
-        n, self.reports = self.reports, self.reports + 1
+        n = self.next_report()
         ours = luggage.upload_fn is None and luggage.mode is not CheckpointUploadMode.NO_UPLOAD
         blocks, wish = _in_main_thread(), luggage.validation
         self._talk.send(Files(n, body, name, blocks, wish, ours))
@@ -374,7 +384,7 @@ class Session:
 
     # --- listening ---------------------------------------------------------------------------
 
-    def _wait_for(
+    def wait_for(
         self,
         ready: Callable[[], Found | None],
         *,
@@ -396,6 +406,8 @@ class Session:
                 log.warning("worker.waits", rank=self._start.rank, what=what, so_far_s=waited_s)
 
     def _take(self, frame: ToWorker) -> None:
+        if self.snapshots.take(frame):
+            return
         match frame:
             case Named():
                 self._named[frame.n] = frame
@@ -406,6 +418,8 @@ class Session:
             case Carried():
                 self._given_away.discard(frame.n)
                 self._note_saved(frame.n, frame.name)
+            case Uncarried():
+                return
             case Judged():
                 self._judged += 1
             case Preempted():

@@ -28,6 +28,8 @@ from spotfit.model.wire import (
     Returned,
     Running,
     Saved,
+    Uncarried,
+    Unsaved,
 )
 
 Frame = TypeVar("Frame")
@@ -452,3 +454,47 @@ def test_in_whatever_order_reports_come_each_is_told_once_and_in_order(
         assert [msgspec.json.decode(body) for body in one.metrics] == expected
     brought = [n for n in range(reports) if any((r, n) in with_files for r in range(world_size))]
     assert [ready.report for ready in hub.ready] == brought
+
+
+# --- snapshots -----------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_that_loses_a_part_is_given_up_and_holds_up_nobody() -> None:
+    hub = a_hub()
+    for n in (0, 1):
+        for rank in (0, 1):
+            take(hub, rank, files(n, f"c{n}"))
+    for rank in (0, 1):
+        take(hub, rank, Saved(1, "c1", 5))
+    take(hub, 0, Saved(0, "c0", 5))
+    assert not hub.ready
+    answers = take(hub, 1, Unsaved(0, "the disk is full"))
+    assert answers == [(rank, Uncarried(0, "rank 1: the disk is full")) for rank in (0, 1)], (
+        "everybody learns of it"
+    )
+    assert [one.name for one in hub.ready] == ["c1"]
+    assert [told.checkpoint for told in hub.told] == [None, "c1"]
+
+
+def test_a_part_that_is_lost_before_all_have_reported_is_remembered() -> None:
+    hub = a_hub()
+    take(hub, 1, files(0))
+    assert take(hub, 1, Unsaved(0, "why")) == []
+    answers = take(hub, 0, files(0, "c"))
+    assert [frame for _, frame in answers[2:]] == [Uncarried(0, "rank 1: why")] * 2
+    assert not hub.saving
+
+
+def test_what_may_share_files_is_told_with_whom_and_that_one_is_kept_meanwhile() -> None:
+    latest = ["a"]
+    hub = a_hub(base_for=lambda: latest[0])
+    sharing = msgspec.structs.replace(files(0, "b"), shares=True)
+    answers = [answer for rank in (0, 1) for answer in take(hub, rank, sharing)]
+    assert {named.base for _, named in only(Named, answers)} == {"a"}
+    latest[0] = "x"
+    assert hub.bases == {"a"}
+    for rank in (0, 1):
+        take(hub, rank, Saved(0, "b", 5))
+    assert hub.bases == set()
+    answers = [answer for rank in (0, 1) for answer in take(hub, rank, files(1, "plain"))]
+    assert {named.base for _, named in only(Named, answers)} == {""}

@@ -78,6 +78,20 @@ def test_a_name_that_is_in_use_again_stays() -> None:
     assert not house.busy()
 
 
+def test_what_others_share_files_with_goes_once_they_are_saved() -> None:
+    house = House()
+    for name in ("base", "other"):
+        house.save(name)
+        house.tidying.drop(name)
+    for _ in range(4):
+        house.tidying.go_on(a_view(), (), house.now, ("base",))
+        house.errands.finish()
+    assert house.holds("base")
+    assert not house.holds("other"), "and holds up nobody"
+    house.go_on(a_view())
+    assert not house.holds("base")
+
+
 def test_a_name_is_not_given_while_it_is_being_deleted() -> None:
     house = House()
     house.save("c0")

@@ -50,11 +50,17 @@ class Torch:
             "torch.distributed._functional_collectives",
             "torch.distributed.tensor",
             "torch.distributed.fsdp",
+            "torch.distributed.checkpoint",
+            "torch.distributed.checkpoint.state_dict",
             "torch._functorch._aot_autograd.descriptors",
             "torch._dynamo",
             "torch._inductor.utils",
             "torch.optim",
             "torch.utils.serialization.config",
+            "spotfit.torch.checkpointer",
+            "spotfit.frameworks.torch.arena",
+            "spotfit.frameworks.torch.position",
+            "spotfit.frameworks.torch.reading",
         ),
     )
     beside_peers = True  # NCCL's way between two GPUs of a node needs both to be seen

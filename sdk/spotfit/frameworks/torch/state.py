@@ -1,0 +1,128 @@
+"""The state of a training: model, optimizers and whatever else goes on from where it was."""
+
+from __future__ import annotations
+
+import random  # noqa: TID251 - it is the user's dice that are kept here
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.nn import Module
+from torch.optim import Optimizer
+
+State = dict[str, Any]
+
+
+class Training(NamedTuple):
+    """What is saved and restored together."""
+
+    model: Module
+    optimizers: Sequence[Optimizer] = ()
+    others: Mapping[str, Any] = {}
+    """By name, what has `state_dict` and `load_state_dict`: scheduler, scaler, and the user's."""
+
+    def state(self) -> State:
+        """All of it, nested; tensors are the ones in use, sharded as they are.
+
+        Weights and what optimizers know of them go by the weights' names, at any world size.
+        """
+        found: State = {"model": get_model_state_dict(self.model)}
+        if self.optimizers:
+            optimizers = list(self.optimizers)
+            found["optimizer"] = get_optimizer_state_dict(self.model, optimizers)
+        found["others"] = {name: split(one.state_dict()) for name, one in self.others.items()}
+        return found
+
+    def adopt(self, state: State) -> None:
+        """Go on from `state`, which has the form of `state()`."""
+        set_model_state_dict(self.model, state["model"])
+        if self.optimizers:
+            set_optimizer_state_dict(
+                self.model, list(self.optimizers), optim_state_dict=state["optimizer"]
+            )
+        for name, other in self.others.items():
+            other.load_state_dict(joined(**state["others"][name]))
+
+
+class Whole:
+    """A value that is kept as it is, whatever it is made of."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def split(value: Any) -> State:
+    """The same with its tensors apart: what remains is kept to the letter, keys and kinds."""
+    tensors: dict[str, torch.Tensor] = {}
+    return {"whole": Whole(_without(value, "", tensors)), "tensors": tensors}
+
+
+def joined(whole: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """What was split."""
+    return _with(whole.value if isinstance(whole, Whole) else whole, tensors)
+
+
+_TENSOR = "spotfit: tensor"
+
+
+def _without(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        tensors[name] = value
+        return (_TENSOR, name)
+    if isinstance(value, Mapping):
+        parts = {key: _without(part, f"{name}/{key}", tensors) for key, part in value.items()}
+        same = all(part is value[key] for key, part in parts.items())
+        return value if same else parts
+    if isinstance(value, list | tuple):
+        items = [_without(part, f"{name}/{n}", tensors) for n, part in enumerate(value)]
+        same = all(new is old for new, old in zip(items, value, strict=True))
+        return value if same else type(value)(items)
+    return value
+
+
+def _with(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    if isinstance(value, tuple) and len(value) == 2 and value[0] == _TENSOR:
+        return tensors[value[1]]
+    if type(value) is dict:
+        return {key: _with(part, tensors) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_with(part, tensors) for part in value)
+    return value
+
+
+def gpu_in_use() -> bool:
+    """Whether this process has touched a GPU."""
+    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+# --- dice ----------------------------------------------------------------------------------------
+
+
+def dice() -> State:
+    """How all dice of this process stand: Python's, numpy's if it is used, torch's, the GPU's."""
+    found: State = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if (numpy := sys.modules.get("numpy.random")) is not None:
+        kind, keys, place, has_gauss, gauss = numpy.get_state()
+        found["numpy"] = (kind, keys.tolist(), place, has_gauss, gauss)
+    if gpu_in_use():
+        found["cuda"] = torch.cuda.get_rng_state()
+    return found
+
+
+def put_back(found: State) -> None:
+    """Have the dice fall as they would have."""
+    random.setstate(found["python"])
+    torch.set_rng_state(found["torch"])
+    if "numpy" in found:
+        import numpy
+
+        numpy.random.set_state(found["numpy"])
+    if "cuda" in found and torch.cuda.is_available():
+        torch.cuda.set_rng_state(found["cuda"])

@@ -1,0 +1,337 @@
+"""Checkpointer: the whole state of a training, saved without stopping it, and gone on from."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from spotfit.core.errors import ConfigError, IntegrityError
+from spotfit.host import log
+from spotfit.host.clocks import SystemClock
+from spotfit.worker.current import current
+from spotfit.worker.pace import Pace
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.data import DataLoader
+
+    from spotfit.checkpoint.saved import Saved
+    from spotfit.frameworks.torch.arena import Arena
+
+SLOTS = 2
+"""So many snapshots of a rank may be on their way; a third waits for the first."""
+_PLAIN = ("model", "optimizer", "scheduler", "scaler")
+
+
+class Restored(NamedTuple):
+    """What a training goes on from."""
+
+    checkpoint: str
+    """Its name."""
+    step: int
+    """So many steps were done."""
+    epoch: int
+    """The epoch to go on with; the loader begins where that was left."""
+    source: str
+    """Where it was read from: 'bucket'."""
+
+
+class Checkpointer:
+    """Keeps model, optimizer and all else a training goes on from, without stopping it.
+
+    Every rank makes one, calls `restore` before its loop and `step` after each batch. A snapshot is
+    copied to memory that the node's agent shares, and the agent brings it to the bucket, even if
+    this process dies. Each rank saves its own shards, and its share of what all ranks hold alike;
+    any number of ranks can go on from it.
+
+    A snapshot that is committed is a checkpoint like any other: `Result.checkpoint`,
+    `get_checkpoint()` and `CheckpointConfig` know it.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        loader: DataLoader[Any] | None = None,
+        every: Any = "auto",
+        max_overhead: float | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`scheduler`, `scaler` and those in `extra` have `state_dict` and `load_state_dict`.
+
+        `loader` is this rank's: its place in the epoch is kept, too. `every` says when to save:
+        "auto", a time like "10m", a number of steps, "epoch", "at_notice", or a list of them.
+        "auto" weighs what a save costs against what may be lost, and spends `max_overhead` of the
+        time at most, 3.5 % where nothing else is said. Raises `ConfigError`.
+        """
+        session = current("spotfit.torch.Checkpointer")
+        from spotfit.frameworks.torch import position, shares, state
+
+        self._desk = session.snapshots
+        self._rank = session.context.get_world_rank()
+        self._world_size = session.context.get_world_size()
+        others = {"scheduler": scheduler, "scaler": scaler, **_checked(extra or {})}
+        self._training = state.Training(
+            model,
+            _listed(optimizer),
+            {name: one for name, one in others.items() if one is not None},
+        )
+        self._loader = loader
+        self._place: position.Position | None = None
+        if loader is not None and not position.keeps_its_own(loader):
+            self._place = position.position_in(loader, rank=self._rank, world_size=self._world_size)
+        self._shares = shares.Shares(self._rank, _gathered)
+        self._clock = SystemClock()
+        self._pace = Pace(
+            every, max_overhead, agreed=self._desk.agreed, leads=self._rank == 0, clock=self._clock
+        )
+        self._slots: list[_Slot] = []
+        self.steps = 0
+        """Steps the training has done, those before a restart too."""
+
+    # --- saving ------------------------------------------------------------------------------
+
+    def step(self, metrics: dict[str, Any] | None = None) -> None:
+        """One more batch is trained on, by every rank. Saves where that is due.
+
+        `metrics` come with the checkpoint: rank 0's are kept, and the score of `CheckpointConfig`
+        is looked up in them. They are no report by themselves.
+        """
+        self.steps += 1
+        if self._place is not None:
+            self._place.advance()
+        ends_epoch = self._place is not None and self._place.at_end
+        self._note_fates()
+        why = self._pace.due(self.steps, ends_epoch=ends_epoch)
+        if why is not None:
+            self._save(metrics or {}, why)
+
+    def save(self, metrics: dict[str, Any] | None = None) -> None:
+        """Save now, on every rank, whatever `every` says."""
+        self._save(metrics or {}, "asked for")
+
+    def _save(self, metrics: dict[str, Any], why: str) -> None:
+        slot = self._free_slot()
+        began = self._clock.now()
+        try:
+            self._take(slot.arena)
+        except OSError as full:
+            self._desk.withhold(metrics, f"There is no room for a snapshot: {full}")
+            return
+        slot.report = self._desk.give(metrics, slot.arena.path)
+        stall_s = self._clock.now() - began
+        self._pace.saved(self.steps, stall_s)
+        if self._rank == 0:
+            log.info("checkpoint.snapshot", step=self.steps, stall_s=round(stall_s, 4), why=why)
+
+    def _take(self, arena: Arena) -> None:
+        from spotfit.checkpoint.snapshot import Index, chunks_of
+        from spotfit.frameworks.torch.shares import plain
+        from spotfit.frameworks.torch.state import dice
+
+        share = self._shares.of(self._training.state())
+        values = plain(share.values, of=share.leaves)
+        own = plain({"dice": dice(), **self._loader_state()})
+        index = Index(
+            rank=self._rank,
+            world_size=self._world_size,
+            step=self.steps,
+            pieces=share.pieces,
+            leaves=share.leaves,
+            plain=values,
+            own=own,
+            epoch=self._place.epoch if self._place else 0,
+            consumed=self._place.consumed if self._place else 0,
+            chunks=chunks_of(share.pieces),
+        )
+        arena.fit(
+            share.pieces, index_bytes=2 * len(values) + 2 * len(own) + 400 * len(share.pieces)
+        )
+        arena.take(share.tensors)
+        arena.finish(index)
+
+    def _loader_state(self) -> dict[str, Any]:
+        if self._loader is None or self._place is not None:
+            return {}
+        inner = getattr(self._loader, "state_dict", None)
+        return {"loader": inner()} if inner is not None else {}
+
+    def _free_slot(self) -> _Slot:
+        """One that nobody reads any more; waits where there is none."""
+        for slot in self._slots:
+            if slot.report is None or self._desk.fate(slot.report) != "given":
+                return slot
+        if len(self._slots) < SLOTS:
+            self._slots.append(self._new_slot(len(self._slots)))
+            return self._slots[-1]
+        oldest = min(self._slots, key=lambda slot: slot.report or 0)
+        assert oldest.report is not None
+        began = self._clock.now()
+        self._desk.wait(oldest.report)
+        waited_s = round(self._clock.now() - began, 3)
+        log.warning(
+            "checkpoint.waited",
+            rank=self._rank,
+            step=self.steps,
+            waited_s=waited_s,
+            why=f"{SLOTS} snapshots were on their way to the bucket",
+        )
+        return oldest
+
+    def _new_slot(self, number: int) -> _Slot:
+        from spotfit.frameworks.torch.arena import Arena
+
+        def path_for(folder: Path, version: int) -> Path:
+            return self._desk.path_for(folder, number, version)
+
+        return _Slot(Arena(self._desk.folders, path_for))
+
+    def _note_fates(self) -> None:
+        if self._rank == 0:
+            for slot in self._slots:
+                if slot.report is not None:
+                    self._pace.note(slot.report, self._desk.fate(slot.report))
+
+    # --- restoring ---------------------------------------------------------------------------
+
+    def restore(self) -> Restored | None:
+        """Go on from the newest checkpoint that is whole; None where the run has none.
+
+        All ranks have to call it, before their loops. One that is damaged is told of, and an
+        earlier one taken. Raises `IntegrityError` where none is left, and `ConfigError` where model
+        or optimizer are not those that were saved.
+        """
+        if self._desk.begun_from is None:
+            return None
+        found_any = False
+        for name in self._candidates():
+            saved, broken = self._opened(name)
+            if saved is None and broken is None:
+                continue  # a report of the user's own
+            found_any = True
+            if saved is not None and broken is None:
+                broken = self._loaded(saved)
+            trouble = next(filter(None, _gathered(broken)), None)
+            if trouble is None and saved is not None:
+                return self._restored(saved)
+            log.error("checkpoint.broken", name=name, why=trouble, instead="an earlier one")
+        if not found_any:
+            return None
+        raise IntegrityError(
+            "No checkpoint of this run can be read any more.",
+            do="Look at the log for what is broken, restore it from a copy, or name a new run.",
+        )
+
+    def _candidates(self) -> Iterator[str]:
+        assert self._desk.begun_from is not None
+        yield self._desk.begun_from
+        yield from self._desk.earlier()
+
+    def _opened(self, name: str) -> tuple[Saved | None, str | None]:
+        try:
+            return self._desk.open(name), None
+        except IntegrityError as broken:
+            return None, str(broken)
+
+    def _loaded(self, saved: Saved) -> str | None:
+        """None if all went well, else what is broken."""
+        from spotfit.frameworks.torch.reading import load_into
+
+        state = self._training.state()
+        try:
+            load_into(state, saved)
+        except (IntegrityError, pickle.UnpicklingError) as broken:
+            return str(broken)
+        self._training.adopt(state)
+        return None
+
+    def _restored(self, saved: Saved) -> Restored:
+        from spotfit.frameworks.torch.shares import unplain
+
+        first = saved.indices[0]
+        self.steps = first.step
+        self._pace.begin(self.steps)
+        if self._world_size == first.world_size:
+            own = unplain(saved.indices[self._rank].own)
+            self._go_on_with(own, first.epoch, first.consumed)
+        else:
+            self._go_on_resized(saved)
+        told = Restored(saved.name, first.step, first.epoch, "bucket")
+        if self._rank == 0:
+            log.info("checkpoint.restored", name=saved.name, step=first.step, source=told.source)
+        return told
+
+    def _go_on_with(self, own: dict[str, Any], epoch: int, consumed: int) -> None:
+        from spotfit.frameworks.torch.state import put_back
+
+        put_back(own["dice"])
+        if self._place is not None:
+            self._place.go_on(epoch, consumed)
+            # A loader throws dice when it begins: those were thrown before this epoch did.
+            self._place.resumed = partial(put_back, own["dice"])
+        elif "loader" in own and self._loader is not None:
+            self._loader.load_state_dict(own["loader"])  # type: ignore[attr-defined]
+
+    def _go_on_resized(self, saved: Saved) -> None:
+        """With another number of ranks the dice are new, and what is left of the data is dealt."""
+        from spotfit.frameworks.torch.shares import unplain
+
+        first = saved.indices[0]
+        if self._place is not None:
+            self._place.go_on(first.epoch, first.consumed)
+            return
+        states = [unplain(index.own).get("loader") for index in saved.indices]
+        if self._loader is not None and states[0] is not None:
+            if any(one != states[0] for one in states):
+                raise ConfigError(
+                    f"The loader's place was kept by {len(states)} ranks, each its own, and "
+                    f"{self._world_size} are to go on.",
+                    do="Use a loader over a dataset with a length, or keep the number of workers.",
+                )
+            self._loader.load_state_dict(states[0])  # type: ignore[attr-defined]
+
+
+class _Slot:
+    """A snapshot's place in memory, and the report it went with last."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.report: int | None = None
+
+
+def _gathered(mine: Any) -> list[Any]:
+    """What all ranks gave."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return [mine]
+    all_s: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(all_s, mine)
+    return all_s
+
+
+def _listed(optimizer: Any) -> Sequence[Any]:
+    if optimizer is None:
+        return ()
+    return tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)
+
+
+def _checked(extra: Mapping[str, Any]) -> Mapping[str, Any]:
+    taken = sorted(set(extra) & set(_PLAIN))
+    if taken:
+        raise ConfigError(
+            f"extra may not use the names {', '.join(taken)}.", do="Call them something else."
+        )
+    for name, one in extra.items():
+        if not all(hasattr(one, method) for method in ("state_dict", "load_state_dict")):
+            raise ConfigError(
+                f"extra[{name!r}], a {type(one).__name__}, has no state_dict and load_state_dict.",
+                do="Give it both.",
+            )
+    return extra

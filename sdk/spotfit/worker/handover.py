@@ -1,0 +1,61 @@
+"""What a Checkpointer asks of whoever it runs in: take a snapshot over, tell of it, find one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from spotfit.checkpoint.saved import Saved
+
+Fate = Literal["given", "carried", "committed", "lost"]
+"""A snapshot is with the agent, in the bucket as far as this rank goes, a checkpoint, or gone."""
+
+
+class Handover(Protocol):
+    """The snapshots of one rank."""
+
+    @property
+    def folders(self) -> Sequence[Path]:
+        """Where segments may lie: shared memory, and last the disk, should that be full."""
+        ...
+
+    def path_for(self, folder: Path, slot: int, version: int) -> Path:
+        """The segment of that number, in the version of its size."""
+        ...
+
+    def give(self, metrics: dict[str, Any], segment: Path) -> int:
+        """Hand over the snapshot in that segment, as this rank's next report. Waits for nobody.
+
+        The segment is not to be touched until the snapshot's fate is another than "given".
+        """
+        ...
+
+    def withhold(self, metrics: dict[str, Any], why: str) -> None:
+        """Take part in the report without a snapshot: there will be no such checkpoint."""
+        ...
+
+    def fate(self, n: int) -> Fate:
+        """How far that one has come, as far as it is known here."""
+        ...
+
+    def wait(self, n: int) -> Fate:
+        """How far that one has come, once it is not with the agent any more."""
+        ...
+
+    def agreed(self, kind: str, value: bytes) -> bytes:
+        """Rank 0's value; all ranks have to ask."""
+        ...
+
+    @property
+    def begun_from(self) -> str | None:
+        """The checkpoint to go on from."""
+        ...
+
+    def open(self, name: str) -> Saved | None:
+        """That checkpoint; None if no Checkpointer saved it. Raises `IntegrityError`."""
+        ...
+
+    def earlier(self) -> Iterator[str]:
+        """Checkpoints before that one, the latest first."""
+        ...

@@ -1,0 +1,81 @@
+"""Snapshots in local mode: brought to a temporary folder at once, and reported from there."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from spotfit.checkpoint.bring import SnapshotParcel, bring_snapshot
+from spotfit.checkpoint.handle import Checkpoint
+from spotfit.checkpoint.manifest import Manifest
+from spotfit.checkpoint.saved import Saved, open_folder
+from spotfit.host import log
+from spotfit.model.ranks import Ranks
+from spotfit.store.api import Store
+from spotfit.store.opening import open_store
+from spotfit.worker.handover import Fate
+
+Broadcast = Callable[[Any], Any]
+Reported = Callable[[dict[str, Any], Checkpoint], None]
+
+
+class LocalSnapshots:
+    """Those of one process, and of its peers, if a launcher has started any."""
+
+    def __init__(self, ranks: Ranks, broadcast: Broadcast, reported: Reported) -> None:
+        self._ranks = ranks
+        self._broadcast = broadcast
+        self._reported = reported
+        self._given = 0
+        self._last: str | None = None
+
+    @property
+    def folders(self) -> list[Path]:
+        return [self._root / "segments"]
+
+    def path_for(self, folder: Path, slot: int, version: int) -> Path:
+        return folder / f"{self._ranks.world_rank}-{slot}-{version}.segment"
+
+    def give(self, metrics: dict[str, Any], segment: Path) -> int:
+        n, self._given = self._given, self._given + 1
+        name, rank = f"checkpoint_{n:06d}", self._ranks.world_rank
+        part = Manifest(name, 0, n, rank, tuple(range(self._ranks.world_size)), metrics, ())
+        bring_snapshot(self._store, SnapshotParcel(str(segment), part, self._last or ""))
+        self._last = name
+        self._reported(metrics, Checkpoint.in_store(self._store, name))
+        return n
+
+    def withhold(self, metrics: dict[str, Any], why: str) -> None:
+        self._given += 1
+        log.warning("checkpoint.withheld", rank=self._ranks.world_rank, why=why)
+
+    def fate(self, n: int) -> Fate:
+        return "committed"
+
+    def wait(self, n: int) -> Fate:
+        return "committed"
+
+    def agreed(self, kind: str, value: bytes) -> bytes:
+        told: bytes = self._broadcast(value)
+        return told
+
+    @property
+    def begun_from(self) -> str | None:
+        return self._last
+
+    def open(self, name: str) -> Saved | None:
+        return open_folder(self._store, name)
+
+    def earlier(self) -> Iterator[str]:
+        yield from ()
+
+    @cached_property
+    def _root(self) -> Path:
+        return Path(self._broadcast(tempfile.mkdtemp(prefix="spotfit-checkpoints-")))
+
+    @cached_property
+    def _store(self) -> Store:
+        return open_store(str(self._root))

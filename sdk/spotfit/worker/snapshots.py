@@ -1,0 +1,146 @@
+"""A Checkpointer's snapshots, on their way from a worker to its agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from spotfit.checkpoint.saved import Saved, open_saved
+from spotfit.host import log
+from spotfit.ledger.journal import Journal
+from spotfit.model.metrics import metrics_to_json
+from spotfit.model.wire import (
+    Carried,
+    Committed,
+    Files,
+    Gathered,
+    Named,
+    Snapshot,
+    Start,
+    ToWorker,
+    Uncarried,
+    Unsaved,
+)
+from spotfit.store.api import Store
+from spotfit.worker.handover import Fate
+from spotfit.worker.talk import Talk
+
+Found = TypeVar("Found")
+
+
+class Desk(Protocol):
+    """What a session lets its parts do."""
+
+    def next_report(self) -> int:
+        """The number of a report that is about to be made."""
+        ...
+
+    def drain(self) -> None:
+        """Take what the agent has told."""
+        ...
+
+    def wait_for(
+        self, ready: Callable[[], Found | None], *, what: str | None = None
+    ) -> Found | None:
+        """What `ready` gives once it gives something."""
+        ...
+
+    def gather(self, kind: str, value: bytes = b"") -> bytes:
+        """Rank 0's value, once all ranks have come."""
+        ...
+
+
+class Snapshots:
+    """The `Handover` of one worker in one round."""
+
+    def __init__(self, desk: Desk, start: Start, talk: Talk, store: Store) -> None:
+        self._desk = desk
+        self._start = start
+        self._talk = talk
+        self._store = store
+        self._fates: dict[int, Fate] = {}
+        self._names: dict[str, int] = {}
+
+    @property
+    def folders(self) -> list[Path]:
+        spare = Path(self._start.scratch, "segments")
+        return [Path(self._start.segments), spare] if self._start.segments else [spare]
+
+    def path_for(self, folder: Path, slot: int, version: int) -> Path:
+        return folder / f"{self._start.round}-{self._start.rank}-{slot}-{version}.segment"
+
+    def give(self, metrics: dict[str, Any], segment: Path) -> int:
+        n = self._desk.next_report()
+        self._fates[n] = "given"
+        self._talk.send(Snapshot(n, msgspec.Raw(metrics_to_json(metrics)), str(segment)))
+        return n
+
+    def withhold(self, metrics: dict[str, Any], why: str) -> None:
+        n = self._desk.next_report()
+        log.warning("checkpoint.withheld", rank=self._start.rank, why=why)
+        self._talk.send(Files(n, msgspec.Raw(metrics_to_json(metrics)), shares=True))
+        self._talk.send(Unsaved(n, why))
+
+    def fate(self, n: int) -> Fate:
+        self._desk.drain()
+        return self._fates[n]
+
+    def wait(self, n: int) -> Fate:
+        self._desk.wait_for(
+            lambda: None if self._fates[n] == "given" else True, what="an earlier snapshot"
+        )
+        return self._fates[n]
+
+    def close(self) -> None:
+        """Wait until none is with the agent."""
+        self._desk.wait_for(
+            lambda: None if "given" in self._fates.values() else True, what="its snapshots"
+        )
+
+    def agreed(self, kind: str, value: bytes) -> bytes:
+        return self._desk.gather(kind, value)
+
+    def take(self, frame: ToWorker) -> bool:
+        """Whether the frame was about one of ours, and nobody else has to know."""
+        match frame:
+            case Named(n=n, name=name) if n in self._fates:
+                self._names[name] = n
+                if not name:
+                    self._lose(n, "the others went on without this rank")
+            case Carried(n=n) if n in self._fates:
+                self._fates[n] = "carried"
+            case Uncarried(n=n, why=why) if n in self._fates:
+                self._lose(n, why)
+            case Gathered(kind="report", seq=n, missing=missing, why=why) if n in self._fates:
+                self._lose(n, why or f"ranks {missing} did not come")
+            case Committed(name=name) if name in self._names:
+                self._fates[self._names[name]] = "committed"
+                return False
+            case _:
+                return False
+        return True
+
+    def _lose(self, n: int, why: str) -> None:
+        if self._fates[n] == "lost":
+            return
+        log.warning("checkpoint.lost", rank=self._start.rank, n=n, why=why.strip().splitlines()[-1])
+        self._fates[n] = "lost"
+
+    # --- what there is to go on from -----------------------------------------------------------
+
+    @property
+    def begun_from(self) -> str | None:
+        return self._start.checkpoint
+
+    def open(self, name: str) -> Saved | None:
+        return open_saved(self._store, name)
+
+    def earlier(self) -> Iterator[str]:
+        names = [one.name for one in Journal(self._store).catch_up().checkpoints]
+        begun_from = self.begun_from
+        if begun_from in names:
+            names = names[: names.index(begun_from)]
+        yield from dict.fromkeys(reversed(names))

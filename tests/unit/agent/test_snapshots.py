@@ -1,0 +1,65 @@
+"""An agent keeps a snapshot until it has a name, and needs its worker no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from spotfit.agent.snapshots import Snapshots
+from spotfit.checkpoint.bring import unpacked
+from spotfit.core.codec import decoder
+from spotfit.model.wire import Named, Snapshot, Start
+from tests.unit.worker.agent_end import start as a_start
+
+_METRICS = msgspec.Raw(b'{"loss":1.5}')
+
+
+def start(round_number: int) -> Start:
+    return replace(a_start(), round=round_number)
+
+
+def test_it_is_on_its_way_once_it_has_a_name(tmp_path: Path) -> None:
+    snapshots = Snapshots(str(tmp_path))
+    assert snapshots.enter(start(3)).segments == str(tmp_path)
+    snapshots.keep(1, Snapshot(0, _METRICS, "/shm/x"))
+    assert snapshots.named(0, Named(0, "c", (0, 1), _METRICS)) is None, "another rank's"
+    order = snapshots.named(1, Named(0, "c", (0, 1), _METRICS, "base"))
+    assert order is not None
+    assert order.is_snapshot
+    assert (order.round, order.rank, order.carry.n, order.carry.name) == (3, 1, 0, "c")
+    parcel = unpacked(order.carry.parcel)
+    assert parcel is not None
+    assert (parcel.segment, parcel.base) == ("/shm/x", "base")
+    part = parcel.part
+    assert (part.name, part.round, part.report, part.rank, part.ranks) == ("c", 3, 0, 1, (0, 1))
+    assert part.metrics == {"loss": 1.5}
+    assert snapshots.named(1, Named(0, "c", (0, 1), _METRICS)) is None, "it is on its way"
+
+
+def test_one_that_nobody_waits_for_goes_nowhere(tmp_path: Path) -> None:
+    snapshots = Snapshots(str(tmp_path))
+    snapshots.enter(start(1))
+    snapshots.keep(0, Snapshot(0, _METRICS, "/shm/x"))
+    snapshots.keep(0, Snapshot(1, _METRICS, "/shm/y"))
+    assert snapshots.named(0, Named(0, "", (), _METRICS)) is None
+    snapshots.forget(0, 1)
+    assert snapshots.named(0, Named(1, "c", (0,), _METRICS)) is None
+
+
+def test_a_round_frees_what_earlier_ones_left_once_it_has_its_own(tmp_path: Path) -> None:
+    old, new = tmp_path / "1-0-0-1.segment", tmp_path / "11-0-0-1.segment"
+    old.touch()
+    new.touch()
+    snapshots = Snapshots(str(tmp_path))
+    snapshots.enter(start(11))
+    assert old.exists(), "it may be all there is to go on from"
+    snapshots.keep(0, Snapshot(0, _METRICS, str(new)))
+    assert not old.exists()
+    assert new.exists()
+
+
+def test_a_snapshot_travels() -> None:
+    told = Snapshot(4, _METRICS, "/shm/x")
+    assert decoder(Snapshot).decode(msgspec.json.encode(told)) == told

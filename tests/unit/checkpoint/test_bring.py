@@ -1,0 +1,93 @@
+"""A snapshot is brought once: what an earlier one holds is shared, and survives that one's end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spotfit.checkpoint.bring import Brought, SnapshotParcel, bring_snapshot, packed, unpacked
+from spotfit.checkpoint.drop import drop
+from spotfit.checkpoint.restore import check_present, open_committed
+from spotfit.checkpoint.saved import open_saved
+from spotfit.core.errors import IntegrityError
+from spotfit.store.memory import MemoryStore
+from spotfit.store.opening import open_store
+from tests.unit.checkpoint.kept import part
+from tests.unit.checkpoint.snapshots import BIG, brought, bytes_of
+
+FROZEN = bytes_of(1, BIG)
+
+
+def chunks_in(store: MemoryStore, name: str) -> int:
+    return sum(found.key.startswith(f"{name}/chunks/") for found in store.list())
+
+
+@pytest.mark.parametrize("remembers", [True, False])
+def test_what_did_not_change_is_not_sent_again(tmp_path: Path, *, remembers: bool) -> None:
+    store, known = MemoryStore(), Brought()
+    brought(store, tmp_path, "a", [FROZEN, bytes_of(2, BIG)], known=known)
+    again = brought(
+        store,
+        tmp_path,
+        "b",
+        [FROZEN, bytes_of(3, BIG)],
+        base="a",
+        known=known if remembers else None,
+    )
+    assert chunks_in(store, "b") == 1
+    assert [file.at for file in again.files if file.at] == ["a"]
+
+
+def test_what_is_shared_outlives_where_it_lay(tmp_path: Path) -> None:
+    """a is dropped, then b: c still has the chunk that a brought. With c it goes."""
+    store, known = MemoryStore(), Brought()
+    for name, base, n in (("a", "", 2), ("b", "a", 3), ("c", "b", 4)):
+        brought(store, tmp_path, name, [FROZEN, bytes_of(n, BIG)], base=base, known=known)
+    drop(store, "a")
+    assert chunks_in(store, "a") == 1
+    drop(store, "b")
+    saved = open_saved(store, "c")
+    assert saved is not None
+    part_of_c = saved.parts[0]
+    found = [bytes(part_of_c.fetch(chunk)) for chunk in part_of_c.index.chunks]
+    assert found == [FROZEN, bytes_of(4, BIG)]
+    drop(store, "c")
+    assert list(store.list()) == []
+
+
+def test_without_a_base_nothing_is_shared(tmp_path: Path) -> None:
+    """It might be deleted meanwhile."""
+    store, known = MemoryStore(), Brought()
+    brought(store, tmp_path, "a", [FROZEN], known=known)
+    brought(store, tmp_path, "b", [FROZEN], known=known)
+    assert (chunks_in(store, "a"), chunks_in(store, "b")) == (1, 1)
+
+
+def test_it_is_a_checkpoint_as_any_other(tmp_path: Path) -> None:
+    """Its files come together in a directory, those of others too."""
+    store = open_store(str(tmp_path / "bucket"))
+    brought(store, tmp_path / "s", "a", [FROZEN])
+    brought(store, tmp_path / "s", "b", [FROZEN, bytes_of(2, BIG)], base="a")
+    check_present(store, "b")
+    with open_committed(store, "b").as_directory() as directory:
+        sizes = [path.stat().st_size for path in Path(directory, "chunks").iterdir()]
+        assert Path(directory, "index-0.json").exists()
+    assert sizes == [BIG, BIG]
+    store.delete(f"a/{open_saved(store, 'a').parts[0].index.chunks[0].file}")  # type: ignore[union-attr]
+    with pytest.raises(IntegrityError, match="chunks/"):
+        check_present(store, "b")
+
+
+def test_a_segment_without_a_snapshot_leaves_no_manifest(tmp_path: Path) -> None:
+    store = MemoryStore()
+    (tmp_path / "s").write_bytes(bytes(5000))
+    with pytest.raises(IntegrityError):
+        bring_snapshot(store, SnapshotParcel(str(tmp_path / "s"), part("a")))
+    assert list(store.list()) == []
+
+
+def test_a_parcel_travels_as_text() -> None:
+    parcel = SnapshotParcel("/memory/x", part("a"), "b")
+    assert unpacked(packed(parcel)) == parcel
+    assert unpacked(b"\x80pickle") is None

@@ -1,0 +1,80 @@
+"""An arena is fitted once, used again, and falls back to the disk where memory has no room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from spotfit.checkpoint.segment import Segment
+from spotfit.checkpoint.snapshot import Index, Piece, chunks_of
+from spotfit.frameworks.torch.arena import Arena
+from spotfit.frameworks.torch.reading import as_tensor
+from spotfit.frameworks.torch.shares import Share, Shares
+
+
+def arena_in(*folders: Path) -> Arena:
+    return Arena(folders, lambda folder, version: folder / f"0-{version}")
+
+
+def share_of(**tensors: torch.Tensor) -> Share:
+    return Shares(0, lambda mine: [mine]).of(dict(tensors))
+
+
+def taken(arena: Arena, share: Share) -> list[torch.Tensor]:
+    """What another process finds."""
+    arena.fit(share.pieces, index_bytes=0)
+    arena.take(share.tensors)
+    arena.finish(Index(0, 1, 1, share.pieces, chunks=chunks_of(share.pieces)))
+    segment = Segment.open(arena.path)
+    return [as_tensor(piece, _cut(segment, piece)) for piece in segment.index().pieces]
+
+
+def _cut(segment: Segment, piece: Piece) -> memoryview:
+    return segment.bytes[piece.start : piece.end]
+
+
+def test_tensors_of_any_kind_are_found_as_they_were(tmp_path: Path) -> None:
+    share = share_of(
+        a=torch.arange(6.0).view(2, 3),
+        b=torch.tensor(5, dtype=torch.int64),
+        c=torch.ones(3, dtype=torch.bfloat16),
+        d=torch.tensor([True, False]),
+        e=torch.empty(0, 4),
+        f=torch.arange(12).view(3, 4).t(),
+    )
+    for found, tensor in zip(taken(arena_in(tmp_path), share), share.tensors, strict=True):
+        assert found.dtype == tensor.dtype
+        assert torch.equal(found, tensor)
+
+
+def test_the_same_memory_is_used_again_and_another_form_gets_another(tmp_path: Path) -> None:
+    arena = arena_in(tmp_path)
+    share = share_of(a=torch.ones(5))
+    taken(arena, share)
+    first = arena.path
+    share.tensors[0].fill_(2)
+    assert taken(arena, share)[0].tolist() == [2.0] * 5
+    assert arena.path == first
+    taken(arena, share_of(a=torch.ones(6)))
+    assert [path.name for path in tmp_path.iterdir()] == ["0-2"]
+    arena.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_memory_is_full_the_disk_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    created = Segment.create
+
+    def full(path: Path, capacity_bytes: int, index_bytes: int = 0) -> Segment:
+        if path.parent.name == "shm":
+            raise OSError("No space left on device")
+        return created(path, capacity_bytes, index_bytes)
+
+    monkeypatch.setattr(Segment, "create", full)
+    arena = arena_in(tmp_path / "shm", tmp_path / "disk")
+    assert taken(arena, share_of(a=torch.ones(2)))[0].tolist() == [1.0, 1.0]
+    assert arena.path.parent.name == "disk"
+    assert "checkpoint.no_shared_memory" in capsys.readouterr().err

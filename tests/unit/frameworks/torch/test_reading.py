@@ -1,0 +1,98 @@
+"""A saved state goes into a running one of any number of ranks, or says why it does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spotfit.checkpoint.saved import InMemory, Saved
+from spotfit.checkpoint.segment import Segment
+from spotfit.checkpoint.snapshot import Index, Piece, chunks_of
+from spotfit.core.errors import ConfigError
+from spotfit.frameworks.torch.arena import Arena
+from spotfit.frameworks.torch.reading import load_into
+from spotfit.frameworks.torch.shares import Gather, Shares, plain
+from spotfit.frameworks.torch.state import joined, split
+from tests.unit.frameworks.torch.ranks import on_ranks
+
+
+def a_state(fill: float, lr: float = 0.1, **other: Any) -> dict[str, Any]:
+    return {
+        "model": {f"w{n}": torch.full((n + 1, 4), fill + n) for n in range(5)},
+        "optimizer": {"param_groups": [{"lr": lr, "params": ["w0"]}]},
+        "others": {name: split(one) for name, one in other.items()},
+    }
+
+
+def saved_by(world_size: int, folder: Path, state: dict[str, Any]) -> Saved:
+    def work(rank: int, gather: Gather) -> InMemory:
+        share = Shares(rank, gather).of(state)
+        arena = Arena([folder], lambda where, version: where / f"{rank}-{version}")
+        arena.fit(share.pieces, index_bytes=0)
+        arena.take(share.tensors)
+        index = Index(
+            rank,
+            world_size,
+            1,
+            share.pieces,
+            share.leaves,
+            plain(share.values),
+            chunks=chunks_of(share.pieces),
+        )
+        arena.finish(index)
+        return InMemory(Segment.open(arena.path))
+
+    return Saved(on_ranks(world_size, work), "ck")
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_whatever_was_dealt_out_comes_together(tmp_path: Path, world_size: int) -> None:
+    ema = {"shadow": torch.ones(3), "steps": {5: 1}}
+    saved = saved_by(world_size, tmp_path, a_state(7.0, 0.5, ema=ema))
+    state = a_state(0.0, 0.1, ema={"shadow": torch.zeros(3), "steps": {}})
+    weight = state["model"]["w3"]
+    load_into(state, saved)
+    assert weight.unique().tolist() == [10.0], "the tensor in use"
+    assert state["optimizer"]["param_groups"] == [{"lr": 0.5, "params": ["w0"]}]
+    restored = joined(**state["others"]["ema"])
+    assert restored["steps"] == {5: 1}
+    assert restored["shadow"].tolist() == [1.0] * 3
+
+
+def test_an_object_that_has_not_begun_gets_what_it_had(tmp_path: Path) -> None:
+    saved = saved_by(2, tmp_path, a_state(1.0, ema={"shadow": torch.ones(3)}))
+    state = a_state(0.0, ema={})
+    load_into(state, saved)
+    assert joined(**state["others"]["ema"])["shadow"].tolist() == [1.0] * 3
+
+
+def test_shards_are_cut_anew(tmp_path: Path) -> None:
+    """Two ranks held the rows of a weight; now one wants all of them."""
+    whole = torch.arange(24.0).view(6, 4)
+    parts = []
+    for rank, rows in enumerate((range(4), range(4, 6))):
+        box = whole[rows.start : rows.stop]
+        piece = Piece(
+            ("model", "w"), "float32", (6, 4), (rows.start, 0), (len(rows), 4), 0, box.nbytes
+        )
+        segment = Segment.create(tmp_path / f"{rank}", piece.end)
+        segment.bytes[: piece.end] = box.numpy().tobytes()
+        segment.finish(Index(rank, 2, 1, (piece,), chunks=chunks_of((piece,))))
+        parts.append(InMemory(segment))
+    state: dict[str, Any] = {"model": {"w": torch.zeros(6, 4)}, "others": {}}
+    load_into(state, Saved(parts))
+    assert torch.equal(state["model"]["w"], whole)
+
+
+def test_another_model_is_refused_with_all_that_differs(tmp_path: Path) -> None:
+    saved = saved_by(1, tmp_path, a_state(1.0))
+    state = a_state(0.0)
+    state["model"]["new"] = torch.zeros(1)
+    state["model"]["w0"] = torch.zeros(9, 9)
+    with pytest.raises(
+        ConfigError, match=r"model\.new was not saved; model\.w0 is \(9, 9\), was \(1, 4\)"
+    ):
+        load_into(state, saved)

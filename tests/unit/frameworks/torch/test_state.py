@@ -1,0 +1,80 @@
+"""A training's state: tensors in use by name, everything else to the letter, and all dice."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+
+from spotfit.frameworks.torch.state import (
+    Training,
+    Whole,
+    dice,
+    gpu_in_use,
+    joined,
+    put_back,
+    split,
+)
+
+
+def trained(lr: float = 0.1) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def test_weights_and_what_optimizers_know_of_them_go_by_name() -> None:
+    model, optimizer = trained()
+    state = Training(model, [optimizer]).state()
+    assert state["model"]["weight"].data_ptr() == next(model.parameters()).data_ptr()
+    assert state["optimizer"]["state"]["weight"].keys() == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_another_training_goes_on_from_it() -> None:
+    model, optimizer = trained(0.25)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 9])
+    state = Training(model, [optimizer], {"scheduler": scheduler}).state()
+
+    other, its_optimizer = trained()
+    its_scheduler = torch.optim.lr_scheduler.MultiStepLR(its_optimizer, [1])
+    Training(other, [its_optimizer], {"scheduler": its_scheduler}).adopt(state)
+
+    assert torch.equal(other.weight, model.weight)  # type: ignore[arg-type]
+    assert its_optimizer.param_groups[0]["lr"] == 0.25
+    assert its_scheduler.milestones == Counter([5, 9])
+
+
+def test_tensors_lie_apart_and_come_together_again() -> None:
+    value: dict[Any, Any] = {
+        1: torch.ones(2),
+        "deep": [{"t": torch.zeros(1)}, (2, torch.ones(1))],
+        "kind": Counter([3]),
+    }
+    apart = split(value)
+    assert isinstance(apart["whole"], Whole)
+    assert apart["tensors"].keys() == {"/1", "/deep/0/t", "/deep/1/1"}
+    again = joined(**apart)
+    assert str(again) == str(value)
+    assert type(again["kind"]) is Counter
+
+
+def test_what_holds_no_tensor_is_kept_as_it_is() -> None:
+    value = {"milestones": Counter({5: 1}), "last": [0.1]}
+    assert split(value)["whole"].value is value
+
+
+def test_dice_fall_again_as_they_would_have() -> None:
+    def thrown() -> list[float]:
+        return [random.random(), float(numpy.random.rand()), float(torch.rand(()))]
+
+    before = dice()
+    first = thrown()
+    put_back(before)
+    assert thrown() == first
+    assert ("cuda" in before) == gpu_in_use()

@@ -1,0 +1,168 @@
+"""Checkpointer in one process: what it restores is what it saved, to the bit and the sample."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import spotfit.torch
+from spotfit.checkpoint.segment import Segment
+from spotfit.core.errors import ConfigError, IntegrityError, SessionMisuseError
+from spotfit.torch import Checkpointer
+from spotfit.worker import current
+from spotfit.worker.local import LocalSession
+
+
+class Squares(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, place: int) -> torch.Tensor:
+        return torch.tensor([float(place), float(place * place)])
+
+
+class Average:
+    """A state that begins late, of an object of the user's."""
+
+    def __init__(self) -> None:
+        self.shadow: torch.Tensor | None = None
+
+    def follow(self, model: nn.Module) -> None:
+        weight = next(model.parameters()).detach()
+        self.shadow = weight.clone() if self.shadow is None else self.shadow.lerp(weight, 0.1)
+
+    def state_dict(self) -> dict[Any, Any]:
+        return {"shadow": self.shadow, 7: "a key that is a number"}
+
+    def load_state_dict(self, state: dict[Any, Any]) -> None:
+        assert state[7] == "a key that is a number"
+        self.shadow = state["shadow"]
+
+
+class Life:
+    """One life of a training; the next one begins blank."""
+
+    def __init__(self, **how: Any) -> None:
+        torch.manual_seed(5)
+        self.model = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.3), nn.Linear(8, 1))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.05)
+        self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 5])
+        self.average = Average()
+        self.loader: DataLoader[Any] = DataLoader(Squares(), batch_size=4, shuffle=True)
+        self.ckpt = Checkpointer(
+            model=self.model,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            loader=self.loader,
+            extra={"average": self.average},
+            **{"every": 4, **how},
+        )
+        self.seen: list[float] = []
+
+    def train(self, steps: int) -> list[float]:
+        """So many steps; the weights then."""
+        while True:
+            for batch in self.loader:
+                self.seen += batch[:, 0].tolist()
+                self.optimizer.zero_grad()
+                self.model(batch / 24).square().mean().backward()
+                self.optimizer.step()
+                self.scheduler.step()
+                self.average.follow(self.model)
+                self.ckpt.step({"loss": 1.0})
+                if self.ckpt.steps == steps:
+                    return self.everything()
+
+    def everything(self) -> list[float]:
+        assert self.average.shadow is not None
+        tensors = [*self.model.parameters(), self.average.shadow]
+        learned = [tensor.flatten() for tensor in tensors]
+        return [*torch.cat(learned).tolist(), self.optimizer.param_groups[0]["lr"]]
+
+
+@pytest.fixture
+def session() -> Iterator[LocalSession]:
+    session = LocalSession("run")
+    current.enter(session)
+    yield session
+    current.leave()
+    shutil.rmtree(session.snapshots.folders[0].parent)
+
+
+@pytest.mark.parametrize("steps", [4, 8, 12])
+def test_what_goes_on_ends_as_what_went_through(session: LocalSession, steps: int) -> None:
+    """Killed within an epoch of six steps, in the next one, and right after one."""
+    undisturbed = Life(every=100)
+    end = undisturbed.train(15)
+    first = Life(every=steps)
+    first.train(steps + 1)
+    second = Life()
+    restored = second.ckpt.restore()
+    assert restored is not None
+    assert (restored.step, restored.epoch) == (steps, (steps - 1) // 6)
+    assert second.train(15) == end
+    assert first.seen[: steps * 4] + second.seen == undisturbed.seen
+
+
+def test_without_a_checkpoint_it_begins(session: LocalSession) -> None:
+    life = Life()
+    assert life.ckpt.restore() is None
+    life.train(1)
+    shutil.os.makedirs(session.snapshots.folders[0], exist_ok=True)  # type: ignore[attr-defined]
+
+
+def test_metrics_come_with_the_checkpoint(session: LocalSession) -> None:
+    Life().train(4)
+    assert session.metrics == {"loss": 1.0}
+    assert session.checkpoint() is not None
+
+
+def test_one_can_be_asked_for(session: LocalSession) -> None:
+    life = Life(every="at_notice")
+    life.train(3)
+    assert session.checkpoint() is None
+    life.ckpt.save({"by": "hand"})
+    assert session.metrics == {"by": "hand"}
+
+
+def test_damage_is_never_restored(session: LocalSession) -> None:
+    Life().train(4)
+    for chunk in session.snapshots.folders[0].parent.glob("checkpoint_*/chunks/*"):
+        body = bytearray(chunk.read_bytes())
+        body[0] ^= 1
+        chunk.write_bytes(body)
+    with pytest.raises(IntegrityError, match="can be read any more"):
+        Life().ckpt.restore()
+
+
+def test_a_full_machine_costs_a_checkpoint_and_no_training(
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, capacity_bytes: int, index_bytes: int = 0) -> Segment:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Segment, "create", full)
+    Life().train(5)
+    assert "checkpoint.withheld" in capsys.readouterr().err
+    assert session.checkpoint() is None
+
+
+def test_what_cannot_be_kept_is_refused_at_once(session: LocalSession) -> None:
+    model = nn.Linear(1, 1)
+    with pytest.raises(ConfigError, match=r"extra\['clock'\], a object, has no state_dict"):
+        Checkpointer(model=model, extra={"clock": object()})
+    with pytest.raises(ConfigError, match="may not use the names model"):
+        Checkpointer(model=model, extra={"model": model})
+    assert session.snapshots.folders
+
+
+def test_outside_of_a_training_there_is_none() -> None:
+    with pytest.raises(SessionMisuseError):
+        spotfit.torch.Checkpointer(model=nn.Linear(1, 1))

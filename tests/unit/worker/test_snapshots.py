@@ -1,0 +1,131 @@
+"""A snapshot is handed over without waiting, and its worker learns how far it comes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spotfit.ledger.journal import Journal
+from spotfit.model.wire import (
+    Carried,
+    Committed,
+    Files,
+    Gathered,
+    Snapshot,
+    Uncarried,
+    Unsaved,
+)
+from spotfit.store.memory import MemoryStore
+from spotfit.worker.session import Session
+from spotfit.worker.snapshots import Snapshots
+from tests.unit.checkpoint.snapshots import brought
+from tests.unit.worker.agent_end import AgentEnd, start
+
+
+@pytest.fixture
+def agent() -> Iterator[AgentEnd]:
+    with contextlib.closing(AgentEnd()) as agent:
+        yield agent
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def session(agent: AgentEnd, store: MemoryStore) -> Session:
+    return Session(start(segments="/memory", scratch="/scratch"), agent.talk, store)
+
+
+@pytest.fixture
+def snapshots(session: Session) -> Snapshots:
+    return session.snapshots
+
+
+def test_it_is_told_and_nobody_waits(snapshots: Snapshots, agent: AgentEnd) -> None:
+    assert snapshots.give({"loss": 1.5}, Path("/memory/x")) == 0
+    (told,) = agent.heard_of(Snapshot)
+    assert (told.n, bytes(told.metrics), told.segment) == (0, b'{"loss":1.5}', "/memory/x")
+    assert snapshots.fate(0) == "given"
+
+
+def test_its_fate_is_followed(snapshots: Snapshots, agent: AgentEnd) -> None:
+    for _ in range(2):
+        snapshots.give({}, Path("/memory/x"))
+    agent.name(0, "a")
+    agent.say(Carried(0, "a"))
+    assert snapshots.wait(0) == "carried"
+    agent.say(Committed("a", {}), Uncarried(1, "Traceback\n  the bucket is gone"))
+    assert snapshots.fate(0) == "committed"
+    assert snapshots.wait(1) == "lost"
+
+
+@pytest.mark.parametrize(
+    "word", [Gathered("report", 0, missing=(1,)), Gathered("report", 0, why="rank 1 has returned")]
+)
+def test_a_report_that_never_matches_is_a_lost_snapshot(
+    snapshots: Snapshots, agent: AgentEnd, word: Gathered
+) -> None:
+    snapshots.give({}, Path("/memory/x"))
+    agent.say(word)
+    assert snapshots.wait(0) == "lost"
+
+
+def test_a_rank_without_room_takes_part_all_the_same(
+    snapshots: Snapshots, session: Session, agent: AgentEnd
+) -> None:
+    snapshots.withhold({"loss": 2.0}, "no room")
+    files, unsaved = agent.heard()
+    assert isinstance(files, Files)
+    assert unsaved == Unsaved(0, "no room")
+    assert session.reports == 1
+    session.close()
+
+
+def test_a_worker_that_ends_waits_for_its_snapshots(
+    snapshots: Snapshots, session: Session, agent: AgentEnd
+) -> None:
+    snapshots.give({}, Path("/memory/x"))
+    agent.say(Carried(0, "a"))
+    session.close()
+    assert snapshots.fate(0) == "carried"
+
+
+def test_reports_of_other_kinds_are_none_of_its_business(
+    snapshots: Snapshots, agent: AgentEnd
+) -> None:
+    assert not snapshots.take(Carried(5, "x"))
+    assert not snapshots.take(Committed("x", {}))
+
+
+def test_segments_lie_in_memory_and_else_on_the_disk(snapshots: Snapshots, agent: AgentEnd) -> None:
+    memory, disk = snapshots.folders
+    assert snapshots.path_for(memory, 1, 2) == Path("/memory/1-0-1-2.segment")
+    assert disk == Path("/scratch/segments")
+    assert Session(start(scratch="/s"), agent.talk, MemoryStore()).snapshots.folders == [
+        Path("/s/segments")
+    ]
+
+
+def test_what_there_is_to_go_on_from(agent: AgentEnd, store: MemoryStore, tmp_path: Path) -> None:
+    brought(store, tmp_path, "b", [b"x"])
+    snapshots = Session(start(checkpoint="b"), agent.talk, store).snapshots
+    assert snapshots.begun_from == "b"
+    saved = snapshots.open("b")
+    assert saved is not None
+    assert saved.indices[0].step == 5
+
+
+def test_earlier_checkpoints_come_the_latest_first(
+    agent: AgentEnd, monkeypatch: pytest.MonkeyPatch, store: MemoryStore
+) -> None:
+    from spotfit.testing.builders import a_commit, a_view
+
+    view = a_view(checkpoints=tuple(a_commit(name) for name in ("a", "b", "c", "d")))
+    monkeypatch.setattr(Journal, "catch_up", lambda _: view)
+    snapshots = Session(start(checkpoint="c"), agent.talk, store).snapshots
+    assert list(snapshots.earlier()) == ["b", "a"]
