@@ -8,15 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from spotfit.checkpoint.saved import InMemory, Saved
+from spotfit.checkpoint.saved import InMemory, Saved, open_saved
 from spotfit.checkpoint.segment import Segment
 from spotfit.checkpoint.snapshot import Index, Piece, chunks_of
 from spotfit.core.errors import ConfigError
 from spotfit.frameworks.torch.arena import Arena
 from spotfit.frameworks.torch.reading import load_into
-from spotfit.frameworks.torch.shares import Gather, Shares, plain
+from spotfit.frameworks.torch.shares import Gather, Shares, plain, unplain
 from spotfit.frameworks.torch.state import joined, split
+from spotfit.store.opening import open_store
 from tests.unit.frameworks.torch.ranks import on_ranks
+
+GOLDEN = Path(__file__).parents[3] / "golden/snapshot/v1"
 
 
 def a_state(fill: float, lr: float = 0.1, **other: Any) -> dict[str, Any]:
@@ -96,3 +99,20 @@ def test_another_model_is_refused_with_all_that_differs(tmp_path: Path) -> None:
         ConfigError, match=r"model\.new was not saved; model\.w0 is \(9, 9\), was \(1, 4\)"
     ):
         load_into(state, saved)
+
+
+def test_what_the_first_version_wrote_loads_for_ever() -> None:
+    """Two ranks wrote `tests/golden/snapshot/v1`; never write it anew."""
+    saved = open_saved(open_store(str(GOLDEN)), "checkpoint")
+    assert saved is not None
+    state = a_state(0.0, ema={"shadow": torch.zeros(3)})
+    load_into(state, saved)
+    assert [weight.unique().tolist() for weight in state["model"].values()] == [
+        [3.0 + n] for n in range(5)
+    ]
+    assert state["optimizer"]["param_groups"] == [{"lr": 0.25, "params": ["w0"]}]
+    average = joined(**state["others"]["ema"])
+    assert (average["shadow"].tolist(), average[7]) == ([1.0] * 3, "seven")
+    first = saved.indices[0]
+    assert (first.step, first.epoch, first.consumed, first.world_size) == (42, 1, 16, 2)
+    assert unplain(first.own)["dice"]["torch"].tolist() == [0, 1, 2, 3]
