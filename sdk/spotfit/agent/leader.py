@@ -196,10 +196,17 @@ class Leader:
                 self._seating.spoiled(agent, failure)
                 self._dirty = True
             case Assessed():
-                self._watch = replace(self._watch, assessed=message)
-                self._dirty = True
+                self._take_assessed(message)
             case Beat() | Join():
                 return
+
+    def _take_assessed(self, told: Assessed) -> None:
+        """How an attempt went. A machine tells it again after its connection broke, and may not know
+        yet that it is old news: that must not hide what was told of a later attempt."""
+        known = self._watch.assessed
+        if known is None or told.attempt >= known.attempt:
+            self._watch = replace(self._watch, assessed=told)
+            self._dirty = True
 
     def _seat(self, agent: AgentId, join: Join, now: float) -> None:
         if join.run_id != self._ledger.run_id:

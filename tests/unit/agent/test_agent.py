@@ -32,6 +32,7 @@ from spotfit.model.events import (
 )
 from spotfit.model.spec import Limits, ValidationSpec
 from spotfit.model.wire import (
+    Assessed,
     Committed,
     Files,
     Gather,
@@ -937,6 +938,23 @@ def test_a_new_leader_hears_what_its_predecessor_did_not() -> None:
     assert world.leader is not dead
     assert world.last(ValidationEnded).metrics == {"acc": 0.5}
     assert len(world.all_of(ValidationBegun)) == 1
+
+
+def test_what_is_told_again_of_an_earlier_one_hides_nothing() -> None:
+    world = validated()
+    busy = world.validating
+    assert busy is not None
+    busy.assessor.find(acc=0.5)
+    world.until(lambda: world.last(ValidationEnded))
+    world.checkpoint(1, "c2", asked=ValidationAsked(), loss=1)
+    world.until(lambda: world.validating)
+    world.store.moody = lambda: True
+    for attempt in (2, 1):  # the first anew, by a machine whose connection broke
+        busy.net.send_up(Assessed(attempt, "validated", {"acc": attempt}))
+        world.settle()
+    world.store.moody = lambda: False
+    world.until(lambda: len(world.all_of(ValidationEnded)) == 2)
+    assert world.last(ValidationEnded).metrics == {"acc": 2}
 
 
 def test_one_whose_machine_is_lost_is_begun_again() -> None:
