@@ -201,8 +201,8 @@ class Leader:
                 return
 
     def _take_assessed(self, told: Assessed) -> None:
-        """How an attempt went. A machine tells it again after its connection broke, and may not know
-        yet that it is old news: that must not hide what was told of a later attempt."""
+        """How an attempt went. A machine whose connection broke tells it again, and may not know
+        that this is old news: it must not hide what was told of a later attempt."""
         known = self._watch.assessed
         if known is None or told.attempt >= known.attempt:
             self._watch = replace(self._watch, assessed=told)

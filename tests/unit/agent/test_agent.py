@@ -948,11 +948,8 @@ def test_what_is_told_again_of_an_earlier_one_hides_nothing() -> None:
     world.until(lambda: world.last(ValidationEnded))
     world.checkpoint(1, "c2", asked=ValidationAsked(), loss=1)
     world.until(lambda: world.validating)
-    world.store.moody = lambda: True
     for attempt in (2, 1):  # the first anew, by a machine whose connection broke
         busy.net.send_up(Assessed(attempt, "validated", {"acc": attempt}))
-        world.settle()
-    world.store.moody = lambda: False
     world.until(lambda: len(world.all_of(ValidationEnded)) == 2)
     assert world.last(ValidationEnded).metrics == {"acc": 2}
 
