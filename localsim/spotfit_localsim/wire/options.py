@@ -11,6 +11,7 @@ from spotfit_localsim.wire.tide import MarketOptions
 
 CLOUDS = {
     "aws_batch": "spotfit_localsim.wire.aws_batch:AwsBatchCloud",
+    "azure_batch": "spotfit_localsim.wire.azure_batch:AzureBatchCloud",
     "gcp_batch": "spotfit_localsim.wire.gcp_batch:GcpBatchCloud",
     "kubernetes": "spotfit_localsim.wire.kubernetes:KubernetesCloud",
     "plain": "spotfit_localsim.wire.plain:PlainCloud",

@@ -7,7 +7,7 @@ import ssl
 import threading
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from spotfit.host import log
 from spotfit.model.world import Notice
@@ -62,10 +62,15 @@ class Answer(NamedTuple):
 
 
 def ask(
-    url: str, path: str, *, method: str = "GET", headers: Mapping[str, str] | None = None
+    url: str,
+    path: str,
+    *,
+    method: str = "GET",
+    headers: Mapping[str, str] | None = None,
+    within_s: float = _ANSWER_WITHIN_S,
 ) -> tuple[int, bytes]:
     """One request to a metadata service: status and body. Never by a proxy."""
-    answer = whole_answer(url, path, method=method, headers=headers)
+    answer = whole_answer(url, path, method=method, headers=headers, within_s=within_s)
     return answer.status, answer.body
 
 
@@ -76,10 +81,11 @@ def whole_answer(
     method: str = "GET",
     headers: Mapping[str, str] | None = None,
     trust: ssl.SSLContext | None = None,
+    within_s: float = _ANSWER_WITHIN_S,
 ) -> Answer:
     """As `ask`, for whoever needs the headers, too, or trusts an authority of its own."""
     address = urlsplit(url)
-    wire = _wire(str(address.hostname), address.port, trust, secret=address.scheme == "https")
+    wire = _wire(address, trust, within_s=within_s)
     try:
         wire.request(method, address.path.rstrip("/") + path, headers=dict(headers or {}))
         reply = wire.getresponse()
@@ -90,8 +96,9 @@ def whole_answer(
 
 
 def _wire(
-    host: str, port: int | None, trust: ssl.SSLContext | None, *, secret: bool
+    address: SplitResult, trust: ssl.SSLContext | None, *, within_s: float
 ) -> http.client.HTTPConnection:
-    if secret:
-        return http.client.HTTPSConnection(host, port, timeout=_ANSWER_WITHIN_S, context=trust)
-    return http.client.HTTPConnection(host, port, timeout=_ANSWER_WITHIN_S)
+    host, port = str(address.hostname), address.port
+    if address.scheme == "https":
+        return http.client.HTTPSConnection(host, port, timeout=within_s, context=trust)
+    return http.client.HTTPConnection(host, port, timeout=within_s)

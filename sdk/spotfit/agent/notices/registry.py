@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from spotfit.agent.notices.aws import AwsNotice
+from spotfit.agent.notices.azure import AzureNotice
 from spotfit.agent.notices.file import FileNotice
 from spotfit.agent.notices.gcp import GcpNotice
 from spotfit.agent.notices.kubernetes import KubernetesNotice
@@ -15,6 +16,7 @@ from spotfit.host import plugins
 GROUP = "spotfit.notices"
 _OURS: dict[str, Callable[[Callable[[], None]], NoticeSource]] = {
     "aws": AwsNotice,
+    "azure": AzureNotice,
     "file": FileNotice,
     "gcp": GcpNotice,
     "kubernetes": KubernetesNotice,
