@@ -28,7 +28,7 @@ from spotfit.host import clocks
 from spotfit_localsim.wire.api import Access
 from spotfit_localsim.wire.azure_autoscale import FormulaError, evaluate
 from spotfit_localsim.wire.http import Reply, Request
-from spotfit_localsim.wire.site import STOPPED, Machine, Site
+from spotfit_localsim.wire.site import Machine, Site
 from spotfit_localsim.wire.trouble import Troubles
 
 ACCOUNT = "spotfitsim"
@@ -67,6 +67,8 @@ class Task(msgspec.Struct):
     node: str = ""
     starts: int = 0
     """How many machines were rented for it."""
+    stopped: bool = False
+    """Whether somebody asked for its end."""
     execution: dict[str, Any] = msgspec.field(default_factory=_unexecuted)
 
 
@@ -166,9 +168,10 @@ class AzureBatchCloud:
             return complaint.by_management() if by_management else complaint.reply()
 
     def _answered(self, request: Request) -> Reply:
+        asked = "GET" if request.method == "HEAD" else request.method
         for method, pattern, verb in self._verbs:
             found = re.fullmatch(pattern, request.path)
-            if found and method == request.method:
+            if found and method == asked:
                 told = verb(self, request, **found.groupdict())
                 return told if isinstance(told, Reply) else _as_odata(told, request)
         raise ComplaintError(400, "InvalidUri", f"{request.method} {request.path} is nothing")
@@ -384,6 +387,8 @@ class AzureBatchCloud:
         if task.state == "completed":
             raise ComplaintError(409, "TaskCompleted", "The specified task is completed.")
         self._stop(job_id, task)
+        if not task.stopped and task.state == "active":
+            _complete(task, None)
         return Reply(204)
 
     def _output(self, request: Request, job_id: str, task_id: str) -> Any:
@@ -471,12 +476,13 @@ class AzureBatchCloud:
         """Only what ends by itself has a code. Where the market took the machine, Batch sees no
         more at first than a node that does not answer."""
         task, node.machine = self._task_of(node), None
-        if machine.exit_code is None and machine.why != STOPPED:
+        stopped = task is None or task.stopped
+        if machine.exit_code is None and not stopped:
             node.state, node.since_s = "unusable", _now_s()
             return
         node.state, node.task = "idle", ""
         if task is not None:
-            _complete(task, None if machine.why == STOPPED else machine.exit_code)
+            _complete(task, None if stopped else machine.exit_code)
 
     def _requeue(self, node: Node) -> None:
         """Counted nowhere: requeueCount is of users' requests, retryCount of exit codes."""
@@ -508,6 +514,7 @@ class AzureBatchCloud:
     def _stop(self, job_id: str, task: Task) -> None:
         machine = self.site.of(f"{job_id}/{task.body['id']}#{task.starts}")
         if machine is not None and machine.standing:
+            task.stopped = True
             self.site.stop(machine, grace_s=_GRACE_S)
         elif task.state == "running" and not self._is_ending(job_id, task):
             _complete(task, None)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any, ClassVar
 
-from spotfit.core.errors import ConfigError
+from spotfit.core.errors import ConfigError, ProvisionError
 from spotfit.model.group import (
     GroupHandle,
     GroupPlan,
@@ -102,7 +102,7 @@ class AzureBatchProvisioner:
 
     def _make(self, pool_id: str, plan: GroupPlan) -> None:
         if "pool" not in plan.body:
-            raise ConfigError(f"There is no pool {pool_id!r}.", do=_NO_POOL)
+            raise ProvisionError(f"There is no pool {pool_id!r}.", do=_NO_POOL)
         Management(self.options.management).make(**plan.body["pool"])
 
     def _sound(self) -> str:

@@ -55,3 +55,13 @@ def test_who_needs_the_headers_of_an_answer_gets_them_in_lower_case() -> None:
     told = whole_answer(server.url, "/")
     server.close()
     assert (told.status, told.body, told.headers["etag"]) == (200, b"yes", "7")
+
+
+def test_who_expects_a_late_answer_may_wait_for_it_longer() -> None:
+    server = Server(lambda _: Reply(200, b"at last", hold_s=0.3))
+    try:
+        assert ask(server.url, "/", within_s=20.0) == (200, b"at last")
+        with pytest.raises(TimeoutError):
+            ask(server.url, "/", within_s=0.05)
+    finally:
+        server.close()

@@ -1,0 +1,254 @@
+"""The calls to Azure, by the real library to a cloud on loopback; its complaints in our words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotfit.core.errors import ProvisionError, ProvisionPermissionError, QuotaError
+from spotfit.host import env
+from spotfit_localsim.wire.azure_batch import ACCOUNT_ID, AzureBatchCloud
+from spotfit_localsim.wire.options import SimOptions
+from spotfit_localsim.wire.simulator import Simulator, serving
+from spotfit_provisioners.azure_batch import client as calls
+from spotfit_provisioners.azure_batch.client import BatchClient, Management
+
+exceptions = pytest.importorskip("azure.core.exceptions")
+pytest.importorskip("azure.batch")
+pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+
+JOB = {"id": "t-1", "poolInfo": {"poolId": "spot"}, "onAllTasksComplete": "noaction"}
+POOL = {
+    "id": "spot",
+    "vmSize": "Standard_D4s_v5",
+    "enableAutoScale": True,
+    "autoScaleFormula": "$TargetLowPriorityNodes = 2;",
+}
+
+
+def tasks(count: int, command: str = "sleep 100") -> list[dict[str, Any]]:
+    return [{"id": str(number), "commandLine": command} for number in range(count)]
+
+
+@pytest.fixture
+def sim(tmp_path: Path) -> Iterator[Simulator]:
+    with serving(tmp_path, SimOptions(cloud="azure_batch", boot_s=0.0)) as simulator:
+        yield simulator
+    for cache in (calls._service, calls._management):
+        cache.cache_clear()
+
+
+@pytest.fixture
+def client(sim: Simulator) -> BatchClient:
+    return BatchClient(sim.server.url)
+
+
+def memory_of(sim: Simulator) -> Any:
+    return sim.cloud.memory
+
+
+def test_a_job_of_the_same_id_is_the_same_job(sim: Simulator, client: BatchClient) -> None:
+    for _ in range(2):
+        client.create(JOB, tasks(3))
+    assert list(memory_of(sim).jobs) == ["t-1"]
+    assert sorted(client.tasks("t-1")) == ["0", "1", "2"]
+
+
+def test_who_died_between_a_job_and_its_tasks_left_nothing_that_cannot_be_completed(
+    sim: Simulator, client: BatchClient
+) -> None:
+    client.create(JOB, tasks(1))
+    memory_of(sim).jobs["t-1"].body |= {"onAllTasksComplete": "noaction"}
+    client.create(JOB, tasks(3))
+    assert len(client.tasks("t-1")) == 3
+    assert memory_of(sim).jobs["t-1"].body["onAllTasksComplete"] == "terminatejob"
+
+
+def test_more_tasks_than_azure_takes_at_once_go_one_hundred_after_the_other(
+    client: BatchClient,
+) -> None:
+    client.create(JOB, tasks(201))
+    assert len(client.tasks("t-1")) == 201
+
+
+def test_a_job_that_is_over_gets_no_tasks_and_that_is_no_error(
+    sim: Simulator, client: BatchClient
+) -> None:
+    client.create(JOB, tasks(1))
+    client.terminate("t-1")
+    client.create(JOB, tasks(2))
+    assert list(client.tasks("t-1")) == ["0"]
+    while (client.job("t-1") or {})["state"] != "completed":
+        sim.leave.wait(0.02)
+    client.terminate("t-1")
+    client.create(JOB, tasks(2))
+
+
+def test_what_is_not_there_is_told_as_nothing(client: BatchClient) -> None:
+    assert client.job("nobody") is None
+    assert client.pool("nobody") is None
+    assert client.tasks("nobody") == {}
+    assert client.nodes("nobody") == {}
+    client.terminate("nobody")
+
+
+def test_a_pool_is_made_once(sim: Simulator, client: BatchClient) -> None:
+    management = Management(sim.server.url)
+    body = {
+        "identity": {"type": "UserAssigned", "userAssignedIdentities": {"me": {}}},
+        "properties": {
+            "vmSize": "Standard_D4s_v5",
+            "deploymentConfiguration": {"virtualMachineConfiguration": {}},
+            "scaleSettings": {"autoScale": {"formula": POOL["autoScaleFormula"]}},
+        },
+    }
+    for size in ("Standard_D4s_v5", "Standard_D8s_v5"):
+        body["properties"]["vmSize"] = size
+        management.make(f"{ACCOUNT_ID}/pools/spot", body)
+    pool = client.pool("spot")
+    assert pool is not None
+    assert pool["vmSize"] == "Standard_D4s_v5"
+    assert pool["identity"]["userAssignedIdentities"] == [{"resourceId": "me"}]
+
+
+def test_a_pool_that_azure_refuses_is_told_with_its_reason(sim: Simulator) -> None:
+    body = {
+        "properties": {
+            "vmSize": "x",
+            "deploymentConfiguration": {},
+            "scaleSettings": {"autoScale": {"formula": "nonsense"}},
+        }
+    }
+    with pytest.raises(ProvisionError, match=r"make a pool.*'nonsense' sets nothing"):
+        Management(sim.server.url).make(f"{ACCOUNT_ID}/pools/spot", body)
+
+
+def test_without_credentials_it_says_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nobody:
+        def get_token(self, *_: Any, **__: Any) -> None:
+            raise exceptions.ClientAuthenticationError("no credential is to be had")
+
+    monkeypatch.setattr(calls, "_credential", Nobody)
+    client = BatchClient("https://training.westeurope.batch.azure.com")
+    calls._service.cache_clear()
+    with pytest.raises(ProvisionPermissionError, match="does not know who asks") as told:
+        client.look_around()
+    assert "az login" in told.value.do
+
+
+def test_on_a_node_an_identity_that_is_not_to_be_had_now_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A node's service of identities has its bad moments; no run must end of one."""
+    monkeypatch.setenv("AZ_BATCH_NODE_ID", "tvmps_1_p")
+    with pytest.raises(exceptions.ClientAuthenticationError), calls._told_as_ours("list jobs"):
+        raise exceptions.ClientAuthenticationError("busy")
+
+
+def test_a_plain_wire_gets_no_credentials(monkeypatch: pytest.MonkeyPatch, sim: Simulator) -> None:
+    monkeypatch.setattr(calls, "_credential", lambda: pytest.fail("nobody may ask for them"))
+    heard: list[dict[str, str]] = []
+    answer = AzureBatchCloud.answer
+
+    def listening(cloud: AzureBatchCloud, request: Any) -> Any:
+        heard.append(dict(request.headers))
+        return answer(cloud, request)
+
+    monkeypatch.setattr(AzureBatchCloud, "answer", listening)
+    BatchClient(sim.server.url).look_around()
+    assert heard
+    assert not any("authorization" in headers for headers in heard)
+
+
+WHO = """
+from azure.identity import DefaultAzureCredential
+told = DefaultAzureCredential().get_token("https://batch.core.windows.net/.default")
+print(told.token)
+"""
+
+
+def test_the_identity_of_a_simulated_machine_is_who_its_agent_is(
+    sim: Simulator, client: BatchClient
+) -> None:
+    """As on a node: no key anywhere, everything from the metadata service."""
+    sim.cloud.answer(_post("/pools", POOL))
+    client.create(JOB, tasks(1))
+    while not (up := [m for m in list(sim.site.machines.values()) if m.state == "up"]):
+        sim.leave.wait(0.02)
+    environment = {**env.everything(), **sim.cloud.environment(up[0])}
+    told = subprocess.run(
+        [sys.executable, "-c", WHO], env=environment, capture_output=True, text=True, check=True
+    )
+    assert told.stdout.strip() == "simulated"
+
+
+def _post(path: str, body: Any) -> Any:
+    import msgspec
+
+    from spotfit_localsim.wire.http import Request
+
+    return Request("POST", path, {"api-version": "x"}, {"host": "x"}, msgspec.json.encode(body))
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "error"),
+    [
+        (401, "", ProvisionPermissionError),
+        (403, "AuthenticationFailed", ProvisionPermissionError),
+        (403, "InsufficientAccountPermissions", ProvisionPermissionError),
+        (409, "ActiveJobAndScheduleQuotaReached", QuotaError),
+        (409, "PoolQuotaReached", QuotaError),
+        (400, "InvalidPropertyValue", ProvisionError),
+        (404, "ResourceGroupNotFound", ProvisionError),
+    ],
+)
+def test_what_waiting_does_not_cure_is_told_apart(
+    status: int, code: str, error: type[ProvisionError]
+) -> None:
+    told = calls._translated("submit", status, code, "the message")
+    assert type(told) is error
+    assert "the message" in str(told)
+
+
+def test_a_key_that_is_wrong_is_no_missing_role_though_both_are_forbidden() -> None:
+    who = calls._translated("submit", 403, "AuthenticationFailed", "x")
+    role = calls._translated("submit", 403, "AuthorizationFailed", "x")
+    assert who is not None
+    assert role is not None
+    assert "az login" in who.do
+    assert "roles" in role.do
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (503, "ServerBusy"),
+        (500, "OperationTimedOut"),
+        (429, ""),
+        (409, "PoolBeingDeleted"),
+        (412, "ConditionNotMet"),
+        (408, ""),
+    ],
+)
+def test_what_may_pass_is_left_to_be_tried_again(status: int, code: str) -> None:
+    assert calls._translated("submit", status, code, "x") is None
+
+
+@pytest.mark.parametrize("kind", ["unavailable", "throttled"])
+def test_a_service_out_of_order_is_asked_once(
+    sim: Simulator, client: BatchClient, kind: str
+) -> None:
+    """The library would ask for minutes, and for ever when it adds tasks."""
+    sim.troubles.expect(kind, 1)
+    with pytest.raises(exceptions.HttpResponseError):
+        client.job("t-1")
+    assert client.job("t-1") is None
+    sim.troubles.expect(kind, 2)
+    with pytest.raises(exceptions.HttpResponseError):
+        client.create(JOB, tasks(1))
+    assert sim.troubles.now(kind), "it has asked again by itself"  # type: ignore[arg-type]

@@ -1,0 +1,273 @@
+"""The four verbs on Azure Batch, where the conformance suite does not look."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotfit.core.errors import ProvisionError
+from spotfit.core.ids import Token
+from spotfit.host.clocks import SystemClock
+from spotfit.host.dice import new_run_id
+from spotfit.model.group import GroupHandle, GroupRequest, NodeState
+from spotfit.provision.api import Refusal
+from spotfit.provision.launch import Launch
+from spotfit_localsim.wire import azure_batch as cloud
+from spotfit_localsim.wire.azure_batch import AzureBatchCloud
+from spotfit_localsim.wire.options import SimOptions
+from spotfit_localsim.wire.simulator import Simulator, serving
+from spotfit_localsim.wire.site import Machine
+from spotfit_provisioners.azure_batch import client as calls
+from spotfit_provisioners.azure_batch import provisioner as verbs
+from spotfit_provisioners.azure_batch.provisioner import AzureBatchProvisioner
+
+pytest.importorskip("azure.batch")
+pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+
+TOKEN = Token("t-0123456789ab")
+AGENT = "python -m spotfit.agent"
+
+
+@pytest.fixture
+def sim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulator]:
+    monkeypatch.setattr(cloud, "_ANEW_AFTER_S", 0.0)
+    monkeypatch.setattr(cloud, "_EVALUATE_S", 0.04)
+    monkeypatch.setattr(cloud, "_SAMPLE_S", 0.02)
+    with serving(tmp_path, SimOptions(cloud="azure_batch", boot_s=0.0)) as simulator:
+        yield simulator
+    for cache in (calls._service, calls._management, verbs._client_at):
+        cache.cache_clear()
+
+
+def opened(sim: Simulator, **options: Any) -> AzureBatchProvisioner:
+    access = AzureBatchCloud.access(sim.server.url)
+    return AzureBatchProvisioner.with_options(**{**access.options, **options})
+
+
+def running(
+    provisioner: AzureBatchProvisioner,
+    tmp_path: Path,
+    command: str,
+    *,
+    token: Token = TOKEN,
+    workers: int = 1,
+) -> GroupHandle:
+    """A group whose machines run that instead of an agent."""
+    plan = provisioner.plan(GroupRequest(token, workers, workers))
+    task = plan.body["task"]
+    task["commandLine"] = task["commandLine"].replace(AGENT, command)
+    handle = provisioner.submit(plan, Launch(str(tmp_path), new_run_id(), "secret"))
+    assert isinstance(handle, GroupHandle)
+    return handle
+
+
+def until(happens: Callable[[], object]) -> None:
+    clock = SystemClock()
+    give_up_at = clock.now() + 60
+    while not happens():
+        assert clock.now() < give_up_at
+        clock.wait(0.01)
+
+
+def test_of_two_who_ask_at_the_same_time_both_get_the_same_job(
+    sim: Simulator, tmp_path: Path
+) -> None:
+    provisioner = opened(sim)
+    got: list[GroupHandle] = []
+
+    def ask() -> None:
+        got.append(running(provisioner, tmp_path, "sleep 100", workers=2))
+
+    askers = [threading.Thread(target=ask) for _ in range(2)]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join()
+    assert len(got) == 2
+    assert got[0] == got[1]
+    memory = sim.cloud.memory
+    assert (len(memory.jobs), len(memory.pools)) == (1, 1)
+    assert [len(job.tasks) for job in memory.jobs.values()] == [2]
+
+
+@pytest.mark.parametrize("notice", [False, True])
+def test_a_node_that_is_preempted_again_and_again_is_the_same_machine(
+    sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notice: bool
+) -> None:
+    """There is no ceiling: a task that was requeued has not failed."""
+    monkeypatch.setattr(cloud, "_UNUSABLE_S", 0.0)
+    sim.tide.options = SimOptions(cloud="azure_batch", notice_s=0.05, boot_s=0.0)
+    provisioner = opened(sim)
+    handle = running(provisioner, tmp_path, "sleep 100")
+    for lost in range(1, 13):
+        until(lambda count=lost: len(sim.site.machines) == count and _up(sim))  # type: ignore[misc]
+        _reclaim(sim, notice=notice)
+    until(lambda: len(sim.site.machines) == 13)
+    until(lambda: provisioner.observe(handle).nodes[0].state == NodeState.RUNNING)
+    (pool,) = sim.cloud.memory.pools.values()
+    assert len(pool.nodes) == pool.made == 1
+
+
+def test_a_node_that_is_told_as_unusable_is_not_given_up(
+    sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cloud, "_UNUSABLE_S", 1e6)
+    provisioner = opened(sim)
+    handle = running(provisioner, tmp_path, "sleep 100")
+    until(lambda: provisioner.observe(handle).nodes[0].state == NodeState.RUNNING)
+    _reclaim(sim, notice=False)
+    until(lambda: provisioner.observe(handle).nodes[0].state == NodeState.WAITING)
+    assert provisioner.observe(handle).nodes[0].reason == "its node is unusable"
+    monkeypatch.setattr(cloud, "_UNUSABLE_S", 0.0)
+    until(lambda: provisioner.observe(handle).nodes[0].state == NodeState.RUNNING)
+
+
+@pytest.mark.parametrize(
+    ("code", "state"),
+    [(75, NodeState.GONE), (70, NodeState.FAILED), (64, NodeState.FAILED), (0, NodeState.GONE)],
+)
+def test_an_agent_that_has_ended_is_not_tried_again(
+    sim: Simulator, tmp_path: Path, code: int, state: NodeState
+) -> None:
+    provisioner = opened(sim)
+    handle = running(provisioner, tmp_path, f"(exit {code})")
+    until(lambda: provisioner.observe(handle).over)
+    assert provisioner.observe(handle).nodes[0].state == state
+    assert len(sim.site.machines) == 1
+    until(lambda: provisioner._client().job(handle.name)["state"] == "completed")  # type: ignore[index]
+
+
+def test_an_agent_that_has_drained_waits_for_the_end_of_its_machine_and_comes_back(
+    sim: Simulator, tmp_path: Path
+) -> None:
+    """Its task still runs when the node goes: that is why Batch requeues it."""
+    provisioner = opened(sim)
+    before = tmp_path / "before"
+    command = f"(test -e {before} && exit 75; touch {before}; exit 85)"
+    handle = running(provisioner, tmp_path, command)
+    until(before.exists)
+    until(lambda: provisioner.observe(handle).nodes[0].state == NodeState.RUNNING)
+    _reclaim(sim, notice=False)
+    until(lambda: provisioner.observe(handle).over)
+    (node,) = provisioner.observe(handle).nodes
+    assert node.state == NodeState.GONE
+    assert "exit code 75" in node.reason
+    assert len(sim.site.machines) == 2
+
+
+def test_all_groups_share_one_pool_which_is_empty_when_they_are_over(
+    sim: Simulator, tmp_path: Path
+) -> None:
+    provisioner = opened(sim)
+    first = running(provisioner, tmp_path, "sleep 100", token=Token("t-1"), workers=2)
+    second = running(provisioner, tmp_path, "sleep 100", token=Token("t-2"))
+    until(lambda: len(_up(sim)) == 3)
+    (pool,) = sim.cloud.memory.pools.values()
+    assert len(pool.nodes) == 3
+    provisioner.cancel(first)
+    until(lambda: len(pool.nodes) == pool.target == 1)
+    assert provisioner.observe(second).nodes[0].state == NodeState.RUNNING
+    provisioner.cancel(second)
+    until(lambda: len(pool.nodes) == pool.target == 0)
+
+
+def test_a_group_that_is_let_go_before_it_got_machines_gets_none(
+    sim: Simulator, tmp_path: Path
+) -> None:
+    """Azure leaves its tasks `active`; they are not run any more."""
+    sim.troubles.expect("capacity", 1)
+    provisioner = opened(sim)
+    handle = running(provisioner, tmp_path, "sleep 100")
+    provisioner.cancel(handle)
+    until(lambda: provisioner.observe(handle).over)
+    sim.troubles.expect("capacity", 0)
+    until(lambda: provisioner._client().job(handle.name)["state"] == "completed")  # type: ignore[index]
+    assert provisioner._client().tasks(handle.name)["0"]["state"] == "active"
+    assert not sim.site.machines
+
+
+def test_a_region_without_capacity_says_so_until_there_is_some(
+    sim: Simulator, tmp_path: Path
+) -> None:
+    sim.troubles.expect("capacity", 1)
+    provisioner = opened(sim)
+    handle = running(provisioner, tmp_path, "sleep 100")
+    until(lambda: "AllocationFailed" in provisioner.observe(handle).refusal)
+    assert provisioner.observe(handle).nodes[0].state == NodeState.WAITING
+    sim.troubles.expect("capacity", 0)
+    until(lambda: provisioner.observe(handle).nodes[0].state == NodeState.RUNNING)
+    assert not provisioner.observe(handle).refusal
+
+
+def test_a_pool_that_is_not_there_and_cannot_be_made_is_told(
+    sim: Simulator, tmp_path: Path
+) -> None:
+    provisioner = opened(sim, pool="spot", account_id="")
+    with pytest.raises(ProvisionError, match="no pool 'spot'"):
+        running(provisioner, tmp_path, "sleep 100")
+    assert not sim.cloud.memory.jobs
+
+
+def test_a_pool_that_is_being_deleted_is_waited_for(sim: Simulator, tmp_path: Path) -> None:
+    provisioner = opened(sim)
+    handle = running(provisioner, tmp_path, "sleep 100")
+    until(lambda: _up(sim))
+    (pool,) = sim.cloud.memory.pools.values()
+    pool.deleting = True
+    plan = provisioner.plan(GroupRequest(Token("t-2"), 1, 1))
+    answer = provisioner.submit(plan, Launch(str(tmp_path), new_run_id(), "secret"))
+    assert isinstance(answer, Refusal)
+    assert "being deleted" in answer.why
+    provisioner.cancel(handle)
+
+
+def test_a_check_up_looks_at_the_account_and_at_the_pool(sim: Simulator, tmp_path: Path) -> None:
+    provisioner = opened(sim)
+    assert [finding.well for finding in provisioner.examine()] == [True, True]
+    assert "will be made" in list(provisioner.examine())[-1].found
+    handle = running(provisioner, tmp_path, "sleep 100")
+    until(lambda: _up(sim))
+    assert "1 nodes now" in list(provisioner.examine())[-1].found
+    provisioner.cancel(handle)
+    sim.troubles.expect("permission", 100)
+    (only,) = provisioner.examine()
+    assert not only.well
+    assert "docs/guides" in only.do
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"enableAutoScale": False}, "does not scale itself"),
+        ({"autoScaleFormula": "$TargetDedicatedNodes = 1;"}, "without $TargetLowPriorityNodes"),
+        ({"enableInterNodeCommunication": False}, "reach each other"),
+        ({"taskSlotsPerNode": 4}, "several tasks"),
+        ({"virtualMachineConfiguration": {}}, "runs no containers"),
+        ({"identity": None}, "no identity"),
+    ],
+)
+def test_a_check_up_tells_what_is_wrong_with_a_pool(
+    sim: Simulator, tmp_path: Path, change: dict[str, Any], told: str
+) -> None:
+    provisioner = opened(sim)
+    provisioner.cancel(running(provisioner, tmp_path, "sleep 100"))
+    (pool,) = sim.cloud.memory.pools.values()
+    pool.body |= change
+    last = list(provisioner.examine())[-1]
+    assert not last.well
+    assert told in last.found
+
+
+def _up(sim: Simulator) -> list[Machine]:
+    with sim._lock:
+        return [machine for machine in sim.site.standing() if machine.state == "up"]
+
+
+def _reclaim(sim: Simulator, *, notice: bool) -> None:
+    """Under the simulator's lock, for it goes on meanwhile."""
+    with sim._lock:
+        sim.site.reclaim(next(sim.site.standing()), notice=notice)

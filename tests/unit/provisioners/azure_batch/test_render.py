@@ -1,0 +1,171 @@
+"""Our request in the words of Azure Batch."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from spotfit.core.errors import ConfigError
+from spotfit.core.ids import RunId, Token
+from spotfit.model.group import GroupRequest
+from spotfit.provision.launch import Launch
+from spotfit_localsim.wire.azure_autoscale import evaluate
+from spotfit_provisioners.azure_batch import render
+from spotfit_provisioners.azure_batch.options import AzureBatchOptions
+from spotfit_provisioners.azure_batch.render import formula, job_id, plan, pool_id, task
+from tests.unit.provisioners import golden
+
+GOLDEN = Path(__file__).parent / "golden"
+TOKEN = Token("t-0123456789ab")
+ENDPOINT = "https://training.westeurope.batch.azure.com"
+GROUP = "/subscriptions/0/resourceGroups/training/providers"
+THERE = AzureBatchOptions(endpoint=ENDPOINT, image="registry/spotfit:1", pool="spot")
+MADE = AzureBatchOptions(
+    endpoint=ENDPOINT,
+    image="training.azurecr.io/spotfit:1-cuda",
+    registry="training.azurecr.io",
+    account_id=f"{GROUP}/Microsoft.Batch/batchAccounts/training",
+    identity=f"{GROUP}/Microsoft.ManagedIdentity/userAssignedIdentities/agents",
+    identity_client_id="11111111-2222-3333-4444-555555555555",
+    vm_size="Standard_NC64as_T4_v3",
+    subnet=f"{GROUP}/Microsoft.Network/virtualNetworks/training/subnets/nodes",
+    public_ip=False,
+    most_nodes=20,
+    workers_per_node=4,
+    container_options=("--volume=/mnt/data:/data",),
+    resource_files=("https://training.blob.core.windows.net/certificates/our%20ca.pem",),
+    labels={"team": "vision"},
+)
+LAUNCH = Launch("az://runs/digits", RunId("r" * 32), "secret", ("azure", "signal"), "torch")
+
+
+def a_request(workers: int = 4, **resources: float) -> GroupRequest:
+    return GroupRequest(TOKEN, workers, workers, resources, run_name="Digits 1")
+
+
+@pytest.mark.parametrize(
+    ("name", "request_", "options"),
+    [
+        ("plain", a_request(1), THERE),
+        ("several", a_request(4, CPU=2.0), THERE),
+        ("gpus", a_request(8, GPU=1.0, CPU=6.0), MADE),
+    ],
+)
+def test_a_plan_is_as_it_was(name: str, request_: GroupRequest, options: AzureBatchOptions) -> None:
+    golden.check(plan(request_, options), GOLDEN / f"plan_{name}.json")
+
+
+def test_a_task_is_as_it_was_and_azure_s_library_understands_it() -> None:
+    planned = plan(a_request(8, GPU=1.0), MADE)
+    told = task(planned, 1, LAUNCH.environment(TOKEN, 1, planned.slots))
+    golden.check(told, GOLDEN / "task_gpus.json")
+    models = pytest.importorskip("azure.batch.models")
+    read = models.BatchTaskCreateOptions(told)
+    settings = {one.name: one.value for one in read.environment_settings}
+    assert settings["SPOTFIT_NODE"] == "1"
+    assert settings["AZURE_CLIENT_ID"] == MADE.identity_client_id
+    assert read.constraints.max_task_retry_count == 0
+    assert read.container_settings.registry.identity_reference.resource_id == MADE.identity
+    job = models.BatchJobCreateOptions(planned.body["job"])
+    assert job.pool_info.pool_id == pool_id(MADE)
+    assert job.all_tasks_complete_mode == models.BatchAllTasksCompleteMode.NO_ACTION
+
+
+def test_groups_of_one_kind_of_machines_share_a_pool_whatever_their_size() -> None:
+    """Nodes of one pool reach each other, and a replacement is a group of its own."""
+    names = {plan(a_request(n), MADE).body["job"]["poolInfo"]["poolId"] for n in (4, 8)}
+    assert names == {pool_id(MADE)}
+    assert pool_id(MADE) != pool_id(AzureBatchOptions(vm_size="Standard_D4s_v5"))
+    assert pool_id(THERE) == "spot"
+    assert job_id(TOKEN) == "t-0123456789ab"
+
+
+@pytest.mark.parametrize(
+    ("samples", "target"),
+    [([], 3), ([0], 0), ([0, 0, 0, 0, 2], 2), ([2, 0, 0, 0], 2), ([9, 0, 0, 0, 0], 0), ([50], 20)],
+)
+def test_a_pool_has_as_many_nodes_as_tasks_and_none_without(
+    samples: Sequence[float], target: int
+) -> None:
+    told = evaluate(formula(20, begin_with=3), {"$PendingTasks": samples})
+    assert told["$TargetLowPriorityNodes"] == target
+    assert told["$TargetDedicatedNodes"] == 0
+    assert told["$NodeDeallocationOption"] == "taskcompletion"
+
+
+class Machine:
+    """What a task runs, with an agent that ends with one code after the other."""
+
+    def __init__(self, folder: Path, *codes: int) -> None:
+        self._folder = folder
+        (folder / "codes").write_text("".join(f"{code}\n" for code in codes))
+        agent = folder / "python"
+        agent.write_text(
+            "#!/bin/sh\n"
+            'trap "echo TERM >> heard; exit 85" TERM\n'
+            "echo started >> starts\n"
+            "code=$(sed -n $(wc -l < starts)p codes)\n"
+            "[ $code != stay ] || while :; do sleep 0.01; done\n"
+            "exit $code\n"
+        )
+        agent.chmod(0o755)
+
+    def start(self) -> subprocess.Popen[bytes]:
+        words = shlex.split(render.COMMAND_LINE.replace("sleep 120", "sleep 0.01"))
+        path = f"{self._folder}{os.pathsep}{os.environ['PATH']}"
+        return subprocess.Popen(words, cwd=self._folder, env={**os.environ, "PATH": path})
+
+    def lines(self, name: str) -> int:
+        path = self._folder / name
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+@pytest.mark.parametrize(
+    ("codes", "ends_with"), [((0,), 0), ((75,), 75), ((70,), 70), ((85, 85, 75), 75)]
+)
+@pytest.mark.real_time("a shell waits for its children")
+def test_only_an_agent_that_has_drained_is_started_again(
+    tmp_path: Path, codes: tuple[int, ...], ends_with: int
+) -> None:
+    """Its task must still run when the node goes, or Batch does not requeue it."""
+    machine = Machine(tmp_path, *codes)
+    assert machine.start().wait(30) == ends_with
+    assert machine.lines("starts") == len(codes)
+
+
+@pytest.mark.real_time("a shell waits for its children")
+def test_who_ends_the_task_ends_the_agent_and_it_is_not_started_again(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    (tmp_path / "codes").write_text("stay\n")
+    shell = machine.start()
+    while not machine.lines("starts"):
+        assert shell.poll() is None
+    shell.send_signal(signal.SIGTERM)
+    assert shell.wait(30) == 85
+    assert (machine.lines("heard"), machine.lines("starts")) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("request_", "options", "told"),
+    [
+        (a_request(), AzureBatchOptions(pool="spot"), "endpoint, image not given"),
+        (
+            a_request(),
+            AzureBatchOptions(endpoint=ENDPOINT, image="i"),
+            "account_id, vm_size, identity not given",
+        ),
+        (a_request(4, TPU=1.0), THERE, "knows nothing of the resource TPU"),
+        (a_request(101), THERE, "gives 100 at most"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_told(
+    request_: GroupRequest, options: AzureBatchOptions, told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        plan(request_, options)
