@@ -11,7 +11,7 @@ What a real cloud needs besides is said once, in spotfit.toml or in variables, a
 
     aws_batch    queue, image; a role for the jobs that may use the bucket
     gcp_batch    project, region, image; a service account that may use the bucket
-    azure_batch  account, image; a managed identity that may use the container
+    azure_batch  endpoint, image, a pool or what makes one; an identity that may use the container
     kubernetes   image, service_account; flavour = "eks" | "karpenter" | "gke" | "aks"
     slurm        partition; --storage on a disk that all nodes share, or in a bucket
     ssh          hosts
