@@ -156,6 +156,8 @@ def _task(options: AzureBatchOptions, *, gpus: int) -> dict[str, Any]:
         "containerSettings": {
             "imageName": options.image,
             "containerRunOptions": " ".join([*words, *options.container_options]),
+            # Batch's own belongs to a user of the host; only files it has laid there are a reason.
+            "workingDirectory": "taskWorkingDirectory" if files else "containerImageDefault",
             **_registry(options),
         },
         "constraints": {"maxTaskRetryCount": 0, "retentionTime": "P1D"},
