@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -570,6 +571,20 @@ def test_what_is_too_big_to_broadcast_is_refused_before_it_is_sent(
         session.broadcast(b"x" * 1100)
     assert "torch.distributed" in refused.value.do
     assert agent.heard() == []
+
+
+@pytest.mark.parametrize(("size_bytes", "warns"), [(900, False), (1100, True)])
+def test_more_than_a_kilobyte_is_broadcast_with_a_warning(
+    session: Session,
+    agent: AgentEnd,
+    size_bytes: int,
+    warns: bool,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    thing = b"x" * size_bytes
+    agent.say(Gathered("broadcast_from_rank_zero", 0, pickle.dumps(thing)))
+    assert session.broadcast(thing) == thing
+    assert ("meant for small things" in capsys.readouterr().err) == warns
 
 
 def test_rank_0_broadcasts_and_the_others_receive(
