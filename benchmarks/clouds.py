@@ -96,7 +96,7 @@ class Reclaim:
 def reclaim(cloud: str, *, notice: bool, boot_s: float = BOOT_S) -> Reclaim:
     """Train on two machines and take one away, once both are at work."""
     with (
-        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         simulated(cloud, folder, boot_s=boot_s, notice_s=NOTICE_S) as sim,
     ):
         diary = Path(folder, "diary")
@@ -149,7 +149,7 @@ class Rest:
 def idle(cloud: str, *, machines: int = IDLE_MACHINES, watch_s: float = WATCH_S) -> Rest:
     """Let that many machines train, and count what is asked of the cloud and of the bucket."""
     with (
-        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         a_bucket() as wire,
         simulated(cloud, folder, observe_s=patience_of(cloud)) as sim,
     ):
@@ -203,7 +203,10 @@ def a_bucket() -> Iterator[str]:
 
 def patience_of(cloud: str) -> float:
     """How often that cloud is looked at in earnest."""
-    with tempfile.TemporaryDirectory() as folder, simulated(cloud, folder) as sim:
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        simulated(cloud, folder) as sim,
+    ):
         of_the_cloud = sim._real.traits  # noqa: SLF001  # the simulator's own traits are hastier
         return of_the_cloud.observe_s
 

@@ -37,6 +37,8 @@ class AwsBatchProvisioner:
 
     def __init__(self, options: AwsBatchOptions) -> None:
         self.options = options
+        self._passed_over: set[tuple[str, str]] = set()
+        """Queues, by region and name, that kept a job waiting since a machine last came."""
 
     @classmethod
     def with_options(cls, **options: Any) -> AwsBatchProvisioner:
@@ -63,7 +65,7 @@ class AwsBatchProvisioner:
         found = self._found(plan, queues)
         if found is not None:
             return found
-        queue = queues[0]
+        queue = next((one for one in queues if not self._is_passed_over(one)), queues[-1])
         client, name = self._at(queue)
         environment = launch.environment(
             plan.token,
@@ -94,7 +96,28 @@ class AwsBatchProvisioner:
             parent = client.describe([handle.name]).get(handle.name)
             told = [parent] * nodes if parent is not None else told
         statuses = tuple(states.status(job) if job else _FORGOTTEN for job in told)
-        return GroupStatus(statuses, self._refusal([job for job in told if job]))
+        refusal = self._refusal([job for job in told if job])
+        if refusal and all(one.state is NodeState.WAITING for one in statuses):
+            return self._waited_in_vain(handle, statuses, refusal)
+        if any(one.state is NodeState.RUNNING for one in statuses):
+            self._passed_over.clear()
+        return GroupStatus(statuses, refusal)
+
+    def _waited_in_vain(
+        self, handle: GroupHandle, waiting: tuple[NodeStatus, ...], why: str
+    ) -> GroupStatus:
+        """Where another queue was not tried yet, the group is given up, and that one asked next;
+        the last of them is where it stays, for a queue gives as soon as it can."""
+        self._passed_over.add((handle.detail["region"], handle.detail["queue"]))
+        left = [queue for queue in self.options.queues if not self._is_passed_over(queue)]
+        if not left:
+            return GroupStatus(waiting, why)
+        told = f"{handle.detail['queue']} has none ({why}); {left[0]} is asked next"
+        return GroupStatus(tuple(NodeStatus(NodeState.REFUSED, told) for _ in waiting), why)
+
+    def _is_passed_over(self, queue: str) -> bool:
+        client, name = self._at(queue)
+        return (client.region, name) in self._passed_over
 
     def cancel(self, handle: GroupHandle) -> None:
         """Terminating an array terminates its children; a job that is over stays as it is."""

@@ -103,7 +103,8 @@ class NodeLost(msgspec.Struct, frozen=True, tag="node_lost"):
     why: str
     blame: Blame | None = None
     """PREEMPTION where it was taken away, PLATFORM where it runs and its agent is not heard; the
-    round that broke off with it is charged to that, if nobody knew when it was closed."""
+    round that broke off with it is charged to that, if nobody knew when it was closed. Without an
+    agent, PREEMPTION is a market's that promised a machine and does not give it."""
     comes_back: bool = False
     """Only that agent is lost: its backend has brought the machine back with another."""
 

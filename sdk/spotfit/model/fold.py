@@ -155,6 +155,9 @@ def _lose(view: View, event: NodeLost) -> View:
     lost = _with_group(view, event.token, replace(group, lost=nodes))
     if event.agent is None and group.role == "validate":
         return replace(lost, validator_refusals=view.validator_refusals + 1)
+    if event.agent is None and event.blame is Blame.PREEMPTION:
+        first = 0 if group.lost else 1  # a group is refused once, however many machines it has
+        return replace(lost, refusals=view.refusals + first, last_refusal=event.why)
     if event.agent is None:
         return replace(lost, stillborn=view.stillborn + 1)
     outage = {event.agent} if event.blame is Blame.PLATFORM else set()

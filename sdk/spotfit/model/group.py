@@ -55,6 +55,8 @@ class NodeState(enum.StrEnum):
     RUNNING = "running"
     GONE = "gone"
     FAILED = "failed"
+    REFUSED = "refused"
+    """Promised and not given; another place may have one, so it is worth asking anew."""
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
@@ -66,7 +68,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     @property
     def over(self) -> bool:
         """Whether this machine will not come (back)."""
-        return self.state in (NodeState.GONE, NodeState.FAILED)
+        return self.state in (NodeState.GONE, NodeState.FAILED, NodeState.REFUSED)
 
 
 class GroupStatus(msgspec.Struct, frozen=True):

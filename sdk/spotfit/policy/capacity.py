@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import Blame, NodeLost
-from spotfit.model.group import Role
+from spotfit.model.group import NodeState, Role
 from spotfit.model.view import View
 from spotfit.model.watch import Seat, Watch
 from spotfit.policy.absence import Word, absent_since, backend_says
@@ -101,7 +101,7 @@ def lost_machines(view: View, watch: Watch, now: float) -> Iterator[NodeLost]:
             agent = sat.get((token, node))
             why = _why_lost(view, watch, now, token, node, agent)
             if why:
-                blame = _blame(view, watch, token, node, agent) if agent is not None else None
+                blame = _blame(view, watch, token, node, agent)
                 yield NodeLost(token, node, agent, why, blame)
 
 
@@ -184,8 +184,18 @@ def _why_lost(
     return None
 
 
-def _blame(view: View, watch: Watch, token: Token, node: int, agent: AgentId) -> Blame:
-    """Machines are taken away; one of which its backend says that it runs has another trouble."""
+def _blame(
+    view: View, watch: Watch, token: Token, node: int, agent: AgentId | None
+) -> Blame | None:
+    """Machines are taken away; one of which its backend says that it runs has another trouble.
+
+    One that never came to life is nobody's fault, unless the market went back on its word.
+    """
+    if agent is None:
+        status = watch.statuses.get(token)
+        known = status.nodes[node : node + 1] if status else ()
+        refused = any(one.state is NodeState.REFUSED for one in known)
+        return Blame.PREEMPTION if refused else None
     since = absent_since(view, watch, agent)
     runs = since is not None and backend_says(watch, token, node, since) is Word.RUNS
     return Blame.PLATFORM if runs and agent not in view.notices else Blame.PREEMPTION

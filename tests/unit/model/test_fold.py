@@ -75,6 +75,14 @@ def test_a_final_refusal_is_remembered() -> None:
     assert told(*ASKED, Refused(TOKEN, "no quota", final=True)).final_refusal == "no quota"
 
 
+def test_a_market_that_goes_back_on_its_word_has_refused_a_group_once() -> None:
+    refused = [NodeLost(TOKEN, n, None, "no capacity", Blame.PREEMPTION) for n in (0, 1)]
+    view = told(*GRANTED, *refused)
+    assert (view.refusals, view.last_refusal, view.stillborn) == (1, "no capacity", 0)
+    assert view.groups[TOKEN].standing == ()
+    assert view.failures == {}
+
+
 def test_a_lost_machine_takes_its_agent_along_if_one_is_known() -> None:
     view = told(*GRANTED, NodeLost(TOKEN, 1, None, "gone"))
     assert (view.groups[TOKEN].lost, view.lost_agents) == (frozenset({1}), frozenset())

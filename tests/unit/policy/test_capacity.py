@@ -206,6 +206,13 @@ def test_a_new_leader_waits_for_all_to_dial_in() -> None:
     assert 1 in losses(IN_ROUND, watch, NOW + 5.1)
 
 
+def test_a_machine_that_was_promised_and_is_refused_is_the_markets_doing() -> None:
+    view = a_view(groups={TOKEN: a_group(nodes=2)})
+    watch = a_watch(seats={}, statuses={TOKEN: a_status(NodeState.REFUSED, NodeState.FAILED)})
+    found = {one.node: one.blame for one in lost_machines(view, watch, NOW)}
+    assert found == {0: Blame.PREEMPTION, 1: None}
+
+
 def test_a_leader_that_vanished_is_lost_at_once() -> None:
     view = replace(IN_ROUND, leader=LeaderElected(an_agent(0), 2, "h:1", "", lost=an_agent(1)))
     watch = a_watch(seats=ONE_SEAT, led_since=NOW)

@@ -41,9 +41,11 @@ def opened(sim: Simulator, **options: Any) -> AwsBatchProvisioner:
     return AwsBatchProvisioner.with_options(**{**access.options, **options})
 
 
-def running(provisioner: AwsBatchProvisioner, tmp_path: Path, command: str) -> GroupHandle:
+def running(
+    provisioner: AwsBatchProvisioner, tmp_path: Path, command: str, token: str = REQUEST.token
+) -> GroupHandle:
     """A group whose machine runs that instead of an agent."""
-    plan = provisioner.plan(REQUEST)
+    plan = provisioner.plan(GroupRequest(Token(token), 1, 1))
     plan.body["definition"]["containerProperties"]["command"] = ["/bin/sh", "-c", command]
     launch = Launch(str(tmp_path), new_run_id(), "secret")
     handle = provisioner.submit(plan, launch)
@@ -109,6 +111,27 @@ def test_a_queue_without_capacity_says_so(sim: Simulator, tmp_path: Path) -> Non
     handle = running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: "INSUFFICIENT_INSTANCE_CAPACITY" in provisioner.observe(handle).refusal)
     assert provisioner.observe(handle).nodes[0].state == NodeState.WAITING
+
+
+def test_where_one_queue_has_none_the_next_is_asked_and_in_the_last_one_waits(
+    sim: Simulator, tmp_path: Path
+) -> None:
+    sim.troubles.expect("capacity", 1_000_000)
+    provisioner = opened(sim, queues=("spot", "other"))
+    first = running(provisioner, tmp_path, "exec sleep 100")
+    until(lambda: provisioner.observe(first).over)
+    (status,) = provisioner.observe(first).nodes
+    assert status.state is NodeState.REFUSED
+    assert "other is asked next" in status.reason
+    provisioner.cancel(first)
+    second = running(provisioner, tmp_path, "exec sleep 100", token="t-second")
+    assert second.detail["queue"] == "other"
+    until(lambda: provisioner.observe(second).refusal)
+    assert not provisioner.observe(second).over, "there is no third"
+    sim.troubles.expect("capacity", 0)
+    until(lambda: provisioner.observe(second).nodes[0].state is NodeState.RUNNING)
+    third = running(provisioner, tmp_path, "exec sleep 100", token="t-third")
+    assert third.detail["queue"] == "spot", "since one came, all are as good as before"
 
 
 def test_queues_can_be_tried_by_price() -> None:
