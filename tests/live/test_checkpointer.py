@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -19,6 +21,8 @@ from tests.live.cloud import Cloud
 Config = dict[str, Any]
 SAMPLES = 96
 EPOCHS = 2
+STEPS = 8
+"""Of an epoch, however many take them."""
 
 
 class Numbered(Dataset[tuple[int, torch.Tensor]]):
@@ -37,54 +41,109 @@ def train(config: Config) -> list[list[float]]:
 
     world_size = spotfit.get_context().get_world_size()
     rank = spotfit.get_context().get_world_rank()
+    marks = Path(config["marks"])
+    torch.manual_seed(0)
+    dropout = nn.Dropout(config["dropout"])
+    blank = nn.Sequential(nn.Linear(8, 64), dropout, nn.Linear(64, 64), nn.Linear(64, 1))
     torch.manual_seed(rank)
-    blank = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.1), nn.Linear(64, 64), nn.Linear(64, 1))
     model = prepare_model(blank, parallel_strategy=config["strategy"])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 9])
-    batch = SAMPLES // 8 // world_size
+    batch = SAMPLES // STEPS // world_size
     loader = prepare_data_loader(DataLoader(Numbered(), batch_size=batch, shuffle=True))
     ckpt = Checkpointer(
-        model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, every=config["every"]
+        model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, every=3
     )
     restored = ckpt.restore()
-    begun = restored.step if restored else 0
-    (Path(config["marks"]) / f"begun-{begun}-of-{world_size}").touch()
+    (marks / f"begun-{config['life']}").write_text(str(restored.step if restored else 0))
     for epoch in range(restored.epoch if restored else 0, EPOCHS):
         if world_size > 1:
             loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
         for places, inputs in loader:
-            loss = (model(inputs) - inputs.mean()).square().mean()
+            loss = (model(inputs) - inputs.mean(1, keepdim=True)).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             scheduler.step()
-            seen = Path(config["marks"]) / f"seen-{epoch}-{ckpt.steps}-{rank}-{world_size}"
+            seen = marks / f"seen-{config['life']}-{epoch}-{ckpt.steps + 1}-{rank}"
             seen.write_text(" ".join(str(int(place)) for place in places))
             ckpt.step({"loss": loss.item()})
-            meet(config, ckpt.steps, rank)
+            come_to(ckpt.steps, config, rank)
     whole: Any = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     return [weight.flatten().tolist() for weight in whole.values()] if rank == 0 else []
 
 
-def meet(config: Config, step: int, rank: int) -> None:
-    """Die by SIGKILL at that step, the first time one comes there."""
+def come_to(step: int, config: Config, rank: int) -> None:
+    """Some lives end there: by a signal, the first time one comes there, or with an error."""
+    if step == config.get("stops_at"):
+        raise RuntimeError("stopped")
     dies = Path(config["marks"]) / "died"
     if step == config.get("dies_at") and rank == 0 and not dies.exists():
         dies.touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def fitted(cloud: Cloud, name: str, **config: Any) -> spotfit.Result:
-    config = {"strategy": "ddp", "every": 3, **config}
-    return cloud.fit(train, workers=2, name=name, kind=TorchTrainer, max_failures=2, config=config)
+def life(cloud: Cloud, name: str, *, workers: int = 2, **config: Any) -> Any:
+    """What one `fit` gave: the weights, or None where it was stopped."""
+    config = {"strategy": "ddp", "dropout": 0.1, "life": name, **config}
+    run = config.pop("run", name)
+    try:
+        return cloud.fit(
+            train,
+            workers=workers,
+            name=run,
+            kind=TorchTrainer,
+            max_failures=1 if "dies_at" in config else 0,
+            config=config,
+        ).return_value
+    except spotfit.WorkerGroupError as stopped:
+        assert "stopped" in str(stopped)
+        return None
 
 
-def test_a_killed_training_ends_as_an_undisturbed_one(cloud: Cloud) -> None:
-    for strategy in ("ddp", "fsdp2"):
-        undisturbed = fitted(cloud, f"calm-{strategy}", strategy=strategy)
-        (cloud.marks / "died").unlink(missing_ok=True)
-        killed = fitted(cloud, f"killed-{strategy}", strategy=strategy, dies_at=11)
-        assert len(cloud.closed(f"killed-{strategy}")) == 1
-        assert (cloud.marks / "begun-9-of-2").exists(), "from the third snapshot"
-        assert killed.return_value == undisturbed.return_value
+def begun(cloud: Cloud, name: str) -> int:
+    """The step that life went on from last."""
+    return int((cloud.marks / f"begun-{name}").read_text())
+
+
+def seen(cloud: Cloud, name: str, epoch: int, steps: range) -> Counter[str]:
+    """Which samples all ranks of that life took in those steps."""
+    files = [path for step in steps for path in cloud.marks.glob(f"seen-{name}-{epoch}-{step}-*")]
+    return Counter(place for path in files for place in path.read_text().split())
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_a_killed_training_ends_as_an_undisturbed_one(cloud: Cloud, strategy: str) -> None:
+    undisturbed = life(cloud, "calm", strategy=strategy)
+    killed = life(cloud, "killed", strategy=strategy, dies_at=11)
+    assert len(cloud.closed("killed")) == 1
+    assert begun(cloud, "killed") == 9, "from the third snapshot"
+    assert killed == undisturbed
+
+
+def test_however_many_go_on_they_learn_the_same_from_each_sample_once(cloud: Cloud) -> None:
+    undisturbed = life(cloud, "calm", workers=1, dropout=0.0)
+    life(cloud, "four", run="run", workers=4, dropout=0.0, stops_at=4)
+    life(cloud, "two", run="run", workers=2, dropout=0.0, stops_at=11)
+    resized = life(cloud, "three", run="run", workers=3, dropout=0.0)
+
+    assert (begun(cloud, "two"), begun(cloud, "three")) == (3, 9)
+    first = seen(cloud, "four", 0, range(1, 4)) + seen(cloud, "two", 0, range(4, 9))
+    second = seen(cloud, "two", 1, range(9, 10)) + seen(cloud, "three", 1, range(10, 17))
+    once = Counter(str(place) for place in range(SAMPLES))
+    assert (first, second) == (once, once)
+    for mine, theirs in zip(resized, undisturbed, strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-4)
+
+
+def test_a_flipped_bit_costs_one_checkpoint_and_nothing_else(cloud: Cloud) -> None:
+    undisturbed = life(cloud, "calm")
+    life(cloud, "stopped", run="run", stops_at=11)
+    newest = cloud.view("run").checkpoints[-1].name
+    chunk = next(Path(cloud.storage, "run", newest, "chunks").iterdir())
+    body = bytearray(chunk.read_bytes())
+    body[len(body) // 2] ^= 1
+    chunk.write_bytes(body)
+    again = life(cloud, "again", run="run")
+    assert begun(cloud, "again") == 6
+    assert again == undisturbed

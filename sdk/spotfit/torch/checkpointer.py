@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.host import log
 from spotfit.host.clocks import SystemClock
+from spotfit.model.cadence import MAX_OVERHEAD, parse_cadence
 from spotfit.worker.current import current
 from spotfit.worker.pace import Pace
 
@@ -60,7 +61,7 @@ class Checkpointer:
         scaler: Any = None,
         loader: DataLoader[Any] | None = None,
         every: Any = "auto",
-        max_overhead: float | None = None,
+        max_overhead: float = MAX_OVERHEAD,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         """`scheduler`, `scaler` and those in `extra` have `state_dict` and `load_state_dict`.
@@ -68,9 +69,10 @@ class Checkpointer:
         `loader` is this rank's: its place in the epoch is kept, too. `every` says when to save:
         "auto", a time like "10m", a number of steps, "epoch", "at_notice", or a list of them.
         "auto" weighs what a save costs against what may be lost, and spends `max_overhead` of the
-        time at most, 3.5 % where nothing else is said. Raises `ConfigError`.
+        time at most. Raises `ConfigError`.
         """
         session = current("spotfit.torch.Checkpointer")
+        cadence = parse_cadence(every, max_overhead=max_overhead)
         from spotfit.frameworks.torch import position, shares, state
 
         self._desk = session.snapshots
@@ -89,7 +91,13 @@ class Checkpointer:
         self._shares = shares.Shares(self._rank, _gathered)
         self._clock = SystemClock()
         self._pace = Pace(
-            every, max_overhead, agreed=self._desk.agreed, leads=self._rank == 0, clock=self._clock
+            cadence,
+            agreed=self._desk.agreed,
+            leads=self._rank == 0,
+            clock=self._clock,
+            odds=self._desk.odds,
+            notice=self._desk.notice,
+            slots=SLOTS,
         )
         self._slots: list[_Slot] = []
         self.steps = 0
@@ -117,6 +125,7 @@ class Checkpointer:
         self._save(metrics or {}, "asked for")
 
     def _save(self, metrics: dict[str, Any], why: str) -> None:
+        self._pace.saved(self.steps)
         slot = self._free_slot()
         began = self._clock.now()
         try:
@@ -126,7 +135,7 @@ class Checkpointer:
             return
         slot.report = self._desk.give(metrics, slot.arena.path)
         stall_s = self._clock.now() - began
-        self._pace.saved(self.steps, stall_s)
+        self._pace.measured.saved(slot.report, stall_s, slot.arena.size_bytes)
         if self._rank == 0:
             log.info("checkpoint.snapshot", step=self.steps, stall_s=round(stall_s, 4), why=why)
 
@@ -196,7 +205,7 @@ class Checkpointer:
         if self._rank == 0:
             for slot in self._slots:
                 if slot.report is not None:
-                    self._pace.note(slot.report, self._desk.fate(slot.report))
+                    self._pace.measured.note(slot.report, self._desk.fate(slot.report))
 
     # --- restoring ---------------------------------------------------------------------------
 

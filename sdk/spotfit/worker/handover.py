@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from spotfit.checkpoint.saved import Saved
+from spotfit.model.cadence import Odds
 
 Fate = Literal["given", "carried", "committed", "lost"]
 """A snapshot is with the agent, in the bucket as far as this rank goes, a checkpoint, or gone."""
@@ -45,6 +46,15 @@ class Handover(Protocol):
 
     def agreed(self, kind: str, value: bytes) -> bytes:
         """Rank 0's value; all ranks have to ask."""
+        ...
+
+    @property
+    def odds(self) -> Odds:
+        """What the group has to expect."""
+        ...
+
+    def notice(self) -> float | None:
+        """In how many seconds the first machine of the group goes; None where none is known to."""
         ...
 
     @property

@@ -13,6 +13,7 @@ from spotfit.checkpoint.handle import Checkpoint
 from spotfit.checkpoint.manifest import Manifest
 from spotfit.checkpoint.saved import Saved, open_folder
 from spotfit.host import log
+from spotfit.model.cadence import Odds
 from spotfit.model.ranks import Ranks
 from spotfit.store.api import Store
 from spotfit.store.opening import open_store
@@ -61,6 +62,13 @@ class LocalSnapshots:
     def agreed(self, kind: str, value: bytes) -> bytes:
         told: bytes = self._broadcast(value)
         return told
+
+    @property
+    def odds(self) -> Odds:
+        return Odds()
+
+    def notice(self) -> float | None:
+        return None
 
     @property
     def begun_from(self) -> str | None:

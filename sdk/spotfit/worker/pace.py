@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from statistics import median
 
 import msgspec
+from msgspec.structs import replace
 
 from spotfit.core.clock import Clock
 from spotfit.core.codec import decoder, encode
-from spotfit.core.units import seconds
+from spotfit.model.cadence import Cadence, Costs, Odds
+from spotfit.policy.cadence import Moment, Save, judge, outlook
+from spotfit.policy.drain import LastChance, SaveLast, TrainOn, save_at_notice
 from spotfit.worker.handover import Fate
 
 LOOK_S = 2.0
 """Ranks agree on whether it is time about this often; between, nobody asks anybody."""
-_AUTO_S = 600.0
+_LAST = 5
+"""Costs are those of the last few saves."""
+_GUESSED_BYTES_PER_S = 50e6
+"""How fast an upload is taken to be before one was seen."""
 
 
 class _Told(msgspec.Struct, frozen=True):
@@ -29,6 +36,81 @@ class _Told(msgspec.Struct, frozen=True):
 _told = decoder(_Told)
 
 
+class Measured:
+    """What saves cost rank 0, and how fast it steps."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._given: dict[int, float] = {}
+        self.size_bytes = 0
+        """Of the last snapshot of this rank."""
+        self._stalls: deque[float] = deque(maxlen=_LAST)
+        self._commits: deque[float] = deque(maxlen=_LAST)
+        self._speeds: deque[float] = deque(maxlen=_LAST)
+        self._carried: set[int] = set()
+        self._steps: dict[bool, deque[float]] = {busy: deque(maxlen=100) for busy in (True, False)}
+        self._stepped_at: float | None = None
+        self.done_at = clock.now()
+        """When the state was taken that is saved, or on its way."""
+
+    @property
+    def in_flight(self) -> int:
+        """Snapshots that are not committed."""
+        return len(self._given)
+
+    @property
+    def step_s(self) -> float:
+        """How long a step takes of late."""
+        known = self._steps[False] or self._steps[True]
+        return median(known) if known else 0.0
+
+    @property
+    def costs(self) -> Costs | None:
+        """None while no save is committed."""
+        if not self._commits:
+            return None
+        idle, busy = self.step_s, self._steps[True]
+        slowdown = max(0.0, 1 - idle / median(busy)) if busy and idle else 0.0
+        return Costs(median(self._stalls), slowdown, median(self._commits))
+
+    @property
+    def bytes_per_s(self) -> float:
+        """How fast snapshots are brought to the bucket."""
+        return median(self._speeds) if self._speeds else _GUESSED_BYTES_PER_S
+
+    @property
+    def oldest_s(self) -> float:
+        """How long the first of those in flight has been on its way."""
+        return self._clock.now() - min(self._given.values())
+
+    def step(self) -> None:
+        """One more step was done."""
+        now = self._clock.now()
+        if self._stepped_at is not None:
+            self._steps[bool(self._given)].append(now - self._stepped_at)
+        self._stepped_at = now
+
+    def saved(self, report: int, stall_s: float, size_bytes: int) -> None:
+        """A snapshot was handed over."""
+        self.done_at = self._given[report] = self._clock.now()
+        self._stepped_at = self.done_at
+        self.size_bytes = size_bytes
+        self._stalls.append(stall_s)
+
+    def note(self, report: int, fate: Fate) -> None:
+        """How far one has come."""
+        if report not in self._given or fate == "given":
+            return
+        took_s = self._clock.now() - self._given[report]
+        if fate != "lost" and report not in self._carried:
+            self._carried.add(report)
+            self._speeds.append(self.size_bytes / max(took_s, 1e-3))
+        if fate == "committed":
+            self._commits.append(took_s)
+        if fate != "carried":
+            del self._given[report]
+
+
 class Pace:
     """Steps and ends of epochs every rank counts for itself; of time only rank 0 knows.
 
@@ -37,64 +119,102 @@ class Pace:
 
     def __init__(
         self,
-        every: Any,
-        max_overhead: float | None,
+        cadence: Cadence,
         *,
         agreed: Callable[[str, bytes], bytes],
         leads: bool,
         clock: Clock,
+        odds: Odds,
+        notice: Callable[[], float | None] = lambda: None,
+        slots: int = 2,
     ) -> None:
-        self._every_steps = every if isinstance(every, int) else None
-        self._every_s = _AUTO_S if every == "auto" else None
-        if isinstance(every, str) and every not in ("auto", "epoch", "at_notice"):
-            self._every_s = seconds(every)
-        self._epochs = every == "epoch"
+        """`notice` tells in how many seconds the group's first machine goes, if that is known; it
+        is asked on the rank that `leads` only."""
+        self._cadence = cadence
+        self._by_time = replace(cadence, epochs=False, every_steps=None)
         self._agreed = agreed
         self._leads = leads
         self._clock = clock
+        self._odds = odds
+        self._began_at = clock.now()
+        self._notice = notice
+        self._slots = slots
         self._look_at = 1
         self._saved_step = 0
-        self._saved_at = clock.now()
-        self._looked: tuple[int, float] | None = None
+        self.measured = Measured(clock)
 
     def begin(self, step: int) -> None:
         """The training goes on from that step."""
         self._saved_step, self._look_at = step, step + 1
-        self._saved_at = self._clock.now()
+        self.measured.done_at = self._clock.now()
 
-    def saved(self, step: int, stall_s: float) -> None:
-        """A snapshot was taken."""
-        self._saved_step, self._saved_at = step, self._clock.now()
-
-    def note(self, report: int, fate: Fate) -> None:
-        """How far one has come."""
+    def saved(self, step: int) -> None:
+        """A snapshot of that step was taken."""
+        self._saved_step = step
 
     def due(self, step: int, *, ends_epoch: bool) -> str | None:
         """Why to save after this step; None where not to. Every rank asks after every step."""
-        if self._epochs and ends_epoch:
+        if self._leads:
+            self.measured.step()
+        if self._cadence.epochs and ends_epoch:
             return "an epoch has ended"
-        if self._every_steps is not None:
-            done = step - self._saved_step
-            return f"{done} steps since the last" if done >= self._every_steps else None
-        if self._every_s is None or step < self._look_at:
+        done = step - self._saved_step
+        if self._cadence.every_steps is not None and done >= self._cadence.every_steps:
+            return f"{done} steps since the last save"
+        if step < self._look_at:
             return None
-        mine = encode(self._look(step)) if self._leads else b""
-        told = _told.decode(self._agreed("checkpoint", mine))
+        told = _told.decode(self._agreed("checkpoint", encode(self._look(step))))
         self._look_at = told.look_at
         return told.why
 
     def _look(self, step: int) -> _Told:
-        assert self._every_s is not None
-        now = self._clock.now()
-        left_s = self._saved_at + self._every_s - now
-        next_s = min(LOOK_S, left_s) if left_s > 0 else LOOK_S
-        look_at = step + max(1, int(next_s / self._step_s(step, now)))
-        why = f"one every {self._every_s:g} s" if left_s <= 0 else None
-        return _Told(why, look_at)
+        if not self._leads:
+            return _Told(None, 0)
+        why, next_s = self._verdict(step)
+        pause_s = max(0.0, min(LOOK_S, next_s))
+        step_s = self.measured.step_s
+        steps = int(pause_s / step_s) if step_s else 1
+        return _Told(why, step + max(1, steps))
 
-    def _step_s(self, step: int, now: float) -> float:
-        """How long a step takes of late."""
-        before, self._looked = self._looked, (step, now)
-        if before is None or step <= before[0]:
-            return LOOK_S
-        return max(1e-6, (now - before[1]) / (step - before[0]))
+    def _verdict(self, step: int) -> tuple[str | None, float]:
+        """Why to save, and how soon to look again."""
+        left_s = self._notice()
+        if left_s is not None:
+            last = save_at_notice(self._chance(left_s, step))
+            if isinstance(last, SaveLast):
+                return (last.why if step > self._saved_step else None), LOOK_S
+            if not isinstance(last, TrainOn):
+                return None, LOOK_S
+        now, measured = self._clock.now(), self.measured
+        moment = Moment(
+            now,
+            step,
+            measured.done_at,
+            self._saved_step,
+            measured.in_flight,
+            room=measured.in_flight < self._slots,
+        )
+        ahead = outlook(
+            self._odds,
+            lived_s=now - self._began_at,
+            last_save_s=measured.size_bytes / measured.bytes_per_s,
+        )
+        verdict = judge(self._by_time, moment, costs=measured.costs, ahead=ahead)
+        if isinstance(verdict, Save):
+            return verdict.why, LOOK_S
+        return None, verdict.until - now if verdict.until > now else LOOK_S
+
+    def _chance(self, left_s: float, step: int) -> LastChance:
+        measured = self.measured
+        costs = measured.costs or Costs(0.0, 0.0, 0.0)
+        in_flight_s = max(0.0, costs.commit_s - measured.oldest_s) if measured.in_flight else None
+        unsaved_s = self._clock.now() - measured.done_at if step > self._saved_step else 0.0
+        return LastChance(
+            left_s=left_s,
+            unsaved_s=unsaved_s,
+            step_s=measured.step_s,
+            costs=costs,
+            size_bytes=measured.size_bytes,
+            bucket_bytes_per_s=measured.bytes_per_s,
+            in_flight_s=in_flight_s,
+        )

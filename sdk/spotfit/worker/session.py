@@ -22,7 +22,7 @@ from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import CollectiveTimeoutError, ConfigError, SessionMisuseError
 from spotfit.core.units import told_bytes, told_seconds
 from spotfit.host import log
-from spotfit.host.clocks import SystemClock
+from spotfit.host.clocks import SystemClock, wall_ms
 from spotfit.ledger.journal import Journal
 from spotfit.model.data import unknown_dataset
 from spotfit.model.events import CheckpointCommitted
@@ -49,6 +49,7 @@ from spotfit.model.wire import (
     ToWorker,
     Uncarried,
 )
+from spotfit.policy.drain import UNKNOWN_NOTICE_S
 from spotfit.policy.retention import expendable, worst_to_best
 from spotfit.ship.function import pickled, unpickled
 from spotfit.store.api import Store
@@ -278,6 +279,16 @@ class Session:
     def drain(self) -> None:
         """Take what the agent has told: it must not pile up for one who only ever reports."""
         self._inbox.drain()
+
+    def notice(self) -> float | None:
+        """In how many seconds the first machine of the group goes, by its own word, as far as this
+        rank knows; None where none is known to."""
+        self.drain()
+        if self._preempted is None:
+            return None
+        if not self._preempted.deadline_ms:
+            return UNKNOWN_NOTICE_S
+        return (self._preempted.deadline_ms - wall_ms()) / 1000
 
     def wait_for_notice(self, within_s: float) -> bool:
         """Whether it comes to know, in so long, that a machine of its group will be taken away."""

@@ -11,6 +11,7 @@ import msgspec
 from spotfit.checkpoint.saved import Saved, open_saved
 from spotfit.host import log
 from spotfit.ledger.journal import Journal
+from spotfit.model.cadence import Odds
 from spotfit.model.metrics import metrics_to_json
 from spotfit.model.wire import (
     Carried,
@@ -40,6 +41,10 @@ class Desk(Protocol):
 
     def drain(self) -> None:
         """Take what the agent has told."""
+        ...
+
+    def notice(self) -> float | None:
+        """In how many seconds the first machine of the group goes; None where none is known to."""
         ...
 
     def wait_for(
@@ -128,6 +133,13 @@ class Snapshots:
             return
         log.warning("checkpoint.lost", rank=self._start.rank, n=n, why=why.strip().splitlines()[-1])
         self._fates[n] = "lost"
+
+    @property
+    def odds(self) -> Odds:
+        return self._start.odds
+
+    def notice(self) -> float | None:
+        return self._desk.notice()
 
     # --- what there is to go on from -----------------------------------------------------------
 

@@ -7,65 +7,150 @@ from typing import Any
 
 import pytest
 
+from spotfit.model.cadence import Costs, Market, Odds, parse_cadence
 from spotfit.testing.clock import ManualClock
-from spotfit.worker.pace import LOOK_S, Pace
+from spotfit.worker.pace import LOOK_S, Measured, Pace
 
 
 class Ranks:
     """Two of them, in step; what rank 0 says the other hears."""
 
-    def __init__(self, every: Any) -> None:
+    def __init__(self, every: Any, *, life_s: float = 3600.0) -> None:
         self.clock = ManualClock()
         self.looks = 0
+        self.left_s: float | None = None
+        self.told: list[str] = []
         self._said = b""
-        self._paces = [
-            Pace(every, None, agreed=self._agreed, leads=leads, clock=self.clock)
-            for leads in (True, False)
-        ]
+        self._paces = [self._pace(every, life_s, leads=leads) for leads in (True, False)]
+        self._reports = itertools.count()
+
+    def _pace(self, every: Any, life_s: float, *, leads: bool) -> Pace:
+        return Pace(
+            parse_cadence(every),
+            agreed=self._agreed if leads else lambda _kind, _value: self._said,
+            leads=leads,
+            clock=self.clock,
+            odds=Odds(Market(life_s)),
+            notice=lambda: self.left_s,
+        )
 
     def _agreed(self, kind: str, value: bytes) -> bytes:
         self.looks += 1
-        self._said = value or self._said
-        return self._said
+        self._said = value
+        return value
 
-    def saves(self, steps: int, *, step_s: float = 0.0, epoch: int = 0) -> list[int]:
-        """After which steps they save, all alike."""
+    def saves(
+        self,
+        steps: range,
+        *,
+        step_s: float = 0.0,
+        epoch: int = 0,
+        commits: bool = True,
+        size_bytes: int = 10**6,
+    ) -> list[int]:
+        """After which steps they save, all alike; each is committed at once, or not at all."""
         found = []
-        for step in range(1, steps + 1):
+        measured = self._paces[0].measured
+        for step in steps:
             self.clock.wait(step_s)
+            if self.left_s is not None:
+                self.left_s -= step_s
             ends = epoch > 0 and step % epoch == 0
             first, second = [pace.due(step, ends_epoch=ends) for pace in self._paces]
             assert first == second
             if first is not None:
                 found.append(step)
+                self.told.append(first)
                 for pace in self._paces:
-                    pace.saved(step, 0.01)
+                    pace.saved(step)
+                report = next(self._reports)
+                measured.saved(report, 0.5, size_bytes)
+                if commits:
+                    self.clock.wait(0.1)
+                    measured.note(report, "carried")
+                    measured.note(report, "committed")
         return found
+
+
+def gaps(saves: list[int]) -> list[int]:
+    return [later - step for step, later in itertools.pairwise([0, *saves])]
 
 
 def test_so_many_steps_are_so_many() -> None:
     ranks = Ranks(4)
-    assert ranks.saves(10) == [4, 8]
-    assert ranks.looks == 0
+    assert ranks.saves(range(1, 11)) == [4, 8]
 
 
 def test_after_a_time_all_save_the_same_step() -> None:
     ranks = Ranks("10s")
-    saves = ranks.saves(1000, step_s=0.1)
-    gaps = [later - step for step, later in itertools.pairwise([0, *saves])]
-    assert all(100 <= gap <= 121 for gap in gaps), "10 s, and the time between two looks at most"
+    between = gaps(ranks.saves(range(1, 1000), step_s=0.1))
+    assert all(98 <= gap <= 121 for gap in between), "10 s, and the time between two looks at most"
+    assert "every 10 s" in ranks.told[0]
 
 
 def test_between_looks_nobody_asks_anybody() -> None:
     ranks = Ranks("10m")
-    ranks.saves(1000, step_s=0.01)
-    assert ranks.looks <= 2 * (10 / LOOK_S + 5)
+    ranks.saves(range(1, 1000), step_s=0.01)
+    assert ranks.looks <= 10 / LOOK_S + 5
 
 
-def test_the_end_of_an_epoch_is_one_for_all() -> None:
-    assert Ranks("epoch").saves(10, epoch=5) == [5, 10]
+def test_left_to_itself_it_measures_one_and_saves_as_often_as_losses_want() -> None:
+    rough, calm = Ranks("auto", life_s=600.0), Ranks("auto", life_s=40_000.0)
+    often, rare = (len(one.saves(range(1, 4000), step_s=0.5)) for one in (rough, calm))
+    assert rough.told[0].startswith("one every 30 s: the first save, to measure")
+    assert "0.50 s standing still" in rough.told[-1]
+    assert often > 2 * rare > 2
 
 
-@pytest.mark.parametrize("every", ["at_notice"])
-def test_some_never_save_by_themselves(every: str) -> None:
-    assert Ranks(every).saves(50, step_s=100.0) == []
+def test_one_that_is_on_its_way_is_waited_for() -> None:
+    ranks = Ranks("auto")
+    assert len(ranks.saves(range(1, 2000), step_s=0.5, commits=False)) == 1
+
+
+def test_several_wishes_hold_together() -> None:
+    ranks = Ranks(["10s", "epoch"])
+    saves = ranks.saves(range(1, 400), step_s=0.1, epoch=150)
+    assert {150, 300} <= set(saves)
+    assert len(saves) >= 4
+
+
+@pytest.mark.parametrize("every", ["at_notice", 10_000])
+def test_at_a_notice_one_is_saved_whatever_else_is_set(every: Any) -> None:
+    ranks = Ranks(every)
+    assert ranks.saves(range(1, 50), step_s=1.0) == []
+    ranks.left_s = 30.0
+    first, last = ranks.saves(range(50, 80), step_s=1.0)
+    assert "49 s of work should not wait" in ranks.told[0] or first < 55
+    assert last > 65, "as late as is safe"
+
+
+def test_too_late_is_no_time_to_save() -> None:
+    ranks = Ranks("at_notice")
+    ranks.saves(range(1, 10), step_s=1.0)
+    ranks.left_s = 1.5
+    assert ranks.saves(range(10, 12), step_s=0.5) == []
+
+
+def test_costs_are_known_once_one_is_committed() -> None:
+    clock = ManualClock()
+    measured = Measured(clock)
+    for _ in range(10):
+        clock.wait(1.0)
+        measured.step()
+    measured.saved(0, 0.25, 1000)
+    for _ in range(5):
+        clock.wait(2.0)
+        measured.step()
+    measured.note(0, "carried")
+    measured.note(0, "committed")
+    costs = measured.costs
+    assert costs == Costs(stall_s=0.25, slowdown=0.5, commit_s=10.0)
+    assert (measured.in_flight, measured.bytes_per_s) == (0, 100)
+
+
+def test_a_lost_one_is_on_its_way_no_more() -> None:
+    measured = Measured(ManualClock())
+    measured.saved(0, 0.25, 1000)
+    measured.note(0, "lost")
+    assert measured.in_flight == 0
+    assert measured.costs is None

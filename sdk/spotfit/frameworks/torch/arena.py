@@ -35,6 +35,11 @@ class Arena:
         assert self._segment is not None, "nothing was ever put into it"
         return self._segment.path
 
+    @property
+    def size_bytes(self) -> int:
+        """How much a snapshot takes."""
+        return max((piece.end for piece in self._pieces), default=0)
+
     def fit(self, pieces: tuple[Piece, ...], *, index_bytes: int) -> None:
         """Have room for exactly these pieces. Raises `OSError` where no memory or disk has any."""
         if self._segment is not None and pieces == self._pieces:
