@@ -1,8 +1,7 @@
 """When the next checkpoint is to be saved: often enough for what may be lost, and no oftener.
 
 Facts go in, a verdict and its reason come out. Who decides, and how all ranks come to save the same
-step, stands in docs/guides/cadence.md: rank 0 asks `judge` after each of its steps, and what it
-tells the others is one number, `meeting_step`.
+step, stands in docs/guides/cadence.md.
 """
 
 from __future__ import annotations
@@ -26,9 +25,6 @@ _PRIOR_NOTICES = 2.0
 """How many ends the backend's word on notices counts for."""
 _HONOURED = 0.9
 """The share of ends that a backend which gives notice is taken to announce."""
-_HEARD_IN_S = 0.5
-"""So long, at most, an order of rank 0 is on its way to the others, unless one was missed."""
-_MOST_MISSED = 6
 
 
 class Outlook(NamedTuple):
@@ -132,17 +128,6 @@ def judge(
     if isinstance(verdict, Save) and not moment.room:
         return Hold(moment.now, f"{moment.in_flight} saves are on their way, and hold all the room")
     return verdict
-
-
-def meeting_step(step: int, *, step_s: float, missed: int = 0) -> int:
-    """The step after which all ranks save, decided by rank 0 after `step`.
-
-    Far enough ahead for the order to reach everybody first. A rank that hears of it too late does
-    not save, and what the others saved is not complete and never committed: that costs one save,
-    and `missed` of them in a row double the distance each.
-    """
-    heard_in_s = _HEARD_IN_S * 2.0 ** min(missed, _MOST_MISSED)
-    return step + max(1, math.ceil(heard_in_s / max(step_s, 1e-6)))
 
 
 def _first_due(

@@ -18,7 +18,6 @@ from spotfit.policy.cadence import (
     Save,
     best_interval,
     judge,
-    meeting_step,
     outlook,
 )
 
@@ -206,16 +205,3 @@ def test_without_room_for_a_snapshot_nothing_begins_and_the_reason_is_told() -> 
     full = at(700.0, in_flight=2, room=False)
     held = judge(parse_cadence("10m"), full, costs=None, ahead=None)
     assert held == Hold(700.0, "2 saves are on their way, and hold all the room")
-
-
-# --- all ranks save the same step ------------------------------------------------------------
-
-
-def test_the_order_reaches_all_ranks_before_the_step_it_names() -> None:
-    assert meeting_step(100, step_s=0.1) == 105
-    assert meeting_step(100, step_s=7.0) == 101
-
-
-def test_an_order_that_came_too_late_is_given_earlier_the_next_time() -> None:
-    assert meeting_step(100, step_s=0.1, missed=2) == 120
-    assert meeting_step(100, step_s=0.1, missed=99) < 1000
