@@ -54,8 +54,9 @@ def running(
 
 
 def until(happens: Callable[[], object]) -> None:
+    """A command that has just been forked may miss its SIGTERM: then it has its grace of 30 s."""
     clock = SystemClock()
-    give_up_at = clock.now() + 20
+    give_up_at = clock.now() + 60
     while not happens():
         assert clock.now() < give_up_at
         clock.wait(0.02)
