@@ -13,6 +13,7 @@ from spotfit.checkpoint.manifest import Manifest, newest_complete
 from spotfit.core.codec import decoder, encode
 from spotfit.ledger import keys
 from spotfit.model.events import CheckpointCommitted
+from spotfit.model.holding import Part
 from spotfit.model.spec import RunSpec
 from spotfit.model.wire import (
     Carried,
@@ -479,6 +480,11 @@ class SimCrew:
     @property
     def carrying(self) -> int | None:
         return self._carrier.round
+
+    @property
+    def held(self) -> tuple[Part, ...]:
+        """Workers here save to the bucket alone."""
+        return ()
 
     def give_up(self) -> None:
         self._process.touch()

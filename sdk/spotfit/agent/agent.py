@@ -258,6 +258,7 @@ class Agent:
             self._shift.entered,
             self._shift.carrying,
             self._shift.unable,
+            self._shift.held,
         )
         dialled = self._uplink.reach(view, join, self._tempo, now)
         if dialled:

@@ -38,6 +38,7 @@ from spotfit.host import log
 from spotfit.model import output
 from spotfit.model.carrier import Brought, Lost
 from spotfit.model.cradle import Awake, Born, Gone, Kind, Unfit
+from spotfit.model.holding import Part
 from spotfit.model.spec import RunSpec
 from spotfit.model.wire import (
     Alive,
@@ -170,6 +171,10 @@ class LiveCrew:
     @property
     def carrying(self) -> int | None:
         return self._carrier.round if self._carrier is not None else None
+
+    @property
+    def held(self) -> tuple[Part, ...]:
+        return self._snapshots.held()
 
     def give_up(self) -> None:
         if self._carrier is not None:

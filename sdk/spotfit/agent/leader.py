@@ -175,8 +175,8 @@ class Leader:
                 self._pass_on(agent, number, rank, frames, now)
             case Ended(round=number, rank=rank, failure=failure):
                 self._note_end(number, rank, failure, now)
-            case Stopped(round=number, carrying=carrying):
-                self._note_stop(agent, number, now, carrying=carrying)
+            case Stopped() as stopped:
+                self._note_stop(agent, stopped, now)
             case Delivered(round=number):
                 self._seating.delivered(agent, number)
                 self._dirty = True
@@ -244,9 +244,10 @@ class Leader:
             self._watch = replace(self._watch, failures={**self._watch.failures, rank: failure})
         self._doom(now)
 
-    def _note_stop(self, agent: AgentId, number: int, now: float, *, carrying: bool) -> None:
+    def _note_stop(self, agent: AgentId, stopped: Stopped, now: float) -> None:
         """All is well if all its workers had returned; else the round lost them unseen."""
-        self._seating.stopped(agent, number, carrying=carrying)
+        number = stopped.round
+        self._seating.stopped(agent, number, carrying=stopped.carrying, held=stopped.held)
         self._dirty = True
         round_ = self._ledger.view.round
         if self._hub is None or round_ is None or number != self._hub.round:

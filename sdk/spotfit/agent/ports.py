@@ -10,6 +10,7 @@ import msgspec
 from spotfit.core.ids import AgentId
 from spotfit.model.assessment import Verdict
 from spotfit.model.events import CheckpointCommitted
+from spotfit.model.holding import Part
 from spotfit.model.hooks import Ask, Hook
 from spotfit.model.spec import RunSpec
 from spotfit.model.watch import Trouble
@@ -192,6 +193,12 @@ class Crew(Protocol):
 
         A finished upload is told as the worker's own `Saved`, a failed one as its `Raised`.
         """
+        ...
+
+    @property
+    def held(self) -> tuple[Part, ...]:
+        """What lies whole in this node's memory of the states that workers have saved. Reads them,
+        and takes a while: for when no worker is left."""
         ...
 
     def give_up(self) -> None:

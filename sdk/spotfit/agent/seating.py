@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from spotfit.agent.ports import Net
 from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import RankFailure
+from spotfit.model.holding import Part
 from spotfit.model.watch import Seat
 from spotfit.model.wire import Beat, FromLeader, Join
 from spotfit.model.world import Notice, Place
@@ -43,6 +44,7 @@ class Seating:
             join.unable,
             join.entered,
             join.carrying,
+            join.held,
         )
         self.gone.pop(agent, None)
         self.known[join.member.token, join.member.node] = agent
@@ -81,7 +83,14 @@ class Seating:
             else:
                 self.broken.add(place.agent)
 
-    def stopped(self, agent: AgentId, number: int, *, carrying: bool = False) -> None:
+    def stopped(
+        self,
+        agent: AgentId,
+        number: int,
+        *,
+        carrying: bool = False,
+        held: tuple[Part, ...] = (),
+    ) -> None:
         """No worker of that round, or of an older one, lives there any more."""
         seat = self.seats[agent]
         still = seat.running if seat.running is not None and number < seat.running else None
@@ -90,6 +99,7 @@ class Seating:
             running=still,
             entered=max(seat.entered, number),
             carrying=number if carrying else seat.carrying,
+            held=held,
         )
 
     def delivered(self, agent: AgentId, number: int) -> None:

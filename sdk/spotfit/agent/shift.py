@@ -27,6 +27,7 @@ from spotfit.core.ids import AgentId
 from spotfit.ledger import keys
 from spotfit.model.cadence import Odds
 from spotfit.model.events import RankFailure
+from spotfit.model.holding import Part
 from spotfit.model.view import View
 from spotfit.model.wire import (
     Delivered,
@@ -89,6 +90,8 @@ class Shift:
         """The last round entered here, or halted before it was; none is entered twice."""
         self.carrying: int | None = None
         """The round we told the leader we still upload for, though its workers are gone."""
+        self.held: tuple[Part, ...] = ()
+        """What lay in this node's memory when the last worker was gone."""
         self.unable: RankFailure | None = None
         """Why no worker can ever be started here."""
         self._halted = False
@@ -187,6 +190,7 @@ class Shift:
             luggage=spec.luggage,
             checkpoint=opened.checkpoint,
             checkpoint_metrics=metrics,
+            memory=opened.memory,
             devices=self._devices,
             scratch=self._scratch,
             collective_timeout_s=spec.collective_timeout_s,
@@ -212,7 +216,8 @@ class Shift:
         if self.round is not None and not busy and self._result is None:
             stopped, self.round = self.round, None
             self.carrying = stopped if carrying == stopped else None
-            self._net.send_up(Stopped(stopped, carrying=self.carrying is not None))
+            self.held = self._crew.held
+            self._net.send_up(Stopped(stopped, self.carrying is not None, self.held))
         elif self.carrying is not None and carrying != self.carrying:
             delivered, self.carrying = self.carrying, None
             self._net.send_up(Delivered(delivered))

@@ -10,7 +10,10 @@ from msgspec.structs import replace
 from spotfit.agent.carrier import Order
 from spotfit.checkpoint.bring import SnapshotParcel, packed
 from spotfit.checkpoint.manifest import Manifest
+from spotfit.checkpoint.segment import Segment
 from spotfit.core.codec import decoder
+from spotfit.core.errors import IntegrityError
+from spotfit.model.holding import Part, State
 from spotfit.model.wire import Carry, Named, Snapshot, Start
 
 _metrics = decoder(dict)
@@ -19,11 +22,15 @@ _metrics = decoder(dict)
 class Snapshots:
     """What this node's agent keeps of its workers' snapshots: they lie in `folder`.
 
-    The segments of a round stay until a later one has handed over a snapshot of its own.
+    The segments of a round stay until all ranks of a later one have handed over a snapshot of
+    theirs: until then they may be all there is to go on from.
     """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
+        self._folders = {Path(folder)} if folder else set()
+        """Wherever segments were left: where there is no room in memory they lie on the disk."""
+        self._found: dict[Part, Path] = {}
         self._round = -1
         self._waiting: dict[tuple[int, int], Snapshot] = {}
         """By rank and number of the report, those that have no name yet."""
@@ -33,18 +40,28 @@ class Snapshots:
         if start.round != self._round:
             self._round = start.round
             self._waiting.clear()
-        return replace(start, segments=self._folder)
+        remembered = self._remembered(start.memory) if start.memory is not None else ()
+        return replace(start, segments=self._folder, remembered=remembered)
+
+    def held(self) -> tuple[Part, ...]:
+        """What is whole of all that workers have left here, read anew."""
+        self._found = dict(filter(None, map(_found_in, self._segments())))
+        return tuple(sorted(self._found))
 
     def keep(self, rank: int, snapshot: Snapshot) -> None:
-        """It is whole. Those of earlier rounds are needed no more."""
+        """It is whole."""
         self._waiting[rank, snapshot.n] = snapshot
-        self._free_others(f"{self._round}-")
+        self._folders.add(Path(snapshot.segment).parent)
 
     def named(self, rank: int, named: Named) -> Order | None:
-        """How to bring the snapshot that has this name now; None if none waits for it."""
+        """How to bring the snapshot that has this name now; None if none waits for it.
+
+        All ranks have made theirs: those of earlier rounds are needed no more.
+        """
         snapshot = self._waiting.pop((rank, named.n), None)
         if snapshot is None or not named.name:
             return None
+        self._free_others(f"{self._round}-")
         metrics = _metrics.decode(named.metrics)
         part = Manifest(named.name, self._round, named.n, rank, named.ranks, metrics, ())
         parcel = packed(SnapshotParcel(snapshot.segment, part, named.base))
@@ -55,9 +72,25 @@ class Snapshots:
         self._waiting.pop((rank, n), None)
 
     def _free_others(self, begins: str) -> None:
-        if not self._folder:
-            return
-        for segment in Path(self._folder).glob("*.segment"):
+        for segment in self._segments():
             if not segment.name.startswith(begins):
                 with suppress(OSError):
                     segment.unlink()
+
+    def _segments(self) -> list[Path]:
+        return [path for folder in self._folders for path in folder.glob("*.segment")]
+
+    def _remembered(self, state: State) -> tuple[str, ...]:
+        """The segments of that state, by rank."""
+        return tuple(str(path) for part, path in sorted(self._found.items()) if part.state == state)
+
+
+def _found_in(path: Path) -> tuple[Part, Path] | None:
+    """What is in that segment; None where its writer died before it was whole."""
+    try:
+        with Segment.open(path) as segment:
+            index = segment.index()
+    except IntegrityError:
+        return None
+    number = int(path.name.partition("-")[0])
+    return Part(State(number, index.step), index.rank, index.world_size), path

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from spotfit.core.ids import AgentId
 
-
-class Saved(msgspec.Struct, frozen=True, order=True):
+class State(msgspec.Struct, frozen=True, order=True):
     """One state of the training: the group's, after that step of that round.
 
     A later round's states come after those of rounds before, whatever their steps: it has begun
@@ -18,14 +16,10 @@ class Saved(msgspec.Struct, frozen=True, order=True):
     step: int
 
 
-class Part(msgspec.Struct, frozen=True):
-    """That somebody holds, whole and verified, what one rank saved of a state."""
+class Part(msgspec.Struct, frozen=True, order=True):
+    """What one rank has saved of a state; somebody holds it, and all of it."""
 
-    state: Saved
+    state: State
     rank: int
     world_size: int
-    """Of the round that saved it: how many parts make it complete."""
-    holder: AgentId | None
-    """The agent that keeps it in memory; None: it lies in the bucket."""
-    whole: bool = False
-    """Whether each part of this state is all of it, as where every rank holds the same."""
+    """Of the round that saved it: so many parts make it complete."""

@@ -12,6 +12,7 @@ import msgspec
 from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import RankFailure, ValidationAsked
 from spotfit.model.group import GroupStatus
+from spotfit.model.holding import Part
 from spotfit.model.wire import Assessed
 from spotfit.model.world import Member, Notice
 
@@ -35,6 +36,8 @@ class Seat(msgspec.Struct, frozen=True):
     """The last round that agent entered; it enters none up to that one any more."""
     carrying: int | None = None
     """The round whose checkpoints are still being uploaded there, though its workers are gone."""
+    held: tuple[Part, ...] = ()
+    """What lay in its memory when its last workers were gone."""
 
 
 class Ready(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ import msgspec
 
 from spotfit.model.cadence import Odds
 from spotfit.model.events import Blame, RankFailure, ValidationAsked
+from spotfit.model.holding import Part, State
 from spotfit.model.world import Member, Notice
 
 Stage = Literal["form", "train", "leave"]
@@ -190,6 +191,10 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     """A directory of this run on this node, shared by its workers."""
     segments: str = ""
     """Where this node's snapshots lie; empty where nobody would bring them to the bucket."""
+    memory: State | None = None
+    """The state to begin from, if that lies in memory and is newer than the checkpoint."""
+    remembered: tuple[str, ...] = ()
+    """The segments it lies in, by the ranks that saved it."""
     collective_timeout_s: float | None = None
     relax_collectives: bool = False
     hooks: bool = False
@@ -326,6 +331,8 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
     """The round whose checkpoints it still uploads though its workers are gone."""
     unable: RankFailure | None = None
     """Why no worker can ever be started there, as a failure of rank 0."""
+    held: tuple[Part, ...] = ()
+    """What lies in its memory of the states that its workers have saved."""
 
 
 class Unable(msgspec.Struct, frozen=True, tag="unable"):
@@ -387,6 +394,8 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
     round: int
     carrying: bool = False
     """Whether checkpoints they gave away are still being uploaded; `Delivered` follows."""
+    held: tuple[Part, ...] = ()
+    """What lies in its memory of the states that they and others before them have saved."""
 
 
 class Delivered(msgspec.Struct, frozen=True, tag="delivered"):

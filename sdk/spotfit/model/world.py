@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from spotfit.core.ids import AgentId, Token
+from spotfit.model.holding import State
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -53,6 +54,9 @@ class Round(msgspec.Struct, frozen=True):
     places: tuple[Place, ...]
     checkpoint: str | None = None
     """Name of the committed checkpoint every rank starts from."""
+    memory: State | None = None
+    """A newer state that lies in the memory of all these machines; the checkpoint is for who finds
+    it damaged, and for what only a checkpoint holds."""
 
     @property
     def world_size(self) -> int:

@@ -12,41 +12,62 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from spotfit.core.ids import AgentId
-from spotfit.model.holding import Part, Saved
-from spotfit.model.world import Place, Round
+from spotfit.model.holding import Part, State
+from spotfit.model.view import View
+from spotfit.model.watch import Seat
+from spotfit.model.world import Place
 
 Way = Literal["own memory", "peer", "bucket"]
+
+Holder = AgentId | None
+"""The agent that keeps a part in its memory; None: it lies in the bucket."""
 
 
 class Fetch(NamedTuple):
     """One part, and where a rank has it from."""
 
     part: Part
+    holder: Holder
     way: Way
 
 
 class Recovery(NamedTuple):
     """The state that all ranks begin from, and why it is that one."""
 
-    state: Saved | None
-    """None: nothing is complete anywhere, and the training begins anew."""
+    state: State | None
+    """None: nothing is complete anywhere."""
     fetches: Mapping[int, tuple[Fetch, ...]]
-    """By rank of the new round, everything it may need: its own part; all parts, where the round
-    has another size, of which it reads what falls to it; any part, where each is the whole."""
+    """By rank of the new round, where each part is nearest. Of which of them it needs anything is
+    its own to know: of one where each rank kept its shards, of all where the round's size is
+    another, or where the ranks had dealt out what all of them held."""
     why: str
 
 
-def recover(round_: Round, parts: Iterable[Part]) -> Recovery:
+def recover(places: Sequence[Place], held: Mapping[Holder, Iterable[Part]]) -> Recovery:
     """The newest complete state, and the nearest holder of each of its parts for each rank."""
-    held: dict[tuple[Saved, int], list[Part]] = defaultdict(list)
-    for part in parts:
-        held[part.state, part.world_size].append(part)
-    complete = [key for key, found in held.items() if _complete(found, world_size=key[1])]
+    holders: dict[tuple[State, int], dict[Part, list[Holder]]] = defaultdict(dict)
+    for holder in sorted(held, key=lambda one: one or ""):
+        for part in held[holder]:
+            holders[part.state, part.world_size].setdefault(part, []).append(holder)
+    complete = [key for key, parts in holders.items() if len(parts) == key[1]]
     if not complete:
-        return Recovery(None, {}, f"no state is complete: {_torn(held) or 'none is held'}")
+        return Recovery(None, {}, f"no state is complete: {_torn(holders) or 'none is held'}")
     newest = max(complete)
-    fetches = _fetches(round_, sorted(held[newest], key=_order), world_size=newest[1])
-    return Recovery(newest[0], fetches, _reason(newest[0], fetches, held))
+    fetches = _fetches(places, holders[newest])
+    return Recovery(newest[0], fetches, _reason(newest[0], fetches, holders))
+
+
+def from_own_memory(view: View, places: Sequence[Place], seats: Iterable[Seat]) -> State | None:
+    """The state to begin from that lies, all of it, in the memory of every machine that needs it.
+
+    None where the latest checkpoint is newer: then the bucket has all that memory has.
+    """
+    found = recover(places, {seat.member.agent: seat.held for seat in seats})
+    ways = {fetch.way for fetches in found.fetches.values() for fetch in fetches}
+    latest = view.latest_checkpoint
+    if found.state is None or ways != {"own memory"}:
+        return None
+    return None if latest is not None and latest.round > found.state.round else found.state
 
 
 def keepers(
@@ -66,84 +87,54 @@ def keepers(
     return found
 
 
-def _complete(parts: Sequence[Part], *, world_size: int) -> bool:
-    ranks = {part.rank for part in parts}
-    return any(part.whole for part in parts) or ranks.issuperset(range(world_size))
-
-
 def _fetches(
-    round_: Round, parts: Sequence[Part], *, world_size: int
+    places: Sequence[Place], parts: Mapping[Part, Sequence[Holder]]
 ) -> dict[int, tuple[Fetch, ...]]:
     asked: Counter[AgentId] = Counter()
     return {
-        rank: tuple(
-            _nearest(choice, place.agent, asked)
-            for choice in _choices(rank, parts, same_size=world_size == round_.world_size)
-        )
-        for place in round_.places
+        rank: tuple(_nearest(part, parts[part], place.agent, asked) for part in sorted(parts))
+        for place in places
         for rank in place.ranks
     }
 
 
-def _choices(rank: int, parts: Sequence[Part], *, same_size: bool) -> list[list[Part]]:
-    """What that rank needs; of each, all who have it."""
-    if whole := [part for part in parts if part.whole]:
-        return [whole]
-    by_rank: dict[int, list[Part]] = defaultdict(list)
-    for part in parts:
-        by_rank[part.rank].append(part)
-    return [by_rank[rank]] if same_size else list(by_rank.values())
-
-
-def _nearest(choice: Sequence[Part], agent: AgentId, asked: Counter[AgentId]) -> Fetch:
+def _nearest(
+    part: Part, holders: Sequence[Holder], agent: AgentId, asked: Counter[AgentId]
+) -> Fetch:
     """Its own machine's, else that of the peer that was asked least so far, else the bucket's."""
-    own = next((part for part in choice if part.holder == agent), None)
-    if own is not None:
-        return Fetch(own, "own memory")
-    peers = [part for part in choice if part.holder is not None]
+    if agent in holders:
+        return Fetch(part, agent, "own memory")
+    peers = [holder for holder in holders if holder is not None]
     if not peers:
-        return Fetch(choice[0], "bucket")
-    nearest = min(peers, key=lambda part: asked[part.holder])  # type: ignore[index]  # see above
-    asked[nearest.holder] += 1  # type: ignore[index]  # see above
-    return Fetch(nearest, "peer")
+        return Fetch(part, None, "bucket")
+    nearest = min(peers, key=lambda peer: asked[peer])
+    asked[nearest] += 1
+    return Fetch(part, nearest, "peer")
 
 
-def _order(part: Part) -> tuple[int, bool, str]:
-    return (part.rank, part.holder is None, part.holder or "")
+Holders = Mapping[tuple[State, int], Mapping[Part, Sequence[Holder]]]
 
 
-def _reason(
-    state: Saved,
-    fetches: Mapping[int, tuple[Fetch, ...]],
-    held: Mapping[tuple[Saved, int], Sequence[Part]],
-) -> str:
-    ways = Counter(_farthest(fetched) for fetched in fetches.values())
-    told = ", ".join(f"{count} from {_WORDS[way]}" for way, count in sorted(ways.items()))
-    newer = {key: parts for key, parts in held.items() if key[0] > state}
+def _reason(state: State, fetches: Mapping[int, tuple[Fetch, ...]], holders: Holders) -> str:
+    ways = Counter(fetch.way for fetched in fetches.values() for fetch in fetched)
+    told = ", ".join(f"{ways[way]} {_WORDS[way]}" for way in _WORDS if ways[way])
+    newer = {key: parts for key, parts in holders.items() if key[0] > state}
     torn = f"; newer, but torn: {_torn(newer)}" if newer else ""
-    return f"{_named(state)} is the newest that is complete; of its ranks {told}{torn}"
+    return f"{_named(state)} is the newest that is complete; of its parts lie {told}{torn}"
 
 
-_FAR: Mapping[Way, int] = {"own memory": 0, "peer": 1, "bucket": 2}
 _WORDS: Mapping[Way, str] = {
-    "own memory": "their machine's own memory",
-    "peer": "a peer's memory",
-    "bucket": "the bucket",
+    "own memory": "on the machines that read them",
+    "peer": "in a peer's memory",
+    "bucket": "in the bucket",
 }
 
 
-def _farthest(fetched: Iterable[Fetch]) -> Way:
-    return max((fetch.way for fetch in fetched), key=_FAR.__getitem__)
-
-
-def _torn(held: Mapping[tuple[Saved, int], Sequence[Part]]) -> str:
+def _torn(holders: Holders) -> str:
     """Of the newest states, how much of them is there."""
-    newest = sorted(held, reverse=True)[:2]
-    return ", ".join(
-        f"{_named(key[0])} ({len({part.rank for part in held[key]})} of {key[1]} parts)"
-        for key in newest
-    )
+    newest = sorted(holders, reverse=True)[:2]
+    return ", ".join(f"{_named(key[0])} ({len(holders[key])} of {key[1]} parts)" for key in newest)
 
 
-def _named(state: Saved) -> str:
+def _named(state: State) -> str:
     return f"step {state.step} of round {state.round}"

@@ -9,6 +9,7 @@ from spotfit.model.watch import Seat, Watch
 from spotfit.model.world import Place, Round
 from spotfit.policy.actions import Wait
 from spotfit.policy.capacity import expected_slots, may_ask_at, usable_seats
+from spotfit.policy.recovery import from_own_memory
 
 _PATIENCE_ROUNDS = 5
 _LONGEST_PAUSE_S = 30.0
@@ -63,7 +64,8 @@ def _form(view: View, seats: Sequence[Seat]) -> Round:
         left -= workers
     number = view.last_round.number + 1 if view.last_round else 1
     latest = view.latest_checkpoint
-    return Round(number, tuple(places), latest.name if latest else None)
+    memory = from_own_memory(view, places, seats)
+    return Round(number, tuple(places), latest.name if latest else None, memory)
 
 
 def _seniority(view: View, seat: Seat) -> tuple[float, str, int]:

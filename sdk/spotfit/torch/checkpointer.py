@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +13,7 @@ from spotfit.host import log
 from spotfit.host.clocks import SystemClock
 from spotfit.model.cadence import MAX_OVERHEAD, parse_cadence
 from spotfit.worker.current import current
+from spotfit.worker.handover import IN_MEMORY
 from spotfit.worker.pace import Pace
 
 if TYPE_CHECKING:
@@ -31,13 +32,13 @@ class Restored(NamedTuple):
     """What a training goes on from."""
 
     checkpoint: str
-    """Its name."""
+    """Its name; "" for a state in memory, which is none yet."""
     step: int
     """So many steps were done."""
     epoch: int
     """The epoch to go on with; the loader begins where that was left."""
     source: str
-    """Where it was read from: 'bucket'."""
+    """Where it was read from: 'memory' or 'bucket'."""
 
 
 class Checkpointer:
@@ -210,20 +211,19 @@ class Checkpointer:
     # --- restoring ---------------------------------------------------------------------------
 
     def restore(self) -> Restored | None:
-        """Go on from the newest checkpoint that is whole; None where the run has none.
+        """Go on from the newest state that is whole; None where the run has none.
 
-        All ranks have to call it, before their loops. One that is damaged is told of, and an
-        earlier one taken. Raises `IntegrityError` where none is left, and `ConfigError` where model
-        or optimizer are not those that were saved.
+        That is the last snapshot, where it still lies in the machines' memory, else the latest
+        checkpoint. All ranks have to call it, before their loops. One that is damaged is told of,
+        and an earlier one taken. Raises `IntegrityError` where no checkpoint is left that can be
+        read, and `ConfigError` where model or optimizer are not those that were saved.
         """
-        if self._desk.begun_from is None:
-            return None
         found_any = False
-        for name in self._candidates():
-            saved, broken = self._opened(name)
+        for name, opener in self._candidates():
+            saved, broken = _opened(opener)
             if saved is None and broken is None:
                 continue  # a report of the user's own
-            found_any = True
+            found_any = found_any or name != IN_MEMORY
             if saved is not None and broken is None:
                 broken = self._loaded(saved)
             trouble = next(filter(None, _gathered(broken)), None)
@@ -237,16 +237,12 @@ class Checkpointer:
             do="Look at the log for what is broken, restore it from a copy, or name a new run.",
         )
 
-    def _candidates(self) -> Iterator[str]:
-        assert self._desk.begun_from is not None
-        yield self._desk.begun_from
-        yield from self._desk.earlier()
-
-    def _opened(self, name: str) -> tuple[Saved | None, str | None]:
-        try:
-            return self._desk.open(name), None
-        except IntegrityError as broken:
-            return None, str(broken)
+    def _candidates(self) -> Iterator[tuple[str, Callable[[], Saved | None]]]:
+        """The newest first."""
+        yield IN_MEMORY, self._desk.open_memory
+        if self._desk.begun_from is not None:
+            for name in (self._desk.begun_from, *self._desk.earlier()):
+                yield name, partial(self._desk.open, name)
 
     def _loaded(self, saved: Saved) -> str | None:
         """None if all went well, else what is broken."""
@@ -271,7 +267,8 @@ class Checkpointer:
             self._go_on_with(own, first.epoch, first.consumed)
         else:
             self._go_on_resized(saved)
-        told = Restored(saved.name, first.step, first.epoch, "bucket")
+        name, source = ("", "memory") if saved.name == IN_MEMORY else (saved.name, "bucket")
+        told = Restored(name, first.step, first.epoch, source)
         if self._rank == 0:
             log.info("checkpoint.restored", name=saved.name, step=first.step, source=told.source)
         return told
@@ -312,6 +309,13 @@ class _Slot:
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
         self.report: int | None = None
+
+
+def _opened(opener: Callable[[], Saved | None]) -> tuple[Saved | None, str | None]:
+    try:
+        return opener(), None
+    except IntegrityError as broken:
+        return None, str(broken)
 
 
 def _gathered(mine: Any) -> list[Any]:

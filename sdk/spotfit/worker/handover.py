@@ -9,6 +9,9 @@ from typing import Any, Literal, Protocol
 from spotfit.checkpoint.saved import Saved
 from spotfit.model.cadence import Odds
 
+IN_MEMORY = "in memory"
+"""What a state is called that is no checkpoint yet."""
+
 Fate = Literal["given", "carried", "committed", "lost"]
 """A snapshot is with the agent, in the bucket as far as this rank goes, a checkpoint, or gone."""
 
@@ -60,6 +63,10 @@ class Handover(Protocol):
     @property
     def begun_from(self) -> str | None:
         """The checkpoint to go on from."""
+        ...
+
+    def open_memory(self) -> Saved | None:
+        """The state in memory to go on from; None if there is none. Raises `IntegrityError`."""
         ...
 
     def open(self, name: str) -> Saved | None:

@@ -74,6 +74,9 @@ class LocalSnapshots:
     def begun_from(self) -> str | None:
         return self._last
 
+    def open_memory(self) -> Saved | None:
+        return None
+
     def open(self, name: str) -> Saved | None:
         return open_folder(self._store, name)
 

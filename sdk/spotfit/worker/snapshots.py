@@ -8,7 +8,8 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from spotfit.checkpoint.saved import Saved, open_saved
+from spotfit.checkpoint.saved import InMemory, Saved, open_saved
+from spotfit.checkpoint.segment import Segment
 from spotfit.host import log
 from spotfit.ledger.journal import Journal
 from spotfit.model.cadence import Odds
@@ -26,7 +27,7 @@ from spotfit.model.wire import (
     Unsaved,
 )
 from spotfit.store.api import Store
-from spotfit.worker.handover import Fate
+from spotfit.worker.handover import IN_MEMORY, Fate
 from spotfit.worker.talk import Talk
 
 Found = TypeVar("Found")
@@ -146,6 +147,12 @@ class Snapshots:
     @property
     def begun_from(self) -> str | None:
         return self._start.checkpoint
+
+    def open_memory(self) -> Saved | None:
+        if self._start.memory is None:
+            return None
+        parts = [InMemory(Segment.open(Path(path))) for path in self._start.remembered]
+        return Saved(parts, IN_MEMORY)
 
     def open(self, name: str) -> Saved | None:
         return open_saved(self._store, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spotfit.agent.ports import FromHub
 from spotfit.agent.seating import Seating
+from spotfit.model.holding import Part, State
 from spotfit.model.wire import Beat, Halt, Join
 from spotfit.testing.builders import RUN, TOKEN, a_member, a_notice, a_round, an_agent
 from tests.unit.agent.world import FakeNet, Wire
@@ -61,6 +62,13 @@ def test_who_still_uploads_is_known_until_it_has_delivered() -> None:
     assert seating.seats[A].carrying == 4, "that was another round's"
     seating.delivered(A, 4)
     assert seating.seats[A].carrying is None
+
+
+def test_what_lies_in_a_machines_memory_is_known_when_its_workers_are_gone() -> None:
+    seating, _, _ = a_table()
+    held = (Part(State(4, 9), 0, 1),)
+    seating.stopped(A, 4, held=held)
+    assert seating.seats[A].held == held
 
 
 def test_whoever_has_a_place_is_busy_until_it_has_stopped() -> None:

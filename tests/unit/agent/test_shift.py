@@ -14,6 +14,7 @@ from spotfit.core.codec import decoder, encode
 from spotfit.ledger import keys
 from spotfit.model.cadence import Endings, Market, Odds
 from spotfit.model.events import Blame, RankFailure
+from spotfit.model.holding import Part, State
 from spotfit.model.view import View
 from spotfit.model.wire import (
     Committed,
@@ -169,6 +170,18 @@ def test_workers_are_told_what_their_group_has_to_expect(node: Node) -> None:
     spec, round_ = a_spec(market=market), a_round(3, members=WIDE)
     node.follow(a_view(spec=spec, round=round_, endings=endings, group_age_s=50.0))
     assert node.crew.workers[3].odds == Odds(market, 2, endings, 50.0)
+
+
+def test_what_lies_in_memory_is_told_with_the_last_worker_and_the_next_round_begins_with_it(
+    working: Node,
+) -> None:
+    state = State(3, 9)
+    working.crew.held = (Part(state, 2, 4),)
+    working.crew.halt()
+    assert working.hear() == [Stopped(3, held=working.crew.held)]
+    assert working.shift.held == working.crew.held, "and to whoever leads next"
+    working.follow(a_view(round=a_round(4, members=WIDE, memory=state)))
+    assert working.crew.workers[3].memory == state
 
 
 def test_a_round_is_entered_once(working: Node) -> None:

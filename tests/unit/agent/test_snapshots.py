@@ -9,8 +9,11 @@ from msgspec.structs import replace
 
 from spotfit.agent.snapshots import Snapshots
 from spotfit.checkpoint.bring import unpacked
+from spotfit.checkpoint.segment import Segment
 from spotfit.core.codec import decoder
+from spotfit.model.holding import Part, State
 from spotfit.model.wire import Named, Snapshot, Start
+from tests.unit.checkpoint.snapshots import filled
 from tests.unit.worker.agent_end import start as a_start
 
 _METRICS = msgspec.Raw(b'{"loss":1.5}')
@@ -56,8 +59,35 @@ def test_a_round_frees_what_earlier_ones_left_once_it_has_its_own(tmp_path: Path
     snapshots.enter(start(11))
     assert old.exists(), "it may be all there is to go on from"
     snapshots.keep(0, Snapshot(0, _METRICS, str(new)))
+    assert old.exists(), "another rank may have died before it had handed over its own"
+    snapshots.named(0, Named(0, "c", (0,), _METRICS))
     assert not old.exists()
     assert new.exists()
+
+
+def test_what_is_whole_is_held_and_the_next_round_is_told_where(tmp_path: Path) -> None:
+    snapshots = Snapshots(str(tmp_path))
+    snapshots.enter(start(3))
+    newer = [filled(tmp_path / f"3-{n}-1-1.segment", [b"x"], rank=n, world_size=2, step=9) for n in (0, 1)]
+    filled(tmp_path / "3-0-0-1.segment", [b"x"], rank=0, world_size=2, step=6)
+    with Segment.create(tmp_path / "3-1-0-1.segment", 10):
+        pass  # its writer died before it was whole
+    newest = State(3, 9)
+    assert snapshots.held() == (Part(State(3, 6), 0, 2), Part(newest, 0, 2), Part(newest, 1, 2))
+    told = snapshots.enter(replace(start(4), memory=newest))
+    assert told.remembered == tuple(map(str, newer))
+    assert snapshots.enter(start(4)).remembered == (), "that round begins from a checkpoint"
+
+
+def test_what_lay_on_the_disk_for_want_of_memory_is_held_too(tmp_path: Path) -> None:
+    memory, disk = tmp_path / "memory", tmp_path / "disk"
+    memory.mkdir()
+    disk.mkdir()
+    snapshots = Snapshots(str(memory))
+    snapshots.enter(start(3))
+    path = filled(disk / "3-0-0-1.segment", [b"x"], step=9)
+    snapshots.keep(0, Snapshot(0, _METRICS, str(path)))
+    assert snapshots.held() == (Part(State(3, 9), 0, 1),)
 
 
 def test_a_snapshot_travels() -> None:

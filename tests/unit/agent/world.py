@@ -45,6 +45,7 @@ from spotfit.model.events import (
     ValidationAsked,
 )
 from spotfit.model.group import GroupHandle, GroupRequest, NodeState
+from spotfit.model.holding import Part
 from spotfit.model.hooks import Ask, Hook
 from spotfit.model.spec import RunSpec, Tempo
 from spotfit.model.view import View
@@ -267,6 +268,8 @@ class FakeCrew:
         self.warm = True
         self.carrying: int | None = None
         """The round some of whose uploads go on; set by the test."""
+        self.held: tuple[Part, ...] = ()
+        """What lies in its node's memory; set by the test."""
         self._events: list[CrewEvent] = []
 
     def prepare(self, spec: RunSpec) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotfit.core.ids import AgentId, Token
+from spotfit.model.holding import Part, State
 from spotfit.model.spec import Tempo
 from spotfit.model.view import View
 from spotfit.model.watch import Watch
@@ -185,3 +186,13 @@ def test_ranks_are_neither_doubled_nor_left_out(
     assert len(set(agents)) == len(agents)
     by_agent = {one.agent: one for one in members}
     assert all(0 < place.workers <= by_agent[place.agent].slots for place in round_.places)
+
+
+def test_a_round_begins_from_memory_where_its_machine_has_all_of_a_newer_state() -> None:
+    state, alone = State(1, 9), a_member(0, slots=2)
+    held = tuple(Part(state, rank, 2) for rank in range(2))
+    view = a_view(last_round=a_round(members=[alone]), checkpoints=(a_commit("c1"),))
+    round_ = formed(view, a_watch(seats=seats(a_seat(0, member=alone, held=held))))
+    assert (round_.checkpoint, round_.memory) == ("c1", state)
+    torn = a_watch(seats=seats(a_seat(0, member=alone, held=held[:1])))
+    assert formed(view, torn).memory is None

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from spotfit.model.holding import Part, State
 from spotfit.model.spec import Tempo
 from spotfit.model.watch import Watch
 from spotfit.policy.uploads import awaited
-from spotfit.testing.builders import a_round, a_seat, a_spec, a_view, a_watch, seats
+from spotfit.testing.builders import a_member, a_round, a_seat, a_spec, a_view, a_watch, seats
 
 CLOSED = a_view(last_round=a_round(3), spec=a_spec(tempo=Tempo(upload_patience_s=600.0)))
 
@@ -31,6 +32,14 @@ def test_an_upload_is_awaited_as_long_as_the_work_it_would_save() -> None:
     assert wait.until == 130.0
     assert "1 machines still upload" in wait.why
     assert awaited(CLOSED, over(), 130.0) is None
+
+
+def test_nothing_is_awaited_of_what_all_machines_remember() -> None:
+    alone = a_view(last_round=a_round(3, members=[a_member(1)]), spec=CLOSED.spec)
+    held = (Part(State(3, 9), 0, 1),)
+    watch = over(seats=seats(a_seat(1, carrying=3, held=held)))
+    assert awaited(alone, watch, 100.0) is None
+    assert awaited(alone, over(seats=seats(a_seat(1, carrying=3))), 100.0) is not None
 
 
 def test_never_for_ever() -> None:

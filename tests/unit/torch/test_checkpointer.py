@@ -13,10 +13,12 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import spotfit.torch
+from spotfit.checkpoint.saved import InMemory, Saved
 from spotfit.checkpoint.segment import Segment
 from spotfit.core.errors import ConfigError, IntegrityError, SessionMisuseError
 from spotfit.torch import Checkpointer
 from spotfit.worker import current
+from spotfit.worker.handover import IN_MEMORY
 from spotfit.worker.local import LocalSession
 
 
@@ -140,6 +142,48 @@ def test_damage_is_never_restored(session: LocalSession) -> None:
         chunk.write_bytes(body)
     with pytest.raises(IntegrityError, match="can be read any more"):
         Life().ckpt.restore()
+
+
+@pytest.fixture
+def remembered(session: LocalSession, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Segments that are offered as the state in memory."""
+    paths: list[Path] = []
+    told = lambda: Saved([InMemory(Segment.open(path)) for path in paths], IN_MEMORY)  # noqa: E731
+    monkeypatch.setattr(session.snapshots, "open_memory", told)
+    return paths
+
+
+def test_what_lies_in_memory_is_gone_on_from_before_any_checkpoint(
+    session: LocalSession, remembered: list[Path]
+) -> None:
+    undisturbed = Life(every=100).train(15)
+    first = Life(every=4)
+    first.train(9)
+    newest = max(session.snapshots.folders[0].glob("*.segment"), key=lambda one: one.stat().st_mtime)
+    remembered.append(newest)
+    second = Life()
+    restored = second.ckpt.restore()
+    assert restored == ("", 8, 1, "memory")
+    assert second.train(15) == undisturbed
+
+
+def test_a_state_in_memory_that_is_damaged_gives_way_to_the_checkpoint(
+    session: LocalSession, remembered: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Life(every=4).train(5)
+    remembered.append(session.snapshots.folders[0] / "gone.segment")
+    restored = Life().ckpt.restore()
+    assert restored is not None
+    assert (restored.step, restored.source) == (4, "bucket")
+    assert "checkpoint.broken" in capsys.readouterr().err
+
+
+def test_without_any_checkpoint_a_damaged_memory_is_no_reason_to_fail(
+    session: LocalSession, remembered: list[Path]
+) -> None:
+    remembered.append(session.snapshots.folders[0] / "gone.segment")
+    assert Life().ckpt.restore() is None
+    shutil.os.makedirs(session.snapshots.folders[0], exist_ok=True)  # type: ignore[attr-defined]
 
 
 def test_a_full_machine_costs_a_checkpoint_and_no_training(

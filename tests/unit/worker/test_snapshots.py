@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from spotfit.core.errors import IntegrityError
 from spotfit.ledger.journal import Journal
+from spotfit.model.holding import State
 from spotfit.model.wire import (
     Carried,
     Committed,
@@ -21,7 +23,7 @@ from spotfit.model.wire import (
 from spotfit.store.memory import MemoryStore
 from spotfit.worker.session import Session
 from spotfit.worker.snapshots import Snapshots
-from tests.unit.checkpoint.snapshots import brought
+from tests.unit.checkpoint.snapshots import brought, filled
 from tests.unit.worker.agent_end import AgentEnd, start
 
 
@@ -129,3 +131,22 @@ def test_earlier_checkpoints_come_the_latest_first(
     monkeypatch.setattr(Journal, "catch_up", lambda _: view)
     snapshots = Session(start(checkpoint="c"), agent.talk, store).snapshots
     assert list(snapshots.earlier()) == ["b", "a"]
+
+
+def test_a_state_in_memory_is_opened_where_the_round_begins_from_it(
+    agent: AgentEnd, store: MemoryStore, tmp_path: Path
+) -> None:
+    paths = [
+        str(filled(tmp_path / f"{n}", [b"x"], rank=n, world_size=2, step=9)) for n in range(2)
+    ]
+    told = start(memory=State(3, 9), remembered=tuple(paths))
+    saved = Session(told, agent.talk, store).snapshots.open_memory()
+    assert saved is not None
+    assert [index.step for index in saved.indices] == [9, 9]
+    assert Session(start(), agent.talk, store).snapshots.open_memory() is None
+    torn = start(memory=State(3, 9), remembered=(paths[0],))
+    with pytest.raises(IntegrityError, match="not whole"):
+        Session(torn, agent.talk, store).snapshots.open_memory()
+    lost = start(memory=State(3, 9))
+    with pytest.raises(IntegrityError):
+        Session(lost, agent.talk, store).snapshots.open_memory()
