@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import spotfit
 from spotfit.client.trainers import TorchTrainer
+from spotfit.model.holding import State
 from spotfit.torch import Checkpointer, prepare_data_loader, prepare_model
 from tests.live.cloud import Cloud
 
@@ -56,6 +57,7 @@ def train(config: Config) -> list[list[float]]:
     )
     restored = ckpt.restore()
     (marks / f"begun-{config['life']}").write_text(str(restored.step if restored else 0))
+    (marks / f"source-{config['life']}").write_text(restored.source if restored else "")
     for epoch in range(restored.epoch if restored else 0, EPOCHS):
         if world_size > 1:
             loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
@@ -119,6 +121,16 @@ def test_a_killed_training_ends_as_an_undisturbed_one(cloud: Cloud, strategy: st
     killed = life(cloud, "killed", strategy=strategy, dies_at=11)
     assert len(cloud.closed("killed")) == 1
     assert begun(cloud, "killed") == 9, "from the third snapshot"
+    assert killed == undisturbed
+
+
+def test_workers_killed_right_after_a_snapshot_go_on_from_memory(cloud: Cloud) -> None:
+    """Nobody had the time to bring it to the bucket: their machine remembers it."""
+    undisturbed = life(cloud, "calm")
+    killed = life(cloud, "killed", dies_at=9)
+    assert begun(cloud, "killed") == 9
+    assert (cloud.marks / "source-killed").read_text() == "memory"
+    assert cloud.opened("killed")[-1].round.memory == State(1, 9)
     assert killed == undisturbed
 
 

@@ -68,7 +68,10 @@ def test_a_round_frees_what_earlier_ones_left_once_it_has_its_own(tmp_path: Path
 def test_what_is_whole_is_held_and_the_next_round_is_told_where(tmp_path: Path) -> None:
     snapshots = Snapshots(str(tmp_path))
     snapshots.enter(start(3))
-    newer = [filled(tmp_path / f"3-{n}-1-1.segment", [b"x"], rank=n, world_size=2, step=9) for n in (0, 1)]
+    newer = [
+        filled(tmp_path / f"3-{n}-1-1.segment", [b"x"], rank=n, world_size=2, step=9)
+        for n in (0, 1)
+    ]
     filled(tmp_path / "3-0-0-1.segment", [b"x"], rank=0, world_size=2, step=6)
     with Segment.create(tmp_path / "3-1-0-1.segment", 10):
         pass  # its writer died before it was whole

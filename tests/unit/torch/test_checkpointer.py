@@ -82,6 +82,11 @@ class Life:
                 if self.ckpt.steps == steps:
                     return self.everything()
 
+    @property
+    def newest_segment(self) -> Path:
+        folder = current.current("a test").snapshots.folders[0]
+        return max(folder.glob("*.segment"), key=lambda path: path.stat().st_mtime_ns)
+
     def everything(self) -> list[float]:
         assert self.average.shadow is not None
         tensors = [*self.model.parameters(), self.average.shadow]
@@ -159,8 +164,7 @@ def test_what_lies_in_memory_is_gone_on_from_before_any_checkpoint(
     undisturbed = Life(every=100).train(15)
     first = Life(every=4)
     first.train(9)
-    newest = max(session.snapshots.folders[0].glob("*.segment"), key=lambda one: one.stat().st_mtime)
-    remembered.append(newest)
+    remembered.append(first.newest_segment)
     second = Life()
     restored = second.ckpt.restore()
     assert restored == ("", 8, 1, "memory")

@@ -136,9 +136,7 @@ def test_earlier_checkpoints_come_the_latest_first(
 def test_a_state_in_memory_is_opened_where_the_round_begins_from_it(
     agent: AgentEnd, store: MemoryStore, tmp_path: Path
 ) -> None:
-    paths = [
-        str(filled(tmp_path / f"{n}", [b"x"], rank=n, world_size=2, step=9)) for n in range(2)
-    ]
+    paths = [str(filled(tmp_path / f"{n}", [b"x"], rank=n, world_size=2, step=9)) for n in range(2)]
     told = start(memory=State(3, 9), remembered=tuple(paths))
     saved = Session(told, agent.talk, store).snapshots.open_memory()
     assert saved is not None
