@@ -11,6 +11,7 @@ from spotfit.store.api import Store
 from spotfit.store.filesystem import store_on
 from spotfit.store.opening import open_store
 from spotfit.testing.store_suite import StoreSuite
+from tests.gcs_server import account
 
 S3_SERVER = """
 import sys
@@ -50,6 +51,24 @@ def _make_bucket(url: str) -> None:
     boto3.client("s3", endpoint_url=url, region_name="us-east-1").create_bucket(Bucket="bucket")
 
 
+@pytest.fixture(scope="module")
+def gcs() -> Iterator[str]:
+    """The address of a server that speaks as Google's storage does, in a process of its own."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.gcs_server"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", account(url))
+            yield url
+        assert server.stdin is not None
+        server.stdin.close()
+
+
 class TestLocal(StoreSuite):
     @pytest.fixture
     def store(self, tmp_path_factory: pytest.TempPathFactory) -> Store:
@@ -68,6 +87,13 @@ class TestS3(StoreSuite):
     @pytest.fixture
     def store(self, s3: str) -> Store:
         return open_store(f"s3://bucket/{uuid.uuid4().hex}?endpoint_url={s3}")
+
+
+@pytest.mark.usefixtures("gcs")
+class TestGoogle(StoreSuite):
+    @pytest.fixture
+    def store(self) -> Store:
+        return open_store(f"gs://bucket/{uuid.uuid4().hex}")
 
 
 class TestFsspecLocal(StoreSuite):
