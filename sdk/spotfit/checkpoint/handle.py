@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
+from spotfit.checkpoint.saved import Saved, open_folder
 from spotfit.checkpoint.shared import own_folder, shared_directory, together
 from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError
 from spotfit.host import dice
@@ -159,6 +160,10 @@ class Checkpoint(metaclass=_Named):
     def update_metadata(self, metadata: dict[str, Any]) -> None:
         """Note this as well."""
         self.set_metadata({**self.get_metadata(), **metadata})
+
+    def snapshot(self) -> Saved:
+        """What a Checkpointer saved in it. Raises `ConfigError` where that is nothing."""
+        return open_folder(self._store, self._folder)
 
     def bare(self) -> Checkpoint:
         """The same files without anything else the caller may have hung on: for another process."""

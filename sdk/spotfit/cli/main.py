@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from spotfit.cli import render
+from spotfit.cli import checkpoints, render
 from spotfit.client.handle import attach
 from spotfit.client.request import default_provisioner, parse_provisioner
 from spotfit.client.revive import revive
@@ -22,6 +22,7 @@ from spotfit.store.probe import probe_create
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False
 )
+app.add_typer(checkpoints.app, name="checkpoints")
 Url = Annotated[str, typer.Argument(help="The run's folder: <storage_path>/<name>.")]
 
 

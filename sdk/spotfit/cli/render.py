@@ -8,7 +8,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from spotfit.client.handle import RunStatus
+from spotfit.client.kept import Kept
 from spotfit.core.errors import SpotfitError
+from spotfit.core.units import told_bytes
 from spotfit.provision.checkup import Finding
 
 _console = Console(highlight=False, soft_wrap=True)
@@ -58,6 +60,29 @@ def error(problem: SpotfitError) -> None:
     _errors.print(f"[red]error:[/red] {escape(problem.what)}")
     if problem.do:
         _errors.print(f"[bold]What to do:[/bold] {escape(problem.do)}")
+
+
+def checkpoints(kept: Iterable[Kept]) -> None:
+    """One a line, with its step and metrics."""
+    for one in kept:
+        step = f"step {one.content.step}" if one.content else "files"
+        step = "[red]broken[/red]" if one.broken else step
+        told = ", ".join(f"{name}={value}" for name, value in one.metrics.items())
+        _console.print(f"{escape(one.name)}  {step}  {told_bytes(one.size_bytes)}  {escape(told)}")
+
+
+def checkpoint(one: Kept) -> None:
+    """All that is known of one."""
+    _row("checkpoint", escape(one.name))
+    _row("size", told_bytes(one.size_bytes))
+    _row("metrics", escape(", ".join(f"{key}={value}" for key, value in one.metrics.items())))
+    if one.content is None:
+        _row("content", escape(one.broken) or "files of a report")
+        return
+    content = one.content
+    _row("content", f"{content.tensors} tensors, {content.parameters:,} parameters of the model")
+    _row("saved at", f"step {content.step}, epoch {content.epoch}, by {content.world_size} workers")
+    _row("shared", f"{told_bytes(content.shared_bytes)} with earlier checkpoints")
 
 
 def _row(label: str, value: str) -> None:

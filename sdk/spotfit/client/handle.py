@@ -261,16 +261,27 @@ def attach(url: str | Path) -> RunHandle:
 
     Raises `RunNotFoundError`, or `JournalError` for a journal that cannot be believed.
     """
+    ledger = ledger_at(url)
+    view = ledger.view
+    assert view.spec is not None
+    handle = RunHandle(ledger, None)
+    handle.know(view)
+    return adopted(handle, ledger, Keyring().find(ledger.run_id), view.spec)
+
+
+def ledger_at(url: str | Path) -> Ledger:
+    """What the run at `<storage_path>/<name>` has written down, read to its end.
+
+    Raises `RunNotFoundError`, or `JournalError` for a journal that cannot be believed.
+    """
     store = open_store(url)
     ledger = Ledger(store, RunId(""), AgentId(f"d{dice.new_agent_id()}"), wall_ms=clocks.wall_ms)
-    handle = RunHandle(ledger, None)
     check_whole(store)
     view = ledger.catch_up()
     if view.run_id is None or view.spec is None:
         raise no_run_at(store)
     ledger.run_id = view.run_id
-    handle.know(view)
-    return adopted(handle, ledger, Keyring().find(view.run_id), view.spec)
+    return ledger
 
 
 def adopted(handle: RunHandle, ledger: Ledger, key: RunKey | None, spec: RunSpec) -> RunHandle:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from spotfit.frameworks.torch.config import TorchConfig as TorchConfig
     from spotfit.frameworks.torch.torchft_config import TorchftConfig as TorchftConfig
     from spotfit.torch.checkpointer import Checkpointer as Checkpointer
+    from spotfit.torch.checkpointer import export_checkpoint as export_checkpoint
     from spotfit.torch.loop import accelerate as accelerate
     from spotfit.torch.loop import backward as backward
     from spotfit.torch.loop import enable_reproducibility as enable_reproducibility
@@ -32,6 +33,7 @@ _HOMES = {
     "accelerate": "spotfit.torch.loop",
     "backward": "spotfit.torch.loop",
     "enable_reproducibility": "spotfit.torch.loop",
+    "export_checkpoint": "spotfit.torch.checkpointer",
     "get_device": "spotfit.torch.loop",
     "get_devices": "spotfit.torch.loop",
     "prepare_data_loader": "spotfit.torch.loop",
@@ -48,6 +50,7 @@ __all__ = [
     "accelerate",
     "backward",
     "enable_reproducibility",
+    "export_checkpoint",
     "get_device",
     "get_devices",
     "prepare_data_loader",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from spotfit.checkpoint.handle import Checkpoint
 from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.host import log
 from spotfit.host.clocks import SystemClock
@@ -301,6 +303,19 @@ class Checkpointer:
                     do="Use a loader over a dataset with a length, or keep the number of workers.",
                 )
             self._loader.load_state_dict(states[0])  # type: ignore[attr-defined]
+
+
+def export_checkpoint(
+    checkpoint: Checkpoint, path: str | os.PathLike[str], *, everything: bool = False
+) -> None:
+    """Put the shards of a Checkpointer's checkpoint together in one file, readable without spotfit.
+
+    The ending says how: `.safetensors`, or `.pt` for torch.save, which can hold `everything`: the
+    optimizer and all else, too. Raises `ConfigError`, and `IntegrityError` for damage.
+    """
+    from spotfit.client.kept import write  # nothing that a worker needs
+
+    write(checkpoint.snapshot(), Path(path), everything=everything)
 
 
 class _Slot:

@@ -13,10 +13,11 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import spotfit.torch
+from spotfit.checkpoint.handle import Checkpoint
 from spotfit.checkpoint.saved import InMemory, Saved
 from spotfit.checkpoint.segment import Segment
 from spotfit.core.errors import ConfigError, IntegrityError, SessionMisuseError
-from spotfit.torch import Checkpointer
+from spotfit.torch import Checkpointer, export_checkpoint
 from spotfit.worker import current
 from spotfit.worker.handover import IN_MEMORY
 from spotfit.worker.local import LocalSession
@@ -129,6 +130,22 @@ def test_metrics_come_with_the_checkpoint(session: LocalSession) -> None:
     Life().train(4)
     assert session.metrics == {"loss": 1.0}
     assert session.checkpoint() is not None
+
+
+def test_a_model_becomes_a_file(session: LocalSession, tmp_path: Path) -> None:
+    life = Life(every=3)
+    life.train(3)
+    checkpoint = session.checkpoint()
+    assert checkpoint is not None
+    export_checkpoint(checkpoint, tmp_path / "m.pt")
+    weights = torch.load(tmp_path / "m.pt", weights_only=True)
+    assert all(torch.equal(weights[name], one) for name, one in life.model.state_dict().items())
+    again = Checkpoint(checkpoint.path)
+    export_checkpoint(again, tmp_path / "all.pt", everything=True)
+    everything = torch.load(tmp_path / "all.pt", weights_only=True)
+    assert everything.keys() == {"model", "optimizer", "scheduler", "average"}
+    with pytest.raises(ConfigError, match="what kind"):
+        export_checkpoint(again, tmp_path / "m.onnx")
 
 
 def test_one_can_be_asked_for(session: LocalSession) -> None:

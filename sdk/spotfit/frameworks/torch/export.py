@@ -1,0 +1,71 @@
+"""A snapshot as one file of torch.save, put together from the shards of all ranks."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spotfit.checkpoint.export import tensors_of
+from spotfit.checkpoint.saved import Saved, Wanted
+from spotfit.checkpoint.snapshot import Key, Piece
+from spotfit.frameworks.torch.reading import as_tensor
+from spotfit.frameworks.torch.shares import unplain
+from spotfit.frameworks.torch.state import State, joined
+from spotfit.store.parts import appearing
+
+
+def export_torch(saved: Saved, path: Path, *, everything: bool = False) -> None:
+    """Write the model's state dict, or with `everything` the whole state, as torch.save would.
+
+    `torch.load(path)` reads it as it is. Raises `IntegrityError` where bytes are missing or are not
+    what was saved.
+    """
+    state = whole_state(saved)
+    with appearing(path) as draft, draft.open("xb") as file:  # torch refuses the draft's name
+        torch.save(state if everything else state["model"], file)
+
+
+def whole_state(saved: Saved) -> State:
+    """All tensors whole, on the CPU, and all values, nested as they were."""
+    state: State = {}
+    wanted: list[Wanted] = []
+    for part in sorted(
+        {piece.key[0] for index in saved.indices for piece in index.pieces}, key=str
+    ):
+        for key, pieces in tensors_of(saved, str(part)).items():
+            first = pieces[0][1]
+            whole = torch.empty(first.shape, dtype=getattr(torch, first.dtype))
+            _put(state, key, whole)
+            wanted += [Wanted(rank, piece, partial(_fill, whole, piece)) for rank, piece in pieces]
+    saved.read(wanted)
+    for index in saved.indices:
+        values = unplain(index.plain) if index.leaves else ()
+        for key, value in zip(index.leaves, values, strict=True):
+            _put(state, key, value)
+    others = state.pop("others", {})
+    return state | {
+        name: joined(split["whole"], split.get("tensors", {})) for name, split in others.items()
+    }
+
+
+def _fill(whole: torch.Tensor, piece: Piece, body: memoryview) -> None:
+    box = whole
+    for dimension, (begin, length) in enumerate(zip(piece.offsets, piece.sizes, strict=True)):
+        box = box.narrow(dimension, begin, length)
+    box.copy_(as_tensor(piece, body))
+
+
+def _put(state: Any, key: Key, value: Any) -> None:
+    """Where the key says: names lead into dictionaries, numbers into lists."""
+    for part, following in zip(key, (*key[1:], None), strict=True):
+        new = value if following is None else [] if isinstance(following, int) else {}
+        if isinstance(part, int):
+            state.extend([None] * (part + 1 - len(state)))
+            if state[part] is None or following is None:
+                state[part] = new
+        elif part not in state or following is None:
+            state[part] = new
+        state = state[part]

@@ -1,0 +1,94 @@
+"""The checkpoints of a run: told, written to a file, and deleted once nobody leads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from spotfit.client.kept import Content, Kept, export, kept_as, kept_in, remove
+from spotfit.core.errors import ConfigError, NotFoundError, RunNotFoundError
+from spotfit.ledger.run import Ledger
+from spotfit.model.events import FitEnded, FitStarted
+from spotfit.store.opening import open_store
+from spotfit.testing.builders import RUN, a_commit, a_spec, an_agent
+from tests.unit.checkpoint.kept import part, saved
+from tests.unit.checkpoint.snapshots import BIG, brought, bytes_of
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A run with a report of files, and two snapshots that share a tensor."""
+    url = str(tmp_path / "run")
+    store = open_store(url)
+    ledger = Ledger(store, RUN, an_agent(0))
+    saved(store, tmp_path / "files", part("own"), x="1")
+    frozen = bytes_of(1, BIG)
+    brought(store, tmp_path / "s", "a", [frozen, bytes_of(2, 50)])
+    brought(store, tmp_path / "s", "b", [frozen, bytes_of(3, 50)], base="a")
+    ledger.append(FitStarted(a_spec(storage_url=url)), after=ledger.catch_up())
+    for name in ("own", "a", "b"):
+        ledger.append(a_commit(name), after=ledger.catch_up())
+    return url
+
+
+def end(url: str) -> None:
+    ledger = Ledger(open_store(url), RUN, an_agent(0))
+    ledger.append(FitEnded("finished", "all is done"), after=ledger.catch_up())
+
+
+def test_each_is_told(url: str) -> None:
+    own, _, latest = kept_in(url)
+    assert (own.name, own.content, own.broken) == ("own", None, "")
+    assert latest == kept_as(url, "")
+    assert latest.content == Content(5, 0, 1, 2, BIG + 50, BIG)
+
+
+def test_one_in_pieces_is_told_too(url: str) -> None:
+    open_store(url).delete("b/index-0.json")
+    broken = kept_as(url, "b")
+    assert "b/index-0.json" in broken.broken
+    assert isinstance(broken, Kept)
+
+
+def test_a_model_becomes_a_file(url: str, tmp_path: Path) -> None:
+    assert export(url, "", tmp_path / "out" / "m.safetensors") == "b"
+    assert export(url, "a", tmp_path / "m.pt", everything=True) == "a"
+    model = torch.load(tmp_path / "m.pt", weights_only=True)["model"]
+    assert bytes(model["w1"].tolist()) == bytes_of(2, 50)
+    assert (tmp_path / "out" / "m.safetensors").stat().st_size > BIG
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "everything", "why"),
+    [
+        ("b", "m.onnx", False, "does not say what kind"),
+        ("b", "m.safetensors", True, "holds tensors only"),
+        ("own", "m.pt", False, "no snapshot of a Checkpointer"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(
+    url: str, tmp_path: Path, name: str, file: str, *, everything: bool, why: str
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        export(url, name, tmp_path / file, everything=everything)
+
+
+def test_what_there_is_not_is_told(url: str, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="keeps no checkpoint c") as missing:
+        kept_as(url, "c")
+    assert missing.value.do == "It has own, a, b."
+    with pytest.raises(RunNotFoundError):
+        kept_in(str(tmp_path / "nowhere"))
+
+
+def test_one_goes_when_nobody_leads_the_run_any_more(url: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="goes on"):
+        remove(url, "a")
+    end(url)
+    assert remove(url, "a") == "a"
+    assert [one.name for one in kept_in(url)] == ["own", "b"]
+    export(url, "b", tmp_path / "m.pt")
+    assert remove(url, "b") == "b"
+    assert not [found for found in open_store(url).list() if found.key.startswith(("a/", "b/"))]

@@ -1,0 +1,42 @@
+"""One file that torch.load reads, without us: the model, or all there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from spotfit.checkpoint.export import export_safetensors
+from spotfit.frameworks.torch.export import export_torch
+from tests.unit.frameworks.torch.test_reading import a_state, saved_by
+
+
+def test_the_model_is_read_as_its_state_dict(tmp_path: Path) -> None:
+    saved = saved_by(3, tmp_path, a_state(2.0))
+    export_torch(saved, tmp_path / "m.pt")
+    model = torch.load(tmp_path / "m.pt", weights_only=True)
+    assert model.keys() == {f"w{n}" for n in range(5)}
+    assert model["w4"].tolist() == [[6.0] * 4] * 5
+
+
+def test_everything_is_nested_as_it_was(tmp_path: Path) -> None:
+    ema = {"shadow": torch.ones(3), 7: "seven"}
+    saved = saved_by(2, tmp_path, a_state(2.0, 0.5, ema=ema))
+    export_torch(saved, tmp_path / "all.pt", everything=True)
+    state = torch.load(tmp_path / "all.pt", weights_only=True)
+    assert state.keys() == {"model", "optimizer", "ema"}
+    assert state["optimizer"] == {"param_groups": [{"lr": 0.5, "params": ["w0"]}]}
+    assert state["ema"]["shadow"].tolist() == [1.0] * 3
+    assert state["ema"][7] == "seven"
+
+
+def test_both_kinds_of_file_hold_the_same_bytes(tmp_path: Path) -> None:
+    saved = saved_by(2, tmp_path, a_state(2.0))
+    export_safetensors(saved, tmp_path / "m.safetensors")
+    body = (tmp_path / "m.safetensors").read_bytes()
+    numbers = torch.frombuffer(
+        bytearray(body[8 + int.from_bytes(body[:8], "little") :]), dtype=torch.float32
+    )
+    assert sorted(numbers.tolist()) == sorted(
+        value for n in range(5) for value in [2.0 + n] * (4 * (n + 1))
+    )
