@@ -66,6 +66,10 @@ bench: $(STAMP) ## measure ourselves and our peers, in pairs
 parity: $(STAMP) ## install Ray, compare its answers with ours, run its own examples here
 	$(BIN)/python -m tests.parity.run
 
+.PHONY: azurite
+azurite: ## install Microsoft's emulator of Azure's storage, by npm, for the tests of stores
+	npm install --prefix .azurite --no-fund --no-audit azurite@3.35.0
+
 .PHONY: docs
 docs: $(STAMP) ## check that links resolve and that code in the documents compiles
 	$(PYTEST) -q tests/house/test_docs.py tests/house/test_examples.py
@@ -81,7 +85,7 @@ image-check: $(STAMP) ## take the steps of KIND=cpu (or cuda) images without Doc
 
 .PHONY: clean
 clean: ## remove everything that make has made, .venv included
-	rm -rf $(VENV) build dist .demo .bench .benchmarks .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist .azurite .demo .bench .benchmarks .hypothesis .import_linter_cache
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -11,6 +11,7 @@ from spotfit.store.api import Store
 from spotfit.store.filesystem import store_on
 from spotfit.store.opening import open_store
 from spotfit.testing.store_suite import StoreSuite
+from tests import azurite
 from tests.gcs_server import account
 
 S3_SERVER = """
@@ -69,6 +70,17 @@ def gcs() -> Iterator[str]:
         server.stdin.close()
 
 
+@pytest.fixture(scope="module")
+def azure() -> Iterator[str]:
+    """The address of an account at Azurite, in a process of its own."""
+    program = azurite.command()
+    if program is None:
+        pytest.skip("Azurite is not installed: make azurite")
+    with azurite.serving(program) as url, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AZURE_STORAGE_ACCOUNT_KEY", azurite.KEY)
+        yield url
+
+
 class TestLocal(StoreSuite):
     @pytest.fixture
     def store(self, tmp_path_factory: pytest.TempPathFactory) -> Store:
@@ -94,6 +106,13 @@ class TestGoogle(StoreSuite):
     @pytest.fixture
     def store(self) -> Store:
         return open_store(f"gs://bucket/{uuid.uuid4().hex}")
+
+
+class TestAzure(StoreSuite):
+    @pytest.fixture
+    def store(self, azure: str) -> Store:
+        where = f"account_name={azurite.ACCOUNT}&endpoint_url={azure}"
+        return open_store(f"az://{azurite.CONTAINER}/{uuid.uuid4().hex}?{where}")
 
 
 class TestFsspecLocal(StoreSuite):

@@ -195,13 +195,23 @@ class _Pages:
         if self._chunks is None:
             self._chunks = iter(client.list(self._prefix or None, offset=self._after or None))
         try:
-            page = [ObjectInfo(found["path"], found["size"]) for found in next(self._chunks, ())]
+            page = self._next_of_them(self._chunks)
         except BaseException:
             self._chunks = None
             raise
         if page:
             self._after = page[-1].key
         return page
+
+    def _next_of_them(self, chunks: Iterator[Sequence[ObjectMeta]]) -> list[ObjectInfo]:
+        """Azurite does not heed where a listing is to begin: what is before that is left out."""
+        begin = self._after.encode()
+        for chunk in chunks:
+            page = [ObjectInfo(found["path"], found["size"]) for found in chunk]
+            rest = [found for found in page if found.key.encode() > begin]
+            if rest:
+                return rest
+        return []
 
 
 def _write_all(file: int, body: memoryview, at: int) -> None:
@@ -228,7 +238,9 @@ _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist",
 _NO_CREDENTIALS = re.compile(
     r"//169\.254\.|metadata\.google|(missing|no|find|load|provide) credential", re.IGNORECASE
 )
-_BEYOND_THE_END = re.compile(r"Range Not Satisfiable|InvalidRange", re.IGNORECASE)
+_BEYOND_THE_END = re.compile(
+    r"Range Not Satisfiable|InvalidRange|Wanted range starting at", re.IGNORECASE
+)
 _WRONG_REGION = re.compile(r"redirect without LOCATION|AuthorizationHeaderMalformed")
 _NO_ANSWER = re.compile(r"HTTP error|error sending request|timed? ?out|connection", re.IGNORECASE)
 _PASSING = frozenset({408, 409, 412, 425, 429})

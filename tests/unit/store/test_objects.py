@@ -163,6 +163,35 @@ def test_a_listing_goes_on_where_it_failed(bucket: ScriptedBucket, store: Object
     assert [found.key for found in listing] == [f"k{n:04}" for n in range(1, 1000)]
 
 
+@pytest.mark.parametrize(
+    ("after", "left"), [("k0", ["k1", "k2"]), ("k11", ["k2"]), ("k2", []), ("z", [])]
+)
+def test_a_server_that_does_not_heed_where_a_listing_begins_is_put_right(
+    bucket: ScriptedBucket, store: ObjectStore, after: str, left: list[str]
+) -> None:
+    """Azurite is one."""
+    keys = "".join(
+        f"<Contents><Key>k{n}</Key><Size>1</Size>"
+        "<LastModified>2026-01-01T00:00:00Z</LastModified></Contents>"
+        for n in range(3)
+    )
+    whole = f"<ListBucketResult><IsTruncated>false</IsTruncated>{keys}</ListBucketResult>"
+    bucket.objects["/bucket"] = whole.encode()
+    assert [found.key for found in store.list(after=after)] == left
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "Error performing GET - Server returned non-2xx status code: 416 Range Not Satisfiable",
+        "Generic MicrosoftAzure error: Wanted range starting at 9, but object was only 9 bytes",
+    ],
+)
+def test_a_range_that_begins_at_the_end_is_told_apart(told: str) -> None:
+    wrong = _ours(RuntimeError(told), "a", creating=False)
+    assert "beyond the end" in wrong.what
+
+
 def test_an_impossible_key_is_refused_before_anything_is_sent(
     bucket: ScriptedBucket, store: ObjectStore
 ) -> None:

@@ -1,0 +1,62 @@
+"""Azurite, Microsoft's own emulator of Azure's storage, where it is installed (`make azurite`)."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import hmac
+import http.client
+import shutil
+import subprocess
+from collections.abc import Iterator
+from email.utils import formatdate
+from pathlib import Path
+from urllib.parse import urlsplit
+
+ACCOUNT = "devstoreaccount1"
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""Those that everybody's Azurite has: https://learn.microsoft.com/azure/storage/common/storage-use-azurite."""
+CONTAINER = "bucket"
+_OURS = Path(__file__).parents[1] / ".azurite" / "node_modules" / ".bin"
+_LISTENS = "successfully listens on "
+
+
+def command() -> str | None:
+    """The emulator of blobs: that of the path, or ours."""
+    return shutil.which("azurite-blob") or shutil.which("azurite-blob", path=_OURS)
+
+
+@contextlib.contextmanager
+def serving(program: str) -> Iterator[str]:
+    """Its address, with an empty container; it forgets everything when it ends."""
+    words = ["--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]
+    where = ["--blobHost", "127.0.0.1", "--blobPort", "0"]
+    with subprocess.Popen(
+        [program, *words, *where], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            lines = (line.strip() for line in server.stdout)
+            said = next(line for line in lines if _LISTENS in line)
+            url = f"{said.partition(_LISTENS)[2]}/{ACCOUNT}"
+            _make_container(url)
+            yield url
+        finally:
+            server.kill()
+
+
+def _make_container(url: str) -> None:
+    """Signed as Azure wants it, for nobody else here speaks its language."""
+    told = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+    named = "".join(f"{name}:{text}\n" for name, text in told.items())
+    path = f"{urlsplit(url).path}/{CONTAINER}"
+    signed = f"PUT{chr(10) * 12}{named}/{ACCOUNT}{path}\nrestype:container"
+    digest = hmac.digest(base64.b64decode(KEY), signed.encode(), hashlib.sha256)
+    who = f"SharedKey {ACCOUNT}:{base64.b64encode(digest).decode()}"
+    wire = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
+    with contextlib.closing(wire):
+        headers = {**told, "Authorization": who, "Content-Length": "0"}
+        wire.request("PUT", f"{path}?restype=container", headers=headers)
+        reply = wire.getresponse()
+        assert reply.status == 201, reply.read()
