@@ -83,6 +83,11 @@ pins: $(STAMP) ## write constraints.txt from what is installed, and the images' 
 image-check: $(STAMP) ## take the steps of KIND=cpu (or cuda) images without Docker, and boot their agent
 	$(BIN)/python -m worker_image.check $(KIND)
 
+.PHONY: terraform
+terraform: $(STAMP) ## apply and destroy infra/terraform/stacks/aws against moto; TF_CLI_ARGS_init names providers
+	$(PYTEST) -m slow tests/live/test_terraform.py
+	$(PYTEST) -q tests/house/test_terraform_outputs.py
+
 .PHONY: clean
 clean: ## remove everything that make has made, .venv included
 	rm -rf $(VENV) build dist .azurite .demo .bench .benchmarks .hypothesis .import_linter_cache

@@ -51,12 +51,16 @@ class BatchClient:
             return str(self._batch.submit_job(**job)["jobId"])
 
     def named(self, queue: str, name: str) -> list[dict[str, Any]]:
-        """Every job of that queue and name, the oldest first; Batch remembers them for days."""
+        """Every job of that queue and name, the oldest first; Batch remembers them for days.
+
+        Children of an array bear its name, and are no jobs of their own.
+        """
         with _told_as_ours(f"list the jobs of {queue}"):
             pages = self._batch.get_paginator("list_jobs").paginate(
                 jobQueue=queue, filters=[{"name": "JOB_NAME", "values": [name]}]
             )
-            found = [job for page in pages for job in page["jobSummaryList"]]
+            listed = [job for page in pages for job in page["jobSummaryList"]]
+        found = [job for job in listed if ":" not in job["jobId"]]
         return sorted(found, key=lambda job: (job["createdAt"], job["jobId"]))
 
     def describe(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:

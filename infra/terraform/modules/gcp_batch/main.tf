@@ -1,0 +1,95 @@
+# What Google Cloud Batch needs for spot machines, and the least rights for those who use it.
+
+locals {
+  apis = ["artifactregistry.googleapis.com", "batch.googleapis.com", "compute.googleapis.com", "logging.googleapis.com"]
+
+  registry = "${var.region}-docker.pkg.dev/${var.project}/${google_artifact_registry_repository.worker.repository_id}"
+  baked    = "${local.registry}/worker:{spotfit}-py{python}-torch{torch}-${var.image_kind}"
+  agents   = "serviceAccount:${google_service_account.agents.email}"
+}
+
+resource "google_project_service" "needed" {
+  for_each = toset(local.apis)
+
+  project            = var.project
+  service            = each.key
+  disable_on_destroy = false
+}
+
+# --- the image ------------------------------------------------------------------------------------
+
+resource "google_artifact_registry_repository" "worker" {
+  project       = var.project
+  location      = var.region
+  repository_id = var.name
+  description   = "What spotfit's machines run."
+  format        = "DOCKER"
+  labels        = var.labels
+
+  docker_config {
+    immutable_tags = true
+  }
+
+  depends_on = [google_project_service.needed]
+}
+
+resource "google_artifact_registry_repository_iam_member" "agents" {
+  project    = var.project
+  location   = var.region
+  repository = google_artifact_registry_repository.worker.name
+  role       = "roles/artifactregistry.reader"
+  member     = local.agents
+}
+
+# --- who may do what ------------------------------------------------------------------------------
+
+resource "google_service_account" "agents" {
+  project      = var.project
+  account_id   = "${var.name}-agents"
+  display_name = "Agents of spotfit"
+}
+
+# Batch's own agent on each machine speaks as them; they replace machines while nobody else is awake.
+resource "google_project_iam_member" "agents" {
+  for_each = toset(["roles/batch.agentReporter", "roles/batch.jobsEditor", "roles/logging.logWriter"])
+
+  project = var.project
+  role    = each.key
+  member  = local.agents
+}
+
+# New machines are given to the same account, by agents as well.
+resource "google_service_account_iam_member" "given_to_machines" {
+  for_each = merge({ agents = local.agents }, var.users)
+
+  service_account_id = google_service_account.agents.name
+  role               = "roles/iam.serviceAccountUser"
+  member             = each.value
+}
+
+resource "google_project_iam_member" "users" {
+  for_each = var.users
+
+  project = var.project
+  role    = "roles/batch.jobsEditor"
+  member  = each.value
+}
+
+# --- the network ----------------------------------------------------------------------------------
+
+# Agents speak to each other, on ports they choose, and nobody else to them.
+resource "google_compute_firewall" "agents" {
+  project                 = var.project
+  name                    = "${var.name}-agents"
+  description             = "Agents of spotfit speak to each other."
+  network                 = var.network
+  direction               = "INGRESS"
+  source_service_accounts = [google_service_account.agents.email]
+  target_service_accounts = [google_service_account.agents.email]
+
+  allow {
+    protocol = "tcp"
+  }
+
+  depends_on = [google_project_service.needed]
+}

@@ -1,0 +1,4 @@
+output "schedules" {
+  description = "One for each run."
+  value       = [for job in kubernetes_cron_job_v1.sweep : job.metadata[0].name]
+}

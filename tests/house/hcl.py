@@ -1,0 +1,129 @@
+"""Terraform's language as plain data, and of which kind an expression is, without providers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import hcl2
+
+from tests.house.tree import ROOT
+
+TERRAFORM = ROOT / "infra" / "terraform"
+MODULES = sorted(path for path in (TERRAFORM / "modules").iterdir() if path.is_dir())
+STACKS = sorted(path for path in (TERRAFORM / "stacks").iterdir() if path.is_dir())
+
+_KINDS = {"list": "list", "set": "list", "tuple": "list", "map": "map", "object": "map"}
+_WHOLE = re.compile(r"\$\{(.*)\}", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """All that the `.tf` files of one folder say."""
+
+    path: Path
+    blocks: dict[str, Any]
+
+    @property
+    def variables(self) -> dict[str, dict[str, Any]]:
+        return _named(self.blocks.get("variable", []))
+
+    @property
+    def outputs(self) -> dict[str, dict[str, Any]]:
+        return _named(self.blocks.get("output", []))
+
+    @property
+    def calls(self) -> dict[str, dict[str, Any]]:
+        """Modules by the name they have here."""
+        return _named(self.blocks.get("module", []))
+
+    @property
+    def locals(self) -> dict[str, Any]:
+        told = [pair for block in self.blocks.get("locals", []) for pair in block.items()]
+        return {name: value for name, value in told if not name.startswith("__")}
+
+    def declared(self, kind: str) -> set[str]:
+        """`type.name` of every resource or data source."""
+        return {
+            f"{unquoted(type_)}.{unquoted(name)}"
+            for block in self.blocks.get(kind, [])
+            for type_, named in block.items()
+            if not type_.startswith("__")
+            for name in named
+            if not name.startswith("__")
+        }
+
+    def called(self, name: str) -> Folder:
+        return folder((self.path / unquoted(self.calls[name]["source"])).resolve())
+
+    @property
+    def text(self) -> str:
+        """Every line that is no comment."""
+        lines = [
+            line
+            for file in sorted(self.path.glob("*.tf"))
+            for line in file.read_text().splitlines()
+            if not line.lstrip().startswith("#")
+        ]
+        return "\n".join(lines)
+
+    def kind_of(self, value: Any) -> str:
+        """string, number, bool, list or map. What a resource tells of itself counts as a string."""
+        for kind, python in (("list", list), ("map", dict), ("bool", bool)):
+            if isinstance(value, python):
+                return kind
+        if not isinstance(value, str):
+            return "number"
+        whole = _WHOLE.fullmatch(value)
+        return self._kind_of_expression(whole[1].strip()) if whole else "string"
+
+    def _kind_of_expression(self, told: str) -> str:
+        if choice := re.fullmatch(r".*?\?(.*) : (.*)", told, re.DOTALL):
+            kinds = {self._kind_of_expression(one.strip()) for one in choice.groups()}
+            assert len(kinds) == 1, f"{self.path.name}: {told} is {kinds}"
+            return kinds.pop()
+        if told in ("true", "false"):
+            return "bool"
+        if told[0] in "[{":
+            return "list" if told[0] == "[" else "map"
+        if re.fullmatch(r"-?\d+(\.\d+)?", told):
+            return "number"
+        if known := re.fullmatch(r"var\.(\w+)", told):
+            return self._kind_of_variable(known[1])
+        if known := re.fullmatch(r"local\.(\w+)", told):
+            return self.kind_of(self.locals[known[1]])
+        if known := re.fullmatch(r"module\.(\w+)\.(\w+)", told):
+            inner = self.called(known[1])
+            return inner.kind_of(inner.outputs[known[2]]["value"])
+        return "string"
+
+    def _kind_of_variable(self, name: str) -> str:
+        told = unquoted(self.variables[name]["type"])
+        whole = _WHOLE.fullmatch(told)
+        word = re.split(r"\W", whole[1] if whole else told)[0]
+        return _KINDS.get(word, word)
+
+
+@cache
+def folder(path: Path) -> Folder:
+    blocks: dict[str, Any] = {}
+    for file in sorted(path.glob("*.tf")):
+        for kind, found in hcl2.loads(file.read_text()).items():
+            blocks[kind] = blocks.get(kind, []) + found
+    return Folder(path, blocks)
+
+
+def unquoted(text: str) -> str:
+    return text.strip('"')
+
+
+def _named(blocks: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {
+        unquoted(name): body
+        for block in blocks
+        for name, body in block.items()
+        if not name.startswith("__")
+    }

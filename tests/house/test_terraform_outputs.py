@@ -1,0 +1,152 @@
+"""infra/terraform joins the code by names: what a stack prints is a profile, its roles suffice."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+import subprocess
+import types
+import typing
+from typing import Any
+
+import pytest
+
+from spotfit.host import plugins
+from spotfit.provision.registry import GROUP
+from tests.house.hcl import MODULES, STACKS, TERRAFORM, Folder, folder, unquoted
+from tests.house.tree import ROOT, texts
+
+BACKENDS = [module for module in MODULES if module.name in plugins.names(GROUP)]
+FOLDERS = [folder(path) for path in (*MODULES, *STACKS)]
+OTHER = "other_"
+"""What a module tells beyond the options of its backend begins with this."""
+
+
+def name_of(one: Any) -> str:
+    return str(one.path.name if isinstance(one, Folder) else one.name)
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=name_of)
+def test_a_module_tells_options_of_its_backend_by_their_names(backend: Any) -> None:
+    kinds, module = kinds_of_options(backend.name), folder(backend)
+    told = {name: one for name, one in module.outputs.items() if not name.startswith(OTHER)}
+    assert told
+    assert {name: module.kind_of(one["value"]) for name, one in told.items()} == {
+        name: kinds.get(name, "no option at all") for name in told
+    }
+
+
+@pytest.mark.parametrize("path", STACKS, ids=name_of)
+def test_what_a_stack_prints_is_a_profile(path: Any) -> None:
+    stack = folder(path)
+    backend = unquoted(stack.outputs["provisioner"]["value"])
+    told: dict[str, Any] = stack.outputs[backend]["value"]
+    kinds = kinds_of_options(backend)
+    assert {name: stack.kind_of(value) for name, value in told.items()} == {
+        name: kinds.get(name, "no option at all") for name in told
+    }
+    modules = [stack.called(name) for name in stack.calls]
+    (module,) = [module for module in modules if module.path.name == backend]
+    assert told.keys() == {name for name in module.outputs if not name.startswith(OTHER)}
+    assert stack.kind_of(stack.outputs["storage_path"]["value"]) == "string"
+
+
+@pytest.mark.parametrize("one", FOLDERS, ids=name_of)
+def test_every_folder_has_its_files(one: Folder) -> None:
+    for name in ("main.tf", "variables.tf", "outputs.tf", "versions.tf"):
+        assert (one.path / name).is_file(), name
+    assert (one.path / "README.md").is_file() or one.path in STACKS
+    (required,) = one.blocks["terraform"]
+    (providers,) = required["required_providers"]
+    bounds = [told["version"] for name, told in providers.items() if not name.startswith("__")]
+    assert bounds
+    assert all(">=" in bound and "<" in bound for bound in bounds)
+
+
+@pytest.mark.parametrize("one", FOLDERS, ids=name_of)
+def test_every_reference_leads_somewhere(one: Folder) -> None:
+    """As far as `terraform validate` would see it without its providers."""
+    assert named(one, r"\bvar\.(\w+)") == one.variables.keys()
+    assert named(one, r"\blocal\.(\w+)") == one.locals.keys()
+    assert named(one, r"\bdata\.(\w+\.\w+)") <= one.declared("data")
+    providers = {type_.partition("_")[0] for type_ in one.declared("resource")}
+    for provider in providers:
+        mentioned = named(one, rf"(?<![\w.\"])({provider}_\w+\.\w+)\b")
+        assert mentioned <= one.declared("resource")
+    for name, call in one.calls.items():
+        inner = one.called(name)
+        given = {key for key in call if not key.startswith("__")} - {"source", "count"}
+        needed = {key for key, told in inner.variables.items() if "default" not in told}
+        assert needed <= given <= inner.variables.keys()
+        assert named(one, rf"\bmodule\.{name}(?:\[0\])?\.(\w+)") <= inner.outputs.keys()
+
+
+@pytest.mark.parametrize("one", FOLDERS, ids=name_of)
+def test_every_variable_says_what_it_is(one: Folder) -> None:
+    for name, told in one.variables.items():
+        assert told.keys() >= {"description", "type"}, name
+
+
+@pytest.mark.skipif(not shutil.which("terraform"), reason="terraform is not here")
+def test_everything_is_written_as_terraform_writes_it() -> None:
+    words = ["terraform", "fmt", "-check", "-recursive", str(TERRAFORM)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_place_in_it_that_somebody_points_to_is_there() -> None:
+    pointer = re.compile(r"infra/terraform/(?:modules|stacks)/[a-z0-9_]+")
+    readable = [path for path in texts() if path.suffix in {".md", ".py"}]
+    pointers = {found for path in readable for found in pointer.findall(path.read_text())}
+    assert pointers
+    wrong = {one for one in pointers if not (ROOT / one).is_dir()}
+    assert not wrong - {"infra/terraform/modules/sweeper_"}
+
+
+# ── least rights: no more and no less than the code asks for ──────────────────────────────────────
+
+
+def test_the_controller_on_aws_may_make_the_calls_that_the_client_makes() -> None:
+    client = (ROOT / "provisioners/spotfit_provisioners/aws_batch/client.py").read_text()
+    calls = set(re.findall(r"self\._batch\.(\w+)\(", client)) - {"get_paginator"}
+    calls |= set(re.findall(r"get_paginator\(\"(\w+)\"", client))
+    actions = {f"batch:{''.join(map(str.capitalize, call.split('_')))}" for call in calls}
+    actions |= {"ec2:DescribeSpotPriceHistory", "logs:GetLogEvents"}
+    for_tags_and_roles = {"batch:TagResource", "iam:PassRole"}
+    text = (TERRAFORM / "modules/aws_batch/main.tf").read_text()
+    policy = text[text.index('"controller" {') :].replace("iam:PassedToService", "")
+    assert (
+        set(re.findall(r'"((?:batch|ec2|iam|logs):\w+)"', policy)) == actions | for_tags_and_roles
+    )
+    guide = (ROOT / "docs/guides/aws_batch.md").read_text()
+    assert set(re.findall(r"`((?:batch|iam):\w+)`", guide)) <= actions | for_tags_and_roles
+
+
+# ── what it takes to say all this ─────────────────────────────────────────────────────────────────
+
+
+def kinds_of_options(backend: str) -> dict[str, str]:
+    options = plugins.load(GROUP, backend).Options
+    hints = typing.get_type_hints(options)
+    return {field.name: kind_of_hint(hints[field.name]) for field in dataclasses.fields(options)}
+
+
+def kind_of_hint(hint: Any) -> str:
+    origin = typing.get_origin(hint) or hint
+    if origin in (typing.Union, types.UnionType):
+        return kind_of_hint(next(one for one in typing.get_args(hint) if one is not type(None)))
+    kinds = {
+        tuple: "list",
+        dict: "map",
+        bool: "bool",
+        int: "number",
+        float: "number",
+        str: "string",
+    }
+    return kinds.get(origin, "string")
+
+
+def named(one: Folder, pattern: str) -> set[str]:
+    """All that the text names by that pattern."""
+    return set(re.findall(pattern, one.text))

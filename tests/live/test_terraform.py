@@ -1,0 +1,196 @@
+"""infra/terraform/stacks/aws: really applied and destroyed, against moto; its output is a profile.
+
+Needs terraform and the AWS provider: where its registry is out of reach, terraform's own variable
+`TF_CLI_ARGS_init=-plugin-dir=FOLDER` names a folder of providers. Takes five minutes, most of which
+the provider waits between looks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotfit.core.ids import RunId, Token
+from spotfit.model.group import GroupHandle, GroupRequest
+from spotfit.provision.launch import Launch
+from spotfit.provision.options import parse_options
+from spotfit.provision.profile import resolve
+from spotfit_provisioners.aws_batch.options import AwsBatchOptions
+from spotfit_provisioners.aws_batch.provisioner import AwsBatchProvisioner
+from tests.house.hcl import TERRAFORM
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(not shutil.which("terraform"), reason="terraform is not here"),
+    pytest.mark.real_time("terraform is a program of its own"),
+]
+
+REGION, BUCKET, RUN = "eu-west-1", "runs-of-a-test", "s3://runs-of-a-test/runs/digits"
+A_SERVER = """
+import sys
+from moto.core.config import default_user_config
+from moto.server import ThreadedMotoServer
+default_user_config["batch"] = {"use_docker": False}
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[str]:
+    """AWS on loopback, with the policies that AWS itself keeps."""
+    with subprocess.Popen(
+        [sys.executable, "-c", A_SERVER],
+        env={**os.environ, "MOTO_IAM_LOAD_MANAGED_POLICIES": "true"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+        assert server.stdout is not None
+        yield f"http://127.0.0.1:{_port(server.stdout)}"
+        server.kill()
+
+
+@pytest.fixture(scope="module")
+def environment(cloud: str) -> Iterator[dict[str, str]]:
+    told = {
+        "AWS_ENDPOINT_URL": cloud,
+        "AWS_ACCESS_KEY_ID": "somebody",
+        "AWS_SECRET_ACCESS_KEY": "something",
+        "AWS_DEFAULT_REGION": REGION,
+        "AWS_ALLOW_HTTP": "true",
+        "CHECKPOINT_DISABLE": "1",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, text in told.items():
+            patch.setenv(name, text)
+        yield {**os.environ}
+
+
+@pytest.fixture(scope="module")
+def stack(
+    environment: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """The stack, applied; and in the end destroyed, which leaves nothing."""
+    copy = tmp_path_factory.mktemp("infra") / "terraform"
+    shutil.copytree(TERRAFORM, copy, ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*"))
+    folder = copy / "stacks" / "aws"
+    (folder / "override.tf").write_text('provider "aws" {\n  s3_use_path_style = true\n}\n')
+    (folder / "terraform.tfvars.json").write_text(json.dumps(_variables()))
+    begun = _terraform(folder, "init", "-input=false", check=False)
+    if begun.returncode != 0:
+        pytest.skip(f"the AWS provider is not here: {begun.stderr[-500:]}")
+    _terraform(folder, "apply", "-auto-approve", "-input=false")
+    yield folder
+    _terraform(folder, "destroy", "-auto-approve", "-input=false")
+    assert json.loads((folder / "terraform.tfstate").read_text())["resources"] == []
+
+
+@pytest.fixture
+def profile(stack: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What terraform prints, where `fit()` would find it."""
+    file = stack / "spotfit.json"
+    file.write_text(_terraform(stack, "output", "-json").stdout)
+    monkeypatch.setenv("SPOTFIT_CONFIG", str(file))
+    return file
+
+
+def test_a_second_plan_finds_nothing_to_change(stack: Path) -> None:
+    _terraform(stack, "plan", "-detailed-exitcode", "-input=false")
+
+
+def test_what_is_printed_is_a_profile_by_which_machines_are_rented(profile: Path) -> None:
+    options = resolve("aws_batch", {})
+    told = json.loads(profile.read_text())["aws_batch"]["value"]
+    assert parse_options(AwsBatchOptions, told).queues == ("spotfit-spot",)
+    provisioner = AwsBatchProvisioner.with_options(**options)
+    plan = provisioner.plan(GroupRequest(Token("t-terraform"), 2, 2, run_name="digits"))
+    launch = Launch(RUN, RunId("r-1"), "a secret")
+    handle = provisioner.submit(plan, launch)
+    assert provisioner.submit(plan, launch) == handle
+    assert isinstance(handle, GroupHandle)
+    first, second = provisioner.observe(handle).nodes
+    assert "twice" not in first.reason + second.reason, "children of an array are no second job"
+    provisioner.cancel(handle)
+
+
+def test_the_doctor_finds_all_in_order_and_the_bucket_closed_to_whoever_speaks_in_the_clear(
+    profile: Path, environment: Mapping[str, str]
+) -> None:
+    words = [sys.executable, "-m", "spotfit.cli", "doctor", "--storage", f"s3://{BUCKET}/runs"]
+    done = subprocess.run(
+        words,
+        env={**environment, "SPOTFIT_CONFIG": str(profile)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    bad = [line for line in done.stdout.splitlines() if line.startswith("✗")]
+    assert len(bad) == 1, done.stdout + done.stderr
+    assert f"s3://{BUCKET}/runs can be written" in bad[0], "moto speaks HTTP, and we deny that"
+    assert "the queue spotfit-spot takes spot jobs" in done.stdout
+
+
+def test_agents_may_do_what_a_controller_may_and_write_runs(stack: Path) -> None:
+    import boto3
+
+    role = json.loads(_terraform(stack, "output", "-json").stdout)["aws_batch"]["value"]["job_role"]
+    iam = boto3.client("iam")
+    attached = iam.list_attached_role_policies(RoleName=role.rpartition("/")[2])["AttachedPolicies"]
+    assert len(attached) == 2
+    statements = [one for policy in attached for one in _statements(iam, policy["PolicyArn"])]
+    allowed = {action for one in statements for action in _listed(one["Action"])}
+    assert {"batch:SubmitJob", "batch:TerminateJob", "s3:PutObject", "iam:PassRole"} <= allowed
+    assert not [action for action in allowed if "*" in action]
+
+
+def _variables() -> dict[str, Any]:
+    import boto3
+
+    role = boto3.client("iam").create_role(RoleName="batch", AssumeRolePolicyDocument="{}")
+    secret = f"arn:aws:secretsmanager:{REGION}:123456789012:secret:spotfit/digits-AbCdEf"
+    return {
+        "region": REGION,
+        "bucket": BUCKET,
+        "deletable": True,
+        "service_role": role["Role"]["Arn"],  # moto knows no role of Batch's own
+        "sweeper_image": "registry.example.com/spotfit:0.1",
+        "swept_runs": {"digits": {"url": RUN, "key_secret_arn": secret}},
+    }
+
+
+def _terraform(
+    folder: Path, verb: str, *words: str, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    color = () if verb == "output" else ("-no-color",)
+    done = subprocess.run(
+        ["terraform", verb, *color, *words], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert not check or done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return done
+
+
+def _port(lines: Any) -> int:
+    return next(int(line) for line in lines if line.strip().isdecimal())
+
+
+def _statements(iam: Any, arn: str) -> list[dict[str, Any]]:
+    version = iam.get_policy(PolicyArn=arn)["Policy"]["DefaultVersionId"]
+    document = iam.get_policy_version(PolicyArn=arn, VersionId=version)["PolicyVersion"]["Document"]
+    statements: list[dict[str, Any]] = document["Statement"]
+    return statements
+
+
+def _listed(actions: str | list[str]) -> list[str]:
+    return [actions] if isinstance(actions, str) else actions
