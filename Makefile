@@ -85,7 +85,7 @@ image-check: $(STAMP) ## take the steps of KIND=cpu (or cuda) images without Doc
 
 .PHONY: terraform
 terraform: $(STAMP) ## apply and destroy infra/terraform/stacks/aws against moto; TF_CLI_ARGS_init names providers
-	$(PYTEST) -m slow tests/live/test_terraform.py
+	$(PYTEST) -m slow -o faulthandler_timeout=0 tests/live/test_terraform.py
 	$(PYTEST) -q tests/house/test_terraform_outputs.py
 
 .PHONY: clean

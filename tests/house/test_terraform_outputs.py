@@ -14,6 +14,7 @@ import pytest
 
 from spotfit.host import plugins
 from spotfit.provision.registry import GROUP
+from spotfit_provisioners.kubernetes import provisioner as kubernetes
 from tests.house.hcl import MODULES, STACKS, TERRAFORM, Folder, folder, unquoted
 from tests.house.tree import ROOT, texts
 
@@ -121,6 +122,39 @@ def test_the_controller_on_aws_may_make_the_calls_that_the_client_makes() -> Non
     )
     guide = (ROOT / "docs/guides/aws_batch.md").read_text()
     assert set(re.findall(r"`((?:batch|iam):\w+)`", guide)) <= actions | for_tags_and_roles
+
+
+def test_on_google_every_role_of_the_guide_is_given_and_no_other() -> None:
+    text = (TERRAFORM / "modules/gcp_batch/main.tf").read_text()
+    text += (TERRAFORM / "modules/bucket_gcs/main.tf").read_text()
+    guide = (ROOT / "docs/guides/gcp_batch.md").read_text()
+    assert set(re.findall(r'"(roles/[\w.]+)"', text)) == set(re.findall(r"`(roles/[\w.]+)`", guide))
+
+
+def test_on_azure_every_role_of_the_guide_is_given_and_no_other() -> None:
+    text = (TERRAFORM / "modules/azure_batch/main.tf").read_text()
+    text += (TERRAFORM / "modules/bucket_azure/main.tf").read_text()
+    guide = (ROOT / "docs/guides/azure_batch.md").read_text()
+    table = guide[guide.index("| who | role |") :].partition("\n\n")[0]
+    roles = {line.split("|")[2].strip(" `") for line in table.splitlines()[2:]}
+    assert set(re.findall(r'role(?:_definition_name)?\s*=\s*"([^"]+)"', text)) == roles
+
+
+def test_in_a_cluster_the_controller_has_the_rights_that_the_doctor_asks_for() -> None:
+    (role,) = [
+        named['"controller"']
+        for block in folder(TERRAFORM / "modules/kubernetes").blocks["resource"]
+        for type_, named in block.items()
+        if unquoted(type_) == "kubernetes_role_v1"
+    ]
+    given = {
+        (unquoted(verb), unquoted(group), unquoted(resource))
+        for rule in role["rule"]
+        for group in rule["api_groups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert given == {*kubernetes._RIGHTS, ("get", "", "pods/log")}
 
 
 # ── what it takes to say all this ─────────────────────────────────────────────────────────────────

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.mistakes import Mistakes
+from spotfit_provisioners.kit import images
 
 MOST_NODES = 100
 """Of a pool whose nodes reach each other: https://learn.microsoft.com/azure/batch/batch-quota-limit."""
@@ -23,7 +24,8 @@ class AzureBatchOptions:
     """Of the Batch account, as 'https://training.westeurope.batch.azure.com'. No credentials go to
     one that begins with http://."""
     image: str = ""
-    """Container image that holds spotfit and what the training function imports."""
+    """Container image that holds spotfit and what the training function imports. `{python}` and
+    `{torch}` in its name are the versions of whoever calls `fit()`; see `kit.images`."""
     registry: str = ""
     """Server the image is pulled from as `identity`, as 'training.azurecr.io'; '' asks nobody."""
     pool: str = ""
@@ -61,6 +63,7 @@ class AzureBatchOptions:
     """Where pools are made: Azure Resource Manager."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "image", images.chosen(self.image))
         mistakes = Mistakes()
         mistakes.check(self._check_numbers)
         mistakes.check(self._check_system)

@@ -21,6 +21,7 @@ from spotfit.provision.launch import Launch
 from spotfit_provisioners.azure_batch import render, states
 from spotfit_provisioners.azure_batch.client import BatchClient, Management
 from spotfit_provisioners.azure_batch.options import AzureBatchOptions
+from spotfit_provisioners.kit import images
 
 _OVER = ("terminating", "completed", "deleting")
 _NO_POOL = (
@@ -52,6 +53,7 @@ class AzureBatchProvisioner:
             requeues_itself=True,
             observe_s=10.0,
             notices=("azure", "signal"),
+            runs=images.software(self.options.image),
         )
 
     def plan(self, request: GroupRequest) -> GroupPlan:

@@ -223,7 +223,7 @@ data "aws_iam_policy_document" "controller" {
     condition {
       test     = "StringEquals"
       variable = "iam:PassedToService"
-      values   = ["ecs-tasks.amazonaws.com"]
+      values   = ["batch.amazonaws.com", "ecs-tasks.amazonaws.com"]
     }
   }
 

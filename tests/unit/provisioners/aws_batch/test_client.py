@@ -42,6 +42,23 @@ def test_a_definition_is_registered_once(client: BatchClient) -> None:
     assert client.register(definition) == client.register(definition)
 
 
+def test_children_of_an_array_are_no_jobs_of_their_own(client: BatchClient) -> None:
+    """Moto lists them beside their parent, under its name."""
+
+    class Pages:
+        def get_paginator(self, _verb: str) -> Pages:
+            return self
+
+        def paginate(self, **_asked: object) -> Iterator[dict[str, list[dict[str, object]]]]:
+            yield {"jobSummaryList": [{"jobId": one, "createdAt": 1} for one in ("a:0", "a:1")]}
+            yield {
+                "jobSummaryList": [{"jobId": "b", "createdAt": 2}, {"jobId": "a", "createdAt": 1}]
+            }
+
+    client._batch = Pages()
+    assert [job["jobId"] for job in client.named("spot", "t-one")] == ["a", "b"]
+
+
 def test_who_we_are_and_what_machines_cost_can_be_asked(sim: Simulator) -> None:
     assert caller(REGION, sim.server.url).endswith(":user/sim")
     assert cheapest_usd_per_hour(REGION, ["g5.xlarge"], sim.server.url) == 0.4321

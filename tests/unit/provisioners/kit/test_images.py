@@ -10,6 +10,7 @@ from spotfit.model.software import UNKNOWN, Software
 from spotfit.ship.pins import foresee
 from spotfit_provisioners.aws_batch.options import AwsBatchOptions
 from spotfit_provisioners.aws_batch.provisioner import AwsBatchProvisioner
+from spotfit_provisioners.azure_batch.provisioner import AzureBatchProvisioner
 from spotfit_provisioners.gcp_batch.provisioner import GcpBatchProvisioner
 from spotfit_provisioners.kit import images
 from spotfit_provisioners.kubernetes.provisioner import KubernetesProvisioner
@@ -59,9 +60,10 @@ def test_a_tag_says_what_the_image_holds(image: str, said: Software) -> None:
     assert images.software(image) == said
 
 
-@pytest.mark.parametrize(
-    "kind", [AwsBatchProvisioner, GcpBatchProvisioner, KubernetesProvisioner], ids=lambda k: k.name
-)
+CLOUDS = [AwsBatchProvisioner, AzureBatchProvisioner, GcpBatchProvisioner, KubernetesProvisioner]
+
+
+@pytest.mark.parametrize("kind", CLOUDS, ids=lambda kind: kind.name)
 def test_an_image_for_another_python_is_refused_before_a_machine_is_rented(kind: type) -> None:
     wrong = kind.with_options(image="registry/spotfit:0.1.0-py3.9-cpu")  # type: ignore[attr-defined]
     (mismatch,) = foresee(wrong.traits.runs)
