@@ -55,6 +55,7 @@ def cloud() -> Iterator[str]:
         env={**os.environ, "MOTO_IAM_LOAD_MANAGED_POLICIES": "true"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         text=True,
     ) as server:
         assert server.stdout is not None
@@ -91,8 +92,6 @@ def stack(
     begun = _terraform(folder, "init", "-input=false", check=False)
     if begun.returncode != 0:
         pytest.skip(f"the AWS provider is not here: {begun.stderr[-500:]}")
-    _terraform(folder, "apply", "-auto-approve", "-input=false")
-    # moto tells of a launch template's own tags as if they were for machines: that is taken away
     _terraform(folder, "apply", "-auto-approve", "-input=false")
     yield folder
     _terraform(folder, "destroy", "-auto-approve", "-input=false")

@@ -57,7 +57,6 @@ resource "aws_security_group" "agents" {
 
 resource "aws_launch_template" "machine" {
   name_prefix = "${var.name}-"
-  tags        = local.tags
 
   # Agents hear of a reclaim from the instance's metadata service, version 2. Containers are in the
   # host's network; the second hop is for those that are not.
@@ -76,6 +75,11 @@ resource "aws_launch_template" "machine" {
       encrypted             = "true"
       delete_on_termination = "true"
     }
+  }
+
+  tag_specifications {
+    resource_type = "volume"
+    tags          = local.tags
   }
 }
 
@@ -98,12 +102,14 @@ resource "aws_batch_compute_environment" "spot" {
 
     launch_template {
       launch_template_id = aws_launch_template.machine.id
-      version            = aws_launch_template.machine.latest_version
+      version            = "$Latest"
     }
   }
 
+  # An environment keeps the version it was made with: a changed template makes a new one.
   lifecycle {
     create_before_destroy = true
+    replace_triggered_by  = [aws_launch_template.machine.latest_version]
   }
 
   depends_on = [aws_iam_role_policy_attachment.machine]
