@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from spotfit.checkpoint.drop import note_sharing
 from spotfit.checkpoint.manifest import Manifest, manifests_of, newest_complete
 from spotfit.checkpoint.segment import Segment
 from spotfit.checkpoint.snapshot import Chunk, index_file, write_index
@@ -93,6 +94,7 @@ def bring_snapshot(store: Store, parcel: SnapshotParcel, known: Brought | None =
     store.put(f"{part.folder}/{name}", written)
     first = FileRecord(name, len(written), hashlib.sha256(written).hexdigest())
     manifest = replace(part, files=(first, *_records(chunks)))
+    note_sharing(store, manifest, (chunk.at for chunk in chunks))
     store.put(part.key, encode(manifest))
     known.note(manifest)
     return manifest

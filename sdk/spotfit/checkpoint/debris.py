@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from spotfit.checkpoint.drop import delete_all
-from spotfit.checkpoint.manifest import all_manifests
+from spotfit.checkpoint.manifest import manifests_of
 from spotfit.ledger import keys
 from spotfit.store.api import Store
 
@@ -67,12 +67,11 @@ def discard(store: Store, name: str) -> None:
     What users wrote to a folder by themselves stays theirs. May be called again, by a successor
     too, and for a name already gone.
     """
-    manifests = all_manifests(store)
-    parts = [part for part in manifests if part.name == name]
+    parts = manifests_of(store, name)
     begun = _begun_in(store, name).get(name, _Begun())
     ours = begun.noted or any(not part.at for part in parts)
     is_ours = ours and not any(part.at == name for part in parts)
-    delete_all(store, name, manifests, {name} if is_ours else ())
+    delete_all(store, name, parts, {name} if is_ours else ())
 
 
 def _begun_in(store: Store, name: str = "") -> dict[str, _Begun]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from spotfit.checkpoint.manifest import Manifest, all_manifests
+from spotfit.checkpoint.manifest import Manifest, manifests_of, read_manifest
 from spotfit.ledger import keys
 from spotfit.store.api import Store
 
@@ -15,26 +15,26 @@ def drop(store: Store, name: str) -> None:
     Only for a name the journal has dropped. May be called again, by a successor too, and for one
     already gone.
     """
-    parts = all_manifests(store)
-    folders = {name} | {part.folder for part in parts if part.name == name}
-    delete_all(store, name, parts, folders)
+    parts = manifests_of(store, name)
+    delete_all(store, name, parts, {name} | {part.folder for part in parts})
 
 
 def delete_all(
-    store: Store, name: str, manifests: Iterable[Manifest], folders: Collection[str]
+    store: Store, name: str, parts: Collection[Manifest], folders: Collection[str]
 ) -> None:
     """Delete these folders, what the checkpoint shared with others, and what tells of it.
 
-    `manifests` are those of the whole run. What one of another name lists stays where it is: with
-    the last that lists it, it goes, too.
+    `parts` are its manifests. What one of another name lists stays where it is: with the last that
+    lists it, it goes, too. Nothing is read but what tells of these checkpoints, however many the
+    run has.
     """
-    manifests = list(manifests)
-    needed = {key for part in manifests if part.name != name for key in _listed_by(part)}
     for folder in sorted(folders):
+        needed = _needed_by_sharers(store, folder, but=name)
         delete_below(store, folder, needed)
-    shared = {key for part in manifests if part.name == name for key in _shared_by(part)}
-    for key in sorted(shared - needed):
-        store.delete(key)
+        if not needed:
+            delete_below(store, f"{keys.SHARES}{folder}")
+    for folder in sorted({file.at for part in parts for file in part.files} - {"", *folders}):
+        _stop_sharing(store, name, parts, folder)
     # Last, because they tell where the files are.
     delete_below(store, f"{keys.MANIFESTS}{name}")
 
@@ -46,9 +46,30 @@ def delete_below(store: Store, folder: str, needed: Collection[str] = ()) -> Non
             store.delete(found.key)
 
 
-def _listed_by(part: Manifest) -> Iterable[str]:
-    return (f"{file.at or part.folder}/{file.name}" for file in part.files)
+def note_sharing(store: Store, part: Manifest, folders: Iterable[str]) -> None:
+    """Leave word that this part will list files in these folders of others: before it does."""
+    for folder in sorted({*folders} - {"", part.folder}):
+        store.put(keys.sharer(folder, part.name, part.round, part.rank), b"")
 
 
-def _shared_by(part: Manifest) -> Iterable[str]:
-    return (f"{file.at}/{file.name}" for file in part.files if file.at)
+def _stop_sharing(store: Store, name: str, parts: Iterable[Manifest], folder: str) -> None:
+    """Delete what it alone still lists in that folder of another one, and the word that it does."""
+    mine = {key for part in parts for key in _listed_in(part, folder)}
+    owners = manifests_of(store, folder)
+    needed = {key for part in owners for key in _listed_in(part, folder)}
+    needed |= _needed_by_sharers(store, folder, but=name)
+    for key in sorted(mine - needed):
+        store.delete(key)
+    delete_below(store, f"{keys.SHARES}{folder}/{name}" if needed else f"{keys.SHARES}{folder}")
+
+
+def _needed_by_sharers(store: Store, folder: str, *, but: str) -> set[str]:
+    """What checkpoints of other names list in that folder."""
+    told = (keys.read_sharer(info.key, folder) for info in store.list(f"{keys.SHARES}{folder}"))
+    sharers = [one for one in told if one is not None and one.name != but]
+    parts = [read_manifest(store, keys.manifest(*one)) for one in sharers]
+    return {key for part in parts if part is not None for key in _listed_in(part, folder)}
+
+
+def _listed_in(part: Manifest, folder: str) -> Iterable[str]:
+    return (f"{folder}/{file.name}" for file in part.files if (file.at or part.folder) == folder)

@@ -12,6 +12,7 @@ third kind: nothing is ever read, modified and written back.
     .spotfit/code/<sha256>.tar.gz                fixed  the door
     .spotfit/manifests/<name>/<round>-<rank>.json  fixed  that rank
     .spotfit/manifests/<name>/<round>.<kind>       fixed  the leader: made or chosen, by whom
+    .spotfit/shares/<folder>/<name>/<round>-<rank>  fixed  that rank: its manifest lists files there
     .spotfit/failures/<round>-<rank>.pkl         own    the agent of that rank
     .spotfit/failures/<agent>.pkl                own    that agent, if it can start no worker
     .spotfit/failures/hook-<sha256>.pkl          fixed  the process of the callbacks
@@ -33,6 +34,7 @@ JOURNAL = ".spotfit/journal/"
 SNAPSHOTS = ".spotfit/snapshots/"
 OFFERS = ".spotfit/offers/"
 MANIFESTS = ".spotfit/manifests/"
+SHARES = ".spotfit/shares/"
 
 
 def entry(slot: int) -> str:
@@ -58,6 +60,28 @@ def offer(agent: AgentId) -> str:
 def manifest(name: str, round_number: int, rank: int) -> str:
     """What one rank brought to a checkpoint."""
     return f"{MANIFESTS}{name}/{round_number}-{rank}.json"
+
+
+class Sharer(NamedTuple):
+    """A part of a checkpoint that lists files in the folder of another."""
+
+    name: str
+    round: int
+    rank: int
+
+
+def sharer(folder: str, name: str, round_number: int, rank: int) -> str:
+    """That this rank's part of `name` lists files in that folder."""
+    return f"{SHARES}{folder}/{name}/{round_number}-{rank}"
+
+
+def read_sharer(key: str, folder: str) -> Sharer | None:
+    """What that key tells; None where it is none of that folder's."""
+    found = _SHARER.fullmatch(key.removeprefix(f"{SHARES}{folder}/"))
+    return Sharer(found[1], int(found[2]), int(found[3])) if found else None
+
+
+_SHARER = re.compile(r"([^/]+)/(\d+)-(\d+)")
 
 
 def begun(name: str, round_number: int, *, made: bool) -> str:

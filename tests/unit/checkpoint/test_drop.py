@@ -6,10 +6,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from spotfit.checkpoint.drop import drop
+from spotfit.checkpoint.drop import drop, note_sharing
 from spotfit.checkpoint.save import record
+from spotfit.core.codec import encode
 from spotfit.ledger import keys
 from spotfit.store.memory import MemoryStore
+from spotfit.store.transfer import FileRecord
 from tests.unit.checkpoint.kept import part, saved
 
 
@@ -38,6 +40,53 @@ def test_files_that_were_put_elsewhere_go_too() -> None:
     store.put("models/best/x", b"1")
     record(store, replace(part("ck"), at="models/best"))
     drop(store, "ck")
+    assert remaining(store) == []
+
+
+def sharing(store: MemoryStore, name: str, *, of: str) -> None:
+    """A checkpoint of one file of its own, which lists a file of another one, too."""
+    mine, theirs = FileRecord("own", 1, "a"), FileRecord("frozen", 1, "b", of)
+    store.put(f"{name}/own", b"1")
+    listed = replace(part(name), files=(mine, theirs))
+    note_sharing(store, listed, [of])
+    store.put(listed.key, encode(listed))
+
+
+class CountsReads(MemoryStore):
+    reads = 0
+
+    def get(self, key: str) -> bytes:
+        self.reads += 1
+        return super().get(key)
+
+
+def test_however_many_checkpoints_a_run_has_little_is_read_to_drop_one(tmp_path: Path) -> None:
+    store = CountsReads()
+    for n in range(50):
+        saved(store, tmp_path / str(n), part(f"ck-{n}"), x="1")
+    store.reads = 0
+    drop(store, "ck-1")
+    assert store.reads == 1, "its own manifest"
+
+
+def test_what_others_list_stays_until_the_last_of_them_goes(tmp_path: Path) -> None:
+    store = MemoryStore()
+    saved(store, tmp_path, part("a"), frozen="1", own="1")
+    sharing(store, "b", of="a")
+    sharing(store, "c", of="a")
+    drop(store, "b")
+    assert "a/frozen" in remaining(store), "its owner is there"
+    drop(store, "a")
+    assert [key for key in remaining(store) if key.startswith("a/")] == ["a/frozen"]
+    drop(store, "c")
+    assert remaining(store) == []
+
+
+def test_word_of_a_part_that_never_came_keeps_nothing(tmp_path: Path) -> None:
+    store = MemoryStore()
+    saved(store, tmp_path, part("a"), frozen="1")
+    note_sharing(store, part("b"), ["a"])
+    drop(store, "a")
     assert remaining(store) == []
 
 

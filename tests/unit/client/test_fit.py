@@ -105,7 +105,7 @@ def test_callbacks_learn_everything_the_trainer_was_given(
 ) -> None:
     request = door.request(config={"lr": 1}, backend_config=Settings())
     assert request.run.name is not None
-    run = dataclasses.replace(request.run, callbacks=[UserCallback()])
+    run = dataclasses.replace(request.run, callbacks=[Listener()])
     begin(dataclasses.replace(request, fn=takes_rate, run=run))
     key, spec = Keyring().find(door.agent.run_id), door.view.spec
     assert key is not None
@@ -119,6 +119,20 @@ def test_callbacks_learn_everything_the_trainer_was_given(
     assert context.scaling_config == request.scaling
     assert type(context.backend_config).__name__ == "Settings"
     assert context.dataset_config is not None
+
+
+class Listener(UserCallback):
+    """Hears of reports."""
+
+    def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
+        return
+
+
+def test_who_wants_to_hear_nothing_costs_no_process(door: Door) -> None:
+    run = dataclasses.replace(door.request().run, callbacks=[UserCallback()])
+    begin(dataclasses.replace(door.request(), run=run))
+    assert door.view.spec is not None
+    assert not door.view.spec.callbacks
 
 
 def takes_rate(config: dict[str, int]) -> int:

@@ -61,3 +61,11 @@ def test_the_folders_that_are_listed_hold_what_they_are_listed_for() -> None:
     assert keys.snapshot(0).startswith(keys.SNAPSHOTS)
     assert keys.offer(A).startswith(keys.OFFERS)
     assert keys.manifest("c1", 1, 0).startswith(keys.MANIFESTS)
+
+
+def test_who_shares_files_is_told_by_its_key() -> None:
+    key = keys.sharer("a", "b-2", 3, 1)
+    assert keys.read_sharer(key, "a") == keys.Sharer("b-2", 3, 1)
+    assert keys.manifest(*keys.Sharer("b-2", 3, 1)) == keys.manifest("b-2", 3, 1)
+    assert keys.read_sharer(key, "b") is None
+    assert keys.read_sharer(f"{keys.SHARES}a/nonsense", "a") is None
