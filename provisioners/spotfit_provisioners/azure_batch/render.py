@@ -47,7 +47,8 @@ def plan(request: GroupRequest, options: AzureBatchOptions) -> GroupPlan:
         raise ConfigError(
             f"AzureBatchOptions is incomplete: {', '.join(options.missing)} not given.",
             do="Say it in the call, in SPOTFIT_AZURE_BATCH_…, or under [azure_batch] in "
-            "spotfit.toml. A pool that is there already needs no account_id, vm_size, identity.",
+            "spotfit.toml; infra/terraform/stacks/azure makes what is needed and prints it. A pool "
+            "that is there already needs no account_id, vm_size, identity.",
         )
     hardware.check(request.resources_per_worker, backend="Azure Batch")
     slots, most = options.workers_per_node, options.most_nodes

@@ -145,7 +145,8 @@ def _translated(what: str, code: int, reason: str, message: str) -> ProvisionErr
             f"Google does not allow us to {what}: {message}",
             do="gcloud services enable batch.googleapis.com"
             if reason == _NOT_ENABLED
-            else "Grant the roles that docs/guides/gcp_batch.md lists.",
+            else "Grant the roles that docs/guides/gcp_batch.md lists, or apply "
+            "infra/terraform/stacks/gcp.",
         )
     if code == 429 and reason != _RATE and "per minute" not in message:
         return QuotaError(

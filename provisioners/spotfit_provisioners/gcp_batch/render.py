@@ -45,7 +45,8 @@ def plan(request: GroupRequest, options: GcpBatchOptions) -> GroupPlan:
     if mistakes:
         raise ConfigError(
             f"GcpBatchOptions is incomplete: {', '.join(mistakes)} not given.",
-            do="Say it in the call, in SPOTFIT_GCP_BATCH_…, or under [gcp_batch] in spotfit.toml.",
+            do="Say it in the call, in SPOTFIT_GCP_BATCH_…, or under [gcp_batch] in spotfit.toml; "
+            "infra/terraform/stacks/gcp makes what is needed and prints it.",
         )
     hardware.check(request.resources_per_worker, backend="Google Cloud Batch")
     slots = options.workers_per_node

@@ -83,7 +83,7 @@ def plan(request: GroupRequest, options: KubernetesOptions) -> GroupPlan:
         raise ConfigError(
             "KubernetesOptions(image=…) is missing.",
             do="Say it in the call, in SPOTFIT_KUBERNETES_IMAGE, or under [kubernetes] in "
-            "spotfit.toml.",
+            "spotfit.toml; worker_image/bake.sh makes one.",
         )
     hardware.check(request.resources_per_worker, backend="Kubernetes")
     slots = options.workers_per_node
