@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -79,10 +80,9 @@ def bring_snapshot(store: Store, parcel: SnapshotParcel, known: Brought | None =
 
         def send(chunk: Chunk) -> Chunk:
             piece = body[chunk.start : chunk.end]
-            sha256 = hashlib.sha256(piece).hexdigest()
-            if found := there.get(sha256):
-                return replace(chunk, sha256=sha256, at=found.at)
-            sent = replace(chunk, sha256=sha256)
+            sent = replace(chunk, sha256=hashlib.sha256(piece).hexdigest(), crc32=zlib.crc32(piece))
+            if found := there.get(sent.sha256):
+                return replace(sent, at=found.at)
             store.put(f"{part.folder}/{sent.file}", piece)
             return sent
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -143,9 +144,17 @@ class InBucket:
             body = self._store.get(key)
         except NotFoundError as missing:
             raise _broken(self._store, key, "is missing") from missing
-        if len(body) != chunk.size_bytes or hashlib.sha256(body).hexdigest() != chunk.sha256:
+        if not _holds(body, chunk):
             raise _broken(self._store, key, "is not what was saved")
         return body
+
+
+def _holds(body: bytes, chunk: Chunk) -> bool:
+    if len(body) != chunk.size_bytes:
+        return False
+    if chunk.crc32 is not None:
+        return zlib.crc32(body) == chunk.crc32
+    return hashlib.sha256(body).hexdigest() == chunk.sha256
 
 
 def open_saved(store: Store, name: str) -> Saved | None:

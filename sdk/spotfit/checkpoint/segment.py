@@ -24,8 +24,6 @@ from spotfit.core.errors import IntegrityError
 _PAGE = 4096
 _HEAD = struct.Struct("<8sQQI")
 _MAGIC = b"spotfit1"
-INDEX_ROOM_BYTES = 2**20
-"""An index may grow by so much before the segment is too small for it."""
 
 
 class Segment:
@@ -37,13 +35,13 @@ class Segment:
         self._memory = memory
 
     @classmethod
-    def create(cls, path: Path, capacity_bytes: int, index_bytes: int = 0) -> Self:
-        """A new, empty one for so many bytes of pieces, all of its memory taken at once.
+    def create(cls, path: Path, capacity_bytes: int, index_bytes: int = 2**20) -> Self:
+        """A new, empty one for so many bytes of pieces, and of an index, at the most.
 
-        Raises `OSError` where there is no room; then nothing is left of it.
+        All of its memory is taken at once. Raises `OSError` where there is no room; then nothing is
+        left of it.
         """
-        room = index_bytes + INDEX_ROOM_BYTES
-        size_bytes = _PAGE + _padded(capacity_bytes) + _padded(room)
+        size_bytes = _PAGE + _padded(capacity_bytes) + _padded(index_bytes)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(file, 0, size_bytes)
@@ -75,6 +73,11 @@ class Segment:
         """Where the pieces lie."""
         return memoryview(self._memory)[_PAGE : _PAGE + self.capacity_bytes]
 
+    @property
+    def index_bytes(self) -> int:
+        """How big an index may be."""
+        return len(self._memory) - _PAGE - self.capacity_bytes
+
     def begin(self) -> None:
         """What is in it is no snapshot any more."""
         self._write_head(0, 0)
@@ -83,7 +86,7 @@ class Segment:
         """All pieces are in their places. Raises `OSError` where the index has no room."""
         body = write_index(index)
         at = _PAGE + self.capacity_bytes
-        if at + len(body) > len(self._memory):
+        if len(body) > self.index_bytes:
             raise OSError(f"the index takes {len(body)} bytes, more than {self.path} has room for")
         self._memory[at : at + len(body)] = body
         self._write_head(len(body), zlib.crc32(body))

@@ -56,6 +56,8 @@ class Chunk(msgspec.Struct, frozen=True, omit_defaults=True):
     sha256: str = ""
     at: str = ""
     """The checkpoint's folder that holds it, if not the snapshot's own."""
+    crc32: int | None = None
+    """Finds damage at a fraction of what the hash costs."""
 
     @property
     def file(self) -> str:

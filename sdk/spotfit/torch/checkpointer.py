@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from spotfit.checkpoint.saved import Saved
     from spotfit.frameworks.torch.arena import Arena
 
+_PLAIN_BYTES = 2**17
 SLOTS = 2
 """So many snapshots of a rank may be on their way; a third waits for the first."""
 _PLAIN = ("model", "optimizer", "scheduler", "scaler")
@@ -76,7 +79,7 @@ class Checkpointer:
         """
         session = current("spotfit.torch.Checkpointer")
         cadence = parse_cadence(every, max_overhead=max_overhead)
-        from spotfit.frameworks.torch import position, shares, state
+        from spotfit.frameworks.torch import arena, position, shares, state
 
         self._desk = session.snapshots
         self._rank = session.context.get_world_rank()
@@ -102,7 +105,12 @@ class Checkpointer:
             notice=self._desk.notice,
             slots=SLOTS,
         )
-        self._slots: list[_Slot] = []
+        self._slots = [
+            _Slot(arena.Arena(self._desk.folders, self._desk.path_for)) for _ in range(SLOTS)
+        ]
+        self._preparing: threading.Thread | None = None
+        self._checked = False
+        """Whether what is no tensor was seen to come back without a pickle."""
         self.steps = 0
         """Steps the training has done, those before a restart too."""
 
@@ -122,12 +130,28 @@ class Checkpointer:
         why = self._pace.due(self.steps, ends_epoch=ends_epoch)
         if why is not None:
             self._save(metrics or {}, why)
+        elif self._preparing is None:
+            self._prepare()
 
     def save(self, metrics: dict[str, Any] | None = None) -> None:
         """Save now, on every rank, whatever `every` says."""
         self._save(metrics or {}, "asked for")
 
+    def _prepare(self) -> None:
+        """Deal the state out, and take memory for it meanwhile: the first save shall find both."""
+        pieces = self._shares.of(self._training.state()).pieces
+
+        def fit() -> None:
+            for slot in self._slots:
+                with suppress(OSError):  # the save tells
+                    slot.arena.fit(pieces, plain_bytes=_PLAIN_BYTES)
+
+        self._preparing = threading.Thread(target=fit, name="spotfit-arena", daemon=True)
+        self._preparing.start()
+
     def _save(self, metrics: dict[str, Any], why: str) -> None:
+        if self._preparing is not None:
+            self._preparing.join()
         self._pace.saved(self.steps)
         slot = self._free_slot()
         began = self._clock.now()
@@ -148,8 +172,9 @@ class Checkpointer:
         from spotfit.frameworks.torch.state import dice
 
         share = self._shares.of(self._training.state())
-        values = plain(share.values, of=share.leaves)
-        own = plain({"dice": dice(), **self._loader_state()})
+        check, self._checked = not self._checked, True
+        values = plain(share.values, of=share.leaves, check=check)
+        own = plain({"dice": dice(), **self._loader_state()}, check=check)
         index = Index(
             rank=self._rank,
             world_size=self._world_size,
@@ -162,9 +187,7 @@ class Checkpointer:
             consumed=self._place.consumed if self._place else 0,
             chunks=chunks_of(share.pieces),
         )
-        arena.fit(
-            share.pieces, index_bytes=2 * len(values) + 2 * len(own) + 400 * len(share.pieces)
-        )
+        arena.fit(share.pieces, plain_bytes=len(values) + len(own))
         arena.take(share.tensors)
         arena.finish(index)
 
@@ -175,15 +198,13 @@ class Checkpointer:
         return {"loader": inner()} if inner is not None else {}
 
     def _free_slot(self) -> _Slot:
-        """One that nobody reads any more; waits where there is none."""
-        for slot in self._slots:
-            if slot.report is None or self._desk.fate(slot.report) != "given":
-                return slot
-        if len(self._slots) < SLOTS:
-            self._slots.append(self._new_slot(len(self._slots)))
-            return self._slots[-1]
-        oldest = min(self._slots, key=lambda slot: slot.report or 0)
-        assert oldest.report is not None
+        """The one whose snapshot is the oldest: the last one stays whole while another is taken.
+
+        Waits where the agent has not brought it to the bucket yet.
+        """
+        oldest = min(self._slots, key=lambda slot: -1 if slot.report is None else slot.report)
+        if oldest.report is None or self._desk.fate(oldest.report) != "given":
+            return oldest
         began = self._clock.now()
         self._desk.wait(oldest.report)
         waited_s = round(self._clock.now() - began, 3)
@@ -195,14 +216,6 @@ class Checkpointer:
             why=f"{SLOTS} snapshots were on their way to the bucket",
         )
         return oldest
-
-    def _new_slot(self, number: int) -> _Slot:
-        from spotfit.frameworks.torch.arena import Arena
-
-        def path_for(folder: Path, version: int) -> Path:
-            return self._desk.path_for(folder, number, version)
-
-        return _Slot(Arena(self._desk.folders, path_for))
 
     def _note_fates(self) -> None:
         if self._rank == 0:

@@ -24,8 +24,8 @@ class Handover(Protocol):
         """Where segments may lie: shared memory, and last the disk, should that be full."""
         ...
 
-    def path_for(self, folder: Path, slot: int, version: int) -> Path:
-        """The segment of that number, in the version of its size."""
+    def path_for(self, folder: Path) -> Path:
+        """A name there for a segment, another one each time."""
         ...
 
     def give(self, metrics: dict[str, Any], segment: Path) -> int:

@@ -31,14 +31,16 @@ class LocalSnapshots:
         self._broadcast = broadcast
         self._reported = reported
         self._given = 0
+        self._segments = 0
         self._last: str | None = None
 
     @property
     def folders(self) -> list[Path]:
         return [self._root / "segments"]
 
-    def path_for(self, folder: Path, slot: int, version: int) -> Path:
-        return folder / f"{self._ranks.world_rank}-{slot}-{version}.segment"
+    def path_for(self, folder: Path) -> Path:
+        self._segments += 1
+        return folder / f"{self._ranks.world_rank}-{self._segments}.segment"
 
     def give(self, metrics: dict[str, Any], segment: Path) -> int:
         n, self._given = self._given, self._given + 1

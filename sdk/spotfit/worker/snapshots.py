@@ -69,14 +69,17 @@ class Snapshots:
         self._store = store
         self._fates: dict[int, Fate] = {}
         self._names: dict[str, int] = {}
+        self._segments = 0
+        """How many were named."""
 
     @property
     def folders(self) -> list[Path]:
         spare = Path(self._start.scratch, "segments")
         return [Path(self._start.segments), spare] if self._start.segments else [spare]
 
-    def path_for(self, folder: Path, slot: int, version: int) -> Path:
-        return folder / f"{self._start.round}-{self._start.rank}-{slot}-{version}.segment"
+    def path_for(self, folder: Path) -> Path:
+        self._segments += 1
+        return folder / f"{self._start.round}-{self._start.rank}-{self._segments}.segment"
 
     def give(self, metrics: dict[str, Any], segment: Path) -> int:
         n = self._desk.next_report()

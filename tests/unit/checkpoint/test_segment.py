@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from spotfit.checkpoint.segment import INDEX_ROOM_BYTES, Segment
+from spotfit.checkpoint.segment import Segment
 from spotfit.checkpoint.snapshot import Index
 from spotfit.core.errors import IntegrityError
 from tests.unit.checkpoint.snapshots import bytes_of, filled
@@ -57,7 +57,7 @@ def test_an_index_that_grew_too_big_is_refused(tmp_path: Path) -> None:
         index = Index(0, 1, 1, ())
         segment.finish(index)
         with pytest.raises(OSError, match="more than"):
-            segment.finish(replace(index, own=bytes(INDEX_ROOM_BYTES)))
+            segment.finish(replace(index, own=bytes(segment.index_bytes)))
 
 
 def test_where_there_is_no_room_nothing_is_left(tmp_path: Path) -> None:

@@ -13,8 +13,15 @@ from spotfit.checkpoint.snapshot import Index, Piece
 from spotfit.frameworks.torch.state import gpu_in_use
 from spotfit.host import log
 
-PathFor = Callable[[Path, int], Path]
-"""Names the segment of a version, in a folder."""
+PathFor = Callable[[Path], Path]
+"""Names a new segment in a folder."""
+
+
+_LEAST_INDEX_BYTES = 2**18
+_PORTABLE = 1
+"""Pinned for every GPU, whichever is the thread's."""
+_PIECE_BYTES = 1024
+"""An index takes no more for each piece, the chunk that holds it included."""
 
 
 class Arena:
@@ -23,7 +30,6 @@ class Arena:
     def __init__(self, folders: Sequence[Path], path_for: PathFor) -> None:
         self._folders = folders
         self._path_for = path_for
-        self._version = 0
         self._segment: Segment | None = None
         self._pieces: tuple[Piece, ...] = ()
         self._views: list[torch.Tensor] = []
@@ -40,10 +46,16 @@ class Arena:
         """How much a snapshot takes."""
         return max((piece.end for piece in self._pieces), default=0)
 
-    def fit(self, pieces: tuple[Piece, ...], *, index_bytes: int) -> None:
-        """Have room for exactly these pieces. Raises `OSError` where no memory or disk has any."""
+    def fit(self, pieces: tuple[Piece, ...], *, plain_bytes: int = 0) -> None:
+        """Have room for exactly these pieces, and so many bytes of values in their index.
+
+        Raises `OSError` where no memory or disk has any.
+        """
+        index_bytes = _LEAST_INDEX_BYTES + _PIECE_BYTES * len(pieces) + 2 * plain_bytes
         if self._segment is not None and pieces == self._pieces:
-            return
+            if self._segment.index_bytes >= index_bytes:
+                return
+            index_bytes *= 2
         self.close()
         capacity_bytes = max((piece.end for piece in pieces), default=0)
         self._segment = self._created(capacity_bytes, index_bytes)
@@ -80,7 +92,6 @@ class Arena:
 
     def _created(self, capacity_bytes: int, index_bytes: int) -> Segment:
         *best, last = self._folders
-        self._version += 1
         for folder in best:
             try:
                 return self._created_in(folder, capacity_bytes, index_bytes)
@@ -96,7 +107,7 @@ class Arena:
 
     def _created_in(self, folder: Path, capacity_bytes: int, index_bytes: int) -> Segment:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return Segment.create(self._path_for(folder, self._version), capacity_bytes, index_bytes)
+        return Segment.create(self._path_for(folder), capacity_bytes, index_bytes)
 
 
 def _view(whole: torch.Tensor, piece: Piece) -> torch.Tensor:
@@ -109,7 +120,7 @@ def _pinned(segment: Segment) -> int | None:
     if not gpu_in_use():
         return None
     address = torch.frombuffer(segment.bytes, dtype=torch.uint8).data_ptr()
-    refused = _driver().cudaHostRegister(address, segment.capacity_bytes, 0)
+    refused = _driver().cudaHostRegister(address, segment.capacity_bytes, _PORTABLE)
     if int(refused) != 0:
         log.warning("checkpoint.not_pinned", segment=str(segment.path), code=int(refused))
         return None

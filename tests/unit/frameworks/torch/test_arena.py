@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from spotfit.frameworks.torch.shares import Share, Shares
 
 
 def arena_in(*folders: Path) -> Arena:
-    return Arena(folders, lambda folder, version: folder / f"0-{version}")
+    count = itertools.count(1)
+    return Arena(folders, lambda folder: folder / f"0-{next(count)}")
 
 
 def share_of(**tensors: torch.Tensor) -> Share:
@@ -24,7 +26,7 @@ def share_of(**tensors: torch.Tensor) -> Share:
 
 def taken(arena: Arena, share: Share) -> list[torch.Tensor]:
     """What another process finds."""
-    arena.fit(share.pieces, index_bytes=0)
+    arena.fit(share.pieces)
     arena.take(share.tensors)
     arena.finish(Index(0, 1, 1, share.pieces, chunks=chunks_of(share.pieces)))
     segment = Segment.open(arena.path)
@@ -61,6 +63,17 @@ def test_the_same_memory_is_used_again_and_another_form_gets_another(tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["0-2"]
     arena.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_an_index_that_grows_gets_room(tmp_path: Path) -> None:
+    arena = arena_in(tmp_path)
+    share = share_of(a=torch.ones(5))
+    taken(arena, share)
+    own = bytes(10**6)
+    arena.fit(share.pieces, plain_bytes=len(own))
+    arena.take(share.tensors)
+    arena.finish(Index(0, 1, 1, share.pieces, own=own, chunks=chunks_of(share.pieces)))
+    assert Segment.open(arena.path).index().own == own
 
 
 def test_where_memory_is_full_the_disk_serves(

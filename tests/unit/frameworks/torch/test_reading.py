@@ -33,8 +33,8 @@ def a_state(fill: float, lr: float = 0.1, **other: Any) -> dict[str, Any]:
 def saved_by(world_size: int, folder: Path, state: dict[str, Any]) -> Saved:
     def work(rank: int, gather: Gather) -> InMemory:
         share = Shares(rank, gather).of(state)
-        arena = Arena([folder], lambda where, version: where / f"{rank}-{version}")
-        arena.fit(share.pieces, index_bytes=0)
+        arena = Arena([folder], lambda where: where / f"{rank}")
+        arena.fit(share.pieces)
         arena.take(share.tensors)
         index = Index(
             rank,
