@@ -256,7 +256,8 @@ class Hub:
         wishes = self._wishes.pop(n, {})
         telling = self._kept if self._keep_all else self._kept[:1]
         told = tuple(kept.pop(n, (_NOTHING, None))[0] for kept in telling)
-        self._latest = metrics
+        if n not in self._sharing or bytes(metrics) != b"{}":  # a snapshot need not say anything
+            self._latest = metrics
         self._untold[n] = None if ranks else Told(n, told, None)
         self._tell()
         if not ranks:
@@ -266,9 +267,12 @@ class Hub:
             self.given.append(Given(name, made=chosen is None))
         self._theirs.discard(n)
         first = wishes.get(ranks[0])  # whether it is validated is up to the first who brings files
-        base = self._base_for() if n in self._sharing else ""
+        snapshot = n in self._sharing
         self._sharing.discard(n)
-        self._saving[n] = _Saving(name, ranks, _metrics.decode(metrics), told, first, base)
+        base = self._base_for() if snapshot else ""
+        self._saving[n] = _Saving(
+            name, ranks, _metrics.decode(metrics), told, first, base=base, snapshot=snapshot
+        )
         named: list[Answer] = [(rank, Named(n, name, ranks, metrics, base)) for rank in ranks]
         return named + (self._unsave(n, self._never.pop(n)) if n in self._never else [])
 
@@ -355,10 +359,13 @@ class _Saving:
         metrics: dict[str, Any],
         told: tuple[msgspec.Raw, ...],
         validation: ValidationAsked | None,
+        *,
         base: str = "",
+        snapshot: bool = False,
     ) -> None:
         self.name = name
         self.base = base
+        self.snapshot = snapshot
         self.validation = validation
         self.ranks = ranks
         self.metrics = metrics
@@ -372,5 +379,12 @@ class _Saving:
 
     def ready(self, round_number: int, n: int) -> Ready:
         return Ready(
-            self.name, round_number, n, self.metrics, self.ranks, self.size_bytes, self.validation
+            self.name,
+            round_number,
+            n,
+            self.metrics,
+            self.ranks,
+            self.size_bytes,
+            self.validation,
+            self.snapshot,
         )

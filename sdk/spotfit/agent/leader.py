@@ -365,7 +365,7 @@ class Leader:
             opened.number,
             opened.world_size,
             name_for=self._name_for,
-            base_for=self._latest_name,
+            base_for=self._latest_snapshot,
             collective_timeout_s=spec.collective_timeout_s,
             collective_warn_s=spec.collective_warn_s,
             keep_all=spec.callbacks,
@@ -532,10 +532,10 @@ class Leader:
         )
         return self._watch
 
-    def _latest_name(self) -> str:
-        """The committed checkpoint that stays whatever comes; until then none does."""
-        latest = self._ledger.view.latest_checkpoint
-        return "" if latest is None else latest.name
+    def _latest_snapshot(self) -> str:
+        """The latest snapshot that is committed: it stays until there is another."""
+        snapshots = [one.name for one in self._ledger.view.checkpoints if one.snapshot]
+        return snapshots[-1] if snapshots else ""
 
     def _latest_metrics(self) -> dict[str, Any] | None:
         latest = self._hub.metrics if self._hub else None

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from spotfit.checkpoint.snapshot import index_file
 from spotfit.core.codec import decoder
 from spotfit.core.errors import NotFoundError
 from spotfit.ledger import keys
@@ -49,6 +50,11 @@ class Manifest(msgspec.Struct, frozen=True):
     def key(self) -> str:
         """Where this part is written down."""
         return keys.manifest(self.name, self.round, self.rank)
+
+    @property
+    def is_snapshot(self) -> bool:
+        """Whether it is a rank's part of what a Checkpointer saved."""
+        return any(file.name == index_file(self.rank) for file in self.files)
 
     @property
     def size_bytes(self) -> int:
@@ -117,6 +123,7 @@ def _ready(parts: Sequence[Manifest]) -> Ready:
         first.ranks,
         size_bytes,
         first.validation,
+        any(part.is_snapshot for part in parts),
     )
 
 

@@ -166,6 +166,8 @@ class CheckpointCommitted(msgspec.Struct, frozen=True, tag="checkpoint_committed
     """Until it is validated, nobody may drop it."""
     age_s: float | None = None
     """How long its round had been open, by its leader's clock; None: it was over."""
+    snapshot: bool = False
+    """Whether a Checkpointer can go on from it."""
 
     @property
     def mark(self) -> str:

@@ -50,6 +50,8 @@ class Ready(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...]
     size_bytes: int = 0
     validation: ValidationAsked | None = None
+    snapshot: bool = False
+    """Whether a Checkpointer can go on from it."""
 
 
 class Progress(msgspec.Struct, frozen=True):

@@ -306,6 +306,7 @@ def _committed(ready: Ready, *, age_s: float | None) -> CheckpointCommitted:
         ready.size_bytes,
         ready.validation,
         age_s,
+        ready.snapshot,
     )
 
 

@@ -31,15 +31,17 @@ def expendable(
 ) -> tuple[Expendable, ...]:
     """What of `checkpoints` (in the order of their commits) may be dropped, worst first.
 
-    The latest never may, nor those in `protected`; so with a score one more than `keep.last` may
-    stay. Raises `ConfigError` when a score is not a number.
+    The latest never may, nor the latest that a Checkpointer can go on from, nor those in
+    `protected`; so some more than `keep.last` may stay. Raises `ConfigError` when a score is not a
+    number.
     """
     if keep.last is None or not checkpoints:
         return ()
     ranked = worst_to_best(checkpoints, keep)
     latest = checkpoints[-1].name
     # A name used twice is one folder: it stays while any of its entries does.
-    staying = {latest, *protected, *(one.name for one in ranked[-keep.last :])}
+    snapshots = [one.name for one in checkpoints if one.snapshot]
+    staying = {latest, *snapshots[-1:], *protected, *(one.name for one in ranked[-keep.last :])}
     going = dict.fromkeys(one.name for one in ranked if one.name not in staying)
     return tuple(Expendable(name, _reason(keep)) for name in going)
 

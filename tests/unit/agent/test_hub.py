@@ -485,6 +485,18 @@ def test_a_part_that_is_lost_before_all_have_reported_is_remembered() -> None:
     assert not hub.saving
 
 
+def test_a_snapshot_says_that_it_is_one_and_leaves_metrics_alone_where_it_has_none() -> None:
+    hub = a_hub(world_size=1)
+    take(hub, 0, report(0, loss=0.5))
+    take(hub, 0, msgspec.structs.replace(files(1, "s"), shares=True))
+    take(hub, 0, Saved(1, "s", 5))
+    assert hub.metrics == {"loss": 0.5}
+    take(hub, 0, files(2, "own"))
+    take(hub, 0, Saved(2, "own", 5))
+    assert [(one.name, one.snapshot) for one in hub.ready] == [("s", True), ("own", False)]
+    assert hub.metrics == {}
+
+
 def test_what_may_share_files_is_told_with_whom_and_that_one_is_kept_meanwhile() -> None:
     latest = ["a"]
     hub = a_hub(base_for=lambda: latest[0])

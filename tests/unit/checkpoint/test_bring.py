@@ -8,12 +8,13 @@ import pytest
 
 from spotfit.checkpoint.bring import Brought, SnapshotParcel, bring_snapshot, packed, unpacked
 from spotfit.checkpoint.drop import drop
+from spotfit.checkpoint.manifest import ready_in
 from spotfit.checkpoint.restore import check_present, open_committed
 from spotfit.checkpoint.saved import open_saved
 from spotfit.core.errors import IntegrityError
 from spotfit.store.memory import MemoryStore
 from spotfit.store.opening import open_store
-from tests.unit.checkpoint.kept import part
+from tests.unit.checkpoint.kept import part, saved
 from tests.unit.checkpoint.snapshots import BIG, brought, bytes_of
 
 FROZEN = bytes_of(1, BIG)
@@ -54,6 +55,13 @@ def test_what_is_shared_outlives_where_it_lay(tmp_path: Path) -> None:
     assert found == [FROZEN, bytes_of(4, BIG)]
     drop(store, "c")
     assert list(store.list()) == []
+
+
+def test_a_successor_sees_that_it_is_a_snapshot(tmp_path: Path) -> None:
+    store = MemoryStore()
+    brought(store, tmp_path, "a", [FROZEN])
+    saved(store, tmp_path / "files", part("own"), x="1")
+    assert {one.name: one.snapshot for one in ready_in(store, ())} == {"a": True, "own": False}
 
 
 def test_without_a_base_nothing_is_shared(tmp_path: Path) -> None:

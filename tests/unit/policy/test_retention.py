@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from spotfit.model.events import CheckpointCommitted
 from spotfit.model.metrics import metrics_to_json
@@ -34,6 +35,13 @@ def test_without_a_score_the_oldest_go() -> None:
     going = expendable(scored(9, 8, 7), Keep(last=2))
     assert [one.name for one in going] == ["c0"]
     assert going[0].why == "only the last 2 stay"
+
+
+def test_the_latest_that_a_checkpointer_can_go_on_from_stays() -> None:
+    """Reports of the user's own beside it must not cost the state of the training."""
+    snapshots = [replace(committed(name), snapshot=True) for name in ("s1", "s2")]
+    kept = [*snapshots, committed("own1"), committed("own2")]
+    assert names(expendable(kept, Keep(last=1))) == ["s1", "own1"]
 
 
 def test_with_a_score_the_worst_go() -> None:
