@@ -16,6 +16,7 @@ from tests.house.tree import (
 TOO_SMALL_TO_NEED_A_STORY = 12  # lines inside functions
 
 TOLD_ELSEWHERE: dict[str, str] = {
+    "sdk/spotfit/checkpoint/peer.py": "tests/unit/agent/test_vault.py asks a real vault",
     "sdk/spotfit/core/errors.py": "tests/house/test_errors_pickle.py takes each class",
     "sdk/spotfit/testing/provisioner_suite.py": "tests/contract/test_provisioners.py inherits it",
 }

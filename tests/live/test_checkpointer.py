@@ -14,10 +14,13 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import spotfit
+from spotfit.checkpoint.segment import Segment
+from spotfit.client.handle import RunHandle
 from spotfit.client.trainers import TorchTrainer
 from spotfit.model.holding import State
+from spotfit.model.world import Place
 from spotfit.torch import Checkpointer, prepare_data_loader, prepare_model
-from tests.live.cloud import Cloud
+from tests.live.cloud import Cloud, eventually
 
 Config = dict[str, Any]
 SAMPLES = 96
@@ -79,6 +82,9 @@ def come_to(step: int, config: Config, rank: int) -> None:
     """Some lives end there: by a signal, the first time one comes there, or with an error."""
     if step == config.get("stops_at"):
         raise RuntimeError("stopped")
+    if step == config.get("waits_at") and rank == 1:
+        (Path(config["marks"]) / "waits").touch()
+        signal.pause()
     dies = Path(config["marks"]) / "died"
     if step == config.get("dies_at") and rank == 0 and not dies.exists():
         dies.touch()
@@ -132,6 +138,33 @@ def test_workers_killed_right_after_a_snapshot_go_on_from_memory(cloud: Cloud) -
     assert (cloud.marks / "source-killed").read_text() == "memory"
     assert cloud.opened("killed")[-1].round.memory == State(1, 9)
     assert killed == undisturbed
+
+
+def test_a_lost_machine_is_replaced_and_goes_on_from_what_its_peer_has_kept(cloud: Cloud) -> None:
+    undisturbed = on_two_machines(cloud, "calm").result(120).return_value
+    handle = on_two_machines(cloud, "lost", waits_at=9)
+    cloud.sees("waits")
+    places = cloud.opened("lost")[0].round.places
+    eventually(lambda: 9 in steps_kept_for(places[1], by=places[0]))
+    cloud.reclaimer.kill(cloud.node_of_rank(1, "lost"))
+
+    assert handle.result(120).return_value == undisturbed
+    assert begun(cloud, "lost") == 9
+    assert (cloud.marks / "source-lost").read_text() == "memory"
+    state = cloud.opened("lost")[-1].round
+    assert (state.memory, state.holders) == (State(1, 9), ((places[0].agent,),) * 2)
+
+
+def on_two_machines(cloud: Cloud, name: str, **config: Any) -> RunHandle:
+    config = {"strategy": "ddp", "dropout": 0.1, "life": name, **config}
+    return cloud.submit(train, workers=2, nodes=2, kind=TorchTrainer, name=name, config=config)
+
+
+def steps_kept_for(machine: Place, *, by: Place) -> list[int]:
+    """Of which states that machine's agent keeps copies."""
+    copies = Path(f"/dev/shm/spotfit-{os.getuid()}-{by.agent}", "copies")  # noqa: S108 - where it is
+    found = copies.glob(f"1-{machine.first_rank}-*.segment")
+    return [Segment.open(path).index().step for path in found]
 
 
 def test_however_many_go_on_they_learn_the_same_from_each_sample_once(cloud: Cloud) -> None:

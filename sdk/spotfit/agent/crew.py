@@ -88,7 +88,7 @@ class LiveCrew:
         logs: LogShipper,
         scratch: str,
         slots: int,
-        segments: str = "",
+        snapshots: Snapshots | None = None,
     ) -> None:
         self._loop = loop
         self._keeper = keeper
@@ -96,7 +96,7 @@ class LiveCrew:
         self._key = key
         self._logs = logs
         self._scratch = Path(scratch)
-        self._snapshots = Snapshots(segments)
+        self._snapshots = snapshots or Snapshots("")
         self._slots = slots
         self._spawner = Spawner(loop)
         self._breed: Breed | None = None

@@ -22,7 +22,9 @@ from spotfit.agent.loop import Loop
 from spotfit.agent.net import TlsNet
 from spotfit.agent.notices.registry import open_source
 from spotfit.agent.ports import Assessor, Audience, Hooks, NoticeSource
+from spotfit.agent.snapshots import Snapshots
 from spotfit.agent.validation import LiveAssessor
+from spotfit.agent.vault import Vault
 from spotfit.agent.zygote import ZygoteKeeper
 from spotfit.control.errands import Errands, Threaded
 from spotfit.core.clock import Clock
@@ -37,6 +39,7 @@ from spotfit.model.world import Member
 from spotfit.provision.api import Provisioner
 from spotfit.provision.launch import Assignment, Exit
 from spotfit.provision.registry import open_provisioner
+from spotfit.ship.certificate import contexts
 from spotfit.ship.sign import RunKey
 from spotfit.store.api import Store
 from spotfit.store.budget import PATIENT, Budget
@@ -91,6 +94,9 @@ def _drive(assignment: Assignment, zygotes: ZygoteKeeper, clock: Clock, opened: 
     errands = opened.enter_context(contextlib.closing(Threaded(loop.wake)))
     logs = opened.enter_context(contextlib.closing(_logs(store, me, clock)))
     net = opened.enter_context(contextlib.closing(_net(loop, assignment)))
+    snapshots = Snapshots(str(opened.enter_context(shared_memory.folder_for(str(me)))))
+    vault = opened.enter_context(contextlib.closing(_vault(snapshots, assignment, clock)))
+    snapshots.copy = vault.copy
     crew = LiveCrew(
         loop,
         zygotes,
@@ -99,7 +105,7 @@ def _drive(assignment: Assignment, zygotes: ZygoteKeeper, clock: Clock, opened: 
         logs=logs,
         scratch=scratch,
         slots=assignment.slots,
-        segments=str(opened.enter_context(shared_memory.folder_for(str(me)))),
+        snapshots=snapshots,
     )
     opened.callback(_end_workers, crew, loop)
     for_journal = opened.enter_context(contextlib.closing(Threaded(loop.wake, _JOURNAL_THREADS)))
@@ -117,7 +123,7 @@ def _drive(assignment: Assignment, zygotes: ZygoteKeeper, clock: Clock, opened: 
     opened.enter_context(_signals_put_back())
     notices = [open_source(name, loop.wake) for name in launch.notices]
     agent = Agent(
-        member=_member(assignment, me, net.hub),
+        member=_member(assignment, me, net.hub, vault.address),
         ledger=Ledger(
             open_store(launch.run_url, _HASTY), launch.run_id, me, wall_ms=clocks.wall_ms
         ),
@@ -243,7 +249,7 @@ class Workplace:
             self._hooks = None
 
 
-def _member(assignment: Assignment, me: AgentId, hub: str) -> Member:
+def _member(assignment: Assignment, me: AgentId, hub: str, vault: str) -> Member:
     return Member(
         agent=me,
         host=hub.rpartition(":")[0].strip("[]"),
@@ -254,6 +260,7 @@ def _member(assignment: Assignment, me: AgentId, hub: str) -> Member:
         devices=machine.devices(),
         python=machine.python_version(),
         pid=machine.pid(),
+        vault=vault,
     )
 
 
@@ -265,6 +272,12 @@ def _net(loop: Loop, assignment: Assignment) -> TlsNet:
         host=machine.own_address(),
         port=env.value(env.PORT),
     )
+
+
+def _vault(snapshots: Snapshots, assignment: Assignment, clock: Clock) -> Vault:
+    tls = contexts(assignment.launch.secret, assignment.launch.run_id)
+    host = machine.own_address()
+    return Vault(snapshots.copies, snapshots.find, tls=tls, host=host, clock=clock)
 
 
 def _logs(store: Store, me: AgentId, clock: Clock) -> LogShipper:

@@ -9,7 +9,6 @@ from functools import partial
 
 import msgspec
 
-from spotfit.agent.certificate import contexts
 from spotfit.agent.loop import READ, Loop
 from spotfit.agent.ports import AgentLost, FromAgent, FromHub, HubLost, NetEvent
 from spotfit.agent.wire import Listener, Wire
@@ -18,6 +17,7 @@ from spotfit.core.errors import ConfigError
 from spotfit.core.ids import AgentId, RunId
 from spotfit.host import log
 from spotfit.model.wire import FromLeader, Join, Rejected, ToLeader
+from spotfit.ship.certificate import contexts
 
 _up: msgspec.json.Decoder[ToLeader] = decoder(ToLeader)  # type: ignore[arg-type]
 _down: msgspec.json.Decoder[FromLeader] = decoder(FromLeader)  # type: ignore[arg-type]

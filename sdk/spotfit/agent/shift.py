@@ -44,6 +44,7 @@ from spotfit.model.wire import (
     Up,
 )
 from spotfit.model.world import Place, Round
+from spotfit.policy.recovery import keepers, sources
 from spotfit.provision.launch import Launch
 from spotfit.store.api import Store
 
@@ -190,7 +191,9 @@ class Shift:
             luggage=spec.luggage,
             checkpoint=opened.checkpoint,
             checkpoint_metrics=metrics,
-            memory=opened.memory,
+            memory=opened.memory if opened.holders else None,
+            elsewhere=sources(opened, self._me) if opened.holders else (),
+            copies_to=self._keeper(view, opened),
             devices=self._devices,
             scratch=self._scratch,
             collective_timeout_s=spec.collective_timeout_s,
@@ -203,6 +206,12 @@ class Shift:
             odds=Odds(spec.market, len(opened.places), view.endings, view.group_age_s),
             spec=msgspec.Raw(encode(spec)),
         )
+
+    def _keeper(self, view: View, opened: Round) -> str:
+        """The vault that keeps copies of what is saved here; empty where no other machine stays."""
+        keeper = keepers(opened.places, leaving=view.notices).get(self._me)
+        place = opened.place_of(keeper) if keeper is not None else None
+        return place.vault if place is not None else ""
 
     # --- what the workers say ----------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from spotfit.model.wire import Carry, Named, Snapshot, Start
 
 _metrics = decoder(dict)
 
+Copy = Callable[[Path, str], None]
+
 
 class Snapshots:
     """What this node's agent keeps of its workers' snapshots: they lie in `folder`.
@@ -30,6 +33,11 @@ class Snapshots:
         self._folder = folder
         self._folders = {Path(folder)} if folder else set()
         """Wherever segments were left: where there is no room in memory they lie on the disk."""
+        self.copies = Path(folder, "copies")
+        """Where copies of a peer's segments are kept."""
+        self.copy: Copy | None = None
+        """Has a segment of ours kept by another machine's vault, too."""
+        self._copies_to = ""
         self._found: dict[Part, Path] = {}
         self._round = -1
         self._waiting: dict[tuple[int, int], Snapshot] = {}
@@ -40,12 +48,18 @@ class Snapshots:
         if start.round != self._round:
             self._round = start.round
             self._waiting.clear()
-        remembered = self._remembered(start.memory) if start.memory is not None else ()
+        self._copies_to = start.copies_to
+        remembered = self._remembered(start) if start.memory is not None else ()
         return replace(start, segments=self._folder, remembered=remembered)
+
+    def find(self, part: Part) -> Path | None:
+        """Where that part lies, of those that were held at the last look."""
+        return self._found.get(part)
 
     def held(self) -> tuple[Part, ...]:
         """What is whole of all that workers have left here, read anew."""
-        self._found = dict(filter(None, map(_found_in, self._segments())))
+        places = [*self.copies.glob("*.segment"), *self._segments()]
+        self._found = dict(filter(None, map(_found_in, places)))
         return tuple(sorted(self._found))
 
     def keep(self, rank: int, snapshot: Snapshot) -> None:
@@ -62,6 +76,8 @@ class Snapshots:
         if snapshot is None or not named.name:
             return None
         self._free_others(f"{self._round}-")
+        if self.copy is not None and self._copies_to:
+            self.copy(Path(snapshot.segment), self._copies_to)
         metrics = _metrics.decode(named.metrics)
         part = Manifest(named.name, self._round, named.n, rank, named.ranks, metrics, ())
         parcel = packed(SnapshotParcel(snapshot.segment, part, named.base))
@@ -80,9 +96,14 @@ class Snapshots:
     def _segments(self) -> list[Path]:
         return [path for folder in self._folders for path in folder.glob("*.segment")]
 
-    def _remembered(self, state: State) -> tuple[str, ...]:
-        """The segments of that state, by rank."""
-        return tuple(str(path) for part, path in sorted(self._found.items()) if part.state == state)
+    def _remembered(self, start: Start) -> tuple[str, ...]:
+        """The segments of the state to begin from, by rank; empty for what lies elsewhere."""
+        found = {
+            part.rank: str(path) for part, path in self._found.items() if part.state == start.memory
+        }
+        return tuple(
+            "" if vault else found.get(rank, "gone") for rank, vault in enumerate(start.elsewhere)
+        )
 
 
 def _found_in(path: Path) -> tuple[Part, Path] | None:

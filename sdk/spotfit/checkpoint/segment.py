@@ -78,6 +78,16 @@ class Segment:
         """How big an index may be."""
         return len(self._memory) - _PAGE - self.capacity_bytes
 
+    @property
+    def whole(self) -> memoryview:
+        """All of it, as a copy on another machine has to have it."""
+        return memoryview(self._memory)
+
+    @property
+    def seal(self) -> tuple[object, ...]:
+        """As long as it stays the same, so does all that is in it."""
+        return _HEAD.unpack_from(self._memory)
+
     def begin(self) -> None:
         """What is in it is no snapshot any more."""
         self._write_head(0, 0)

@@ -194,7 +194,11 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     memory: State | None = None
     """The state to begin from, if that lies in memory and is newer than the checkpoint."""
     remembered: tuple[str, ...] = ()
-    """The segments it lies in, by the ranks that saved it."""
+    """By the ranks that saved it, the segments it lies in; empty for those that lie elsewhere."""
+    elsewhere: tuple[str, ...] = ()
+    """By the ranks that saved it, the vaults of machines where parts lie that do not lie here."""
+    copies_to: str = ""
+    """The vault that is to keep copies of this node's snapshots, for the agent alone."""
     collective_timeout_s: float | None = None
     relax_collectives: bool = False
     hooks: bool = False

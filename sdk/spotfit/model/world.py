@@ -23,6 +23,8 @@ class Member(msgspec.Struct, frozen=True):
     devices: tuple[str, ...] = ()
     python: str = ""
     pid: int = 0
+    vault: str = ""
+    """host:port at which it keeps copies of what a peer has saved; empty: it keeps none."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -36,6 +38,8 @@ class Place(msgspec.Struct, frozen=True):
     token: Token
     node: int
     """Which machine of which group it is."""
+    vault: str = ""
+    """host:port of its agent's vault, if it has one."""
 
     @property
     def ranks(self) -> range:
@@ -55,8 +59,10 @@ class Round(msgspec.Struct, frozen=True):
     checkpoint: str | None = None
     """Name of the committed checkpoint every rank starts from."""
     memory: State | None = None
-    """A newer state that lies in the memory of all these machines; the checkpoint is for who finds
+    """A newer state that lies in the memory of these machines; the checkpoint is for who finds
     it damaged, and for what only a checkpoint holds."""
+    holders: tuple[tuple[AgentId, ...], ...] = ()
+    """By the rank that saved it, on whose machines each part of that state lies."""
 
     @property
     def world_size(self) -> int:

@@ -15,7 +15,7 @@ from spotfit.core.ids import AgentId
 from spotfit.model.holding import Part, State
 from spotfit.model.view import View
 from spotfit.model.watch import Seat
-from spotfit.model.world import Place
+from spotfit.model.world import Place, Round
 
 Way = Literal["own memory", "peer", "bucket"]
 
@@ -57,17 +57,50 @@ def recover(places: Sequence[Place], held: Mapping[Holder, Iterable[Part]]) -> R
     return Recovery(newest[0], fetches, _reason(newest[0], fetches, holders))
 
 
-def from_own_memory(view: View, places: Sequence[Place], seats: Iterable[Seat]) -> State | None:
-    """The state to begin from that lies, all of it, in the memory of every machine that needs it.
+class Memory(NamedTuple):
+    """A state to begin from that needs no bucket."""
 
-    None where the latest checkpoint is newer: then the bucket has all that memory has.
+    state: State
+    holders: tuple[tuple[AgentId, ...], ...]
+    """By the rank that saved it, who holds that part."""
+
+
+def from_memory(view: View, places: Sequence[Place], seats: Iterable[Seat]) -> Memory | None:
+    """The state to begin from, if all of it lies in the memory of the machines of the round.
+
+    A part that others need must lie where they can ask for it. None where the latest checkpoint is
+    newer: then the bucket has all that memory has.
     """
-    found = recover(places, {seat.member.agent: seat.held for seat in seats})
-    ways = {fetch.way for fetches in found.fetches.values() for fetch in fetches}
+    here = {place.agent for place in places}
+    held: dict[Holder, tuple[Part, ...]] = {
+        seat.member.agent: seat.held for seat in seats if seat.member.agent in here
+    }
+    found = recover(places, held)
     latest = view.latest_checkpoint
-    if found.state is None or ways != {"own memory"}:
+    if found.state is None or (latest is not None and latest.round > found.state.round):
         return None
-    return None if latest is not None and latest.round > found.state.round else found.state
+    vaults = {place.agent: place.vault for place in places}
+    asked = {one.holder for each in found.fetches.values() for one in each if one.way == "peer"}
+    if not all(holder is not None and vaults[holder] for holder in asked):
+        return None
+    parts = [fetch.part for fetch in next(iter(found.fetches.values()))]
+    holders = (tuple(sorted(who for who in here if part in held.get(who, ()))) for part in parts)
+    return Memory(found.state, tuple(holders))
+
+
+def sources(round_: Round, agent: AgentId) -> tuple[str, ...]:
+    """By the rank that saved it, the vault from which that machine has each part of the state the
+    round begins from; empty for those that lie in its own memory."""
+    assert round_.memory is not None
+    held: dict[Holder, list[Part]] = defaultdict(list)
+    for rank, holders in enumerate(round_.holders):
+        for holder in holders:
+            held[holder].append(Part(round_.memory, rank, len(round_.holders)))
+    place = round_.place_of(agent)
+    assert place is not None
+    fetches = recover(round_.places, held).fetches[place.first_rank]
+    vaults = {one.agent: one.vault for one in round_.places}
+    return tuple("" if one.holder in (None, agent) else vaults[one.holder] for one in fetches)
 
 
 def keepers(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from spotfit.model.view import View
 from spotfit.model.watch import Seat, Watch
 from spotfit.model.world import Place, Round
 from spotfit.policy.actions import Wait
 from spotfit.policy.capacity import expected_slots, may_ask_at, usable_seats
-from spotfit.policy.recovery import from_own_memory
+from spotfit.policy.recovery import from_memory
 
 _PATIENCE_ROUNDS = 5
 _LONGEST_PAUSE_S = 30.0
@@ -59,13 +61,25 @@ def _form(view: View, seats: Sequence[Seat]) -> Round:
         workers = min(member.slots, left)
         first = view.spec.workers_max - left
         places.append(
-            Place(member.agent, len(places), first, workers, member.host, member.token, member.node)
+            Place(
+                member.agent,
+                len(places),
+                first,
+                workers,
+                member.host,
+                member.token,
+                member.node,
+                member.vault,
+            )
         )
         left -= workers
     number = view.last_round.number + 1 if view.last_round else 1
     latest = view.latest_checkpoint
-    memory = from_own_memory(view, places, seats)
-    return Round(number, tuple(places), latest.name if latest else None, memory)
+    memory = from_memory(view, places, seats)
+    round_ = Round(number, tuple(places), latest.name if latest else None)
+    if memory is None:
+        return round_
+    return replace(round_, memory=memory.state, holders=memory.holders)
 
 
 def _seniority(view: View, seat: Seat) -> tuple[float, str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from spotfit.model.view import View
 from spotfit.model.watch import Seat, Watch
 from spotfit.policy.actions import Wait
-from spotfit.policy.recovery import from_own_memory
+from spotfit.policy.recovery import from_memory
 
 
 def awaited(view: View, watch: Watch, now: float) -> Wait | None:
@@ -18,7 +18,8 @@ def awaited(view: View, watch: Watch, now: float) -> Wait | None:
     last = view.last_round
     if view.round is not None or last is None:
         return None
-    if from_own_memory(view, last.places, watch.seats.values()) is not None:
+    here = [place for place in last.places if place.agent in watch.seats]
+    if from_memory(view, here, watch.seats.values()) is not None:
         return None  # the next round has what is being uploaded, and more
     tempo = view.spec.tempo
     until = watch.turned_at + min(watch.unsaved_s, tempo.upload_patience_s)

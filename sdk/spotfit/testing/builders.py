@@ -71,7 +71,7 @@ def a_round(number: int = 1, *, members: Iterable[Member] = (), **given: Any) ->
     places: list[Place] = []
     first = 0
     for member in tuple(members) or (a_member(0), a_member(1)):
-        seat = (member.host, member.token, member.node)
+        seat = (member.host, member.token, member.node, member.vault)
         places.append(Place(member.agent, len(places), first, member.slots, *seat))
         first += member.slots
     return Round(number, tuple(places), **given)

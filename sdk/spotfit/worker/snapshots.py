@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from spotfit.checkpoint.peer import InPeer
 from spotfit.checkpoint.saved import InMemory, Saved, open_saved
 from spotfit.checkpoint.segment import Segment
+from spotfit.core.ids import RunId
 from spotfit.host import log
 from spotfit.ledger.journal import Journal
 from spotfit.model.cadence import Odds
+from spotfit.model.holding import Part
 from spotfit.model.metrics import metrics_to_json
 from spotfit.model.wire import (
     Carried,
@@ -26,6 +30,7 @@ from spotfit.model.wire import (
     Uncarried,
     Unsaved,
 )
+from spotfit.ship.certificate import Contexts, contexts
 from spotfit.store.api import Store
 from spotfit.worker.handover import IN_MEMORY, Fate
 from spotfit.worker.talk import Talk
@@ -154,8 +159,21 @@ class Snapshots:
     def open_memory(self) -> Saved | None:
         if self._start.memory is None:
             return None
-        parts = [InMemory(Segment.open(Path(path))) for path in self._start.remembered]
-        return Saved(parts, IN_MEMORY)
+        ranks = range(len(self._start.remembered))
+        return Saved([self._remembered(rank) for rank in ranks], IN_MEMORY)
+
+    def _remembered(self, rank: int) -> InMemory | InPeer:
+        """What that rank saved: from this machine's memory, else from another's."""
+        path = self._start.remembered[rank]
+        if path:
+            return InMemory(Segment.open(Path(path)))
+        assert self._start.memory is not None
+        part = Part(self._start.memory, rank, len(self._start.remembered))
+        return InPeer(self._start.elsewhere[rank], part, self._tls.client)
+
+    @cached_property
+    def _tls(self) -> Contexts:
+        return contexts(self._start.secret, RunId(self._start.run_id))
 
     def open(self, name: str) -> Saved | None:
         return open_saved(self._store, name)

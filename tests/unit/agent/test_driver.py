@@ -102,6 +102,7 @@ def test_a_fault_of_ours_is_a_crash_with_its_traceback(
 
 
 def test_a_member_says_where_it_is(tmp_path: Path) -> None:
-    member = driver._member(assignment(tmp_path), AgentId("a"), "[::1]:7000")
+    member = driver._member(assignment(tmp_path), AgentId("a"), "[::1]:7000", "[::1]:7001")
     assert isinstance(member, Member)
     assert (member.host, member.hub, member.pid) == ("::1", "[::1]:7000", os.getpid())
+    assert member.vault == "[::1]:7001"

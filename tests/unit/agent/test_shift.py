@@ -180,8 +180,12 @@ def test_what_lies_in_memory_is_told_with_the_last_worker_and_the_next_round_beg
     working.crew.halt()
     assert working.hear() == [Stopped(3, held=working.crew.held)]
     assert working.shift.held == working.crew.held, "and to whoever leads next"
-    working.follow(a_view(round=a_round(4, members=WIDE, memory=state)))
-    assert working.crew.workers[3].memory == state
+    both = [replace(one, vault=f"{one.host}:9") for one in WIDE]
+    holders = ((an_agent(0),), (an_agent(1),))
+    working.follow(a_view(round=a_round(4, members=both, memory=state, holders=holders)))
+    start = working.crew.workers[3]
+    assert (start.memory, start.elsewhere) == (state, ("10.0.0.0:9", ""))
+    assert start.copies_to == "10.0.0.0:9", "the next of the ring keeps copies"
 
 
 def test_a_round_is_entered_once(working: Node) -> None:

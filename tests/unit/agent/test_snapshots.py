@@ -77,8 +77,11 @@ def test_what_is_whole_is_held_and_the_next_round_is_told_where(tmp_path: Path) 
         pass  # its writer died before it was whole
     newest = State(3, 9)
     assert snapshots.held() == (Part(State(3, 6), 0, 2), Part(newest, 0, 2), Part(newest, 1, 2))
-    told = snapshots.enter(replace(start(4), memory=newest))
+    told = snapshots.enter(replace(start(4), memory=newest, elsewhere=("", "")))
     assert told.remembered == tuple(map(str, newer))
+    told = snapshots.enter(replace(start(4), memory=newest, elsewhere=("", "10.0.0.2:7")))
+    assert told.remembered == (str(newer[0]), "")
+    assert snapshots.find(Part(newest, 1, 2)) == newer[1], "for a peer that asks"
     assert snapshots.enter(start(4)).remembered == (), "that round begins from a checkpoint"
 
 

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from spotfit.model.holding import Part, State
 from spotfit.model.view import View
+from spotfit.model.watch import Seat
 from spotfit.model.world import Round
-from spotfit.policy.recovery import Holder, Recovery, from_own_memory, keepers, recover
+from spotfit.policy.recovery import (
+    Holder,
+    Memory,
+    Recovery,
+    from_memory,
+    keepers,
+    recover,
+    sources,
+)
 from spotfit.testing.builders import a_commit, a_member, a_round, a_seat, a_view, an_agent
 
 OLD, NEW = State(4, 100), State(4, 120)
@@ -107,23 +116,49 @@ def test_each_machine_is_kept_by_the_next_that_stays() -> None:
 # --- from memory alone -------------------------------------------------------------------------
 
 
-def begins_from(view: View, *held: Part, members: int = 1) -> State | None:
-    machines = [a_member(n, slots=2) for n in range(members)]
-    places = a_round(5, members=machines).places
-    return from_own_memory(view, places, [a_seat(0, member=machines[0], held=held)])
+def a_group_of(*held: list[Part], vaults: bool = True) -> tuple[Round, list[Seat]]:
+    """a0, a1, … with a rank each, that hold those parts."""
+    members = [a_member(n, vault=f"10.0.0.{n}:9" if vaults else "") for n in range(len(held))]
+    seated = zip(members, held, strict=True)
+    sitting = [a_seat(n, member=one, held=tuple(its)) for n, (one, its) in enumerate(seated)]
+    return a_round(5, members=members), sitting
 
 
-def test_memory_is_enough_where_the_one_machine_holds_all() -> None:
-    assert begins_from(a_view(), *parts(NEW, 0, 1)) == NEW
-    assert begins_from(a_view(), *parts(NEW, 0)) is None
-    assert begins_from(a_view(), *parts(NEW, 0, 1), members=2) is None, "a1 holds nothing"
+def begins_from(view: View, *held: list[Part], vaults: bool = True) -> Memory | None:
+    round_, sitting = a_group_of(*held, vaults=vaults)
+    return from_memory(view, round_.places, sitting)
 
 
-@pytest.mark.parametrize(("committed_in", "found"), [(3, NEW), (4, NEW), (5, None)])
-def test_a_checkpoint_of_a_later_round_is_newer(committed_in: int, found: Any) -> None:
+def test_memory_is_enough_where_all_of_a_state_is_there() -> None:
+    assert begins_from(a_view(), parts(NEW, 0, 1)) == Memory(NEW, ((A0,), (A0,)))
+    assert begins_from(a_view(), parts(NEW, 0), parts(NEW, 1)) == Memory(NEW, ((A0,), (A1,)))
+    assert begins_from(a_view(), parts(NEW, 0), parts(NEW, 0)) is None
+
+
+def test_nobody_is_asked_who_cannot_answer() -> None:
+    assert begins_from(a_view(), parts(NEW, 0), parts(NEW, 1), vaults=False) is None
+    both = parts(NEW, 0, 1)
+    assert begins_from(a_view(), both, both, vaults=False) == Memory(NEW, ((A0, A1), (A0, A1)))
+
+
+def test_what_a_machine_holds_that_has_no_place_is_left_out() -> None:
+    round_, sitting = a_group_of(parts(NEW, 0), parts(NEW, 1))
+    assert from_memory(a_view(), round_.places[:1], sitting) is None
+
+
+@pytest.mark.parametrize(("committed_in", "found"), [(3, True), (4, True), (5, False)])
+def test_a_checkpoint_of_a_later_round_is_newer(committed_in: int, found: bool) -> None:
     """One of the same round was a snapshot first, and memory keeps the last of them."""
     view = a_view(checkpoints=(a_commit(round=committed_in),))
-    assert begins_from(view, *parts(NEW, 0, 1)) == found
+    assert (begins_from(view, parts(NEW, 0, 1)) is not None) == found
+
+
+def test_each_machine_learns_whom_to_ask_for_what_it_does_not_hold() -> None:
+    round_, _ = a_group_of([], [], [])
+    round_ = replace(round_, memory=NEW, holders=((A0, A1), (A1,)))
+    assert sources(round_, A0) == ("", "10.0.0.1:9")
+    assert sources(round_, A1) == ("", "")
+    assert sources(round_, A2) in (("10.0.0.0:9", "10.0.0.1:9"), ("10.0.0.1:9", "10.0.0.1:9"))
 
 
 # --- whatever is held --------------------------------------------------------------------------

@@ -194,5 +194,6 @@ def test_a_round_begins_from_memory_where_its_machine_has_all_of_a_newer_state()
     view = a_view(last_round=a_round(members=[alone]), checkpoints=(a_commit("c1"),))
     round_ = formed(view, a_watch(seats=seats(a_seat(0, member=alone, held=held))))
     assert (round_.checkpoint, round_.memory) == ("c1", state)
+    assert round_.holders == ((an_agent(0),), (an_agent(0),))
     torn = a_watch(seats=seats(a_seat(0, member=alone, held=held[:1])))
     assert formed(view, torn).memory is None

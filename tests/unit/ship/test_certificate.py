@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from spotfit.agent import certificate
 from spotfit.core.errors import ConfigError
+from spotfit.ship import certificate
 from spotfit.ship.sign import RunKey
 from spotfit.testing.builders import RUN
 

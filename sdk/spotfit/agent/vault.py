@@ -1,0 +1,169 @@
+"""A vault: keeps copies of what a peer's workers have saved, and gives out what lies here.
+
+Threads of its own, one a connection and one that sends: the agent never waits for a gigabyte.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from spotfit.checkpoint.peer import PATIENCE_S, connected
+from spotfit.checkpoint.segment import Segment
+from spotfit.checkpoint.snapshot import write_index
+from spotfit.core.clock import Clock
+from spotfit.core.codec import decoder, encode
+from spotfit.core.errors import IntegrityError
+from spotfit.host import frames, log
+from spotfit.model.holding import Part
+from spotfit.model.vault import Fetch, Keep, Look, ToVault
+from spotfit.ship.certificate import Contexts
+
+COPY_BYTES_PER_S = 256 * 2**20
+"""Copies take no more of the network than this: training needs it, too."""
+_PIECE_BYTES = 4 * 2**20
+_GUESTS = 32
+_OF_EACH_RANK = 2
+_questions: msgspec.json.Decoder[ToVault] = decoder(ToVault)  # type: ignore[arg-type]
+
+Find = Callable[[Part], Path | None]
+"""Where a part lies on this machine; None where it does not."""
+
+
+class Vault:
+    """Listens from the moment it is made until it is closed."""
+
+    def __init__(self, folder: Path, find: Find, *, tls: Contexts, host: str, clock: Clock) -> None:
+        """Copies are kept in `folder`. Raises `OSError` where `host` is no address of ours."""
+        self.folder = folder
+        self._find = find
+        self._tls = tls
+        self._clock = clock
+        self._listener = socket.create_server((host, 0), backlog=_GUESTS)
+        host, port = self._listener.getsockname()[:2]
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._guests = threading.BoundedSemaphore(_GUESTS)
+        self._due: queue.SimpleQueue[tuple[Path, str] | None] = queue.SimpleQueue()
+        for work in (self._listen, self._send_all):
+            threading.Thread(target=work, name="spotfit-vault", daemon=True).start()
+
+    def close(self) -> None:
+        """Listen and send no more."""
+        self._due.put(None)
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def copy(self, segment: Path, to: str) -> None:
+        """Have the vault at `to` keep a copy, as soon as those before are sent.
+
+        A segment that is written anew meanwhile is no loss: its next copy is newer.
+        """
+        self._due.put((segment, to))
+
+    # --- sending -----------------------------------------------------------------------------
+
+    def _send_all(self) -> None:
+        while (due := self._due.get()) is not None:
+            segment, to = due
+            try:
+                self._send(segment, to)
+            except (OSError, IntegrityError) as failed:
+                log.warning("vault.not_copied", segment=segment.name, to=to, why=str(failed))
+
+    def _send(self, path: Path, to: str) -> None:
+        with Segment.open(path) as segment, connected(to, self._tls.client) as wire:
+            before = segment.seal
+            frames.write(wire, encode(Keep(path.name, len(segment.whole))))
+            began = self._clock.now()
+            for at in range(0, len(segment.whole), _PIECE_BYTES):
+                frames.write(wire, bytes(segment.whole[at : at + _PIECE_BYTES]))
+                self._clock.wait(began + at / COPY_BYTES_PER_S - self._clock.now())
+            if segment.seal != before:
+                raise IntegrityError("it was written anew while it was sent")
+            frames.write(wire, b"")
+            if frames.read(wire) is None:
+                raise IntegrityError("the other machine did not keep it")
+
+    # --- receiving ---------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                plain, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            if not self._guests.acquire(blocking=False):
+                plain.close()
+                continue
+            guest = threading.Thread(target=self._receive, args=(plain,), daemon=True)
+            guest.start()
+
+    def _receive(self, plain: socket.socket) -> None:
+        try:
+            plain.settimeout(PATIENCE_S)
+            with self._tls.server.wrap_socket(plain, server_side=True) as wire:
+                body = frames.read(wire)
+                if body is not None:
+                    self._answer(wire, _questions.decode(body))
+        except (OSError, IntegrityError, msgspec.MsgspecError) as failed:
+            log.debug("vault.guest", why=str(failed))
+        finally:
+            plain.close()
+            self._guests.release()
+
+    def _answer(self, wire: ssl.SSLSocket, question: ToVault) -> None:
+        match question:
+            case Keep():
+                self._keep(wire, question)
+            case Look(part=part):
+                frames.write(wire, self._index_of(part))
+            case Fetch(part=part, start=start, size_bytes=size_bytes):
+                frames.write(wire, self._bytes_of(part, start, size_bytes))
+
+    def _keep(self, wire: ssl.SSLSocket, keep: Keep) -> None:
+        """Written beside, and put into its place once it is whole."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        coming = self.folder / f"{Path(keep.name).name}.coming"
+        try:
+            with coming.open("wb") as file:
+                while body := frames.read(wire):
+                    file.write(body)
+                whole = body is not None and file.tell() == keep.size_bytes
+            if whole:
+                coming.replace(self.folder / Path(keep.name).name)
+                self._free_older(Path(keep.name).name)
+                frames.write(wire, b"")
+        finally:
+            coming.unlink(missing_ok=True)
+
+    def _free_older(self, kept: str) -> None:
+        """Of rounds before that one nothing is needed any more, nor more than two of a rank."""
+        round_, rank, *_ = kept.split("-")
+        for path in self.folder.glob("*.segment"):
+            if not path.name.startswith(f"{round_}-"):
+                path.unlink(missing_ok=True)
+        of_rank = self.folder.glob(f"{round_}-{rank}-*.segment")
+        for path in sorted(of_rank, key=lambda one: one.stat().st_mtime_ns)[:-_OF_EACH_RANK]:
+            path.unlink(missing_ok=True)
+
+    def _index_of(self, part: Part) -> bytes:
+        path = self._find(part)
+        if path is None:
+            return b""
+        with Segment.open(path) as segment:
+            return write_index(segment.index())
+
+    def _bytes_of(self, part: Part, start: int, size_bytes: int) -> bytes:
+        path = self._find(part)
+        if path is None:
+            return b""
+        with Segment.open(path) as segment:
+            return bytes(segment.bytes[start : start + size_bytes])

@@ -1,0 +1,35 @@
+"""What is said to a vault: the place where an agent keeps states for its node and for a peer's.
+
+Frames over TLS. Each connection has one question, the first frame; what follows is bytes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from spotfit.model.holding import Part
+
+
+class Keep(msgspec.Struct, frozen=True, tag="keep"):
+    """Keep a copy of this segment. Its bytes follow in frames, then an empty one once it is whole;
+    the answer is an empty frame, too."""
+
+    name: str
+    size_bytes: int
+
+
+class Look(msgspec.Struct, frozen=True, tag="look"):
+    """Answered by the index of that part; by an empty frame where it is not here any more."""
+
+    part: Part
+
+
+class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
+    """Answered by so many bytes of that part; by an empty frame where it is not here any more."""
+
+    part: Part
+    start: int
+    size_bytes: int
+
+
+ToVault = Keep | Look | Fetch

@@ -1,0 +1,176 @@
+"""A vault keeps what a peer sends whole, gives out what is asked for, and hears no strangers."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spotfit.agent.snapshots import Snapshots
+from spotfit.agent.vault import Vault
+from spotfit.checkpoint.peer import InPeer, connected
+from spotfit.checkpoint.segment import Segment
+from spotfit.core.codec import encode
+from spotfit.core.errors import IntegrityError
+from spotfit.host import frames
+from spotfit.model.holding import Part, State
+from spotfit.model.vault import Keep
+from spotfit.ship.certificate import contexts
+from spotfit.ship.sign import RunKey
+from spotfit.testing.builders import RUN
+from spotfit.testing.clock import ManualClock
+from tests.unit.checkpoint.snapshots import BIG, bytes_of, filled
+
+SECRET = RunKey(bytes(range(32)), RUN).to_text()
+TLS = contexts(SECRET, RUN)
+STATE = State(3, 9)
+
+
+class Machine:
+    """An agent's snapshots and its vault."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.folder.mkdir()
+        self.snapshots = Snapshots(str(folder))
+        self.vault = Vault(
+            self.snapshots.copies,
+            self.snapshots.find,
+            tls=TLS,
+            host="127.0.0.1",
+            clock=ManualClock(0.0),
+        )
+
+    def saves(self, rank: int, bodies: list[bytes], number: int = 3, step: int = 9) -> Path:
+        path = self.folder / f"{number}-{rank}-1.segment"
+        return filled(path, bodies, rank=rank, world_size=2, step=step)
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Iterator[Machine]:
+    machine = Machine(tmp_path / "ours")
+    with contextlib.closing(machine.vault):
+        yield machine
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Iterator[Machine]:
+    machine = Machine(tmp_path / "theirs")
+    with contextlib.closing(machine.vault):
+        yield machine
+
+
+def copied(one: Machine, path: Path, other: Machine) -> None:
+    """As the thread that sends does it; what goes wrong is raised here."""
+    one.vault._send(path, other.vault.address)
+
+
+def test_a_copy_is_held_and_can_be_read_like_the_first(ours: Machine, theirs: Machine) -> None:
+    bodies = [bytes_of(1, 5 * BIG), b"small"]
+    copied(ours, ours.saves(1, bodies), theirs)
+    part = Part(STATE, 1, 2)
+    assert theirs.snapshots.held() == (part,)
+    remote = InPeer(theirs.vault.address, part, TLS.client)
+    assert (remote.index.rank, remote.index.step) == (1, 9)
+    read = b"".join(remote.fetch(chunk) for chunk in remote.index.chunks)
+    for piece, body in zip(remote.index.pieces, bodies, strict=True):
+        assert read[piece.start : piece.end] == body
+
+
+def test_in_the_background_copies_are_sent_one_after_the_other(
+    ours: Machine, theirs: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: queue.SimpleQueue[str] = queue.SimpleQueue()
+    monkeypatch.setattr(theirs.vault, "_free_older", kept.put)
+    for rank in (0, 1):
+        ours.vault.copy(ours.saves(rank, [b"x"]), theirs.vault.address)
+    ours.vault.copy(ours.folder / "gone.segment", theirs.vault.address)
+    ours.vault.copy(ours.saves(0, [b"y"], number=4), theirs.vault.address)
+    names = [kept.get(timeout=60) for _ in range(3)]
+    assert names == ["3-0-1.segment", "3-1-1.segment", "4-0-1.segment"]
+
+
+def test_copies_of_rounds_before_are_freed(ours: Machine, theirs: Machine) -> None:
+    copied(ours, ours.saves(0, [b"x"]), theirs)
+    copied(ours, ours.saves(0, [b"x"], number=12, step=20), theirs)
+    assert theirs.snapshots.held() == (Part(State(12, 20), 0, 2),)
+
+
+def test_of_each_rank_the_last_two_are_kept(ours: Machine, theirs: Machine) -> None:
+    for n in range(4):
+        path = filled(ours.folder / f"3-1-{n}.segment", [b"x"], rank=1, world_size=2, step=n)
+        copied(ours, path, theirs)
+    copied(ours, ours.saves(0, [b"x"]), theirs)
+    assert [part.state.step for part in theirs.snapshots.held()] == [2, 3, 9]
+
+
+def test_a_segment_written_anew_while_it_is_sent_is_no_copy(ours: Machine, theirs: Machine) -> None:
+    path = ours.saves(0, [bytes_of(1, 5 * BIG)])
+
+    class Meanwhile(ManualClock):
+        def wait(self, seconds: float) -> None:
+            path.write_bytes(bytes(path.stat().st_size))
+
+    ours.vault._clock = Meanwhile(0.0)
+    with pytest.raises(IntegrityError, match="written anew"):
+        copied(ours, path, theirs)
+    assert theirs.snapshots.held() == ()
+
+
+def test_half_a_copy_is_none(theirs: Machine) -> None:
+    with connected(theirs.vault.address, TLS.client) as wire:
+        frames.write(wire, encode(Keep("3-0-1.segment", 10)))
+        frames.write(wire, b"half")
+        frames.write(wire, b"")
+        assert frames.read(wire) is None, "nobody keeps it"
+    assert list(theirs.snapshots.copies.iterdir()) == []
+
+
+def test_no_copy_leaves_its_folder(theirs: Machine) -> None:
+    with connected(theirs.vault.address, TLS.client) as wire:
+        frames.write(wire, encode(Keep("../../3-0-1.segment", 1)))
+        frames.write(wire, b"x")
+        frames.write(wire, b"")
+        assert frames.read(wire) == b""
+    assert [path.name for path in theirs.snapshots.copies.iterdir()] == ["3-0-1.segment"]
+
+
+def test_what_is_gone_is_told(theirs: Machine) -> None:
+    with pytest.raises(IntegrityError, match="not there any more"):
+        InPeer(theirs.vault.address, Part(STATE, 0, 2), TLS.client)
+    theirs.saves(0, [b"x"])
+    theirs.snapshots.held()
+    remote = InPeer(theirs.vault.address, Part(STATE, 0, 2), TLS.client)
+    (theirs.folder / "3-0-1.segment").unlink()
+    with pytest.raises(IntegrityError, match="cannot be had"):
+        remote.fetch(remote.index.chunks[0])
+
+
+def test_a_machine_that_is_gone_is_told(theirs: Machine) -> None:
+    theirs.vault.close()
+    with pytest.raises(IntegrityError, match=theirs.vault.address):
+        InPeer(theirs.vault.address, Part(STATE, 0, 2), TLS.client)
+
+
+def test_who_does_not_hold_the_runs_key_is_not_heard(theirs: Machine) -> None:
+    theirs.saves(0, [b"x"])
+    theirs.snapshots.held()
+    stranger = contexts(RunKey(bytes(32), RUN).to_text(), RUN)
+    with pytest.raises(IntegrityError):
+        InPeer(theirs.vault.address, Part(STATE, 0, 2), stranger.client)
+    anonymous = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    anonymous.check_hostname = False
+    anonymous.verify_mode = ssl.CERT_NONE
+    with pytest.raises(IntegrityError):
+        InPeer(theirs.vault.address, Part(STATE, 0, 2), anonymous)
+
+
+def test_a_full_segment_keeps_its_seal_until_it_is_written_anew(tmp_path: Path) -> None:
+    with Segment.open(filled(tmp_path / "one", [b"x"], step=1)) as one:
+        assert one.seal == one.seal
+        with Segment.open(filled(tmp_path / "two", [b"x"], step=2)) as two:
+            assert one.seal != two.seal
