@@ -82,7 +82,10 @@ def complaint(host: str, code: int, message: str) -> ProvisionError | MachineErr
             do="Correct SshOptions(hosts=…), or name it in ~/.ssh/config.",
         )
     if code == _SSH_FAILED:
-        return MachineError(f"{host} does not answer: {told}")
+        return MachineError(
+            f"{host} does not answer: {told}",
+            do=f"See to it that it is on, and that `ssh -o BatchMode=yes {host} true` works.",
+        )
     return ProvisionError(
         f"{host} cannot start an agent: {told}",
         do="It needs Linux, /bin/sh, flock and setsid (util-linux), a folder that we may write to, "

@@ -25,7 +25,6 @@ from spotfit_provisioners.ssh.options import SshOptions
 from spotfit_provisioners.ssh.states import Survey
 
 _AT_ONCE = 16
-_INSTALL = "pip install spotfit there, and name that Python in SshOptions(python=…) or setup=…"
 
 Given = TypeVar("Given")
 
@@ -110,7 +109,7 @@ class SshProvisioner:
         here = look("there is an ssh client", client.found)
         yield here
         for host in self.options.hosts if here.well else ():
-            yield look(f"{host} is ready", lambda h=host: self._sound(h), do=_INSTALL)  # type: ignore[misc]
+            yield look(f"{host} is ready", lambda h=host: self._sound(h))  # type: ignore[misc]
 
     def _sound(self, host: str) -> str:
         """What an agent would find there. Raises `ConfigError` where it could not read what we

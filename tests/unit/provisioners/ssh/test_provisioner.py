@@ -172,6 +172,7 @@ def test_a_check_up_looks_at_every_host(by: By, monkeypatch: pytest.MonkeyPatch)
     assert sound.well
     assert "GiB free" in sound.found
     assert not silent.well
+    assert "it is on" in silent.do
     assert "host_keys" in unknown.do
     (_, without) = by("h1", python="/usr/bin/no-such-python").examine()
     assert not without.well
