@@ -9,6 +9,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+SKY := .bench/venv-skypilot
 PYTEST := $(BIN)/python -m pytest
 EVERYDAY := not slow and not gpu and not cloud
 CODE := sdk provisioners localsim tests examples benchmarks worker_image
@@ -70,6 +71,10 @@ parity: $(STAMP) ## install Ray, compare its answers with ours, run its own exam
 azurite: ## install Microsoft's emulator of Azure's storage, by npm, for the tests of stores
 	npm install --prefix .azurite --no-fund --no-audit azurite@3.35.0
 
+.PHONY: sky
+sky: $(SKY)/.installed ## SkyPilot's real SDK and API server, moto in AWS's place; needs rsync
+	$(SKY)/bin/python -m pytest tests/unit/provisioners/skypilot tests/contract/test_skypilot.py
+
 .PHONY: docs
 docs: $(STAMP) ## check that links resolve and that code in the documents compiles
 	$(PYTEST) -q tests/house/test_docs.py tests/house/test_examples.py
@@ -98,4 +103,10 @@ clean: ## remove everything that make has made, .venv included
 $(STAMP): pyproject.toml constraints.txt .ci/make-venv
 	.ci/make-venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch,test,demo,dev]'
+	touch $@
+
+# SkyPilot's requirements and ours for tests exclude each other (click, protobuf, kubernetes).
+$(SKY)/.installed: pyproject.toml .ci/make-venv
+	.ci/make-venv $(SKY)
+	$(SKY)/bin/python -m pip install --quiet -e '.[skypilot]' 'skypilot[aws]==0.14.*' 'hypothesis>=6.120' 'moto[server]>=5.0' 'pytest>=8.3' 'pytest-timeout>=2.3'
 	touch $@

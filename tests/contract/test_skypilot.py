@@ -1,0 +1,180 @@
+"""SkyPilot through its real SDK against its real API server; moto in AWS's place. `make sky`.
+
+No machine comes: what a running one looks like is told by its states alone
+(tests/unit/provisioners/skypilot/test_states.py).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotfit.core.errors import MachineError, ProvisionError
+from spotfit.core.ids import Token
+from spotfit.host import dice
+from spotfit.host.clocks import SystemClock
+from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatus, NodeState
+from spotfit.provision.launch import Launch
+from spotfit_provisioners.skypilot.provisioner import SkyPilotProvisioner
+from tests.skypilot_server import installed, skypilot_server
+
+pytestmark = [
+    installed,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("default"),  # SkyPilot's own dependencies have futures, too
+]
+
+_PATIENCE_S = 300.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with skypilot_server(tmp_path_factory.mktemp("sky")) as address:
+        yield address
+
+
+By = Callable[..., SkyPilotProvisioner]
+
+
+@pytest.fixture
+def by(server: str) -> By:
+    def make(**options: Any) -> SkyPilotProvisioner:
+        return SkyPilotProvisioner.with_options(
+            **{"infra": ("aws/us-east-1",), "endpoint": server, **options}
+        )
+
+    return make
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Launch:
+    return Launch(str(tmp_path / "run"), dice.new_run_id(), "the secret itself")
+
+
+def a_plan(provisioner: SkyPilotProvisioner, workers: int = 1, **resources: float) -> GroupPlan:
+    token = Token(f"t-{uuid.uuid4().hex[:12]}")
+    return provisioner.plan(GroupRequest(token, workers, workers, resources, run_name="suite"))
+
+
+def granted(provisioner: SkyPilotProvisioner, plan: GroupPlan, launch: Launch) -> GroupHandle:
+    handle = provisioner.submit(plan, launch)
+    assert isinstance(handle, GroupHandle)
+    return handle
+
+
+def until(
+    provisioner: SkyPilotProvisioner,
+    handle: GroupHandle,
+    happens: Callable[[GroupStatus], object],
+) -> GroupStatus:
+    clock = SystemClock()
+    give_up_at = clock.now() + _PATIENCE_S
+    while not happens(status := provisioner.observe(handle)):
+        assert clock.now() < give_up_at, f"it has not happened: {status}"
+        clock.wait(1.0)
+    return status
+
+
+def test_a_check_up_finds_the_server_the_cloud_and_the_machine(by: By) -> None:
+    findings = list(by().examine())
+    assert [finding.well for finding in findings] == [True, True, True], findings
+    _, clouds, _ = by(infra=("gcp",)).examine()
+    assert not clouds.well
+    assert "gcp" in clouds.found
+
+
+def test_a_machine_that_no_catalog_has_is_refused_at_once(by: By, launch: Launch) -> None:
+    provisioner = by(accelerator="H100")
+    with pytest.raises(ProvisionError, match="H100") as told:
+        provisioner.submit(a_plan(provisioner, GPU=8.0), launch)
+    assert "show-gpus" in told.value.do
+
+
+def test_spot_gpus_are_in_the_catalog_in_any_of_two_places(by: By) -> None:
+    provisioner = by(accelerator="V100", infra=("aws/us-east-1", "aws/us-west-2"), spot="preferred")
+    plan = a_plan(provisioner, GPU=1.0)
+    provisioner._client.would_take({**plan.body["task"], "name": "t"})
+
+
+def test_two_who_ask_at_the_same_time_get_one_group_which_is_let_go(by: By, launch: Launch) -> None:
+    """And no capacity is told as it is: every try at moto ends so."""
+    provisioner = by()
+    plan = a_plan(provisioner, 2)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: granted(provisioner, plan, launch), range(2))
+    assert first == second
+    assert granted(provisioner, plan, launch) == first
+    going = [job for job in provisioner._client.jobs(f"{plan.token}-") if not job.over]
+    names = [job.name for job in going if job.state != "CANCELLING"]
+    assert sorted(names) == [f"{plan.token}-0", f"{plan.token}-1"]
+    status = until(provisioner, first, lambda status: status.refusal)
+    assert all(node.state == NodeState.WAITING for node in status.nodes)
+    provisioner.cancel(first)
+    until(provisioner, first, lambda status: status.over)
+    provisioner.cancel(first)
+    assert provisioner.observe(granted(provisioner, plan, launch)).over, "it does not come back"
+
+
+def test_a_cluster_that_cannot_come_says_why_and_asking_twice_is_asking_once(
+    by: By, launch: Launch
+) -> None:
+    provisioner = by(via="clusters")
+    plan = a_plan(provisioner)
+    handle = granted(provisioner, plan, launch)
+    assert granted(provisioner, plan, launch) == handle
+    status = until(provisioner, handle, lambda status: status.over)
+    assert "FAILED" in status.refusal
+    assert len(provisioner._client.launches(f"{plan.token}-0")) == 1
+    provisioner.cancel(handle)
+
+
+def test_a_group_nobody_remembers_is_gone(by: By) -> None:
+    for via in ("jobs", "clusters"):
+        provisioner = by(via=via)
+        token = "t-0123456789ab"
+        handle = GroupHandle(Token(token), "skypilot", token, {"nodes": 2, "via": via})
+        assert provisioner.observe(handle).over
+        provisioner.cancel(handle)
+
+
+def test_a_server_that_does_not_answer_is_asked_again() -> None:
+    """In a process of its own: SkyPilot keeps the first address that it was told."""
+    script = (
+        "from spotfit_provisioners.skypilot.client import SkyClient\n"
+        "try: SkyClient('http://127.0.0.1:1', patience_s=60).jobs('t-')\n"
+        "except Exception as told: print(type(told).__name__, told)\n"
+    )
+    assert MachineError.__name__ in _run(script, {})
+
+
+def test_without_any_server_it_says_how_to_get_one(tmp_path: Path) -> None:
+    script = (
+        "from spotfit_provisioners.skypilot.client import SkyClient\n"
+        "try: SkyClient('', patience_s=60).jobs('t-')\n"
+        "except Exception as told: print(type(told).__name__, told)\n"
+    )
+    said = _run(script, {"HOME": str(tmp_path), "SKYPILOT_API_SERVER_LOCAL_PORT": "1"})
+    assert said.startswith(ProvisionError.__name__)
+    assert "sky api start" in said
+
+
+def _run(script: str, environment: dict[str, str]) -> str:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("SKYPILOT_")}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    return done.stdout.strip()

@@ -1,0 +1,144 @@
+"""SkyPilot's real API server of a test's own, with a catalog of a few machines and moto for AWS.
+
+Managed jobs are looked after in the server itself ("consolidation mode"). Its optimizer, its queue
+and its jobs controllers are the real ones; moto has no public subnet, so that every attempt to
+rent a machine ends as if there were no capacity.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_START_S = 300.0
+_TRIES = 3
+
+installed = pytest.mark.skipif(
+    importlib.util.find_spec("sky") is None or shutil.which("rsync") is None,
+    reason="SkyPilot and rsync are not installed; `make sky`",
+)
+
+_GPU = (
+    "\"{'Gpus': [{'Name': 'V100', 'Manufacturer': 'NVIDIA', 'Count': 1.0, "
+    "'MemoryInfo': {'SizeInMiB': 16384}}], 'TotalGpuMemoryInMiB': 16384}\""
+)
+_CATALOG = {
+    "aws/vms.csv": (
+        "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Price,SpotPrice,"
+        "Region,AvailabilityZone,Arch",
+        "m6i.xlarge,,,4.0,16.0,,0.192,0.071,us-east-1,use1-az1,x86_64",
+        "m6i.xlarge,,,4.0,16.0,,0.192,0.065,us-east-1,use1-az2,x86_64",
+        "m6i.2xlarge,,,8.0,32.0,,0.384,0.14,us-east-1,use1-az1,x86_64",
+        f"p3.2xlarge,V100,1.0,8.0,61.0,{_GPU},3.06,0.92,us-east-1,use1-az1,x86_64",
+        f"p3.2xlarge,V100,1.0,8.0,61.0,{_GPU},3.06,0.92,us-west-2,usw2-az1,x86_64",
+    ),
+    "aws/images.csv": (
+        "Tag,Region,OS,OSVersion,ImageId,CreationDate,BaseImageId",
+        *(
+            f"skypilot:{tag},{region},ubuntu,22.04,ami-03cf127a,20250101,"  # one that moto has
+            for tag in ("custom-gpu-ubuntu", "custom-cpu-ubuntu", "gpu-ubuntu-2004")
+            for region in ("us-east-1", "us-west-2")
+        ),
+    ),
+    "aws/instance_quota_mapping.csv": (
+        "InstanceType,OnDemandInstanceCode,SpotInstanceCode",
+        "m6i.xlarge,L-1216C47A,L-34B43A08",
+        "p3.2xlarge,L-417A185B,L-7212CCBC",
+    ),
+    "common/accelerators.csv": ("AcceleratorName,Clouds,Regions", "V100,AWS,us-east-1"),
+    "common/metadata.csv": ("GPU,MemoryGB", "V100,16"),
+}
+
+
+@contextlib.contextmanager
+def skypilot_server(folder: Path) -> Iterator[str]:
+    """Where it answers. This process's environment leads SkyPilot's SDK there as well."""
+    port = _free_port()
+    home = folder / "home"
+    _furnish(home)
+    with _moto() as cloud, pytest.MonkeyPatch.context() as patch:
+        for name, text in {
+            "HOME": str(home),
+            "SKYPILOT_API_SERVER_LOCAL_PORT": str(port),
+            "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
+            "AWS_ENDPOINT_URL": cloud,
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }.items():
+            patch.setenv(name, text)
+        patch.delenv("SKYPILOT_DISABLE_LOCAL_API_SERVER", raising=False)
+        try:
+            _start(folder)
+            _sky(folder, "check", "aws")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            _sky(folder, "api", "stop")
+
+
+def _furnish(home: Path) -> None:
+    (home / ".ssh").mkdir(parents=True)
+    for name, lines in _CATALOG.items():
+        path = home / ".sky/catalogs/v8" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines) + "\n")
+    settings = home / ".sky/config.yaml"
+    settings.write_text("jobs:\n  controller:\n    consolidation_mode: true\n")
+
+
+def _start(folder: Path) -> None:
+    """SkyPilot gives its server a minute, which is not enough on a busy machine."""
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(subprocess.CalledProcessError):
+            return _sky(folder, "api", "start")
+    return _sky(folder, "api", "start")
+
+
+def _sky(folder: Path, *words: str) -> None:
+    """A command of SkyPilot's; what it says is kept beside its home."""
+    environment = {
+        name: text
+        for name, text in os.environ.items()
+        if name not in ("SKYPILOT_DISABLE_LOCAL_API_SERVER", "SKYPILOT_API_SERVER_ENDPOINT")
+    }
+    folder_of_python = Path(sys.executable).parent
+    environment["PATH"] = f"{folder_of_python}:{environment['PATH']}"
+    with (folder / "sky.log").open("ab") as log:
+        subprocess.run(
+            [folder_of_python / "sky", *words],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            timeout=_START_S,
+            check=True,
+        )
+
+
+@contextlib.contextmanager
+def _moto() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer
+
+    moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    moto.start()
+    try:
+        host, port = moto.get_host_and_port()
+        yield f"http://{host}:{port}"
+    finally:
+        threading.Thread(target=moto.stop, daemon=True).start()
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

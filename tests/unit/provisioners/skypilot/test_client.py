@@ -1,0 +1,128 @@
+"""SkyPilot's complaints in our words; the calls themselves are tried by `make sky`."""
+
+from __future__ import annotations
+
+import builtins
+
+import pytest
+
+from spotfit.core.errors import (
+    MachineError,
+    MissingExtraError,
+    ProvisionError,
+    ProvisionPermissionError,
+    SpotfitError,
+)
+from spotfit_provisioners.skypilot import client
+from spotfit_provisioners.skypilot.client import Request, SkyClient, complaint
+
+
+def theirs(name: str, message: str = "what they say") -> Exception:
+    """An exception of that name: theirs are told by nothing else."""
+    kind = getattr(builtins, name, None) or type(name, (Exception,), {})
+    wrong = kind(message)
+    assert isinstance(wrong, Exception)
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("ApiServerAuthenticationError", ProvisionPermissionError),
+        ("NoCloudAccessError", ProvisionPermissionError),
+        ("PermissionDeniedError", ProvisionPermissionError),
+        ("ResourcesUnavailableError", ProvisionError),
+        ("APIVersionMismatchError", ProvisionError),
+        ("ValueError", ProvisionError),
+    ],
+)
+def test_what_waiting_does_not_cure_is_told_apart(name: str, error: type[SpotfitError]) -> None:
+    told = complaint("do it", theirs(name))
+    assert type(told) is error
+    assert "what they say" in str(told)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["KubeAPIUnreachableError", "ServerTemporarilyUnavailableError", "CommandError", "OSError"],
+)
+def test_what_may_pass_is_left_to_be_asked_again(name: str) -> None:
+    assert complaint("do it", theirs(name)) is None
+
+
+NO_SERVER = theirs("ApiServerConnectionError", "Could not connect")
+
+
+def test_without_an_api_server_it_says_how_to_get_one() -> None:
+    told = complaint("do it", NO_SERVER)
+    assert type(told) is ProvisionError
+    assert "sky api start" in told.do
+    assert "endpoint=" in told.do
+    assert complaint("do it", theirs("RuntimeError", client._NOT_STARTED)) is not None
+    assert complaint("do it", theirs("ConnectionError", "Connection refused")) is not None
+    assert complaint("do it", theirs("ConnectionError", "reset by peer")) is None
+
+
+def test_a_server_elsewhere_may_come_back() -> None:
+    assert type(complaint("do it", NO_SERVER, endpoint="https://sky")) is MachineError
+
+
+def test_a_machine_without_a_way_to_the_server_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKYPILOT_TASK_ID", "sky-managed-1")
+    assert type(complaint("do it", NO_SERVER)) is MachineError
+
+
+def test_colours_and_lines_are_taken_out_of_what_they_say() -> None:
+    told = complaint("do it", theirs("ValueError", "\x1b[31mno\n  such\x1b[0m thing"))
+    assert told is not None
+    assert "no such thing" in told.what
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *client._NO_ACCESS,
+        *client._NO_MACHINE,
+        *client._NO_SERVER,
+        *client._MISTAKE,
+        client._NOT_UP,
+        client._NOT_THERE,
+    ],
+)
+def test_the_names_are_theirs(name: str) -> None:
+    """They are known by name only, and a name that nobody has any more would go unnoticed."""
+    exceptions = pytest.importorskip("sky.exceptions", reason="SkyPilot is not installed")
+    assert hasattr(exceptions, name) or hasattr(builtins, name)
+
+
+@pytest.mark.parametrize(
+    ("status", "nothing"), [(None, True), ("STOPPED", True), ("INIT", False), ("UP", False)]
+)
+def test_a_controller_in_disorder_is_not_taken_for_one_without_jobs(
+    status: str | None, nothing: bool
+) -> None:
+    wrong = theirs(client._NOT_UP)
+    wrong.cluster_status = status  # type: ignore[attr-defined]
+    assert client._nothing_to_look_after(wrong) is nothing
+
+
+def test_a_launch_is_found_by_what_it_asks_for() -> None:
+    assert client._name_in('{"name": "t-1-0", "task": "…"}') == "t-1-0"
+    assert client._name_in("null") == ""
+    assert client._name_in("") == ""
+
+
+def test_a_request_is_under_way_until_it_is_over() -> None:
+    assert Request("r", "WAITING").under_way
+    assert not Request("r", "FAILED").under_way
+
+
+def test_without_the_extra_it_says_what_to_install() -> None:
+    try:
+        import sky  # type: ignore[import-not-found]  # noqa: F401
+    except ImportError:
+        with pytest.raises(MissingExtraError) as told:
+            SkyClient("", patience_s=1.0).server()
+        assert "spotfit[skypilot]" in told.value.do
+    else:
+        pytest.skip("SkyPilot is installed")

@@ -1,0 +1,257 @@
+"""The four verbs on SkyPilot, against an API server that is a few dictionaries.
+
+What a real one says to the real SDK is tried by `make sky`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from spotfit.core.errors import ProvisionError
+from spotfit.core.ids import RunId, Token
+from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatus, NodeState
+from spotfit.provision.launch import Launch
+from spotfit_provisioners.skypilot.client import Request, SkyClient
+from spotfit_provisioners.skypilot.provisioner import SkyPilotProvisioner
+from spotfit_provisioners.skypilot.states import Job
+
+LAUNCH = Launch("s3://b/run", RunId("r-1"), "the secret itself")
+
+
+@dataclass
+class Server(SkyClient):
+    """Jobs and clusters of an API server, as its client tells them."""
+
+    queue: list[Job] = field(default_factory=list)
+    under_way: dict[str, str] = field(default_factory=dict)
+    up: dict[str, str] = field(default_factory=dict)
+    asked: dict[str, list[Request]] = field(default_factory=dict)
+    tasks: list[Mapping[str, Any]] = field(default_factory=list)
+    enabled: tuple[str, ...] = ("aws",)
+    trouble: Exception | None = None
+    late: list[Job] = field(default_factory=list)
+    """Jobs that somebody else launches while we wait for ours."""
+
+    def server(self) -> str:
+        return "version 0"
+
+    def clouds(self) -> list[str]:
+        return list(self.enabled)
+
+    def would_take(self, task: Mapping[str, Any]) -> None:
+        if task["resources"].get("accelerators", "").startswith("none-such"):
+            raise ProvisionError("no such machine")
+
+    def launch_job(self, task: Mapping[str, Any]) -> str:
+        self.tasks.append(task)
+        self.queue.append(Job(len(self.queue) + 1, task["name"], "PENDING"))
+        return f"request-{task['name']}"
+
+    def jobs(self, prefix: str) -> list[Job]:
+        return sorted((j for j in self.queue if j.name.startswith(prefix)), key=lambda j: j.id)
+
+    def launching_jobs(self) -> dict[str, str]:
+        return self.under_way
+
+    def cancel_jobs(self, ids: Sequence[int]) -> None:
+        for id_ in ids:
+            self.turn(id_, "CANCELLED")
+
+    def wait(self, request: str) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+        self.queue += self.late
+        self.late = []
+
+    def turn(self, id_: int, state: str, why: str = "") -> None:
+        self.queue = [
+            Job(job.id, job.name, state, why) if job.id == id_ else job for job in self.queue
+        ]
+
+    def launch_cluster(self, task: Mapping[str, Any]) -> str:
+        self.tasks.append(task)
+        self.asked.setdefault(task["name"], []).insert(0, Request("r", "RUNNING"))
+        return "r"
+
+    def clusters(self, names: Sequence[str]) -> dict[str, str]:
+        return {name: self.up[name] for name in names if name in self.up}
+
+    def launches(self, cluster: str) -> list[Request]:
+        return self.asked.get(cluster, [])
+
+    def why_failed(self, request: str) -> str:
+        return "no p4d anywhere"
+
+    def abort(self, requests: Sequence[str]) -> None:
+        self.asked = {name: [Request("r", "CANCELLED")] for name in self.asked}
+
+    def take_down(self, cluster: str) -> None:
+        del self.up[cluster]
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+def by(server: Server, **options: Any) -> SkyPilotProvisioner:
+    provisioner = SkyPilotProvisioner.with_options(**options)
+    provisioner._client = server
+    return provisioner
+
+
+def a_plan(provisioner: SkyPilotProvisioner, workers: int = 2, **resources: float) -> GroupPlan:
+    return provisioner.plan(GroupRequest(Token("t-1"), workers, workers, resources))
+
+
+def submitted(provisioner: SkyPilotProvisioner) -> GroupHandle:
+    handle = provisioner.submit(a_plan(provisioner), LAUNCH)
+    assert isinstance(handle, GroupHandle)
+    return handle
+
+
+def lives(status: GroupStatus) -> list[NodeState]:
+    return [node.state for node in status.nodes]
+
+
+# ── managed jobs ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_group_is_a_job_of_one_node_for_each_machine(server: Server) -> None:
+    provisioner = by(server)
+    handle = submitted(provisioner)
+    assert [job.name for job in server.queue] == ["t-1-0", "t-1-1"]
+    assert [task["envs"]["SPOTFIT_NODE"] for task in server.tasks] == ["0", "1"]
+    assert all(task["num_nodes"] == 1 for task in server.tasks)
+    server.turn(1, "RUNNING")
+    server.turn(2, "RECOVERING")
+    assert lives(provisioner.observe(handle)) == [NodeState.RUNNING, NodeState.WAITING]
+
+
+def test_asking_twice_is_asking_once(server: Server) -> None:
+    provisioner = by(server)
+    assert submitted(provisioner) == submitted(provisioner)
+    assert len(server.queue) == 2
+
+
+def test_what_is_being_launched_is_waited_for_and_not_launched_again(server: Server) -> None:
+    server.under_way = {"t-1-0": "their-request"}
+    submitted(by(server))
+    assert [job.name for job in server.queue] == ["t-1-1"]
+
+
+def test_of_two_who_asked_at_the_same_time_the_older_stays(server: Server) -> None:
+    server.late = [Job(7, "t-1-0", "STARTING"), Job(8, "t-1-1", "STARTING")]
+    provisioner = by(server)
+    handle = submitted(provisioner)
+    assert [job.id for job in server.queue if job.state == "CANCELLED"] == [7, 8]
+    server.turn(1, "RUNNING")
+    server.turn(2, "RUNNING")
+    assert lives(provisioner.observe(handle)) == [NodeState.RUNNING] * 2
+
+
+def test_a_launch_that_fails_half_way_leaves_no_job_that_nobody_looks_after(
+    server: Server,
+) -> None:
+    server.trouble = OSError("the connection broke")
+    provisioner = by(server)
+    with pytest.raises(OSError, match="broke"):
+        submitted(provisioner)
+    assert all(job.over for job in server.queue)
+    server.trouble = None
+    assert provisioner.observe(submitted(provisioner)).over
+
+
+def test_a_machine_that_no_catalog_has_is_refused_before_anything_is_launched(
+    server: Server,
+) -> None:
+    provisioner = by(server, accelerator="none-such")
+    with pytest.raises(ProvisionError, match="no such machine"):
+        provisioner.submit(a_plan(provisioner, GPU=1.0), LAUNCH)
+    assert not server.queue
+
+
+def test_no_capacity_is_told(server: Server) -> None:
+    provisioner = by(server)
+    handle = submitted(provisioner)
+    server.turn(2, "FAILED_NO_RESOURCE", "no p4d")
+    assert provisioner.observe(handle).refusal == "FAILED_NO_RESOURCE: no p4d"
+
+
+def test_a_group_that_is_let_go_leaves_no_job(server: Server) -> None:
+    provisioner = by(server)
+    handle = submitted(provisioner)
+    server.turn(1, "SUCCEEDED")
+    provisioner.cancel(handle)
+    assert [job.state for job in server.queue] == ["SUCCEEDED", "CANCELLED"]
+    provisioner.cancel(handle)
+
+
+def test_a_group_nobody_remembers_is_gone(server: Server) -> None:
+    handle = GroupHandle(Token("t-9"), "skypilot", "t-9", {"nodes": 2, "via": "jobs"})
+    assert by(server).observe(handle).over
+    by(server).cancel(handle)
+
+
+# ── clusters ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_cluster_comes_runs_and_goes(server: Server) -> None:
+    provisioner = by(server, via="clusters")
+    handle = submitted(provisioner)
+    assert lives(provisioner.observe(handle)) == [NodeState.WAITING] * 2
+    server.up = {"t-1-0": "UP", "t-1-1": "INIT"}
+    assert lives(provisioner.observe(handle)) == [NodeState.RUNNING, NodeState.WAITING]
+    assert submitted(provisioner) == handle
+    assert len(server.tasks) == 2
+    provisioner.cancel(handle)
+    assert not server.up
+    assert provisioner.observe(handle).over
+
+
+def test_a_cluster_that_could_not_be_launched_says_why(server: Server) -> None:
+    provisioner = by(server, via="clusters")
+    handle = submitted(provisioner)
+    server.asked["t-1-1"] = [Request("r", "FAILED")]
+    status = provisioner.observe(handle)
+    assert lives(status) == [NodeState.WAITING, NodeState.GONE]
+    assert status.refusal == "FAILED: no p4d anywhere"
+
+
+def test_a_cluster_nobody_remembers_is_gone(server: Server) -> None:
+    handle = GroupHandle(Token("t-9"), "skypilot", "t-9", {"nodes": 1, "via": "clusters"})
+    assert by(server).observe(handle).over
+    by(server).cancel(handle)
+
+
+# ── traits and check-up ──────────────────────────────────────────────────────────────────────────
+
+
+def test_notices_are_those_of_the_clouds_that_are_wanted(server: Server) -> None:
+    assert by(server).traits.notices == ("aws", "azure", "gcp", "signal")
+    assert by(server).traits.notice_s == 0.0
+    assert by(server, infra=("aws/us-east-1",)).traits.notices == ("aws", "signal")
+    assert by(server, infra=("aws", "gcp")).traits.notice_s == 30.0
+    assert by(server, infra=("aws", "k8s")).traits.notice_s == 0.0
+    assert by(server, infra=("k8s",)).traits.notices == ("signal",)
+
+
+def test_only_jobs_come_back_by_themselves(server: Server) -> None:
+    assert by(server).traits.requeues_itself
+    assert not by(server, via="clusters").traits.requeues_itself
+
+
+def test_a_check_up_looks_at_the_server_its_clouds_and_the_catalog(server: Server) -> None:
+    assert [finding.well for finding in by(server, infra=("aws/us-east-1",)).examine()] == [
+        True
+    ] * 3
+    server.enabled = ("AWS", "Kubernetes")
+    assert [finding.well for finding in by(server, infra=("k8s/here",)).examine()] == [True] * 3
+    _, clouds, _ = by(server, infra=("gcp",)).examine()
+    assert not clouds.well
+    assert "gcp" in clouds.found
+    assert "sky check" in clouds.do

@@ -1,0 +1,135 @@
+"""Our request as a task of SkyPilot, and what its script does: run by bash, with no cloud."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from spotfit.core.errors import ConfigError
+from spotfit.core.ids import RunId, Token
+from spotfit.model.group import GroupRequest
+from spotfit.provision.launch import Launch
+from spotfit_provisioners.skypilot import render
+from spotfit_provisioners.skypilot.options import SkyPilotOptions
+from tests.unit.provisioners import golden
+
+GOLDEN = Path(__file__).parent / "golden"
+
+EVERYTHING = SkyPilotOptions(
+    infra=("aws/us-east-1", "gcp"),
+    order="given",
+    spot="preferred",
+    accelerator="A100",
+    workers_per_node=4,
+    image="docker:example/spotfit:0.1",
+    disk_gib=200,
+    setup=("pip install 'spotfit[torch]'", "true"),
+    python="python3",
+    environment={"NCCL_DEBUG": "WARN"},
+    labels={"team": "lab"},
+    recovery="FAILOVER",
+    endpoint="https://sky.example.com",
+)
+
+
+def a_request(workers: int = 4, **resources: float) -> GroupRequest:
+    return GroupRequest(Token("t-0123456789ab"), workers, workers, resources, run_name="Digits 1")
+
+
+@pytest.mark.parametrize(
+    ("name", "request_", "options"),
+    [
+        ("plain", a_request(), SkyPilotOptions()),
+        ("everything", a_request(8, GPU=1.0, CPU=6.0, memory=2.0**34), EVERYTHING),
+        (
+            "clusters",
+            a_request(2, CPU=2.0),
+            SkyPilotOptions(via="clusters", infra=("aws", "azure"), spot="never"),
+        ),
+        ("instance_type", a_request(1, GPU=8.0), SkyPilotOptions(instance_type="p4d.24xlarge")),
+    ],
+)
+def test_a_plan_is_as_it_was(name: str, request_: GroupRequest, options: SkyPilotOptions) -> None:
+    told = msgspec.to_builtins(render.plan(request_, options))
+    golden.check(told, GOLDEN / f"plan_{name}.json")
+
+
+def the_task(options: SkyPilotOptions) -> dict[str, Any]:
+    launch = Launch("s3://b/run", RunId("r-1"), "the secret itself", storage_keys="keys")
+    plan = render.plan(a_request(2), options)
+    return render.task(plan, 1, launch.environment(plan.token, 1, plan.slots))
+
+
+def test_what_is_secret_is_declared_so() -> None:
+    task = the_task(SkyPilotOptions())
+    assert task["secrets"] == {
+        "SPOTFIT_RUN_SECRET": "the secret itself",
+        "SPOTFIT_STORAGE_KEYS": "keys",
+    }
+    assert task["envs"]["SPOTFIT_NODE"] == "1"
+    assert "the secret itself" not in str({**task, "secrets": {}})
+
+
+def test_no_machine_starts_an_api_server_of_its_own() -> None:
+    envs = the_task(SkyPilotOptions())["envs"]
+    assert envs[render.NO_LOCAL_SERVER] == "1"
+    assert render.ENDPOINT not in envs
+    remote = the_task(SkyPilotOptions(endpoint="https://sky"))["envs"]
+    assert remote[render.ENDPOINT] == "https://sky"
+
+
+def test_gpus_of_no_kind_are_refused() -> None:
+    with pytest.raises(ConfigError, match="kind") as told:
+        render.plan(a_request(1, GPU=1.0), SkyPilotOptions())
+    assert "accelerator=" in told.value.do
+
+
+@pytest.mark.parametrize("name", ["plain", "everything", "clusters", "instance_type"])
+def test_skypilot_reads_the_task(name: str) -> None:
+    sky = pytest.importorskip("sky", reason="SkyPilot is not installed; `make sky`")
+    body = msgspec.json.decode((GOLDEN / f"plan_{name}.json").read_bytes())["body"]["task"]
+    task = sky.Task.from_yaml_config({**body, "name": "t-1-0", "secrets": {"A": "x"}})
+    assert task.num_nodes == 1
+    assert all(
+        one.use_spot != (name == "clusters") or name == "everything" for one in task.resources
+    )
+    if name == "everything":
+        assert [str(one.cloud) for one in task.resources] == ["AWS", "GCP", "AWS", "GCP"]
+
+
+def run(options: SkyPilotOptions, folder: Path, agent: str) -> tuple[int, str]:
+    """The script's code and what it printed, with an agent that is a few lines of shell."""
+    (folder / "python").write_text(f"#!/bin/bash\n{agent}\n")
+    (folder / "python").chmod(0o755)
+    script = render.plan(a_request(1), options).body["task"]["run"]
+    environment = {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "SPOTFIT_TOKEN": f"t-{folder.name}",
+        "SPOTFIT_NODE": "0",
+        "TMPDIR": str(folder),
+    }
+    done = subprocess.run(
+        ["/bin/bash", "-c", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize(("code", "told"), [(0, 0), (64, 64), (70, 70), (75, 0), (85, 85)])
+def test_an_agent_that_is_not_wanted_has_not_failed(tmp_path: Path, code: int, told: int) -> None:
+    assert run(SkyPilotOptions(), tmp_path, f"exit {code}") == (told, "")
+
+
+def test_a_cluster_that_is_launched_twice_has_one_agent(tmp_path: Path) -> None:
+    options = SkyPilotOptions(via="clusters")
+    assert run(options, tmp_path, "echo agent; exit 70") == (70, "agent\n")
+    assert run(options, tmp_path, "echo agent; exit 70") == (0, "")
