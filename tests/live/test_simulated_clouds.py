@@ -85,6 +85,12 @@ class Stage:
         up = [one for one in self.sim.ask("machines") if one["state"] == "up"]
         return next(int(one["number"]) for one in up if one["address"] in hosts)
 
+    def is_refused(self) -> bool:
+        """Whether the cloud, or a group that waits there, says that there is no machine."""
+        groups = self.view.groups.values()
+        handles = [group.handle for group in groups if group.handle is not None]
+        return bool(self.view.refusals) or any(self.sim.observe(one).refusal for one in handles)
+
     def nobody_is_paid(self) -> bool:
         return all(machine["state"] == "over" for machine in self.sim.ask("machines"))
 
@@ -123,7 +129,8 @@ def test_a_cloud_that_is_started_anew_knows_its_machines(stage: Stage) -> None:
 def test_where_there_is_no_capacity_for_a_while_the_run_waits_for_it(stage: Stage) -> None:
     stage.sim.ask("trouble", {"kind": "capacity", "times": 1_000_000})
     handle = stage.trainer().submit()
-    eventually(lambda: stage.view.groups or stage.view.refusals)
+    eventually(stage.is_refused)
+    assert not stage.sim.ask("machines")
     stage.sim.ask("trouble", {"kind": "capacity", "times": 0})
     assert handle.result().return_value == undisturbed()
 

@@ -1,4 +1,4 @@
-"""`fit()` on a real Slurm: a task is requeued, another one preempted, the result stays."""
+"""`fit()` on a real Slurm: a task is requeued, the result stays."""
 
 from __future__ import annotations
 

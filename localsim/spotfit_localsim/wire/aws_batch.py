@@ -287,7 +287,9 @@ class AwsBatchCloud:
             )
         if action == "DescribeSpotPriceHistory":
             kinds = [told[name][0] for name in sorted(told) if name.startswith("InstanceType.")]
-            items = "".join(f"<item>{_price(kind)}</item>" for kind in kinds)
+            told_of = [_NOW_USD] if "StartTime" in told else [_NOW_USD, _ONCE_USD]
+            prices = [_price(kind, price) for kind in kinds for price in told_of]
+            items = "".join(f"<item>{price}</item>" for price in prices)
             return _xml(
                 "<DescribeSpotPriceHistoryResponse><spotPriceHistorySet>"
                 f"{items}</spotPriceHistorySet></DescribeSpotPriceHistoryResponse>"
@@ -518,11 +520,16 @@ def _environment(name: str) -> dict[str, Any]:
     }
 
 
-def _price(kind: str) -> str:
+_NOW_USD, _ONCE_USD = ("0.4321", "2026-01-01"), ("0.1234", "2025-12-01")
+"""Prices and their days: the present one, and a lower one of a month ago."""
+
+
+def _price(kind: str, told: tuple[str, str]) -> str:
+    price, day = told
     return (
         f"<instanceType>{escape(kind)}</instanceType><productDescription>Linux/UNIX"
-        "</productDescription><spotPrice>0.4321</spotPrice>"
-        f"<availabilityZone>{REGION}a</availabilityZone><timestamp>2026-01-01T00:00:00Z</timestamp>"
+        f"</productDescription><spotPrice>{price}</spotPrice>"
+        f"<availabilityZone>{REGION}a</availabilityZone><timestamp>{day}T00:00:00Z</timestamp>"
     )
 
 

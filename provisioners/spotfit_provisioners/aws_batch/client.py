@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
 from spotfit.core.errors import ConfigError, ProvisionError, ProvisionPermissionError, QuotaError
+from spotfit.host import clocks
 from spotfit.host.extras import need
 
 _PAGE = 100
 _NO_CREDENTIALS = (
+    "AuthFailure",
     "UnrecognizedClientException",
     "InvalidClientTokenId",
     "ExpiredToken",
@@ -92,14 +95,19 @@ class BatchClient:
 
 def cheapest_usd_per_hour(region: str, instance_types: Sequence[str], endpoint: str) -> float:
     """The lowest present spot price of those instance types in the region; inf without any."""
+    now = datetime.fromtimestamp(clocks.wall_ms() / 1000, UTC)
     with _told_as_ours("look at spot prices"):
-        ec2 = _client("ec2", region, endpoint)
-        told = ec2.describe_spot_price_history(
-            InstanceTypes=list(instance_types),
-            ProductDescriptions=["Linux/UNIX"],
-            MaxResults=_PAGE,
+        pages = (
+            _client("ec2", region, endpoint)
+            .get_paginator("describe_spot_price_history")
+            .paginate(
+                InstanceTypes=list(instance_types),
+                ProductDescriptions=["Linux/UNIX"],
+                StartTime=now,  # without it, the prices of the last 90 days are told
+                EndTime=now,
+            )
         )
-    prices = [float(one["SpotPrice"]) for one in told["SpotPriceHistory"]]
+        prices = [float(one["SpotPrice"]) for page in pages for one in page["SpotPriceHistory"]]
     return min(prices, default=float("inf"))
 
 

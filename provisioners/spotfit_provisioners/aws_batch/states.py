@@ -39,8 +39,14 @@ def waits_for(job: Mapping[str, Any], *, now_ms: int, dwell_s: float) -> str:
     reason = str(job.get("statusReason", ""))
     if job["status"] != "RUNNABLE" or not reason:
         return ""
-    waited_s = (now_ms - int(job.get("createdAt", now_ms))) / 1000
+    waited_s = (now_ms - _waits_since_ms(job, now_ms)) / 1000
     return reason if waited_s >= dwell_s or reason.startswith("CAPACITY:") else ""
+
+
+def _waits_since_ms(job: Mapping[str, Any], now_ms: int) -> int:
+    """Since it was made, or since the last attempt at it ended."""
+    last = (job.get("attempts") or [{}])[-1]
+    return int(last.get("stoppedAt") or job.get("createdAt") or now_ms)
 
 
 def _is_reclaimed(job: Mapping[str, Any]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -43,7 +43,7 @@ class Cluster:
                 raise
 
     def own(self, job: Mapping[str, Any]) -> None:
-        """Let the Job's Secret and Service go when it goes."""
+        """Let the Job's Secret and Service go when it goes; may be done again."""
         name = job["metadata"]["name"]
         owner = {
             "apiVersion": "batch/v1",
@@ -52,9 +52,10 @@ class Cluster:
             "uid": job["metadata"]["uid"],
         }
         change = {"metadata": {"ownerReferences": [owner]}}
+        patches = (self._core.patch_namespaced_secret, self._core.patch_namespaced_service)
         with _told_as_ours("patch a Secret"):
-            self._core.patch_namespaced_secret(name, self.namespace, change, **_RAW)
-            self._core.patch_namespaced_service(name, self.namespace, change, **_RAW)
+            for patch in patches:
+                _found(partial(patch, name, self.namespace, change, **_RAW))
 
     def job(self, name: str) -> dict[str, Any] | None:
         """That Job, if there is one."""

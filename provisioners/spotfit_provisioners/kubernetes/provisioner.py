@@ -63,8 +63,8 @@ class KubernetesProvisioner:
         environment = launch.environment(plan.token, 0, plan.slots, node_from=render.INDEX)
         cluster.create("Secret", render.secret(plan, environment))
         cluster.create("Service", render.service(plan))
-        job = cluster.create("Job", plan.body)
-        if job is not None:
+        job = cluster.create("Job", plan.body) or cluster.job(plan.token)
+        if job is not None:  # one that was there before may have been left without its Secret
             cluster.own(job)
         detail = {"nodes": plan.nodes, "namespace": cluster.namespace}
         return GroupHandle(plan.token, self.name, plan.token, detail)

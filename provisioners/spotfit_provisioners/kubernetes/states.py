@@ -17,6 +17,9 @@ PHASES: Mapping[str, NodeState] = {
 }
 """Unknown: the node has fallen silent; the pod is replaced once it is known to be gone."""
 
+_ON_ITS_WAY = ("", "ContainerCreating", "PodInitializing")
+"""Reasons why a container waits that say nothing: its image is on its way."""
+
 
 def group(job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> GroupStatus:
     """A Job, index by index: its newest pod, or what the Job remembers of one that is gone."""
@@ -75,8 +78,17 @@ def _why(pod: Mapping[str, Any] | None) -> str:
 def _refusal(job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> str:
     if job["spec"].get("suspend"):
         return "the Job is suspended: its queue has not admitted it"
-    for pod in pods:
-        for one in (pod.get("status") or {}).get("conditions") or []:
-            if one.get("type") == "PodScheduled" and one.get("status") == "False":
-                return str(one.get("message") or one.get("reason") or "no node has room for it")
+    return next(filter(None, map(_waits_for, pods)), "")
+
+
+def _waits_for(pod: Mapping[str, Any]) -> str:
+    """Why it has no node, or why its container does not start there: an image that nobody has."""
+    status = pod.get("status") or {}
+    for one in status.get("conditions") or []:
+        if one.get("type") == "PodScheduled" and one.get("status") == "False":
+            return str(one.get("message") or one.get("reason") or "no node has room for it")
+    for one in status.get("containerStatuses") or []:
+        waiting = (one.get("state") or {}).get("waiting") or {}
+        if (reason := waiting.get("reason", "")) not in _ON_ITS_WAY:
+            return f"{reason}: {waiting.get('message', '')}".rstrip(": ")
     return ""

@@ -61,7 +61,7 @@ def test_children_of_an_array_are_no_jobs_of_their_own(client: BatchClient) -> N
 
 def test_who_we_are_and_what_machines_cost_can_be_asked(sim: Simulator) -> None:
     assert caller(REGION, sim.server.url).endswith(":user/sim")
-    assert cheapest_usd_per_hour(REGION, ["g5.xlarge"], sim.server.url) == 0.4321
+    assert cheapest_usd_per_hour(REGION, ["g5.xlarge"], sim.server.url) == 0.4321, "of today"
 
 
 def test_without_credentials_it_says_whom_to_ask(
@@ -84,6 +84,7 @@ def test_without_a_region_it_says_where_to_set_one() -> None:
     ("code", "message", "error"),
     [
         ("ExpiredToken", "x", ProvisionPermissionError),
+        ("AuthFailure", "x", ProvisionPermissionError),
         ("AccessDeniedException", "x", ProvisionPermissionError),
         ("ServiceQuotaExceededException", "x", QuotaError),
         ("ClientException", "You have exceeded your limit", QuotaError),

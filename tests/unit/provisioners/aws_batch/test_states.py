@@ -65,3 +65,15 @@ def test_a_reason_to_wait_counts_once_it_has_lasted(reason: str, waited_s: int, 
     now_ms = 1_000_000 + waited_s * 1000
     assert bool(waits_for(job, now_ms=now_ms, dwell_s=600.0)) is told
     assert waits_for({**job, "status": "STARTING"}, now_ms=now_ms, dwell_s=0.0) == ""
+
+
+def test_a_job_that_lost_its_host_has_waited_since_then() -> None:
+    """It was made hours ago; its environment grows from nothing again."""
+    job = {
+        "status": "RUNNABLE",
+        "statusReason": "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE - x",
+        "createdAt": 0,
+        "attempts": [{"stoppedAt": 9_000_000}],
+    }
+    assert waits_for(job, now_ms=9_060_000, dwell_s=600.0) == ""
+    assert waits_for(job, now_ms=9_700_000, dwell_s=600.0)

@@ -16,6 +16,7 @@ from spotfit.provision.launch import Launch
 from spotfit_localsim.wire.kubernetes import KubernetesCloud
 from spotfit_localsim.wire.options import SimOptions
 from spotfit_localsim.wire.simulator import Simulator, serving
+from spotfit_provisioners.kubernetes.client import Cluster
 from spotfit_provisioners.kubernetes.provisioner import KubernetesProvisioner
 
 pytest.importorskip("kubernetes")
@@ -86,6 +87,22 @@ def test_only_our_own_word_for_a_drained_machine_brings_a_pod_back(
         until(lambda: provisioner.observe(handle).over)
         assert len(pods(sim)) == 1
         assert provisioner.observe(handle).nodes[0].state == state
+
+
+def test_who_asks_again_gives_the_job_what_an_interrupted_first_try_did_not(
+    sim: Simulator,
+    provisioner: KubernetesProvisioner,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Cluster, "own", lambda *_: (_ for _ in ()).throw(OSError("cut off")))
+        with pytest.raises(OSError, match="cut off"):
+            running(provisioner, tmp_path, "exec sleep 100")
+    running(provisioner, tmp_path, "exec sleep 100")
+    (secret,) = sim.cloud.memory.objects["secrets"].values()
+    (job,) = sim.cloud.memory.objects["jobs"].values()
+    assert secret["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
 
 
 def test_nothing_is_left_of_a_group_that_is_let_go(

@@ -63,6 +63,19 @@ def test_why_nothing_comes_is_told() -> None:
 
 
 @pytest.mark.parametrize(
+    ("waiting", "told"),
+    [
+        ({"reason": "ImagePullBackOff", "message": "no such tag"}, "ImagePullBackOff: no such tag"),
+        ({"reason": "InvalidImageName"}, "InvalidImageName"),
+        ({"reason": "ContainerCreating"}, ""),
+    ],
+)
+def test_an_image_that_cannot_be_had_is_told(waiting: dict[str, str], told: str) -> None:
+    pod = a_pod("Pending", containerStatuses=[{"state": {"waiting": waiting}}])
+    assert group(a_job(), [pod]).refusal == told
+
+
+@pytest.mark.parametrize(
     ("text", "found"), [(None, set()), ("", set()), ("1,3-5,7", {1, 3, 4, 5, 7})]
 )
 def test_indexes_are_read_as_kubernetes_writes_them(text: str | None, found: set[int]) -> None:
