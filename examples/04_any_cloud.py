@@ -9,11 +9,11 @@
 What a real cloud needs besides is said once, in spotfit.toml or in variables, and checked by
 `spotfit doctor --provisioner <cloud>`; see docs/guides/<cloud>.md. In short:
 
-    aws_batch    queue, image; a role for the jobs that may use the bucket
+    aws_batch    queues, image; a role for the jobs that may use the bucket
     gcp_batch    project, region, image; a service account that may use the bucket
     azure_batch  endpoint, image, a pool or what makes one; an identity that may use the container
     kubernetes   image, service_account; flavour = "eks" | "karpenter" | "gke" | "aks"
-    slurm        partition; --storage on a disk that all nodes share, or in a bucket
+    slurm        partitions; --storage on a disk that all nodes share, or in a bucket
     ssh          hosts
 """
 

@@ -97,17 +97,13 @@ def cheapest_usd_per_hour(region: str, instance_types: Sequence[str], endpoint: 
     """The lowest present spot price of those instance types in the region; inf without any."""
     now = datetime.fromtimestamp(clocks.wall_ms() / 1000, UTC)
     with _told_as_ours("look at spot prices"):
-        pages = (
-            _client("ec2", region, endpoint)
-            .get_paginator("describe_spot_price_history")
-            .paginate(
-                InstanceTypes=list(instance_types),
-                ProductDescriptions=["Linux/UNIX"],
-                StartTime=now,  # without it, the prices of the last 90 days are told
-                EndTime=now,
-            )
+        told = _client("ec2", region, endpoint).describe_spot_price_history(
+            InstanceTypes=list(instance_types),
+            ProductDescriptions=["Linux/UNIX"],
+            StartTime=now,  # without it, the prices of the last 90 days are told
+            EndTime=now,
         )
-        prices = [float(one["SpotPrice"]) for page in pages for one in page["SpotPriceHistory"]]
+    prices = [float(one["SpotPrice"]) for one in told["SpotPriceHistory"]]
     return min(prices, default=float("inf"))
 
 

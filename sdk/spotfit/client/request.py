@@ -20,6 +20,7 @@ from spotfit.model.config import ScalingConfig
 from spotfit.model.data import DataConfig
 from spotfit.model.spec import Keep, Limits, RunSpec, Tempo, ValidationSpec, Vigil
 from spotfit.model.validation import ValidationConfig
+from spotfit.provision.options import chosen
 from spotfit.provision.profile import provisioner_of_profile, resolve
 from spotfit.ship.fingerprint import code_of, plain
 
@@ -52,7 +53,8 @@ class FitRequest:
     def named_provisioner(self) -> tuple[str, dict[str, Any]]:
         """From the argument, else SPOTFIT_PROVISIONER, the profile, or 'local'.
 
-        Text may carry options as a query: 'local?nodes=2'. Raises `ConfigError`.
+        Text may carry options as a query: 'local?nodes=2'; of an object counts what is not its
+        default. Raises `ConfigError`.
         """
         given = default_provisioner() if self.provisioner is None else self.provisioner
         if isinstance(given, str):
@@ -60,7 +62,7 @@ class FitRequest:
         name = getattr(given, "provisioner", None)
         is_object = dataclasses.is_dataclass(given) and not isinstance(given, type)
         if isinstance(name, str) and is_object:
-            return name, dataclasses.asdict(given)
+            return name, chosen(given)
         raise ConfigError(
             f"provisioner={given!r} is neither a name nor an options object.",
             do="Give a name like 'local', a text like 'local?nodes=2', or its options object.",

@@ -1,8 +1,9 @@
 """What is chosen about a backend, and where: in one order, from the call down to `spotfit.toml`.
 
-1. what the call says: `provisioner="aws_batch?queue=spot"`, or an options object;
-2. the environment: `SPOTFIT_AWS_BATCH_QUEUE=spot`;
-3. the profile: `[aws_batch] queue = "spot"` in the nearest `spotfit.toml`, from the working
+1. what the call says: `provisioner="aws_batch?queues=spot"`, or an options object, of which counts
+   what is not as it would be anyway;
+2. the environment: `SPOTFIT_AWS_BATCH_QUEUES=spot`;
+3. the profile: `[aws_batch] queues = ["spot"]` in the nearest `spotfit.toml`, from the working
    directory upwards, or in the file that SPOTFIT_CONFIG names. `[profiles.big.aws_batch]` is used
    where SPOTFIT_PROFILE is `big`, and says only what differs. What `terraform output -json` writes
    into a `spotfit.json` beside it counts, too; the `.toml` wins;

@@ -26,6 +26,7 @@ from spotfit.model.config import (
 from spotfit.model.spec import Keep, Limits, ValidationSpec, Vigil
 from spotfit.model.validation import ValidationConfig, ValidationTaskConfig
 from spotfit.testing.builders import RUN
+from spotfit_localsim.live.options import LocalOptions
 
 
 def train(config: dict[str, Any]) -> float:
@@ -221,6 +222,8 @@ def test_what_nobody_says_in_the_call_comes_from_around_it(monkeypatch: pytest.M
     monkeypatch.setenv("SPOTFIT_LOCAL_NODES", "2")
     assert a_request().chosen_provisioner() == ("local", {"nodes": 2})
     assert a_request(provisioner="local?nodes=3").chosen_provisioner() == ("local", {"nodes": 3})
+    an_object = a_request(provisioner=LocalOptions(idle_s=9.0))
+    assert an_object.chosen_provisioner() == ("local", {"nodes": 2, "idle_s": 9.0})
 
 
 @pytest.mark.parametrize("given", ["?nodes=2", "", 7, {"name": "local"}, LocalLike, object()])
