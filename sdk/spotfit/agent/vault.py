@@ -46,9 +46,10 @@ class Vault:
         self._find = find
         self._tls = tls
         self._clock = clock
-        self._listener = socket.create_server((host, 0), backlog=_GUESTS)
-        host, port = self._listener.getsockname()[:2]
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        family, _, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        self._listener = socket.create_server(place[:2], family=family, backlog=_GUESTS)
+        here, port = self._listener.getsockname()[:2]
+        self.address = f"[{here}]:{port}" if ":" in here else f"{here}:{port}"
         self._guests = threading.BoundedSemaphore(_GUESTS)
         self._due: queue.SimpleQueue[tuple[Path, str] | None] = queue.SimpleQueue()
         for work in (self._listen, self._send_all):

@@ -156,6 +156,13 @@ def test_a_machine_that_is_gone_is_told(theirs: Machine) -> None:
         InPeer(theirs.vault.address, Part(STATE, 0, 2), TLS.client)
 
 
+@pytest.mark.parametrize(("host", "begins"), [("localhost", "127.0.0.1:"), ("::1", "[::1]:")])
+def test_it_listens_at_any_address_of_its_machine(tmp_path: Path, host: str, begins: str) -> None:
+    vault = Vault(tmp_path, lambda _: None, tls=TLS, host=host, clock=ManualClock(0.0))
+    with contextlib.closing(vault), connected(vault.address, TLS.client):
+        assert vault.address.startswith((begins, "[::1]:"))
+
+
 def test_who_does_not_hold_the_runs_key_is_not_heard(theirs: Machine) -> None:
     theirs.saves(0, [b"x"])
     theirs.snapshots.held()
