@@ -238,6 +238,8 @@ def main() -> None:
         for name in ("memcpy_s", "ours_s", "dcp_s", "commit_s", "restore_s")
     }
     for name, title in TITLES.items():
+        if not found[name]:
+            continue
         verdict = ratios.verdict(found[name])
         bar = BARS.get(name)
         told = "" if bar is None else f", asked {bar:.2f}: {'yes' if verdict.clears(bar) else 'NO'}"

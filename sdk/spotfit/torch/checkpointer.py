@@ -84,6 +84,7 @@ class Checkpointer:
         self._desk = session.snapshots
         self._rank = session.context.get_world_rank()
         self._world_size = session.context.get_world_size()
+        _check_group(self._world_size)
         others = {"scheduler": scheduler, "scaler": scaler, **_checked(extra or {})}
         self._training = state.Training(
             model,
@@ -355,6 +356,19 @@ def _gathered(mine: Any) -> list[Any]:
     all_s: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(all_s, mine)
     return all_s
+
+
+def _check_group(world_size: int) -> None:
+    """Ranks deal the state out among themselves: they have to know each other."""
+    import torch.distributed as dist
+
+    there = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if there != world_size:
+        raise ConfigError(
+            f"Checkpointer needs torch's process group of all {world_size} workers; "
+            f"here it has {there}.",
+            do="Train with TorchTrainer, which forms it before your function is called.",
+        )
 
 
 def _listed(optimizer: Any) -> Sequence[Any]:

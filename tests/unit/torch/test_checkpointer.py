@@ -17,6 +17,8 @@ from spotfit.checkpoint.handle import Checkpoint
 from spotfit.checkpoint.saved import InMemory, Saved
 from spotfit.checkpoint.segment import Segment
 from spotfit.core.errors import ConfigError, IntegrityError, SessionMisuseError
+from spotfit.frameworks.torch.launched import LaunchedGroup
+from spotfit.model.ranks import Ranks
 from spotfit.torch import Checkpointer, export_checkpoint
 from spotfit.worker import current
 from spotfit.worker.handover import IN_MEMORY
@@ -226,6 +228,15 @@ def test_what_cannot_be_kept_is_refused_at_once(session: LocalSession) -> None:
     with pytest.raises(ConfigError, match="may not use the names model"):
         Checkpointer(model=model, extra={"model": model})
     assert session.snapshots.folders
+
+
+def test_workers_that_do_not_know_each_other_are_told() -> None:
+    current.enter(LocalSession("run", LaunchedGroup(Ranks(world_rank=1, world_size=2))))
+    try:
+        with pytest.raises(ConfigError, match="process group of all 2 workers"):
+            Checkpointer(model=nn.Linear(1, 1))
+    finally:
+        current.leave()
 
 
 def test_outside_of_a_training_there_is_none() -> None:
