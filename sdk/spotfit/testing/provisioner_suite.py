@@ -269,10 +269,11 @@ class ProvisionerSuite:
         request_for: Callable[[int], GroupRequest],
         cloud: Cloud | None,
     ) -> None:
+        market = _told(cloud)
         plan = provisioner.plan(request_for(1))
         handle = _granted(provisioner.submit(plan, launch))
         self._until(provisioner, handle, _all_run)
-        _told(cloud).reclaim()
+        market.reclaim()
         seen: list[NodeState] = []
 
         def left(status: GroupStatus) -> bool:
