@@ -22,7 +22,7 @@ import pytest
 
 COMMANDS = ("slurmctld", "slurmd", "munged", "sbatch", "squeue", "scontrol", "scancel", "sinfo")
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-_PATIENCE_S = 30.0
+_PATIENCE_S = 90.0
 _RESOLUTION_S = 0.05
 
 installed = pytest.mark.skipif(

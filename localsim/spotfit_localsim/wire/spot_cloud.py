@@ -105,8 +105,9 @@ class SpotCloud:
 
     @property
     def reclaimed(self) -> int:
-        """How many machines the market has taken back."""
-        return sum(one["why"] == RECLAIMED for one in self.machines())
+        """How many machines the market has taken back, or told that it will."""
+        machines = self.machines()
+        return sum(one["why"] == RECLAIMED or one["notice_s"] is not None for one in machines)
 
     @property
     def paid_for(self) -> int:

@@ -83,8 +83,8 @@ class AwsBatchProvisioner:
                 share=self.options.share,
             )
         )
-        self._keep_the_oldest(client, name, plan.token)
-        return self._found(plan, [queue]) or Refusal("AWS Batch took the job and forgot it")
+        self._keep_the_oldest(plan.token, queues)
+        return self._found(plan, queues) or Refusal("AWS Batch took the job and forgot it")
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
         client = _client_of(handle.detail["region"], self.options.endpoint)
@@ -174,9 +174,20 @@ class AwsBatchProvisioner:
                 return GroupHandle(plan.token, self.name, jobs[0]["jobId"], detail)
         return None
 
-    def _keep_the_oldest(self, client: BatchClient, queue: str, token: str) -> None:
-        """`submit_job` knows no token of ours: two who asked at the same time have made two."""
-        for job in client.named(queue, token)[1:]:
+    def _keep_the_oldest(self, token: str, queues: list[str]) -> None:
+        """`submit_job` knows no token of ours: two who asked at the same time have made two.
+
+        In whichever queues; whoever looks keeps the same one, that of the first queue as options
+        have them.
+        """
+        told = [
+            (client, job)
+            for queue in self.options.queues
+            if queue in queues
+            for client, name in [self._at(queue)]
+            for job in client.named(name, token)
+        ]
+        for client, job in told[1:]:
             log.warning("aws_batch.twice", token=token, job=job["jobId"])
             client.terminate(job["jobId"], "spotfit asked twice at the same time; the older stays")
 

@@ -23,7 +23,7 @@ _LEFT = {int(Exit.GIVEN_UP), int(Exit.DRAINED), int(Exit.DONE)}
 
 def status(job: Mapping[str, Any]) -> NodeStatus:
     """One job, or one child of an array. A host that was reclaimed is no failure of its job."""
-    state = STATES[job["status"]]
+    state = STATES.get(job["status"], NodeState.WAITING)  # one that AWS may invent is not an end
     why = _why(job)
     if state == NodeState.FAILED and (_is_reclaimed(job) or _exit_code(job) in _LEFT):
         state = NodeState.GONE

@@ -190,7 +190,9 @@ def test_the_dice_of_data_workers_repeat_themselves_too(monkeypatch: pytest.Monk
 
     def read(seed: int) -> list[float]:
         enable_reproducibility(seed)
-        return [float(batch) for batch in DataLoader(Dice(), num_workers=1)]
+        # Not forked: threads of other tests' libraries may hold locks in this process.
+        loader = DataLoader(Dice(), num_workers=1, multiprocessing_context="spawn")
+        return [float(batch) for batch in loader]
 
     try:
         assert read(7) == read(7) != read(8)
