@@ -135,16 +135,16 @@ class Striker(UserCallback):
     def train_func_context(self) -> Iterator[None]:
         """While it lasts, every report of this rank may be its machine's last."""
         session: Any = current("reclaim_at")
-        session.report_metrics = self._striking(session.report_metrics)
-        session.report_files = self._striking(session.report_files)
+        reports = itertools.count(1)
+        session.report_metrics = self._striking(session.report_metrics, reports)
+        session.report_files = self._striking(session.report_files, reports)
         yield
 
-    def _striking(self, report: Callable[..., None]) -> Callable[..., None]:
-        reports = itertools.count(1)
-
+    def _striking(self, report: Callable[..., None], reports: Iterator[int]) -> Callable[..., None]:
         def reporting(metrics: dict[str, Any], *arguments: Any) -> None:
             report(metrics, *arguments)
-            self._strike(metrics.get("step", next(reports)))
+            count = next(reports)
+            self._strike(metrics.get("step", count))
 
         return reporting
 

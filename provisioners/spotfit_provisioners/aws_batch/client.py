@@ -107,16 +107,6 @@ def cheapest_usd_per_hour(region: str, instance_types: Sequence[str], endpoint: 
     return min(prices, default=float("inf"))
 
 
-def log_lines(
-    region: str, stream: str, endpoint: str, *, group: str = "/aws/batch/job"
-) -> list[str]:
-    """What one attempt of a job has printed, as far as CloudWatch has it."""
-    with _told_as_ours("read logs"):
-        logs = _client("logs", region, endpoint)
-        told = logs.get_log_events(logGroupName=group, logStreamName=stream, startFromHead=True)
-    return [str(event["message"]) for event in told["events"]]
-
-
 def caller(region: str, endpoint: str) -> str:
     """Who we are to AWS."""
     with _told_as_ours("ask who we are"):

@@ -38,7 +38,9 @@ class AwsBatchProvisioner:
     def __init__(self, options: AwsBatchOptions) -> None:
         self.options = options
         self._passed_over: set[tuple[str, str]] = set()
-        """Queues, by region and name, that kept a job waiting since a machine last came."""
+        """Queues, by region and name, that kept a group waiting since one last got its machines."""
+        self._waiting: set[str] = set()
+        """Tokens of groups that were seen to wait: what runs already tells nothing of a queue."""
 
     @classmethod
     def with_options(cls, **options: Any) -> AwsBatchProvisioner:
@@ -96,11 +98,17 @@ class AwsBatchProvisioner:
             parent = client.describe([handle.name]).get(handle.name)
             told = [parent] * nodes if parent is not None else told
         statuses = tuple(states.status(job) if job else _FORGOTTEN for job in told)
-        refusal = self._refusal([job for job in told if job])
-        if refusal and all(one.state is NodeState.WAITING for one in statuses):
-            return self._waited_in_vain(handle, statuses, refusal)
-        if any(one.state is NodeState.RUNNING for one in statuses):
+        jobs = [job for job in told if job]
+        refusal = self._refusal(jobs)
+        if all(one.state is NodeState.WAITING for one in statuses):
+            self._waiting.add(handle.token)
+            if refusal and self._has_lasted(jobs):
+                return self._waited_in_vain(handle, statuses, refusal)
+            return GroupStatus(statuses, refusal)
+        came = any(one.state is NodeState.RUNNING for one in statuses)
+        if came and handle.token in self._waiting:
             self._passed_over.clear()
+        self._waiting.discard(handle.token)
         return GroupStatus(statuses, refusal)
 
     def _waited_in_vain(
@@ -114,6 +122,10 @@ class AwsBatchProvisioner:
             return GroupStatus(waiting, why)
         told = f"{handle.detail['queue']} has none ({why}); {left[0]} is asked next"
         return GroupStatus(tuple(NodeStatus(NodeState.REFUSED, told) for _ in waiting), why)
+
+    def _has_lasted(self, jobs: list[dict[str, Any]]) -> bool:
+        now_ms = clocks.wall_ms()
+        return any(states.waited_s(job, now_ms=now_ms) >= self.options.dwell_s for job in jobs)
 
     def _is_passed_over(self, queue: str) -> bool:
         client, name = self._at(queue)

@@ -34,19 +34,21 @@ def waits_for(job: Mapping[str, Any], *, now_ms: int, dwell_s: float) -> str:
     """Why a job that was ready long ago has no machine; '' while that is nothing unusual.
 
     Batch tells of misconfigurations and lacking capacity for a few minutes even while an
-    environment that is well grows from nothing; only what lasts is a reason.
+    environment that is well grows from nothing; of the former only what lasts is a reason. Lack of
+    capacity is told at once; it is up to the caller to wait before anything is given up for it.
     """
     reason = str(job.get("statusReason", ""))
     if job["status"] != "RUNNABLE" or not reason:
         return ""
-    waited_s = (now_ms - _waits_since_ms(job, now_ms)) / 1000
-    return reason if waited_s >= dwell_s or reason.startswith("CAPACITY:") else ""
+    told_at_once = reason.startswith("CAPACITY:")
+    return reason if told_at_once or waited_s(job, now_ms=now_ms) >= dwell_s else ""
 
 
-def _waits_since_ms(job: Mapping[str, Any], now_ms: int) -> int:
+def waited_s(job: Mapping[str, Any], *, now_ms: int) -> float:
     """Since it was made, or since the last attempt at it ended."""
     last = (job.get("attempts") or [{}])[-1]
-    return int(last.get("stoppedAt") or job.get("createdAt") or now_ms)
+    since_ms = int(last.get("stoppedAt") or job.get("createdAt") or now_ms)
+    return (now_ms - since_ms) / 1000
 
 
 def _is_reclaimed(job: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ import msgspec
 
 from spotfit.core.errors import ConfigError, ProvisionError, ProvisionPermissionError, QuotaError
 from spotfit.host.extras import need
-from spotfit_provisioners.kubernetes.render import CONTAINER, JOB_LABEL
+from spotfit_provisioners.kubernetes.render import JOB_LABEL
 
 _CALL_S = 20.0
 
@@ -81,14 +81,6 @@ class Cluster:
         with _told_as_ours("delete a Job"):
             for delete in deletes:
                 _found(delete)
-
-    def log(self, pod: str) -> str:
-        """What its agent has printed."""
-        with _told_as_ours("read a pod's log"):
-            told = self._core.read_namespaced_pod_log(
-                pod, self.namespace, container=CONTAINER, **_RAW
-            )
-        return bytes(told.data).decode(errors="replace")
 
     def may(self, verb: str, group: str, resource: str) -> bool:
         """Whether we may do that here."""

@@ -111,6 +111,18 @@ def test_at_its_step_the_machine_of_its_rank_is_told_once(cloud: SpotCloud, laun
     assert cloud.paid_for == 1, "its notice is not over yet"
 
 
+def test_reports_with_files_and_without_are_counted_together(
+    cloud: SpotCloud, launch: Launch
+) -> None:
+    cloud.reclaim_at(step=4)
+    worker = Worker(rank=0, host=a_machine(cloud, launch))
+    with current.entered(worker), striker().train_func_context():  # type: ignore[arg-type]
+        for _ in range(2):
+            worker.report_metrics({"loss": 1.0})
+            worker.report_files({"loss": 1.0})
+    assert cloud.unreached() == []
+
+
 def test_steps_and_ranks_begin_at_0(cloud: SpotCloud) -> None:
     with pytest.raises(ConfigError, match="begin at 0"):
         cloud.reclaim_at(step=-1)

@@ -125,6 +125,7 @@ def test_where_one_queue_has_none_the_next_is_asked_and_in_the_last_one_waits(
     assert status.state is NodeState.REFUSED
     assert "other is asked next" in status.reason
     provisioner.cancel(first)
+    until(lambda: provisioner.observe(first).nodes[0].state is NodeState.FAILED)
     second = running(provisioner, tmp_path, "exec sleep 100", token="t-second")
     assert second.detail["queue"] == "other"
     until(lambda: provisioner.observe(second).refusal)
@@ -133,6 +134,26 @@ def test_where_one_queue_has_none_the_next_is_asked_and_in_the_last_one_waits(
     until(lambda: provisioner.observe(second).nodes[0].state is NodeState.RUNNING)
     third = running(provisioner, tmp_path, "exec sleep 100", token="t-third")
     assert third.detail["queue"] == "spot", "since one came, all are as good as before"
+
+
+def test_no_queue_is_given_up_before_it_had_its_time(sim: Simulator, tmp_path: Path) -> None:
+    sim.troubles.expect("capacity", 1_000_000)
+    provisioner = opened(sim, queues=("spot", "other"), dwell_s=600.0)
+    handle = running(provisioner, tmp_path, "exec sleep 100")
+    until(lambda: provisioner.observe(handle).refusal)
+    assert not provisioner.observe(handle).over
+
+
+def test_a_group_that_runs_on_says_nothing_of_its_queue(sim: Simulator, tmp_path: Path) -> None:
+    provisioner = opened(sim, queues=("spot", "other"))
+    working = running(provisioner, tmp_path, "exec sleep 100")
+    until(lambda: provisioner.observe(working).nodes[0].state is NodeState.RUNNING)
+    sim.troubles.expect("capacity", 1_000_000)
+    missing = running(provisioner, tmp_path, "exec sleep 100", token="t-missing")
+    until(lambda: provisioner.observe(missing).over)
+    provisioner.observe(working)
+    again = running(provisioner, tmp_path, "exec sleep 100", token="t-again")
+    assert again.detail["queue"] == "other"
 
 
 def test_queues_can_be_tried_by_price() -> None:
