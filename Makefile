@@ -58,6 +58,7 @@ live: $(STAMP) ## real processes on loopback, real kills
 .PHONY: chaos
 chaos: $(STAMP) ## random schedules, LIVE=500 with real processes and VIRTUAL=20000 under a virtual clock
 	$(BIN)/python -m spotfit_localsim.chaos --live $(LIVE) --virtual $(VIRTUAL)
+	$(BIN)/python -m spotfit_localsim.live.chaos --saves --seeds $(LIVE)
 
 .PHONY: bench
 bench: $(STAMP) ## measure ourselves and our peers, in pairs
@@ -70,6 +71,11 @@ parity: $(STAMP) ## install Ray, compare its answers with ours, run its own exam
 .PHONY: azurite
 azurite: ## install Microsoft's emulator of Azure's storage, by npm, for the tests of stores
 	npm install --prefix .azurite --no-fund --no-audit azurite@3.35.0
+
+.PHONY: rgw
+rgw: $(STAMP) ## the suite of stores on Ceph's own S3 server; apt-get install radosgw ceph-mon ceph-osd ceph-common
+	command -v radosgw >/dev/null || { echo "radosgw is missing: apt-get install --no-install-recommends radosgw ceph-mon ceph-osd ceph-common"; exit 1; }
+	$(PYTEST) -m slow -k TestCeph -o faulthandler_timeout=0 tests/contract/test_stores.py
 
 .PHONY: sky
 sky: $(SKY)/.installed ## SkyPilot's real SDK and API server, moto in AWS's place; needs rsync

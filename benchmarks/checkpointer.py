@@ -1,12 +1,13 @@
 """Checkpointer on CPUs: how long the loop stands still, and how fast a state is saved and restored.
 
-Two or four ranks hold the same weights and Adam's state, half a gigabyte. In the same workers:
+Two or four ranks hold the same weights and Adam's state, half a gigabyte. A command a figure:
 
-- one warm memcpy of the rank's state, the least a snapshot of all of it can cost
-- Checkpointer, and `dcp.async_save` of torch: how long each call takes
-- from the snapshot to the commit, against obstore alone putting the same bytes there
-- `restore()`, against obstore alone fetching the same bytes
-- steps with `every="auto"`, against steps without any checkpoint
+    checkpointer.py saves      the standstill, against one warm memcpy of the rank's state and
+                               dcp.async_save; snapshot to commit, against obstore alone putting
+    checkpointer.py restores   restore(), against obstore alone fetching the same from the bucket
+    checkpointer.py deaths     SIGKILL of a worker to the next step: from memory, from the bucket
+    checkpointer.py steps      steps a second with every="auto", against none
+    checkpointer.py ray        the standstill, against Ray Train's report(ASYNC) with torch.save
 
 Ratios are per pair; the claim is the lower end of the 95 % interval of their median.
 """
@@ -14,240 +15,198 @@ Ratios are per pair; the claim is the lower end of the 95 % interval of their me
 import argparse
 import json
 import os
+import subprocess
 import sys
 import tempfile
-import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import bucket, peers, ratios
+from benchmarks import bucket, checkpointed, peers, ratios
 
-LAYERS = 43
-WIDTH = 1024
-"""43 layers of 1024 by 1024 floats: 172 MiB of weights, with Adam's two averages 516 MiB."""
-AT_ONCE = 8
-BARS = {
-    "stall_to_memcpy": 1 / 1.3,
-    "stall_to_dcp": 3.0,
-    "commit": 0.8,
-    "restore": 0.7,
-    "steps": 0.99,
+Readings = list[dict[str, float]]
+_SAVES = 5
+_PAUSE_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A ratio of two readings of each pair, better when bigger; and what was asked."""
+
+    title: str
+    over: str
+    under: str
+    asked: float
+
+    def ratios(self, readings: Readings) -> list[float]:
+        return [one[self.over] / one[self.under] for one in readings]
+
+
+CLAIMS: Mapping[str, tuple[Claim, ...]] = {
+    "saves": (
+        Claim("a warm memcpy of the rank's state / our standstill", "memcpy_s", "ours_s", 1 / 1.3),
+        Claim("standstill of dcp.async_save / ours", "dcp_s", "ours_s", 3.0),
+        Claim("obstore alone putting / our snapshot to commit", "raw_put_s", "commit_s", 0.8),
+    ),
+    "restores": (Claim("obstore alone fetching / our restore()", "raw_get_s", "restore_s", 0.7),),
+    "deaths": (Claim("recovery from the bucket / from memory", "bucket_s", "memory_s", 5.0),),
+    "steps": (Claim("steps a second with every='auto' / without", "auto", "never", 0.99),),
+    "ray": (Claim("standstill of Ray's report(ASYNC) / ours", "ray_s", "ours_s", 10.0),),
 }
-TITLES = {
-    "stall_to_memcpy": "one warm memcpy of the rank's state / the loop's standstill",
-    "stall_to_part": "one warm memcpy of what the rank writes / the loop's standstill",
-    "stall_to_dcp": "standstill of dcp.async_save / ours",
-    "commit": "bytes a second from the snapshot to the commit / obstore alone",
-    "restore": "bytes a second of restore() / obstore alone",
-    "steps": "steps a second with every='auto' / without a Checkpointer",
-}
 
 
-def work(config: dict[str, Any]) -> Any:
-    """What each rank does; rank 0's readings come back."""
-    import torch
-    import torch.distributed as dist
+class Place:
+    """Where runs are stored, for ours and for obstore alone."""
 
-    import spotfit
-    from spotfit.torch import Checkpointer, prepare_model
-
-    rank = spotfit.get_context().get_world_rank()
-    torch.set_num_threads(1)
-    torch.manual_seed(rank)
-    layers = [torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
-    model = prepare_model(torch.nn.Sequential(*layers))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-    inputs = torch.rand(8, WIDTH)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(inputs).square().mean().backward()
-        optimizer.step()
-
-    step()
-    ckpt = Checkpointer(model=model, optimizer=optimizer, every="at_notice")
-    readings: list[dict[str, float]] = []
-    if config["restores"]:
-        for _ in range(config["pairs"]):
-            dist.barrier()
-            began = time.perf_counter()
-            restored = ckpt.restore()
-            dist.barrier()
-            readings.append({"restore_s": time.perf_counter() - began})
-            assert restored is not None
-        return readings
-    desk, slots = ckpt._desk, ckpt._slots  # noqa: SLF001 - to see when it is committed
-    tensors = [*model.parameters()]
-    tensors += [part for state in optimizer.state.values() for part in state.values()]
-    mine = [tensor.detach() for tensor in tensors]
-    copies = [tensor.clone() for tensor in mine]
-    checkpoints = config["dcp"]
-    for pair in range(config["pairs"] + 2):
-        reading: dict[str, float] = {}
-        for side in ("memcpy", "ours", "dcp") if pair % 2 else ("dcp", "ours", "memcpy"):
-            step()
-            dist.barrier()
-            began = time.perf_counter()
-            if side == "memcpy":
-                for copy, tensor in zip(copies, mine, strict=True):
-                    copy.copy_(tensor)
-                reading["memcpy_s"] = time.perf_counter() - began
-            elif side == "ours":
-                ckpt.save({"pair": pair})
-                reading["ours_s"] = time.perf_counter() - began
-                latest = max(slot.report or 0 for slot in slots)
-                while desk.fate(latest) not in ("committed", "lost"):
-                    time.sleep(0.005)
-                reading["commit_s"] = time.perf_counter() - began
-                slot = next(one for one in slots if one.report == latest)
-                reading["mine_bytes"] = slot.arena.size_bytes
-            else:
-                saved = _dcp(model, optimizer, Path(checkpoints, str(pair)))
-                reading["dcp_s"] = time.perf_counter() - began
-                saved.result()
-        if pair >= 2:  # the first ones allocate
-            readings.append(reading)
-    for every in ("never", "auto", "auto", "never") * config["loops"]:
-        loop = (
-            None
-            if every == "never"
-            else Checkpointer(model=model, optimizer=optimizer, every="auto")
-        )
-        dist.barrier()
-        began = time.perf_counter()
-        for _ in range(config["steps"]):
-            step()
-            if loop is not None:
-                loop.step()
-        dist.barrier()
-        readings.append({every: config["steps"] / (time.perf_counter() - began)})
-    return readings
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.folder = folder
+        self.url = str(folder / "runs")
+        self.config: dict[str, Any] = {
+            "runs": self.url,
+            "endpoint": None,
+            "bucket": bucket.NAME,
+            "dcp": str(folder / "dcp"),
+            "notes": str(folder / "notes"),
+        }
+        if kind == "s3":
+            server = bucket.server()
+            server.empty()
+            os.environ.update(server.environment)
+            self.url = server.url
+            self.config["endpoint"] = server.address
 
 
-def _dcp(model: Any, optimizer: Any, path: Path) -> Any:
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import get_state_dict
-
-    weights, state = get_state_dict(model, optimizer)
-    return dcp.async_save(  # type: ignore[attr-defined]  # exported in fact
-        {"model": weights, "optimizer": state}, checkpoint_id=str(path)
-    )
-
-
-def raw(store: Any, ranks: int, bytes_each: int) -> tuple[float, float]:
-    """Seconds in which obstore alone puts and fetches as much, as many at once as we do."""
-    chunk = 4 * 2**20
-    names = [f"raw/{rank}-{n}" for rank in range(ranks) for n in range(-(-bytes_each // chunk))]
-    body = os.urandom(chunk)
-    with ThreadPoolExecutor(4 * ranks) as pool:
-        began = time.perf_counter()
-        list(pool.map(lambda name: store.put(name, body), names))
-        put_s = time.perf_counter() - began
-    with ThreadPoolExecutor(AT_ONCE * ranks) as pool:
-        began = time.perf_counter()
-        list(pool.map(lambda name: len(store.get(name).bytes()), names))
-        return put_s, time.perf_counter() - began
-
-
-def stores(kind: str, folder: Path) -> tuple[str, Any]:
-    """Our storage path, and obstore's own store at the same place."""
-    if kind == "disk":
-        from obstore.store import LocalStore
-
-        (folder / "raw").mkdir()
-        return str(folder / "runs"), LocalStore(str(folder / "raw"))
-    from obstore.store import S3Store
-
-    server = bucket.server()
-    server.empty()
-    os.environ.update(server.environment)
-    return server.url, S3Store(
-        bucket.NAME,
-        endpoint=server.address,
-        region="us-east-1",
-        client_options={"allow_http": True},
-    )
-
-
-def fit(storage: str, workers: int, config: dict[str, Any], folder: Path) -> Any:
-    """What rank 0 read."""
+def fit(
+    work: Callable[[dict[str, Any]], Any], place: Place, asked: argparse.Namespace, **more: Any
+) -> Any:
+    """What rank 0 returned."""
     import spotfit
     from spotfit.torch import TorchTrainer
     from spotfit_localsim.live.options import LocalOptions
 
+    config = {**place.config, "ranks": asked.ranks, "pairs": asked.pairs, **more}
     return (
         TorchTrainer(
             work,
             train_loop_config=config,
-            scaling_config=spotfit.ScalingConfig(num_workers=workers),
-            run_config=spotfit.RunConfig(name="run", storage_path=storage),
-            provisioner=LocalOptions(root=str(folder / "cloud"), nodes=1),
+            scaling_config=spotfit.ScalingConfig(num_workers=asked.ranks),
+            run_config=spotfit.RunConfig(
+                name="run",
+                storage_path=place.url,
+                failure_config=spotfit.FailureConfig(max_failures=config.get("kills", 0)),
+            ),
+            provisioner=LocalOptions(root=str(place.folder / "cloud"), nodes=1),
         )
         .fit()
         .return_value
     )
 
 
-def paired(readings: list[dict[str, float]], store: Any, workers: int) -> dict[str, list[float]]:
-    """The ratios, better when bigger."""
-    saves = [one for one in readings if "ours_s" in one]
-    found: dict[str, list[float]] = {name: [] for name in TITLES}
-    for one in saves:
-        found["stall_to_memcpy"].append(one["memcpy_s"] / one["ours_s"])
-        found["stall_to_part"].append(one["memcpy_s"] / workers / one["ours_s"])
-        found["stall_to_dcp"].append(one["dcp_s"] / one["ours_s"])
-        put_s, _ = raw(store, workers, int(one["mine_bytes"]))
-        found["commit"].append(put_s / one["commit_s"])
-    for one in (one for one in readings if "restore_s" in one):
-        # Each rank needs all of it.
-        _, get_s = raw(store, workers, int(saves[0]["mine_bytes"] * workers))
-        found["restore"].append(get_s / one["restore_s"])
-    auto = [one["auto"] for one in readings if "auto" in one]
-    never = [one["never"] for one in readings if "never" in one]
-    found["steps"] = [ours / theirs for ours, theirs in zip(auto, never, strict=True)]
+def saves(place: Place, asked: argparse.Namespace) -> Readings:
+    readings: Readings = fit(checkpointed.saves, place, asked)
+    return readings
+
+
+def restores(place: Place, asked: argparse.Namespace) -> Readings:
+    fit(checkpointed.one_save, place, asked)
+    readings: Readings = fit(checkpointed.restores, place, asked)
+    return readings
+
+
+def deaths(place: Place, asked: argparse.Namespace) -> Readings:
+    """Each pair is a death that leaves memory behind, and one that does not."""
+    fit(checkpointed.killed, place, asked, kills=2 * asked.pairs)
+    notes = [json.loads(line) for line in Path(place.config["notes"]).read_text().splitlines()]
+    died_at = {note["life"]: note["at"] for note in notes if note["what"] == "killed"}
+    found: dict[str, list[dict[str, float]]] = {"memory": [], "bucket": []}
+    for life, at in sorted(died_at.items()):
+        again = [one for one in notes if one["what"] == "stepped" and one["life"] == life + 1]
+        assert len(again) == asked.ranks, again
+        source = "bucket" if life % 2 else "memory"
+        assert {one["source"] for one in again} == {source}, again
+        recovered_s = max(one["at"] for one in again) - at
+        restore_s = max(one["restore_s"] for one in again)
+        found[source].append({f"{source}_s": recovered_s, f"{source}_restore_s": restore_s})
+    return [memory | other for memory, other in zip(found["memory"], found["bucket"], strict=True)]
+
+
+def steps(place: Place, asked: argparse.Namespace) -> Readings:
+    readings: Readings = fit(checkpointed.steps, place, asked, steps=asked.steps)
+    return readings
+
+
+def ray(place: Place, asked: argparse.Namespace) -> Readings:
+    """Each pair is a run of ours and one of Ray's, with the median standstill of a few saves."""
+    python = peers.python_of("ray")
+    readings: Readings = []
+    for pair in range(asked.pairs):
+        reading: dict[str, float] = {}
+        for side in ("ours", "ray") if pair % 2 else ("ray", "ours"):
+            if side == "ours":
+                stalls = fit(checkpointed.stalls, place, asked, saves=_SAVES)
+            else:
+                stalls = _stalls_of_ray(str(python), place, asked)
+            reading[f"{side}_s"] = median(stalls)
+        readings.append(reading)
+    return readings
+
+
+def _stalls_of_ray(python: str, place: Place, asked: argparse.Namespace) -> list[float]:
+    notes = place.folder / "ray-stalls"
+    config = {
+        "ranks": asked.ranks,
+        "saves": _SAVES,
+        "pause_s": _PAUSE_S,
+        "storage": str(place.folder / "ray"),
+        "notes": str(notes),
+    }
+    program = str(peers.SIDES / "ray_async_save.py")
+    environment = peers.environment(peers.RAY)
+    subprocess.run([python, program, json.dumps(config)], env=environment, check=True)
+    found: list[float] = json.loads(notes.read_text())
     return found
 
 
-def main() -> None:
+FIGURES: Mapping[str, Callable[[Place, argparse.Namespace], Readings]] = {
+    "saves": saves,
+    "restores": restores,
+    "deaths": deaths,
+    "steps": steps,
+    "ray": ray,
+}
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("figure", choices=[*FIGURES])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--loops", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--storage", choices=["disk", "s3"], default="disk")
-    asked = parser.parse_args()
+    parser.add_argument("--steps", type=int, default=100, help="between two looks at the clock")
+    parser.add_argument("--storage", choices=["disk", "s3"], default="s3")
+    return parser.parse_args()
+
+
+def main() -> None:
+    asked = arguments()
     with tempfile.TemporaryDirectory(dir=os.environ.get("SPOTFIT_BENCH_TMP")) as name:
-        folder = Path(name)
-        storage, store = stores(asked.storage, folder)
-        config = {
-            "pairs": asked.pairs,
-            "loops": asked.loops,
-            "steps": asked.steps,
-            "dcp": str(folder / "dcp"),
-            "restores": False,
-        }
-        readings = fit(storage, asked.ranks, config, folder)
-        readings += fit(storage, asked.ranks, config | {"restores": True}, folder)
-        found = paired(readings, store, asked.ranks)
-    seconds = {
-        name: median(one[name] for one in readings if name in one)
-        for name in ("memcpy_s", "ours_s", "dcp_s", "commit_s", "restore_s")
-    }
-    for name, title in TITLES.items():
-        if not found[name]:
-            continue
-        verdict = ratios.verdict(found[name])
-        bar = BARS.get(name)
-        told = "" if bar is None else f", asked {bar:.2f}: {'yes' if verdict.clears(bar) else 'NO'}"
-        print(f"{title}: {verdict.median:.2f} (at least {verdict.lower:.2f}{told})")
-    print(json.dumps({"ranks": asked.ranks, "storage": asked.storage, "medians": seconds}))
+        readings = FIGURES[asked.figure](Place(asked.storage, Path(name)), asked)
+    for claim in CLAIMS[asked.figure]:
+        verdict = ratios.verdict(claim.ratios(readings))
+        answer = "yes" if verdict.clears(claim.asked) else "NO"
+        print(
+            f"{claim.title}: {verdict.median:.2f} "
+            f"(at least {verdict.lower:.2f}, asked {claim.asked:.2f}: {answer})"
+        )
+    medians = {name: round(median(one[name] for one in readings), 4) for name in readings[0]}
+    how: dict[str, Any] = {"ranks": asked.ranks, "storage": asked.storage, "pairs": asked.pairs}
+    print(json.dumps({**how, "medians": medians}))
+    name = f"checkpointer_{asked.figure}_{asked.storage}_{asked.ranks}.json"
     (peers.BENCH / "results").mkdir(parents=True, exist_ok=True)
-    kept = peers.BENCH / "results" / f"checkpointer_{asked.storage}_{asked.ranks}.json"
-    kept.write_text(json.dumps({"readings": readings, "ratios": found}))
+    (peers.BENCH / "results" / name).write_text(json.dumps({**how, "readings": readings}))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 COMMANDS = ("slurmctld", "slurmd", "munged", "sbatch", "squeue", "scontrol", "scancel", "sinfo")
+ACCOUNTS = ("slurmdbd", "sacctmgr", "mariadbd", "mariadb-install-db")
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 _PATIENCE_S = 90.0
 _RESOLUTION_S = 0.05
@@ -30,13 +31,23 @@ installed = pytest.mark.skipif(
     reason="Slurm (slurmctld, slurmd, slurm-client, munge) is not installed",
 )
 
+keeps_accounts = pytest.mark.skipif(
+    not all(shutil.which(command, path=_PATH) for command in (*COMMANDS, *ACCOUNTS)),
+    reason="Slurm's accounts (slurmdbd, mariadb-server-core) are not installed",
+)
+
 
 class SlurmCluster:
-    """Nodes n1, n2, … of two processors each in the partition 'spot'; 'urgent' preempts it."""
+    """Nodes n1, n2, … of two processors each in the partition 'spot'; 'urgent' preempts it.
 
-    def __init__(self, folder: Path, nodes: int) -> None:
+    One that keeps accounts has the account 'lab', which may be charged in the QOS 'normal', 'low'
+    and 'high', and it is 'high' that preempts 'low', in whichever partition.
+    """
+
+    def __init__(self, folder: Path, nodes: int, *, accounts: bool = False) -> None:
         self.folder = folder
         self.nodes = nodes
+        self.accounts = _Accounts(self) if accounts else None
         self.conf = folder / "slurm.conf"
         self._daemons: list[subprocess.Popen[bytes]] = []
         for part in ("state", "spool"):
@@ -46,11 +57,14 @@ class SlurmCluster:
         """Until all nodes are idle."""
         socket_ = self.folder / "munge.socket"
         self._start_munge(socket_)
-        self.conf.write_text(_configuration(self.folder, socket_, self.nodes))
-        self._daemon("slurmctld", "-D", "-c")
+        kept = self.accounts.start(socket_) if self.accounts else _NO_ACCOUNTS
+        self.conf.write_text(_configuration(self.folder, socket_, self.nodes, kept))
+        if self.accounts:
+            self.accounts.fill()
+        self.daemon("slurmctld", "-D", "-c")
         for number in range(1, self.nodes + 1):
-            self._daemon("slurmd", "-D", "-c", "-N", f"n{number}")
-        self._until(
+            self.daemon("slurmd", "-D", "-c", "-N", f"n{number}")
+        self.until(
             lambda: (
                 len(self.ask("sinfo", "-hN", "-p", "spot", "-t", "idle").split("\n")) > self.nodes
             )
@@ -78,7 +92,7 @@ class SlurmCluster:
         if self.conf.exists():
             self.ask("scancel", "--full", "--user", getpass.getuser())
             with contextlib.suppress(AssertionError):
-                self._until(lambda: not self.ask("squeue", "-h").strip())
+                self.until(lambda: not self.ask("squeue", "-h").strip())
         for daemon in reversed(self._daemons):
             daemon.send_signal(signal.SIGTERM)
         for daemon in reversed(self._daemons):
@@ -99,10 +113,11 @@ class SlurmCluster:
             "log-file": self.folder / "munged.log",
             "seed-file": self.folder / "munged.seed",
         }
-        self._daemon("munged", "--foreground", "--force", *(f"--{n}={p}" for n, p in paths.items()))
-        self._until(socket_.exists)
+        self.daemon("munged", "--foreground", "--force", *(f"--{n}={p}" for n, p in paths.items()))
+        self.until(socket_.exists)
 
-    def _daemon(self, command: str, *words: str) -> None:
+    def daemon(self, command: str, *words: str) -> None:
+        """Start it; it is ended when the cluster is."""
         path = shutil.which(command, path=_PATH)
         assert path is not None
         log = (self.folder / f"{command}.out").open("ab")
@@ -114,17 +129,99 @@ class SlurmCluster:
     def _environment(self) -> dict[str, str]:
         return {"PATH": _PATH, "HOME": str(self.folder), "SLURM_CONF": str(self.conf)}
 
-    def _until(self, happens: Callable[[], object]) -> None:
+    def until(self, happens: Callable[[], object]) -> None:
+        """Wait for it; a minute and a half, then it is a failure."""
         deadline = time.monotonic() + _PATIENCE_S
         while not happens():
             assert time.monotonic() < deadline, f"see {self.folder}"
             time.sleep(_RESOLUTION_S)
 
 
+_NO_ACCOUNTS = (
+    "AccountingStorageType=accounting_storage/none",
+    "PreemptType=preempt/partition_prio",
+)
+
+
+class _Accounts:
+    """MariaDB and slurmdbd in the cluster's folder, for what only accounts know: QOS."""
+
+    def __init__(self, cluster: SlurmCluster) -> None:
+        self._cluster = cluster
+        self._folder = cluster.folder / "accounts"
+
+    def start(self, munge: Path) -> Sequence[str]:
+        """Both of them; what the controller must be told to find them."""
+        self._folder.mkdir()
+        data = self._folder / "data"
+        words = ("--no-defaults", f"--datadir={data}", f"--user={getpass.getuser()}")
+        made = subprocess.run(
+            ("mariadb-install-db", *words, "--skip-test-db"), capture_output=True, check=False
+        )
+        assert made.returncode == 0, made.stderr
+        base, port = _free_ports(2)
+        socket_ = self._folder / "db.socket"
+        self._cluster.daemon(
+            "mariadbd",
+            *words,
+            "--skip-grant-tables",  # nobody but loopback, for a minute
+            "--bind-address=127.0.0.1",
+            f"--port={base}",
+            f"--socket={socket_}",
+            f"--pid-file={self._folder}/db.pid",
+            "--innodb-lock-wait-timeout=900",
+        )
+        self._cluster.until(socket_.exists)
+        self._write_configuration(munge, port=port, base=base)
+        self._cluster.daemon("slurmdbd", "-D")
+        self._cluster.until(lambda: _listens(port))
+        return (
+            "AccountingStorageType=accounting_storage/slurmdbd",
+            "AccountingStorageHost=127.0.0.1",
+            f"AccountingStoragePort={port}",
+            f"AccountingStoragePass={munge}",
+            "AccountingStorageEnforce=associations,limits,qos",
+            "PreemptType=preempt/qos",
+        )
+
+    def fill(self) -> None:
+        """An account, who may be charged to it, and one QOS that preempts another."""
+        user = getpass.getuser()
+        for words in (
+            ("add", "cluster", "lab"),
+            ("add", "account", "lab", "cluster=lab"),
+            ("add", "qos", "low", "priority=1", "gracetime=5", "preemptmode=requeue"),
+            ("add", "qos", "high", "priority=100", "preempt=low"),
+            ("add", "qos", "forbidden"),
+            ("add", "user", user, "account=lab", "cluster=lab"),
+            ("modify", "user", user, "set", "qos=normal,low,high"),
+        ):
+            self._cluster.ask("sacctmgr", "-i", *words)
+        told = self._cluster.ask("sacctmgr", "-nP", "show", "assoc", "format=user,qos")
+        assert "low" in told, f"see {self._folder}"
+
+    def _write_configuration(self, munge: Path, *, port: int, base: int) -> None:
+        conf = self._cluster.folder / "slurmdbd.conf"
+        user = getpass.getuser()
+        conf.write_text(
+            f"AuthType=auth/munge\nAuthInfo=socket={munge}\nDbdHost=localhost\n"
+            f"DbdAddr=127.0.0.1\nDbdPort={port}\nSlurmUser={user}\n"
+            f"StorageType=accounting_storage/mysql\nStorageHost=127.0.0.1\nStoragePort={base}\n"
+            f"StorageUser={user}\nStorageLoc=slurm\nLogFile={self._folder}/slurmdbd.log\n"
+            f"PidFile={self._folder}/slurmdbd.pid\n"
+        )
+        conf.chmod(0o600)
+
+
+def _listens(port: int) -> bool:
+    with contextlib.closing(socket.socket()) as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 @contextlib.contextmanager
-def slurm_cluster(folder: Path, nodes: int) -> Iterator[SlurmCluster]:
+def slurm_cluster(folder: Path, nodes: int, *, accounts: bool = False) -> Iterator[SlurmCluster]:
     """Started, and ended whatever happens. Commands find it once SLURM_CONF is its `conf`."""
-    cluster = SlurmCluster(folder, nodes)
+    cluster = SlurmCluster(folder, nodes, accounts=accounts)
     try:
         cluster.start()
         yield cluster
@@ -132,7 +229,7 @@ def slurm_cluster(folder: Path, nodes: int) -> Iterator[SlurmCluster]:
         cluster.stop()
 
 
-def _configuration(folder: Path, munge: Path, nodes: int) -> str:
+def _configuration(folder: Path, munge: Path, nodes: int, accounts: Sequence[str]) -> str:
     """A requeued job waits `cred_expire`; the rest makes it prompt and asks for no rights."""
     host, user = socket.gethostname().partition(".")[0], getpass.getuser()
     controller, *ports = _free_ports(nodes + 1)
@@ -156,14 +253,13 @@ def _configuration(folder: Path, munge: Path, nodes: int) -> str:
         "ProctrackType=proctrack/linuxproc",
         "TaskPlugin=task/none",
         "JobAcctGatherType=jobacct_gather/none",
-        "AccountingStorageType=accounting_storage/none",
+        *accounts,
         "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_Core",
         "SchedulerType=sched/backfill",
         "SchedulerParameters=sched_interval=1,bf_interval=1,sched_min_interval=100000",
         "SlurmdParameters=config_overrides",
         "SlurmctldParameters=preempt_send_user_signal",
-        "PreemptType=preempt/partition_prio",
         "PreemptMode=REQUEUE",
         "ReturnToService=2",
         "SlurmdTimeout=20",

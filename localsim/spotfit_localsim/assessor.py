@@ -5,8 +5,9 @@ from __future__ import annotations
 from spotfit.model.assessment import Verdict
 from spotfit.model.events import CheckpointCommitted
 from spotfit.model.spec import RunSpec
-from spotfit_localsim.crew import Kept, Theatre, restored
+from spotfit_localsim.crew import Theatre, restored
 from spotfit_localsim.engine import Process, Timer
+from spotfit_localsim.saves import Kept
 from spotfit_localsim.workload import Validations, score
 
 

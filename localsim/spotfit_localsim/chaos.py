@@ -20,11 +20,16 @@ from pathlib import Path
 
 from spotfit.core.clock import Clock
 from spotfit.host.clocks import SystemClock
-from spotfit_localsim.library import random_storm
+from spotfit_localsim.library import random_saves, random_storm
 from spotfit_localsim.run import World
+from spotfit_localsim.scenario import Scenario
 
 _LIVE = "spotfit_localsim.live.chaos"
 _TELL_EVERY = 500
+
+
+Teller = Callable[[int], Scenario]
+"""What a seed tells of; random storms, if nobody says otherwise."""
 
 
 @dataclass
@@ -42,11 +47,11 @@ class Tally:
         return f"{self.worlds:,} worlds, {len(self.broken)} broken; {met}"
 
 
-def live_through(seed: int, tally: Tally) -> str | None:
+def live_through(seed: int, tally: Tally, teller: Teller | None = None) -> str | None:
     """One world; its story if something in it did not hold."""
     tally.worlds += 1
     try:
-        story = World(random_storm(seed), seed).live()
+        story = World((teller or random_storm)(seed), seed).live()
     except Exception:  # noqa: BLE001  # a world that cannot even be simulated is a finding too
         tally.broken.append(seed)
         return f"storm {seed}: the simulation broke\n{traceback.format_exc()}"
@@ -54,6 +59,7 @@ def live_through(seed: int, tally: Tally) -> str | None:
     tally.met["elections"] += story.elections
     tally.met["journal entries"] += len(story.entries)
     tally.met["steps repeated"] += story.steps_repeated
+    tally.met["rounds from memory"] += story.rounds_from_memory
     tally.met["virtual seconds"] += round(story.lasted_s)
     if story.broken is None:
         return None
@@ -61,12 +67,19 @@ def live_through(seed: int, tally: Tally) -> str | None:
     return str(story)
 
 
-def virtual(count: int, seed_start: int, say: Callable[[str], None], clock: Clock) -> Tally:
+def virtual(
+    count: int,
+    seed_start: int,
+    say: Callable[[str], None],
+    clock: Clock,
+    *,
+    teller: Teller | None = None,
+) -> Tally:
     """`count` worlds from that seed on, with progress and the stories of those that broke."""
     tally = Tally()
     began = clock.now()
     for seed in range(seed_start, seed_start + count):
-        story = live_through(seed, tally)
+        story = live_through(seed, tally, teller)
         if story is not None:
             say(story)
         if tally.worlds % _TELL_EVERY == 0:
@@ -82,18 +95,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m spotfit_localsim.chaos")
     parser.add_argument("--virtual", type=int, default=0, help="worlds under a virtual clock")
     parser.add_argument("--live", type=int, default=0, help="schedules with real processes")
+    parser.add_argument("--saves", action="store_true", help="of a Checkpointer's saves alone")
     parser.add_argument("--seed-start", type=int, default=0)
     given = parser.parse_args(arguments)
     held = True
     if given.virtual:
-        held = not virtual(given.virtual, given.seed_start, _say, SystemClock()).broken
+        teller = random_saves if given.saves else None
+        tally = virtual(given.virtual, given.seed_start, _say, SystemClock(), teller=teller)
+        held = not tally.broken
     if given.live:
         live = importlib.import_module(_LIVE)  # real processes: only where they are asked for
         seeds = range(given.seed_start, given.seed_start + given.live)
         folder = Path(tempfile.mkdtemp(prefix="spotfit-chaos-"))  # keeps what went wrong
-        tally = live.run(seeds, folder=folder)
-        _say(f"live, seeds {seeds.start}..{seeds.stop - 1}: {tally}")
-        held = tally.wrong == 0 and held
+        stories = live.story_of_saves if given.saves else live.story_of
+        played = live.run(seeds, folder=folder, teller=stories)
+        _say(f"live, seeds {seeds.start}..{seeds.stop - 1}: {played}")
+        held = played.wrong == 0 and held
         with contextlib.suppress(OSError):
             folder.rmdir()
     return 0 if held else 1

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from spotfit.agent.ports import CrewEvent, Examined, Exited, Said, Unheard
+from spotfit.agent.carrier import Order
+from spotfit.agent.ports import CopyKept, CrewEvent, Examined, Exited, Said, Unheard
 from spotfit.checkpoint.manifest import Manifest, newest_complete
+from spotfit.checkpoint.segment import Segment
 from spotfit.core.codec import decoder, encode
+from spotfit.core.errors import IntegrityError
 from spotfit.ledger import keys
 from spotfit.model.events import CheckpointCommitted
 from spotfit.model.holding import Part
@@ -28,27 +31,30 @@ from spotfit.model.wire import (
     Returned,
     Running,
     Saved,
+    Snapshot,
     Start,
     ToWorker,
+    Uncarried,
+    Unsaved,
 )
 from spotfit.store.transfer import FileRecord
 from spotfit_localsim.bucket import Bucket
 from spotfit_localsim.dice import Stream
 from spotfit_localsim.engine import Engine, Process, Timer
 from spotfit_localsim.net import Fabric
+from spotfit_localsim.saves import (
+    Kept,
+    Life,
+    Memory,
+    bring,
+    fill,
+    in_bucket,
+    remembered,
+    what_is_in,
+)
 from spotfit_localsim.workload import State, Training
 
-Life = Generator[float | None, None, None]
-"""What a worker does: it yields for how long it is busy, or None until something wakes it."""
-
 _REAP_S = 0.003
-
-
-class Kept(msgspec.Struct, frozen=True):
-    """What a rank writes into its file of a checkpoint, and reports as its metrics."""
-
-    step: int
-    link: str
 
 
 _kept = decoder(Kept)
@@ -61,6 +67,8 @@ def restored(objects: Mapping[str, bytes], name: str) -> Kept | str:
     folder = f"{keys.MANIFESTS}{name}/"
     found = [key for key in objects if key.startswith(folder) and key.endswith(".json")]
     parts = newest_complete([_manifests.decode(objects[key]) for key in found])
+    if parts and parts[0].is_snapshot:
+        return in_bucket(objects, name)
     files = [f"{part.folder}/{file.name}" for part in parts for file in part.files]
     missing = [key for key in files if key not in objects]
     if not files or missing:
@@ -88,6 +96,22 @@ class Theatre:
     is_pending: Callable[[CheckpointCommitted], bool]
     """Whether that checkpoint is still to be validated, as the journal tells it."""
     teams: dict[int, Team] = field(default_factory=dict)
+    memories: dict[str, Memory] = field(default_factory=dict)
+    """By the address of its vault, what lies in each machine's memory."""
+
+    def now(self) -> float:
+        return self.engine.now
+
+    def after(self, seconds: float, then: Callable[[], None]) -> object:
+        return self.engine.after(seconds, then)
+
+    def copy_s(self) -> float:
+        return self.stream.between(self.training.load.copy_s)
+
+    def reaches(self, sender: str, receiver: str) -> bool:
+        """Both ways: a vault answers."""
+        cut = self.fabric.blocked(sender, receiver) or self.fabric.blocked(receiver, sender)
+        return not cut
 
     def is_over(self, number: int) -> bool:
         """Whether another round has begun after that one."""
@@ -109,6 +133,18 @@ class Team:
         self._world_size = world_size
         self._workers: dict[int, SimWorker] = {}
         self._arrived: dict[int, State] = {}
+        self.agreed: dict[int, str | None] = {}
+        """By rank, what is broken of the state in memory that the round begins from."""
+
+    @property
+    def all_agreed(self) -> bool:
+        return len(self.agreed) == self._world_size
+
+    def agree(self, worker: SimWorker, broken: str | None) -> None:
+        """That rank has read the state in memory, or could not."""
+        self.agreed[worker.rank] = broken
+        for one in self._workers.values() if self.all_agreed else ():
+            one.go_on()
 
     def enter(self, worker: SimWorker) -> None:
         """A rank begins; each does so once a round."""
@@ -158,6 +194,11 @@ class SimWorker:
         self._inbox: list[ToWorker] = []
         self._given_away: set[int] = set()
         self._reports = 0
+        self._slots: list[tuple[Segment, int | None]] = []
+        """Segments, and the report each went with last."""
+        self._saves = 0
+        self._given: set[int] = set()
+        """Snapshots that are with the agent."""
         self._waits = False
         self._timer: Timer | None = None
         self._life = self._live()
@@ -176,6 +217,9 @@ class SimWorker:
             self.go_on()
         elif isinstance(frame, Carried):
             self._given_away.discard(frame.n)
+        done = _snapshot_done(frame)
+        if done is not None:
+            self._given.discard(done)
             self.go_on()
 
     def go_on(self) -> None:
@@ -210,20 +254,56 @@ class SimWorker:
         load = self._theatre.training.load
         yield self._theatre.stream.between(load.start_s)
         self._say(Running())
-        self._restore()
+        yield from self._restore()
         while self.state.step < load.steps:
             yield from self._train_a_step()
             if self._due(load.save_every) or (self._team.leaving and load.saves_on_notice):
                 yield from self._save()
             elif self._due(load.report_every):
                 self._say(Report(self._next_report(), self._metrics()))
-        while self._given_away:
+        while self._given_away or self._given:
             yield None
         self._returned = True
         self._say(Returned(self._reports, self.state.link.encode()))
         yield _REAP_S
 
-    def _restore(self) -> None:
+    def _restore(self) -> Life:
+        if self._start.memory is not None:
+            found = self._remembered()
+            yield self._theatre.stream.between(self._theatre.training.load.copy_s)
+            self._team.agree(self, found if isinstance(found, str) else None)
+            while not self._team.all_agreed:
+                yield None
+            if isinstance(found, Kept) and not any(self._team.agreed.values()):
+                self.state = State(found.step, found.link)
+                return
+        self._restore_from_the_bucket()
+
+    def _remembered(self) -> Kept | str:
+        """The state in memory, or what is broken of it."""
+        memory, others = self._crew.memory, self._theatre.memories
+        assert memory is not None
+        assert self._start.memory is not None
+        try:
+            saved = remembered(self._start, memory, others, self._reaches)
+        except IntegrityError as broken:
+            return broken.what
+        found = what_is_in(saved)
+        told = self._start.memory.step
+        if isinstance(found, str):
+            self._theatre.complain(f"in memory is a state that nobody had: {found}")
+        elif found.step != told:
+            return f"it is of step {found.step}, and not of {told}"
+        elif self._theatre.training.chain.at(found.step).link != found.link:
+            self._theatre.complain(
+                f"step {found.step} in memory is not that of the undisturbed run"
+            )
+        return found
+
+    def _reaches(self, vault: str) -> bool:
+        return self._theatre.reaches(self.host, vault)
+
+    def _restore_from_the_bucket(self) -> None:
         name = self._start.checkpoint
         if name is None:
             return
@@ -273,6 +353,9 @@ class SimWorker:
         if load.barriers:
             yield from self._meet_at_the_hub(n)
         self.warned = False
+        if load.snapshots:
+            yield from self._snapshot(n)
+            return
         name = f"step-{self.state.step}" if load.named_by_step else None
         if self.rank and not load.everyone_saves:
             self._say(Report(n, self._metrics(), name))
@@ -300,6 +383,25 @@ class SimWorker:
         else:
             yield from upload(self._theatre, self._crew.name, part, body)
             self._say(Saved(n, part.name, len(body)))
+
+    def _snapshot(self, n: int) -> Life:
+        """Into the segment that is not needed, while the agent may still bring the other one."""
+        memory = self._crew.memory
+        assert memory is not None
+        at = self._saves % 2
+        if len(self._slots) <= at:
+            name = f"{self.round}-{self.rank}-{at + 1}"
+            self._slots.append((memory.segment(name), None))
+        segment, report = self._slots[at]
+        while report in self._given:
+            yield None
+        segment.begin()
+        yield self._theatre.stream.between(self._theatre.training.load.stall_s)
+        fill(segment, self._start, Kept(self.state.step, self.state.link))
+        self._saves += 1
+        self._slots[at] = (segment, n)
+        self._given.add(n)
+        self._crew.keep(self, Snapshot(n, self._metrics(), str(segment.path)))
 
     def _meet_at_the_hub(self, n: int) -> Life:
         self._say(Gather("barrier", n))
@@ -355,6 +457,8 @@ class SimWorker:
 
     def _stop(self) -> None:
         self.alive = False
+        for segment, _ in self._slots:
+            segment.close()
         if self._timer is not None:
             self._timer.call_off()
 
@@ -368,26 +472,64 @@ def upload(theatre: Theatre, who: str, part: Manifest, body: bytes) -> Life:
     theatre.bucket.write(who, part.key, encode(part))
 
 
+class _File(NamedTuple):
+    """A rank's file of a checkpoint, for the carrier to bring."""
+
+    part: Manifest
+    body: bytes
+
+    @property
+    def round(self) -> int:
+        return self.part.round
+
+    @property
+    def rank(self) -> int:
+        return self.part.rank
+
+    def life(self, theatre: Theatre, who: str) -> Life:
+        yield from upload(theatre, who, self.part, self.body)
+
+    def told(self, crew: SimCrew) -> None:
+        crew.note_carried(self.part, len(self.body))
+
+
+class _Parcel:
+    """A rank's snapshot, for the carrier to bring."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.round = order.round
+        self.rank = order.rank
+        self._came_of_it: list[Manifest | str] = []
+
+    def life(self, theatre: Theatre, who: str) -> Life:
+        takes_s = theatre.stream.between(theatre.training.load.save_s)
+        yield from bring(theatre.bucket, who, self.order, takes_s, self._came_of_it)
+
+    def told(self, crew: SimCrew) -> None:
+        crew.note_brought(self.order, self._came_of_it[-1])
+
+
 class SimCarrier:
     """What uploads for the workers of a machine, and outlives them: a lane a rank."""
 
     def __init__(self, crew: SimCrew, theatre: Theatre) -> None:
         self._crew = crew
         self._theatre = theatre
-        self._lanes: dict[int, list[tuple[Manifest, bytes]]] = {}
+        self._lanes: dict[int, list[_File | _Parcel]] = {}
         self._timers: dict[int, Timer] = {}
 
     @property
     def round(self) -> int | None:
         """The round whose uploads are not all done."""
-        return next((lane[0][0].round for lane in self._lanes.values() if lane), None)
+        return next((lane[0].round for lane in self._lanes.values() if lane), None)
 
-    def take(self, part: Manifest, body: bytes) -> None:
+    def take(self, cargo: _File | _Parcel) -> None:
         """Upload it when all before it from the same rank are done."""
-        lane = self._lanes.setdefault(part.rank, [])
-        lane.append((part, body))
+        lane = self._lanes.setdefault(cargo.rank, [])
+        lane.append(cargo)
         if len(lane) == 1:
-            self._begin(part.rank)
+            self._begin(cargo.rank)
 
     def give_up(self) -> None:
         """Bring nothing more."""
@@ -396,8 +538,7 @@ class SimCarrier:
         self._lanes, self._timers = {}, {}
 
     def _begin(self, rank: int) -> None:
-        part, body = self._lanes[rank][0]
-        self._advance(rank, upload(self._theatre, self._crew.name, part, body))
+        self._advance(rank, self._lanes[rank][0].life(self._theatre, self._crew.name))
 
     def _advance(self, rank: int, life: Life) -> None:
         busy_s = next(life, None)
@@ -406,9 +547,8 @@ class SimCarrier:
                 busy_s, lambda: self._advance(rank, life)
             )
             return
-        part, body = self._lanes[rank].pop(0)
-        self._crew.note_carried(part, len(body))
-        if self._lanes[rank]:
+        self._lanes[rank].pop(0).told(self._crew)
+        if self._lanes.get(rank):
             self._begin(rank)
 
 
@@ -422,6 +562,14 @@ class SimCrew:
         self._carrier = SimCarrier(self, theatre)
         self._events: list[CrewEvent] = []
         self._silent_s = 0.0
+        saves = theatre.training.load.snapshots
+        memories = theatre.memories
+        self.memory = Memory(process.name, theatre, memories, self._note_copy) if saves else None
+
+    @property
+    def vault(self) -> str:
+        """Where copies for this machine are taken; empty where none are made."""
+        return self.memory.name if self.memory is not None else ""
 
     @property
     def host(self) -> str:
@@ -442,11 +590,46 @@ class SimCrew:
         if self._workers:
             self._theatre.complain(f"{self._process.name} starts workers beside others of its own")
         for start in starts:
-            self._workers[start.rank] = SimWorker(self._theatre, self, start)
+            entered = self.memory.snapshots.enter(start) if self.memory else start
+            self._workers[start.rank] = SimWorker(self._theatre, self, entered)
 
     def send(self, rank: int, frame: ToWorker) -> None:
+        if self.memory is not None:
+            self._name_snapshot(self.memory, rank, frame)
         if rank in self._workers:
             self._workers[rank].tell(frame)
+
+    def _name_snapshot(self, memory: Memory, rank: int, frame: ToWorker) -> None:
+        match frame:
+            case Named():
+                order = memory.snapshots.named(rank, frame)
+                if order is not None:
+                    self._carrier.take(_Parcel(order))
+            case Gathered(kind="report", seq=n):
+                memory.snapshots.forget(rank, n)
+            case _:
+                return
+
+    def copy_to(self, vault: str) -> None:
+        if self.memory is not None:
+            self.memory.snapshots.copy_to(vault)
+
+    def _note_copy(self, round_number: int, rank: int, step: int, vault: str) -> None:
+        self.told(CopyKept(round_number, rank, step, vault))
+
+    def keep(self, worker: SimWorker, snapshot: Snapshot) -> None:
+        """A worker hands a snapshot over."""
+        assert self.memory is not None
+        self.memory.snapshots.keep(worker.rank, snapshot)
+        files = encode(Files(snapshot.n, snapshot.metrics, shares=True))
+        self.told(Said(worker.round, worker.rank, [msgspec.Raw(files)]))
+
+    def note_brought(self, order: Order, how: Manifest | str) -> None:
+        """A snapshot is in the bucket, or never will be."""
+        n, name = order.carry.n, order.carry.name
+        said: FromWorker = Unsaved(n, how) if isinstance(how, str) else _saved(n, how)
+        self.told(Said(order.round, order.rank, [msgspec.Raw(encode(said))]))
+        self.send(order.rank, Uncarried(n, how) if isinstance(how, str) else Carried(n, name))
 
     def examine(self, examination: int) -> None:
         self._process.touch()
@@ -483,8 +666,7 @@ class SimCrew:
 
     @property
     def held(self) -> tuple[Part, ...]:
-        """Workers here save to the bucket alone."""
-        return ()
+        return self.memory.snapshots.held() if self.memory is not None else ()
 
     def give_up(self) -> None:
         self._process.touch()
@@ -496,7 +678,7 @@ class SimCrew:
 
     def carry(self, part: Manifest, body: bytes) -> None:
         """A worker gives its file away."""
-        self._carrier.take(part, body)
+        self._carrier.take(_File(part, body))
 
     def note_carried(self, part: Manifest, size_bytes: int) -> None:
         """What a worker gave away is in the bucket."""
@@ -521,3 +703,20 @@ class SimCrew:
         for worker in self._workers.values():
             worker.vanish(told=told)
         self._workers = {}
+        if self.memory is not None:
+            self.memory.close()
+
+
+def _saved(n: int, part: Manifest) -> Saved:
+    return Saved(n, part.name, part.size_bytes, part.step)
+
+
+def _snapshot_done(frame: ToWorker) -> int | None:
+    """Which report's snapshot is not with the agent any more, if the frame says so."""
+    match frame:
+        case Carried(n=n) | Uncarried(n=n) | Named(n=n, name=""):
+            return n
+        case Gathered(kind="report", seq=n, missing=missing, why=why) if missing or why:
+            return n
+        case _:
+            return None

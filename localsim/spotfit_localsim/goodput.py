@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from dataclasses import replace as with_
 
 from msgspec.structs import replace
 
-from spotfit.model.cadence import Cadence, Costs, Odds
+from spotfit.model.cadence import BRACKETS_S, Cadence, Costs, Odds, bracket
 from spotfit.policy.cadence import Moment, Save, judge, outlook
 from spotfit.policy.drain import LastChance, SaveLast, TrainOn, save_at_notice
 from spotfit_localsim.dice import Stream
@@ -38,6 +39,8 @@ class Setting:
     """A last upload, with all the machine has."""
     step_s: float = 0.5
     notice_s: float = 120.0
+    honoured: float = 0.0
+    """The share of ends that are announced so long before."""
 
 
 def lives(
@@ -105,14 +108,22 @@ Pace = Callable[[Group, float], None]
 
 def every(interval_s: float) -> Pace:
     """Save every so often, but never before the last save is committed."""
+    return by_age((interval_s,) * (len(BRACKETS_S) + 1))
+
+
+def by_age(intervals_s: Sequence[float]) -> Pace:
+    """The same, with an interval for each bracket of the group's age at the last save."""
 
     def pace(group: Group, until: float) -> None:
         costs = group.setting.costs
-        apart_s = max(interval_s, costs.stall_s + costs.commit_s)
-        while group.saved_at + apart_s < until:
-            group.train(group.saved_at + apart_s)
+        while (due := group.saved_at + _apart_s(group)) < until:
+            group.train(due)
             group.save(costs.commit_s)
         group.train(until)
+
+    def _apart_s(group: Group) -> float:
+        costs = group.setting.costs
+        return max(intervals_s[bracket(group.saved_at)], costs.stall_s + costs.commit_s)
 
     return pace
 
@@ -135,9 +146,8 @@ class Ours:
             else:
                 group.train(min(due, until))
 
-    def learn(self, group: Group) -> None:
+    def learn(self, life: Life) -> None:
         """After its end."""
-        life = group.life
         endings = self.odds.endings.with_end(life.lasts_s, saved=life.announced)
         self.odds = replace(self.odds, endings=endings)
 
@@ -192,13 +202,21 @@ def _chance(group: Group) -> LastChance:
 
 
 def goodput(all_lives: Sequence[Life], setting: Setting, pace: Pace) -> float:
-    """The share of the time that became work which outlived its group."""
+    """The share of the time that became work which outlived its group.
+
+    Each life is lived both ways, announced and not, and counts for each by `setting.honoured`: a
+    handful of surprises more or less would tell nothing of who saves how. What is learned of it is
+    what it was.
+    """
     kept_s = 0.0
     for life in all_lives:
-        group = live(life, setting, pace)
-        kept_s += group.committed
+        kept_s += sum(
+            share * live(with_(life, announced=announced), setting, pace).committed
+            for announced, share in ((True, setting.honoured), (False, 1 - setting.honoured))
+            if share > 0
+        )
         if isinstance(pace, Ours):
-            pace.learn(group)
+            pace.learn(life)
     return kept_s / _time_s(all_lives)
 
 

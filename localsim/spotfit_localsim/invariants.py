@@ -39,6 +39,7 @@ from spotfit.model.events import (
 from spotfit.model.fold import fold
 from spotfit.model.group import GroupPlan
 from spotfit.model.view import View
+from spotfit.model.world import Round
 from spotfit_localsim.crew import restored
 from spotfit_localsim.workload import Training, score
 
@@ -266,11 +267,21 @@ class Checker:
         if not truth.spec.workers_min <= opened.world_size <= truth.spec.workers_max:
             return f"{opened.world_size} workers"
         latest = truth.latest_checkpoint.name if truth.latest_checkpoint else None
-        return (
-            None
-            if opened.checkpoint == latest
-            else f"starts from {opened.checkpoint}, not {latest}"
-        )
+        if opened.checkpoint != latest:
+            return f"starts from {opened.checkpoint}, not {latest}"
+        return self._wrong_memory(opened)
+
+    def _wrong_memory(self, opened: Round) -> str | None:
+        """Memory may only be ahead of what is committed, and must be of the last round or older."""
+        state, latest = opened.memory, self.truth.latest_checkpoint
+        if state is None:
+            return None
+        if state.step > self._training.furthest:
+            return f"starts from step {state.step} in memory, which was never done"
+        committed = latest.metrics["step"] if latest is not None else 0
+        if state.step < committed:
+            return f"starts from step {state.step} in memory, and step {committed} was committed"
+        return None
 
     def _wrong_close(self, event: RoundClosed) -> str | None:
         if self.truth.round is None or self.truth.round.number != event.number:

@@ -212,6 +212,19 @@ uploads_outlive_workers = Scenario(
     limits=Limits(worker=3),
 )
 
+copies_come_late = Scenario(
+    "copies_come_late",
+    load=Workload(
+        steps=60,
+        save_every=2,
+        save_s=(0.05, 0.2),
+        snapshots=True,
+        copy_s=(0.1, 0.7),
+    ),
+    acts=tuple(Reclaim(Step(step), "follower") for step in (15, 31, 47)),
+)
+"""Commits overtake copies: what a lost machine leaves with its neighbour is older."""
+
 dead_machines_that_tell_nobody = Scenario(
     "dead_machines_that_tell_nobody",
     load=LONG,
@@ -261,6 +274,7 @@ LIBRARY: tuple[Scenario, ...] = (
     few_are_kept,
     same_names_again,
     uploads_outlive_workers,
+    copies_come_late,
     a_rank_hangs,
     dead_machines_that_tell_nobody,
     validated_in_a_storm,
@@ -296,6 +310,23 @@ def random_storm(seed: int) -> Scenario:
     storm = _with_stalls(storm, Dice(seed).stream("stalls"))
     # Half of them validate; the others stay as they were when their seeds were found.
     return _validated(storm, Dice(seed).stream("validations")) if seed % 4 in (0, 3) else storm
+
+
+def random_saves(seed: int) -> Scenario:
+    """The same world, where all ranks save as a Checkpointer does, and often."""
+    storm = random_storm(seed)
+    dice = Dice(seed).stream("saves")
+    load = replace(
+        storm.load,
+        snapshots=True,
+        validations=None,
+        named_by_step=False,
+        save_every=dice.choice([1, 2, 4]),
+        stall_s=(0.001, dice.choice([0.01, 0.5])),
+        copy_s=(0.01, dice.choice([0.1, 1.0, 10.0])),
+    )
+    keep = structs.replace(storm.keep, score=dice.choice([None, "step"]))
+    return replace(storm, name=f"saves {seed}", load=load, keep=keep)
 
 
 def _with_stalls(storm: Scenario, dice: Stream) -> Scenario:

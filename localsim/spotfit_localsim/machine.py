@@ -164,7 +164,13 @@ class Machine:
     def _member(self) -> Member:
         box = self.box
         return Member(
-            self.agent_id, self.host, f"{self.host}:{PORT}", box.slots, box.token, box.node
+            self.agent_id,
+            self.host,
+            f"{self.host}:{PORT}",
+            box.slots,
+            box.token,
+            box.node,
+            vault=self.crew.vault,
         )
 
 

@@ -73,6 +73,12 @@ class Story:
         return self.view.epoch
 
     @property
+    def rounds_from_memory(self) -> int:
+        """How many rounds began from a state in memory."""
+        events = (entry.event for entry in self.entries)
+        return sum(isinstance(one, RoundOpened) and one.round.memory is not None for one in events)
+
+    @property
     def rounds(self) -> int:
         return sum(isinstance(entry.event, RoundOpened) for entry in self.entries)
 

@@ -58,6 +58,12 @@ class Workload:
     """Whether every rank brings files, or only rank 0."""
     background: bool = False
     """Whether ranks train on while their machine uploads for them."""
+    snapshots: bool = False
+    """Whether ranks save as a Checkpointer does: into memory, of which a neighbour has a copy."""
+    stall_s: Span = (0.001, 0.05)
+    """How long a snapshot takes."""
+    copy_s: Span = (0.01, 0.5)
+    """How long a copy takes to the neighbour, and back."""
     saves_on_notice: bool = True
     named_by_step: bool = False
     """Whether the user chooses the names of checkpoints, the same ones in every attempt."""

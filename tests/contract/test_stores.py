@@ -11,7 +11,7 @@ from spotfit.store.api import Store
 from spotfit.store.filesystem import store_on
 from spotfit.store.opening import open_store
 from spotfit.testing.store_suite import StoreSuite
-from tests import azurite
+from tests import azurite, ceph_rgw
 from tests.gcs_server import account
 
 S3_SERVER = """
@@ -81,6 +81,20 @@ def azure() -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="module")
+def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of Ceph's gateway with a bucket named 'bucket'."""
+    with (
+        ceph_rgw.ceph_gateway(tmp_path_factory.mktemp("ceph")) as url,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("AWS_ACCESS_KEY_ID", ceph_rgw.KEY)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", ceph_rgw.SECRET)
+        patch.setenv("AWS_REGION", "us-east-1")
+        _make_bucket(url)
+        yield url
+
+
 class TestLocal(StoreSuite):
     @pytest.fixture
     def store(self, tmp_path_factory: pytest.TempPathFactory) -> Store:
@@ -99,6 +113,15 @@ class TestS3(StoreSuite):
     @pytest.fixture
     def store(self, s3: str) -> Store:
         return open_store(f"s3://bucket/{uuid.uuid4().hex}?endpoint_url={s3}")
+
+
+@ceph_rgw.installed
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+class TestCeph(StoreSuite):
+    @pytest.fixture
+    def store(self, ceph: str) -> Store:
+        return open_store(f"s3://bucket/{uuid.uuid4().hex}?endpoint_url={ceph}")
 
 
 @pytest.mark.usefixtures("gcs")

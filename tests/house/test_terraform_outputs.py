@@ -14,7 +14,7 @@ import pytest
 
 from spotfit.host import plugins
 from spotfit.provision.registry import GROUP
-from spotfit_provisioners.kubernetes import provisioner as kubernetes
+from spotfit_provisioners.kubernetes import checkup as kubernetes
 from tests.house.hcl import MODULES, STACKS, TERRAFORM, Folder, folder, unquoted
 from tests.house.tree import ROOT, texts
 
@@ -111,9 +111,9 @@ def test_every_place_in_it_that_somebody_points_to_is_there() -> None:
 def test_the_controller_on_aws_may_make_the_calls_that_the_client_makes() -> None:
     client = (ROOT / "provisioners/spotfit_provisioners/aws_batch/client.py").read_text()
     calls = set(re.findall(r"self\._batch\.(\w+)\(", client)) - {"get_paginator"}
-    calls |= set(re.findall(r"get_paginator\(\"(\w+)\"", client))
+    calls |= set(re.findall(r"_batch\.get_paginator\(\"(\w+)\"", client))
     actions = {f"batch:{''.join(map(str.capitalize, call.split('_')))}" for call in calls}
-    actions |= {"ec2:DescribeSpotPriceHistory", "logs:GetLogEvents"}
+    actions |= {"logs:GetLogEvents", "ec2:DescribeSpotPriceHistory", "ec2:GetSpotPlacementScores"}
     for_tags_and_roles = {"batch:TagResource", "iam:PassRole"}
     text = (TERRAFORM / "modules/aws_batch/main.tf").read_text()
     policy = text[text.index('"controller" {') :].replace("iam:PassedToService", "")
@@ -154,7 +154,8 @@ def test_in_a_cluster_the_controller_has_the_rights_that_the_doctor_asks_for() -
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    assert given == {*kubernetes._RIGHTS, ("get", "", "pods/log")}
+    wanted = {(right.verb, right.group, right.told.partition(" ")[2]) for right in kubernetes.RENTS}
+    assert given == wanted
 
 
 # ── what it takes to say all this ─────────────────────────────────────────────────────────────────

@@ -16,9 +16,11 @@ from torch.utils.data import DataLoader, Dataset
 import spotfit
 from spotfit.checkpoint.segment import Segment
 from spotfit.client.handle import RunHandle
+from spotfit.client.story import read_story
 from spotfit.client.trainers import TorchTrainer
 from spotfit.model.holding import State
 from spotfit.model.world import Place
+from spotfit.store.opening import open_store
 from spotfit.torch import Checkpointer, prepare_data_loader, prepare_model
 from tests.live.cloud import Cloud, eventually
 
@@ -48,7 +50,8 @@ def train(config: Config) -> list[list[float]]:
     marks = Path(config["marks"])
     torch.manual_seed(0)
     dropout = nn.Dropout(config["dropout"])
-    blank = nn.Sequential(nn.Linear(8, 64), dropout, nn.Linear(64, 64), nn.Linear(64, 1))
+    norm = nn.BatchNorm1d(64) if config.get("norm") else nn.Identity()
+    blank = nn.Sequential(nn.Linear(8, 64), norm, dropout, nn.Linear(64, 64), nn.Linear(64, 1))
     torch.manual_seed(rank)
     model = prepare_model(blank, parallel_strategy=config["strategy"])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -56,7 +59,11 @@ def train(config: Config) -> list[list[float]]:
     batch = SAMPLES // STEPS // world_size
     loader = prepare_data_loader(DataLoader(Numbered(), batch_size=batch, shuffle=True))
     ckpt = Checkpointer(
-        model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, every=3
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        loader=loader,
+        every=config.get("every", 3),
     )
     restored = ckpt.restore()
     (marks / f"begun-{config['life']}").write_text(str(restored.step if restored else 0))
@@ -123,8 +130,8 @@ def seen(cloud: Cloud, name: str, epoch: int, steps: range) -> Counter[str]:
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_a_killed_training_ends_as_an_undisturbed_one(cloud: Cloud, strategy: str) -> None:
-    undisturbed = life(cloud, "calm", strategy=strategy)
-    killed = life(cloud, "killed", strategy=strategy, dies_at=11)
+    undisturbed = life(cloud, "calm", strategy=strategy, norm=True)
+    killed = life(cloud, "killed", strategy=strategy, norm=True, dies_at=11)
     assert len(cloud.closed("killed")) == 1
     assert begun(cloud, "killed") == 9, "from the third snapshot"
     assert killed == undisturbed
@@ -180,6 +187,15 @@ def test_however_many_go_on_they_learn_the_same_from_each_sample_once(cloud: Clo
     assert (first, second) == (once, once)
     for mine, theirs in zip(resized, undisturbed, strict=True):
         assert mine == pytest.approx(theirs, abs=1e-4)
+
+
+def test_the_story_says_why_each_was_saved(cloud: Cloud) -> None:
+    life(cloud, "told", every=[5, "epoch"])
+    whys = ["5 steps since the last save", "an epoch has ended"] * 2
+    assert [one.why for one in cloud.view("told").checkpoints] == whys
+    lines = [line for line in read_story(open_store(cloud.url("told"))) if "committed" in line]
+    assert all(why in line for why, line in zip(whys, lines, strict=True))
+    assert spotfit.attach(cloud.url("told")).status().saved_why == whys[-1]
 
 
 def test_a_flipped_bit_costs_one_checkpoint_and_nothing_else(cloud: Cloud) -> None:

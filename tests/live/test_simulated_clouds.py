@@ -33,12 +33,12 @@ pytestmark = pytest.mark.parametrize("name", sorted(CLOUDS))
 
 
 @cache
-def undisturbed() -> str:
+def undisturbed(steps: int = CONFIG["steps"]) -> str:
     """What two ranks come to when nothing happens, by a way on which nothing can."""
     import torch
 
     weights = torch.linspace(-1.0, 1.0, 64)
-    for step in range(1, CONFIG["steps"] + 1):
+    for step in range(1, steps + 1):
         gradient = torch.sin(weights * step) + torch.sin(weights * step + 1)
         weights = weights - 0.05 * gradient
     return hashlib.sha256(weights.numpy().tobytes()).hexdigest()

@@ -1,16 +1,18 @@
-"""`fit()` on a real Slurm: a task is requeued, the result stays."""
+"""`fit()` on a real Slurm: a task is requeued, or preempted by whoever may; the result stays."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import spotfit
+from spotfit.client.handle import RunHandle
 from spotfit.ledger.journal import Journal
-from spotfit.model.events import Blame
+from spotfit.model.events import Blame, Entry, Noticed
 from spotfit.model.view import View
 from spotfit.store.opening import open_store
 from spotfit.torch import TorchTrainer
@@ -18,42 +20,108 @@ from spotfit_localsim.live.jobs import descend
 from spotfit_provisioners.slurm.options import SlurmOptions
 from tests.live.cloud import eventually
 from tests.live.test_simulated_clouds import CONFIG, undisturbed
-from tests.slurm_cluster import SlurmCluster, installed, slurm_cluster
+from tests.slurm_cluster import SlurmCluster, installed, keeps_accounts, slurm_cluster
+
+LONG: dict[str, Any] = {**CONFIG, "steps": 400, "pace_s": 0.05}
+"""A preempted task is given its GraceTime, and whoever preempts it waits for that."""
+GRACE_S = 5.0
+"""Of partition, QOS and KillWait, as `tests/slurm_cluster.py` sets them."""
+
+
+class Stage:
+    """A cluster of four nodes, and a run of two workers on it."""
+
+    def __init__(self, cluster: SlurmCluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.folder = folder
+        self.notices: list[Noticed] = []
+
+    def submit(self, config: Mapping[str, Any], **options: Any) -> RunHandle:
+        trainer = TorchTrainer(
+            descend,
+            train_loop_config=dict(config),
+            scaling_config=spotfit.ScalingConfig(num_workers=2),
+            run_config=spotfit.RunConfig(storage_path=str(self.folder / "runs"), name="run"),
+            provisioner=SlurmOptions(
+                partitions=("spot",),
+                python=sys.executable,
+                folder=str(self.folder),
+                grace_s=GRACE_S,
+                **options,
+            ),
+        )
+        return trainer.submit()
+
+    def view(self) -> View:
+        journal = Journal(open_store(str(self.folder / "runs" / "run")), whole=True)
+        self.notices.clear()
+        journal.heard = self._hear
+        return journal.catch_up()
+
+    def _hear(self, _slot: int, _body: bytes, entry: Entry) -> None:
+        if isinstance(entry.event, Noticed):
+            self.notices.append(entry.event)
+
+    def has_saved(self, step: int) -> bool:
+        latest = self.view().latest_checkpoint
+        return latest is not None and latest.metrics["step"] >= step
+
+    def preempt(self, *words: str) -> str:
+        """Have somebody else want a node of ours; the number of their job."""
+        [node, *_] = self.cluster.ask("squeue", "-h", "-t", "R", "-o", "%N").split()
+        sleep = ("--output=/dev/null", "--wrap=sleep 300")
+        told = self.cluster.ask("sbatch", "--parsable", "-w", node, *words, *sleep)
+        assert told, "sbatch refused"
+        return told.strip()
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
+def stage(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Stage]:
     folder = tmp_path / "slurm"
     folder.mkdir()
-    with slurm_cluster(folder, nodes=4) as cluster:
+    accounts = getattr(request, "param", "") == "with accounts"
+    with slurm_cluster(folder, nodes=4, accounts=accounts) as cluster:
         monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
-        yield cluster
+        yield Stage(cluster, tmp_path)
 
 
 @installed
-def test_a_task_is_requeued_and_the_result_stays(cluster: SlurmCluster, tmp_path: Path) -> None:
-    options = SlurmOptions(
-        partitions=("spot",), python=sys.executable, folder=str(tmp_path), grace_s=5.0
-    )
-    trainer = TorchTrainer(
-        descend,
-        train_loop_config=CONFIG,
-        scaling_config=spotfit.ScalingConfig(num_workers=2),
-        run_config=spotfit.RunConfig(storage_path=str(tmp_path / "runs"), name="run"),
-        provisioner=options,
-    )
-
-    def view() -> View:
-        return Journal(open_store(str(tmp_path / "runs" / "run"))).catch_up()
-
-    def saved(step: int) -> bool:
-        latest = view().latest_checkpoint
-        return latest is not None and latest.metrics["step"] >= step
-
-    handle = trainer.submit()
-    eventually(lambda: saved(5))
+def test_a_task_is_requeued_and_the_result_stays(stage: Stage) -> None:
+    handle, cluster = stage.submit(CONFIG), stage.cluster
+    eventually(lambda: stage.has_saved(5))
     cluster.ask("scontrol", "requeue", max(cluster.running(), key=int))
-    eventually(lambda: view().failures.get(Blame.PREEMPTION))
+    eventually(lambda: stage.view().failures.get(Blame.PREEMPTION))
     assert handle.result().return_value == undisturbed()
-    assert view().failures == {Blame.PREEMPTION: 1}
+    assert stage.view().failures == {Blame.PREEMPTION: 1}
     eventually(lambda: not cluster.ask("squeue", "--noheader").strip())
+
+
+@installed
+def test_a_partition_of_higher_priority_takes_a_node_and_the_result_stays(stage: Stage) -> None:
+    preempted_and_none_the_worse(stage, stage.submit(LONG), "--partition=urgent", "--exclusive")
+
+
+@keeps_accounts
+@pytest.mark.parametrize("stage", ["with accounts"], indirect=True)
+def test_a_higher_qos_takes_a_node_and_the_result_stays(stage: Stage) -> None:
+    handle = stage.submit(LONG, account="lab", qos="low")
+    preempted_and_none_the_worse(stage, handle, "--account=lab", "--qos=high", "--exclusive")
+
+
+def preempted_and_none_the_worse(stage: Stage, handle: RunHandle, *words: str) -> None:
+    """SIGTERM at the beginning of GraceTime is the notice; its node is somebody else's, and two
+    ranks come to what they would have come to undisturbed: Slurm requeues a task that is still
+    there when GraceTime is over, and for one that had left before, another one is asked for."""
+    eventually(lambda: stage.has_saved(5))
+    other = stage.preempt(*words)
+    eventually(lambda: stage.view().failures.get(Blame.PREEMPTION))
+    assert handle.result().return_value == undisturbed(LONG["steps"])
+    assert stage.view().failures == {Blame.PREEMPTION: 1}
+    [noticed] = stage.notices
+    assert noticed.notice.seconds_left is not None
+    assert 0 < noticed.notice.seconds_left <= GRACE_S
+    eventually(lambda: [other, "RUNNING"] in stage.cluster.jobs("JobID", "State"))
+    stage.cluster.ask("scancel", other)
+    eventually(lambda: not stage.cluster.ask("squeue", "--noheader").strip())

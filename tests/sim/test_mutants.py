@@ -16,13 +16,22 @@ from spotfit.control.errands import Done
 from spotfit.control.scribe import Scribe
 from spotfit.core.ids import Token
 from spotfit.ledger.journal import Pages
-from spotfit.model.events import Blame, Entry, Event, Noticed, RoundClosed
+from spotfit.model.events import (
+    Blame,
+    CheckpointCommitted,
+    Entry,
+    Event,
+    Noticed,
+    RoundClosed,
+)
 from spotfit.model.fold import fold
 from spotfit.model.group import GroupRequest
+from spotfit.model.holding import State
 from spotfit.model.view import View
 from spotfit.model.watch import Watch
+from spotfit.model.wire import Saved
 from spotfit.model.world import Round
-from spotfit.policy import failure, retention, validation
+from spotfit.policy import failure, recovery, retention, validation
 from spotfit.policy.actions import Order, Write
 from spotfit_localsim.bucket import ChecksThenWrites, IgnoresCreate
 from spotfit_localsim.cloud import Forgetful
@@ -30,6 +39,7 @@ from spotfit_localsim.crew import SimCrew
 from spotfit_localsim.invariants import InvariantBroken
 from spotfit_localsim.library import (
     cloud_that_forgets_to_answer,
+    copies_come_late,
     deposed_leader,
     flapping_network,
     plain,
@@ -149,10 +159,10 @@ def test_caught_is_an_effect_before_its_intent(monkeypatch: pytest.MonkeyPatch) 
 def test_caught_is_a_hub_that_commits_before_all_ranks_have_saved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def hasty(self: Hub, rank: int, n: int, size_bytes: int) -> None:
+    def hasty(self: Hub, rank: int, n: int, saved: Saved) -> None:
         if n in self._saving:
             self._saving[n].done.update(self._saving[n].ranks)
-        save(self, rank, n, size_bytes)
+        save(self, rank, n, saved)
 
     save = Hub._save
     with monkeypatch.context() as patch:
@@ -270,4 +280,17 @@ def test_caught_is_a_leader_that_adopts_what_an_abandoned_round_left(
         patch.setattr(spotfit.agent.leader, "_is_news", lambda _view, _found: True)
         patch.setattr(Tidying, "search", lambda *_, **__: None)  # what is deleted tempts nobody
         world, _ = caught(storms())  # it takes a rare coincidence all the same
+    sound_in(world)
+
+
+def test_caught_is_who_goes_on_from_memory_though_more_is_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def by_rounds_alone(committed: CheckpointCommitted, state: State) -> bool:
+        return committed.round > state.round
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recovery, "_is_newer", by_rounds_alone)
+        world, why = caught(seeds_of(copies_come_late))
+    assert "in memory, and step" in why
     sound_in(world)

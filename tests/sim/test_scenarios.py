@@ -25,6 +25,7 @@ from spotfit_localsim.library import (
     laptop_dies,
     plain,
     preemption_with_notice,
+    random_saves,
     random_storm,
     uploads_outlive_workers,
     worker_crashes_within_budget,
@@ -42,6 +43,28 @@ def test_all_that_must_hold_holds_in(scenario: Scenario, seeds: range) -> None:
 def test_all_that_must_hold_holds_in_random_storms(seeds: range) -> None:
     for seed in range(len(seeds) * 5):
         simulate(random_storm(seed), seed)
+
+
+def test_all_that_must_hold_holds_where_ranks_save_into_memory(seeds: range) -> None:
+    stories = [simulate(random_saves(seed), seed) for seed in range(len(seeds) * 3)]
+    assert any(story.rounds_from_memory for story in stories)
+
+
+def test_a_machine_is_left_once_a_neighbour_has_what_it_saved() -> None:
+    """Though its upload takes far longer."""
+    load = replace(
+        preemption_with_notice.load,
+        snapshots=True,
+        save_every=2,
+        save_s=(4.0, 5.0),
+        copy_s=(0.05, 0.2),
+    )
+    story = simulate(replace(preemption_with_notice, load=load), 0)
+    closed = [one.event for one in story.entries if isinstance(one.event, RoundClosed)]
+    assert closed
+    assert all(one.safe for one in closed)
+    assert story.rounds_from_memory == len(closed)
+    assert story.steps_repeated <= 2 * len(closed), "what was trained on while it was copied"
 
 
 @pytest.mark.parametrize(

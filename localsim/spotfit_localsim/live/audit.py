@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import msgspec
 
-from spotfit.core.errors import SpotfitError
+from spotfit.checkpoint.saved import open_saved
+from spotfit.core.errors import IntegrityError, SpotfitError
 from spotfit.ledger.journal import Journal
 from spotfit.model.events import Entry, FitEnded, Intended, RoundOpened, Submitted
 from spotfit.model.view import View
+from spotfit.model.world import Round
 from spotfit.store.api import Store
 from spotfit.store.opening import open_store
 from spotfit_localsim.live.reclaimer import REPORTS
@@ -38,15 +41,25 @@ class Audit:
     reports: list[_Report] = field(default_factory=list)
     ended_ms: int | None = None
     """When the end was."""
+    harmed: AbstractSet[str] = frozenset()
+    """Checkpoints of which files were damaged on purpose."""
 
     def active_at(self, ms: int) -> bool:
         """Whether the run had not ended then."""
         return self.ended_ms is None or ms < self.ended_ms
 
     @classmethod
-    def of(cls, *, url: str, result: str | None, paid: list[str], left: list[str]) -> Audit:
+    def of(
+        cls,
+        *,
+        url: str,
+        result: str | None,
+        paid: list[str],
+        left: list[str],
+        harmed: AbstractSet[str] = frozenset(),
+    ) -> Audit:
         """Read the run at that address."""
-        audit = cls(result, paid, left)
+        audit = cls(result, paid, left, harmed=harmed)
         try:
             store = open_store(url)
             audit._read_journal(store)
@@ -92,6 +105,7 @@ class Audit:
                         f"entry {slot}: round {opened.number} starts from {opened.checkpoint}, "
                         f"and {newest} was committed"
                     )
+                self._look_at_memory(slot, opened, before)
             case Intended(plan=plan):
                 if plan.token in self.ordered:
                     self.suspicions.append(f"entry {slot}: token {plan.token} is intended twice")
@@ -100,6 +114,17 @@ class Audit:
                 if token not in self.ordered:
                     self.suspicions.append(f"entry {slot}: {token} was submitted, never intended")
 
+    def _look_at_memory(self, slot: int, opened: Round, before: View) -> None:
+        """Memory may only ever be ahead of what is committed."""
+        latest = before.latest_checkpoint
+        if opened.memory is None or latest is None or latest.name in self.harmed:
+            return
+        if opened.memory.step < latest.metrics.get("step", 0):
+            self.suspicions.append(
+                f"entry {slot}: round {opened.number} begins from step {opened.memory.step} in "
+                f"memory, and step {latest.metrics['step']} was committed"
+            )
+
     def _read_reports(self, store: Store) -> None:
         for found in store.list(REPORTS):
             for line in store.get(found.key).splitlines():
@@ -107,6 +132,9 @@ class Audit:
 
     def _look_into_checkpoints(self, store: Store) -> None:
         for kept in self.view.checkpoints:
+            if kept.snapshot:
+                self._read_snapshot(store, kept.name)
+                continue
             present = {found.key for found in store.list(kept.name)}
             missing = [r for r in kept.ranks if f"{kept.name}/rank-{r}" not in present]
             if missing:
@@ -116,6 +144,18 @@ class Audit:
                 self.suspicions.append(
                     f"checkpoint {kept.name} counts a step twice: {kept.metrics}"
                 )
+
+    def _read_snapshot(self, store: Store, name: str) -> None:
+        """To the last byte: an acknowledged checkpoint is never lost."""
+        if name in self.harmed:
+            return
+        try:
+            saved = open_saved(store, name)
+            for part in saved.parts.values() if saved else ():
+                for chunk in part.index.chunks:
+                    part.fetch(chunk)
+        except IntegrityError as broken:
+            self.suspicions.append(f"checkpoint {name} is lost: {broken.what}")
 
     # --- judging -------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -34,26 +34,31 @@ from spotfit.core.codec import encode
 from spotfit.core.errors import RunNotFoundError, TransientStoreError
 from spotfit.host import env
 from spotfit.host.clocks import SystemClock, wall_ms
+from spotfit.ledger import keys
 from spotfit.provision.launch import Assignment
-from spotfit_localsim.dice import Dice
-from spotfit_localsim.live import bad_wire, jobs
+from spotfit.store.api import Store
+from spotfit.store.opening import open_store
+from spotfit_localsim.dice import Dice, Stream
+from spotfit_localsim.live import bad_wire, jobs, mines, saves
 from spotfit_localsim.live.audit import Audit
+from spotfit_localsim.live.mines import MARK, MOMENTS, Mine
 from spotfit_localsim.live.options import LocalOptions
 from spotfit_localsim.live.places import Root
 from spotfit_localsim.live.victims import Kind, Victims, mourned, with_mark
 
-MARK = "SPOTFIT_CHAOS"
-"""In the environment of every process of a story: its folder."""
 _ME = "spotfit_localsim.live.chaos"
 _AGENT = f"{_ME}:serve"
 _WORKERS, _NODES = 4, 2
 _LOOK_EVERY_S = 0.01
+_LOOK_BEHIND_EVERY_S = 0.1
 _QUIET_WITHIN_S = 30.0
-"""Long enough for a call that hangs to be given up, and made again."""
+"""Long enough for a call that hangs to be given up, and made again. Where a story may take longer,
+the machine is slow: then so may deleting what is left, half as long."""
 _WELL_BEFORE = 0.6
 _TAKES = 3
 """A story whose blows come after its end proves nothing: so often it is played, ever sooner."""
 _STALL_S = (5.0, 30.0)
+_FEW = (0, 0, 1, 1, 2)
 _FOR_A_STALL_S = 60.0
 """How much longer a story may take in which the bucket hangs."""
 
@@ -75,15 +80,30 @@ class Stall(msgspec.Struct, frozen=True):
     for_s: float
 
 
+class Harm(msgspec.Struct, frozen=True):
+    """A file of the latest checkpoint is damaged, that long after the story began or as soon as
+    there are two; and all machines are taken away, lest memory make up for it."""
+
+    at_s: float
+    how: Literal["flip", "cut", "delete"]
+
+
+Job = Literal["count", "descend", "keep", "learn"]
+"""The last two save as a Checkpointer does."""
+
+
 class Story(msgspec.Struct, frozen=True):
     """All that a seed decides."""
 
     seed: int
-    job: Literal["count", "descend"]
+    job: Job
     store: Literal["file", "s3"]
     weather: bad_wire.Weather
     blows: tuple[Blow, ...]
     stall: Stall | None = None
+    mines: tuple[Mine, ...] = ()
+    harm: Harm | None = None
+    strategy: Literal["ddp", "fsdp2"] = "ddp"
     steps: int = 40
     save_every: int = 5
     pace_s: float = 0.03
@@ -97,15 +117,25 @@ class Story(msgspec.Struct, frozen=True):
 
     def sooner(self, lasted_s: float) -> Story:
         """The same again, with every blow well before the time at which its run ended."""
-        last = max(blow.at_s for blow in self.blows)
+        last = max((blow.at_s for blow in self.blows), default=0.0)
         scale = min(1.0, _WELL_BEFORE * lasted_s / last) if last > 0 else 1.0
         blows = tuple(Blow(blow.at_s * scale, blow.whom) for blow in self.blows)
         return replace(self, blows=blows, take=self.take + 1)
 
     @property
-    def config(self) -> dict[str, Any]:
+    def workers(self) -> int:
+        """On two nodes. What more than two add up in torch depends on when they begin."""
+        return 2 if self.job == "learn" else _WORKERS
+
+    def config(self, folder: Path) -> dict[str, Any]:
         """What the training function gets."""
-        return {"steps": self.steps, "save_every": self.save_every, "pace_s": self.pace_s}
+        return {
+            "steps": self.steps,
+            "save_every": self.save_every,
+            "pace_s": self.pace_s,
+            "strategy": self.strategy,
+            "folder": str(folder),
+        }
 
 
 def story_of(seed: int, *, torch: float = 0.1) -> Story:
@@ -132,6 +162,49 @@ def story_of(seed: int, *, torch: float = 0.1) -> Story:
     return Story(seed, job, store, weather, tuple(blows), stall)
 
 
+def story_of_saves(seed: int, *, torch: float = 0.1) -> Story:
+    """One that saves often, and in which most of what happens happens to saves."""
+    stream = Dice(seed).stream("story of saves")
+    job: Job = "learn" if stream.chance(torch) else "keep"
+    store: Literal["file", "s3"] = "s3" if stream.chance(0.6) else "file"
+    span_s = (0.0, 4.0 if job == "keep" else 8.0)
+    kinds: list[Kind] = ["worker", "agent", "node", "everybody", "carrier", "carrier", "driver"]
+    blows = [Blow(stream.between(span_s), stream.choice(kinds)) for _ in range(stream.choice(_FEW))]
+    laid = [_mine(stream) for _ in range(1 + stream.choice(_FEW))]
+    hows: list[Literal["flip", "cut", "delete"]] = ["flip", "cut", "delete"]
+    harm = Harm(stream.between(span_s), stream.choice(hows)) if stream.chance(0.25) else None
+    story = Story(
+        seed,
+        job,
+        store,
+        bad_wire.fair(),
+        tuple(sorted(blows, key=lambda blow: blow.at_s)),
+        mines=tuple(laid),
+        harm=harm,
+        strategy="fsdp2" if stream.chance(0.5) else "ddp",
+        save_every=stream.choice([2, 4, 5]),
+    )
+    return story if store == "file" else _in_bad_weather(story, stream, span_s)
+
+
+def _mine(stream: Stream) -> Mine:
+    moment = stream.choice(sorted(MOMENTS))
+    full = MOMENTS[moment].full and stream.chance(0.5)
+    return Mine(moment, 1 + min(7, int(stream.expovariate(0.5))), "is full" if full else "dies")
+
+
+def _in_bad_weather(story: Story, stream: Stream, span_s: tuple[float, float]) -> Story:
+    weather = bad_wire.Weather(
+        refused=stream.between((0.0, 0.1)),
+        unanswered=stream.between((0.0, 0.05)),
+        slow=stream.between((0.0, 0.3)),
+        slow_s=stream.between((0.1, 1.0)),
+        seed=story.seed,
+    )
+    stall = Stall(stream.between(span_s), stream.between(_STALL_S)) if stream.chance(0.1) else None
+    return replace(story, weather=weather, stall=stall)
+
+
 # --- one story --------------------------------------------------------------------------------
 
 
@@ -148,9 +221,14 @@ class Stage:
         self.began_ms = 0
         self.struck_ms: list[int] = []
         """When each blow fell."""
+        self.stepped_on = 0
+        """Mines on which somebody stepped."""
+        self.harmed: set[str] = set()
+        """Checkpoints of which a file was damaged."""
         (folder / "tmp").mkdir(parents=True)
         (folder / "logs").mkdir()
         (folder / "story.json").write_bytes(encode(story))
+        mines.put(story.mines, folder)
 
     def environment(self) -> dict[str, str]:
         """For everybody on it."""
@@ -174,24 +252,34 @@ class Stage:
         ended_well = self._until_the_end(within_s + _FOR_A_STALL_S * hangs)
         if self.story.store == "s3":
             bad_wire.change_weather(self.wire, bad_wire.fair())
-        left = self._left_behind()
+        left = self._left_behind(max(_QUIET_WITHIN_S, within_s / 2))
+        stepped_on = mines.sprung(self.folder)
+        self.stepped_on = len(stepped_on)
+        for struck_ms, told in stepped_on:
+            self.struck_ms.append(struck_ms)
+            self._tell(f"{(struck_ms - self.began_ms) / 1000:6.2f} s  {told}")
         with _environment(self.environment()):
             return Audit.of(
                 url=self.url,
                 result=_read(self.folder / "result") if ended_well else None,
                 paid=(_read(self.folder / "paid") or "").splitlines(),
                 left=left,
+                harmed=self.harmed,
             )
 
     def _until_the_end(self, within_s: float) -> bool:
         clock = SystemClock()
         began, self.began_ms = clock.now(), wall_ms()
         blows, stall = list(self.story.blows), self.story.stall
+        harm = self.story.harm
         acting = self._start("fit")
         victims = Victims(self.root, self.url, str(self.folder))
         while clock.now() - began < within_s:
             with _environment(self.environment()):
                 self._strike(blows, victims, acting, clock.now() - began)
+            if harm is not None and clock.now() - began >= harm.at_s:
+                with _environment(self.environment()):
+                    harm = None if self._do_harm(harm, victims, clock.now() - began) else harm
             if stall is not None and clock.now() - began >= stall.at_s and victims.at_work:
                 bad_wire.stall(self.wire, stall.for_s)
                 self._tell(f"{clock.now() - began:6.2f} s  bucket hangs for {stall.for_s:.1f} s")
@@ -228,6 +316,24 @@ class Stage:
             self.struck_ms.append(wall_ms())
             self._tell(f"{elapsed_s:6.2f} s  killed {struck}")
 
+    def _do_harm(self, harm: Harm, victims: Victims, elapsed_s: float) -> bool:
+        """Whether there was something to be damaged. Only what no other checkpoint shares."""
+        latest = victims.newest_of(2)
+        if latest is None:
+            return False
+        store = open_store(self.url)
+        dice = Dice(self.story.seed).stream("harm")
+        files = [one.key for one in store.list(latest) if one.size_bytes < saves.FROZEN_BYTES]
+        files += [one.key for one in store.list(f"{keys.MANIFESTS}{latest}")]
+        if not files:
+            return False
+        self.harmed.add(latest)
+        key = dice.choice(sorted(files))
+        _damage(store, key, harm.how, dice)
+        struck = victims.strike("everybody", dice)
+        self._tell(f"{elapsed_s:6.2f} s  {harm.how} {key}; killed {struck}")
+        return True
+
     def _start(self, how: str) -> subprocess.Popen[bytes]:
         with (self.folder / "logs" / "driver.log").open("ab") as log:
             return subprocess.Popen(  # noqa: S603  # ourselves
@@ -243,20 +349,17 @@ class Stage:
         said = (_read(self.folder / "logs" / "driver.log") or "").strip().splitlines()
         return said[-1] if said else "nothing was said"
 
-    def _left_behind(self) -> list[str]:
+    def _left_behind(self, within_s: float) -> list[str]:
         clock = SystemClock()
-        give_up_at = clock.now() + _QUIET_WITHIN_S
-        while clock.now() < give_up_at and (with_mark(MARK, str(self.folder)) or self._debris()):
-            clock.wait(_LOOK_EVERY_S)
+        give_up_at = clock.now() + within_s
+        while clock.now() < give_up_at and (self._debris() or with_mark(MARK, str(self.folder))):
+            clock.wait(_LOOK_BEHIND_EVERY_S)
         processes = [f"process {one}" for one in with_mark(MARK, str(self.folder))]
         return processes + self._debris()
 
     def _debris(self) -> list[str]:
         tmp = [str(path) for path in (self.folder / "tmp").iterdir()]
-        machines = (
-            [str(path) for path in self.root.path.rglob("*")] if self.root.path.exists() else []
-        )
-        return tmp + machines
+        return tmp + list(_all_below(self.root.path))
 
     def _tell(self, what: str) -> None:
         with (self.folder / "logs" / "story.log").open("a") as log:
@@ -265,6 +368,18 @@ class Stage:
     def clear(self) -> None:
         """Nobody stays, whatever happened."""
         mourned(with_mark(MARK, str(self.folder)))
+
+
+def _damage(store: Store, key: str, how: str, dice: Stream) -> None:
+    body = bytearray(store.get(key))
+    if how == "delete":
+        store.delete(key)
+        return
+    if how == "cut":
+        del body[len(body) // 2 :]
+    else:
+        body[int(dice.random() * len(body))] ^= 1
+    store.put(key, bytes(body))
 
 
 # --- inside a story ---------------------------------------------------------------------------
@@ -279,6 +394,7 @@ def serve(assignment: Assignment, *, zygotes: ZygoteKeeper) -> int:
     with log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    mines.lay("agent")
     return driver.serve(assignment, zygotes=zygotes)
 
 
@@ -310,9 +426,9 @@ def _fit(story: Story, folder: Path) -> spotfit.Result:
     storage = "s3://chaos/runs" if story.store == "s3" else str(folder / "store")
     (folder / "url").write_text(f"{storage}/{story.name}")
     return _trainer(story)(
-        {"count": jobs.count, "descend": jobs.descend}[story.job],
-        train_loop_config=story.config,
-        scaling_config=spotfit.ScalingConfig(num_workers=_WORKERS),
+        _JOBS[story.job],
+        train_loop_config=story.config(folder),
+        scaling_config=spotfit.ScalingConfig(num_workers=story.workers),
         run_config=spotfit.RunConfig(
             name=story.name,
             storage_path=storage,
@@ -323,8 +439,16 @@ def _fit(story: Story, folder: Path) -> spotfit.Result:
     ).fit()
 
 
+_JOBS: dict[Job, Callable[..., Any]] = {
+    "count": jobs.count,
+    "descend": jobs.descend,
+    "keep": saves.keep,
+    "learn": saves.learn,
+}
+
+
 def _trainer(story: Story) -> Callable[..., spotfit.DataParallelTrainer]:
-    if story.job == "count":
+    if story.job in ("count", "keep"):
         return spotfit.DataParallelTrainer
     from spotfit.torch import TorchTrainer
 
@@ -395,35 +519,52 @@ class Theatre:
         finally:
             stage.clear()
         wrong = audit.wrong(expected, steps=story.steps)
+        if torn := _read(folder / "torn"):
+            wrong.append(f"what was restored is not what was saved: {torn}")
         told = (_read(folder / "logs" / "story.log") or "").splitlines()
         if not wrong:
             shutil.rmtree(folder)
         landed = sum(audit.active_at(struck_ms) for struck_ms in stage.struck_ms)
         lasted_s = max(0, (audit.ended_ms or 0) - stage.began_ms) / 1000
-        return Ending(told, wrong, landed, len(story.blows) - landed, lasted_s)
+        late = max(0, len(story.blows) + stage.stepped_on - landed)
+        return Ending(told, wrong, landed, late, lasted_s)
 
     def _result_of(self, story: Story, wire: str) -> str:
-        if story.job == "count":
+        if story.job in ("count", "keep"):
             return jobs.counted(story.steps)
-        if story.job not in self._expected:
-            calm = Story(0, story.job, "file", bad_wire.fair(), (), pace_s=0.0)
-            folder = self._folder / f"undisturbed-{story.job}"
+        what = f"{story.job}-{story.strategy}"
+        if what not in self._expected:
+            fair = bad_wire.fair()
+            calm = Story(0, story.job, "file", fair, (), strategy=story.strategy, pace_s=0.0)
+            folder = self._folder / f"undisturbed-{what}"
             stage = Stage(calm, folder, wire)
             audit = stage.play(within_s=self._within_s)
-            self._expected[story.job] = audit.result or "the undisturbed run failed"
+            self._expected[what] = audit.result or "the undisturbed run failed"
             shutil.rmtree(folder)
-        return self._expected[story.job]
+        return self._expected[what]
+
+
+class Teller(Protocol):
+    """What a seed tells of."""
+
+    def __call__(self, seed: int, *, torch: float) -> Story: ...
 
 
 def run(
-    seeds: Sequence[int], *, folder: Path, within_s: float = 120.0, torch: float = 0.1
+    seeds: Sequence[int],
+    *,
+    folder: Path,
+    within_s: float = 120.0,
+    torch: float = 0.1,
+    teller: Teller | None = None,
 ) -> Tally:
     """Play the stories of these seeds, and tell of each how it went."""
+    teller = teller or story_of
     theatre = Theatre(folder, within_s=within_s)
     tally = Tally()
     with wire_to_a_store() as wire:
         for seed in seeds:
-            story = story_of(seed, torch=torch)
+            story = teller(seed, torch=torch)
             ending = theatre.play(story, wire)
             tally.add(ending)
             _say(story, ending, folder / str(seed))
@@ -451,7 +592,7 @@ def wire_to_a_store() -> Iterator[str]:
 def _say(story: Story, ending: Ending, folder: Path) -> None:
     verdict = f"WRONG, everything is in {folder}" if ending.wrong else "fine"
     late = f", {ending.late} too late" if ending.late else ""
-    blows = f"{ending.landed} of {len(story.blows)} blows landed{late}"
+    blows = f"{ending.landed} of {len(story.blows)} blows and {len(story.mines)} mines landed{late}"
     sys.stdout.write(f"seed {story.seed}: {verdict} ({story.job} on {story.store}, {blows})\n")
     for line in (*ending.told, *ending.wrong):
         sys.stdout.write(f"    {line}\n")
@@ -484,6 +625,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=20, help="how many stories")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument("--torch", type=float, default=0.1, help="share of stories with torch")
+    parser.add_argument("--saves", action="store_true", help="stories of a Checkpointer's saves")
     parser.add_argument("--within", type=float, default=120.0, help="seconds a story may take")
     parser.add_argument("--folder", type=Path, help="where stories that went wrong are kept")
     parser.add_argument("--act", nargs=2, help=argparse.SUPPRESS)
@@ -492,11 +634,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return act(told.act[0], Path(told.act[1]))
     folder = told.folder or Path(tempfile.mkdtemp(prefix="spotfit-chaos-"))
     seeds = range(told.start, told.start + told.seeds)
-    tally = run(seeds, folder=folder, within_s=told.within, torch=told.torch)
+    teller = story_of_saves if told.saves else story_of
+    tally = run(seeds, folder=folder, within_s=told.within, torch=told.torch, teller=teller)
     if not tally.wrong:
         shutil.rmtree(folder, ignore_errors=True)
     sys.stdout.write(json.dumps(asdict(tally)) + "\n")
     return min(tally.wrong, 99)
+
+
+def _all_below(folder: Path) -> Iterator[str]:
+    """What is there while others may be removing it."""
+    for path, folders, files in os.walk(folder):
+        yield from (str(Path(path, name)) for name in (*folders, *files))
 
 
 if __name__ == "__main__":

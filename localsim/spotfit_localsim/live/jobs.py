@@ -20,7 +20,7 @@ def count(config: dict[str, Any]) -> str:
             state = json.loads(_file(folder, spotfit.get_context().get_world_rank()).read_text())
     for step in range(state["step"] + 1, config["steps"] + 1):
         spotfit.collective.barrier()
-        state = {"step": step, "steps": state["steps"] + 1, "chain": _link(state["chain"], step)}
+        state = {"step": step, "steps": state["steps"] + 1, "chain": link(state["chain"], step)}
         SystemClock().wait(config["pace_s"])
         _report(state, config, json.dumps(state).encode())
     return str(state["chain"])
@@ -30,7 +30,7 @@ def counted(steps: int) -> str:
     """What `count` returns, by a way on which nothing can happen."""
     chain = ""
     for step in range(1, steps + 1):
-        chain = _link(chain, step)
+        chain = link(chain, step)
     return chain
 
 
@@ -54,7 +54,8 @@ def descend(config: dict[str, Any]) -> str:
     return hashlib.sha256(state["weights"].numpy().tobytes()).hexdigest()
 
 
-def _link(chain: str, step: int) -> str:
+def link(chain: str, step: int) -> str:
+    """The next one of the chain."""
     return hashlib.sha256(f"{chain}/{step}".encode()).hexdigest()
 
 

@@ -2,6 +2,9 @@
 
 It runs the agent of one node after the other: the first is named on the command line, the next
 are brought by the driver it belongs to. It keeps its zygotes, so only the first pays for imports.
+
+With `--wait <root> <slots> <framework>` instead it imports at once, and is told its first node by
+a line on its standard input.
 """
 
 from __future__ import annotations
@@ -22,12 +25,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from spotfit.agent.zygote import ZygoteKeeper
+from spotfit.agent.zygote import Breed, ZygoteKeeper, variables_for
 from spotfit.core.errors import ConfigError
 from spotfit.host import env
 from spotfit.host.process import call_myself
 from spotfit.provision.launch import Assignment, Exit
-from spotfit_localsim.live import pool
+from spotfit_localsim.live import pool, warm
 from spotfit_localsim.live.places import Node, Root
 from spotfit_localsim.live.processes import Process, here
 
@@ -39,27 +42,43 @@ _LONGEST_REQUEST = 65_536
 def main(arguments: Sequence[str]) -> int:
     """Serve one node, then those that the driver brings, until it brings none."""
     _become_a_group()
+    if arguments[0] == warm.WAIT:
+        return _wait(Root(Path(arguments[1])), int(arguments[2]), arguments[3])
     path = Path(arguments[0])
     first, me = Node(Root(path.parents[2]), path), here()
     if not first.claim(me):
         return 0  # somebody else is the machine of this node
-    with _home(first.root, me) as home:
-        return _serve_all(first, home)
+    with _home(first.root, me) as home, contextlib.closing(ZygoteKeeper()) as zygotes:
+        return _serve_all(first, home, zygotes)
 
 
-def _serve_all(first: Node, home: Path) -> int:
-    inherited = pool.environment() | {"TMPDIR": str(home / "tmp")}
+def _wait(root: Root, slots: int, framework: str) -> int:
+    """Import what the workers of a run will need, then serve the node that the driver names."""
+    me = here()
+    with _home(root, me) as home, contextlib.closing(ZygoteKeeper()) as zygotes:
+        inherited = _inherited(home)
+        env.replace(inherited | pool.belonging(root, pool.environment()))
+        zygotes.warm(Breed.of(framework, sys.executable, variables_for(slots, {})))
+        first = warm.told(root)
+        return _serve_all(first, home, zygotes) if first is not None and first.claim(me) else 0
+
+
+def _inherited(home: Path) -> dict[str, str]:
+    return pool.environment() | {"TMPDIR": str(home / "tmp")}
+
+
+def _serve_all(first: Node, home: Path, zygotes: ZygoteKeeper) -> int:
+    inherited = _inherited(home)
     door: Door | None = None
     node: Node | None = first
-    with contextlib.closing(ZygoteKeeper()) as zygotes:
-        while node is not None:
-            told = node.assignment()
-            if told is None:
-                return 0  # cancelled before it began
-            door = door or Door(home, owner=told["owner"], digest=told["digest"])
-            if not _serve(node, told, inherited, zygotes):
-                return 1
-            node = door.next_node(after=node, within_s=told["idle_s"])
+    while node is not None:
+        told = node.assignment()
+        if told is None:
+            return 0  # cancelled before it began
+        door = door or Door(home, owner=told["owner"], digest=told["digest"])
+        if not _serve(node, told, inherited, zygotes):
+            return 1
+        node = door.next_node(after=node, within_s=told["idle_s"])
     return 0
 
 
@@ -73,7 +92,8 @@ def _become_a_group() -> None:
 @contextlib.contextmanager
 def _home(root: Root, me: Process) -> Iterator[Path]:
     home = root.home(me)
-    (home / "tmp").mkdir(mode=0o700, parents=True)
+    with root.locked():  # whoever began us may be dead, and the root tidied away
+        (home / "tmp").mkdir(mode=0o700, parents=True)
     os.chdir(home)
     try:
         yield home

@@ -65,6 +65,11 @@ def environment() -> dict[str, str]:
     return {name: text for name, text in inherited.items() if name not in _ONE_RUN_ONLY}
 
 
+def belonging(root: Root, inherited: dict[str, str]) -> dict[str, str]:
+    """What tells a machine, and all that it starts, whose it is."""
+    return {OWNER: str(owner()), ROOT: str(root.path), TMPDIR: inherited.get("TMPDIR", "")}
+
+
 def digest(environment: dict[str, str]) -> str:
     """Equal for two environments in which a machine behaves the same."""
     told = {name: text for name, text in environment.items() if name not in _MEANS_NOTHING}

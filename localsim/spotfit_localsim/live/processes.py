@@ -79,16 +79,24 @@ def kill(process: Process) -> None:
 
 
 def start_detached(
-    command: Sequence[str], *, environment: Mapping[str, str], directory: Path, output: Path
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    directory: Path,
+    output: Path,
+    stdin: int = subprocess.DEVNULL,
 ) -> Process | None:
     """Start a process that is nobody's child: it outlives its starter and never becomes its zombie.
 
-    Input is empty, all it says goes to `output`. None if it was gone before we could look.
+    `stdin` is a descriptor; all it says goes to `output`. None if it was gone before we could look.
     """
-    # The shell starts it in the background and ends: whoever adopts orphans then reaps it.
-    shell = ["/bin/sh", "-c", '"$@" </dev/null >>"$0" 2>&1 & echo $!', str(output), *command]
+    # The shell starts it in the background and ends: whoever adopts orphans then reaps it. What
+    # runs in the background hears nothing of the shell's own input, but of a copy it does.
+    words = 'exec 3<&0; "$@" <&3 3<&- >>"$0" 2>&1 & echo $!'
+    shell = ["/bin/sh", "-c", words, str(output), *command]
     told = subprocess.run(  # noqa: S603  # our own command, passed word by word
         shell,
+        stdin=stdin,
         env=dict(environment),
         cwd=directory,
         start_new_session=True,

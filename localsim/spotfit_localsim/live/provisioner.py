@@ -6,6 +6,7 @@ import hashlib
 import math
 import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,12 +17,12 @@ from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatu
 from spotfit.model.software import Software
 from spotfit.provision.api import Refusal, Traits
 from spotfit.provision.launch import Launch
+from spotfit.provision.output import Said, tail
 from spotfit.provision.sizing import nodes_for
-from spotfit_localsim.live import pool, processes
+from spotfit_localsim.live import pool, processes, warm
 from spotfit_localsim.live.options import LocalOptions
 from spotfit_localsim.live.places import Group, Node, Root
 
-_MACHINE = "spotfit_localsim.live.machine"
 _NOTICES = ("file", "signal")
 _OBSERVE_S = 0.1
 """Looking costs less than a millisecond here, and nothing else."""
@@ -53,6 +54,7 @@ class LocalProvisioner:
             observe_s=_OBSERVE_S,
             told_late_s=_TOLD_LATE_S,
             notices=_NOTICES,
+            keeps_output=True,
             runs=Software(self._python(), sys.implementation.name),
         )
 
@@ -62,6 +64,16 @@ class LocalProvisioner:
         most = self.traits.max_nodes
         nodes = nodes_for(request, slots=slots, max_nodes=most, backend=self.name)
         return GroupPlan(request.token, self.name, nodes, slots)
+
+    def warming(self, plan: GroupPlan, framework: str) -> AbstractContextManager[None]:
+        """Begin the machines before it is known what they are to do: they import meanwhile.
+
+        None are begun where some are up already, which may be waiting for a run, nor where there
+        is no room for them.
+        """
+        standing = any(machine.alive for machine in self._root.machines())
+        nodes = 0 if standing or self._short_of(plan.nodes) else plan.nodes
+        return warm.machines(self._root, nodes, plan.slots, framework)
 
     def submit(self, plan: GroupPlan, launch: Launch) -> GroupHandle | Refusal:
         """Start the machines, or those of them that a first call did not come to start."""
@@ -87,6 +99,14 @@ class LocalProvisioner:
             if machine is not None and not machine.alive:
                 self._root.forget(machine)
         return GroupStatus(tuple(group.node(n).status() for n in range(handle.detail["nodes"])))
+
+    def said(self, handle: GroupHandle, node: int, *, last: int) -> list[Said]:
+        """From the machine's directory, which is kept until its group is let go."""
+        group = self._group(handle)
+        path = group.node(node).output
+        if not group.exists or not path.exists():
+            return []
+        return [Said(str(path), tail(path.read_text(errors="replace"), last))]
 
     def cancel(self, handle: GroupHandle) -> None:
         """Kill the machines and all they have started; the caller's own ends by itself."""
@@ -118,21 +138,20 @@ class LocalProvisioner:
 
     def _assignment(self, plan: GroupPlan, launch: Launch, number: int) -> Mapping[str, Any]:
         node = self._root.group(launch.run_id, plan.token).node(number)
-        inherited, owner = pool.environment(), str(pool.owner())
-        told = launch.environment(plan.token, number, plan.slots) | {
+        inherited = pool.environment()
+        told = {
+            **launch.environment(plan.token, number, plan.slots),
+            **pool.belonging(self._root, inherited),
             "SPOTFIT_NOTICES": ",".join(_NOTICES),
             "SPOTFIT_NOTICE_FILE": str(node.notice),
             "SPOTFIT_SCRATCH": str(node.scratch),
-            pool.OWNER: owner,
-            pool.ROOT: str(self._root.path),
-            pool.TMPDIR: inherited.get("TMPDIR", ""),
         }
         if self.options.loopback and sys.platform == "linux":
             told["SPOTFIT_HOST"] = _address(plan.token, number)
         return {
             "environment": told,
             "agent": self.options.agent,
-            "owner": owner,
+            "owner": str(pool.owner()),
             "digest": pool.digest(inherited),
             "idle_s": self.options.idle_s,
         }
@@ -141,10 +160,11 @@ class LocalProvisioner:
         owner, environment = pool.owner(), pool.environment()
         if owner == processes.here():
             pool.dismiss_at_exit(self._root)
-        if pool.take(node, owner, pool.digest(environment)):
+        digest = pool.digest(environment)
+        if warm.take(node, digest) or pool.take(node, owner, digest):
             return
         machine = processes.start_detached(
-            [sys.executable, "-P", "-m", _MACHINE, str(node.path)],
+            [*warm.MACHINE, str(node.path)],
             environment=environment,
             directory=self._root.path,
             output=node.output,

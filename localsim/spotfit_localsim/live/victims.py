@@ -17,8 +17,9 @@ from spotfit_localsim.dice import Stream
 from spotfit_localsim.live import processes
 from spotfit_localsim.live.places import Node, Root
 
-Kind = Literal["worker", "agent", "leader", "node", "zygote", "driver"]
-_WORKER, _ZYGOTE = "spotfit-worker", "spotfit-zygote"
+Kind = Literal["worker", "agent", "leader", "node", "zygote", "driver", "carrier", "everybody"]
+"""Everybody: all machines at once, and what they had in memory."""
+_WORKER, _ZYGOTE, _CARRIER = "spotfit-worker", "spotfit-zygote", "spotfit-carrier"
 
 
 class Victims:
@@ -47,14 +48,28 @@ class Victims:
                 return _kill_one(_called(_WORKER, machines), kind, stream)
             case "zygote":
                 return _kill_one(_called(_ZYGOTE, machines), kind, stream)
+            case "carrier":
+                return _kill_one(_called(_CARRIER, machines), kind, stream)
             case "leader":
                 leader = self._leader()
                 machines = [pid for pid in machines if pid == leader]
                 return None if self._is_over() else _kill_one(machines, kind, stream)
             case "agent":
                 return None if self._is_over() else _kill_one(machines, kind, stream)
+            case "everybody":
+                return None if self._is_over() else _kill_all(nodes)
             case _:
                 return None if self._is_over() else _kill_node(nodes, stream)
+
+    def newest_of(self, count: int) -> str | None:
+        """The latest checkpoint, once so many are kept in a run that goes on."""
+        try:
+            view = self._journal_now().view
+        except SpotfitError:
+            return None
+        if view.ended is not None or len(view.checkpoints) < count:
+            return None
+        return view.checkpoints[-1].name
 
     @property
     def _nodes(self) -> list[Node]:
@@ -130,7 +145,15 @@ def _kill_node(nodes: list[Node], stream: Stream) -> str | None:
     living = [node for node in nodes if _machine(node)]
     if not living:
         return None
-    node = stream.choice(living)
+    return _take_away(stream.choice(living))
+
+
+def _kill_all(nodes: list[Node]) -> str | None:
+    taken = [told for node in nodes if (told := _take_away(node))]
+    return "; ".join(taken) or None
+
+
+def _take_away(node: Node) -> str | None:
     machine = _machine(node)
     if machine is None:
         return None

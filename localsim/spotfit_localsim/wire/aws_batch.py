@@ -1,4 +1,5 @@
-"""AWS Batch on loopback, for the real boto3: Batch, CloudWatch Logs, spot prices, STS, and IMDSv2.
+"""AWS Batch on loopback, for the real boto3, with what stands around it: CloudWatch Logs, spot
+prices, STS, IAM, ECR, and IMDSv2.
 
 Behaviour as documented: https://docs.aws.amazon.com/batch/latest/userguide/job_states.html,
 …/job_retries.html, …/job_env_vars.html, and the service's model in botocore.
@@ -7,10 +8,10 @@ Behaviour as documented: https://docs.aws.amazon.com/batch/latest/userguide/job_
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qs, quote
 from xml.sax.saxutils import escape
 
 import msgspec
@@ -22,6 +23,16 @@ from spotfit_localsim.wire.site import Machine, Site
 from spotfit_localsim.wire.trouble import Troubles
 
 REGION, ACCOUNT = "sim-east-1", "000000000000"
+CALLER = "sim"
+"""The user that asks, whatever its keys are."""
+GONE: dict[str, Any] = {"state": "GONE"}
+"""Of a queue: there is none."""
+LOG_GROUP = "/aws/batch/job"
+_TASKS = "ecs-tasks.amazonaws.com"
+_PAGE = 100
+"""Results of a call that lists, where nothing else is asked for."""
+LOGS_LATE_S = 5.0
+"""Docker's driver sends its lines every five seconds; a stream is made with its first ones."""
 _GRACE_S = 30.0
 """Between SIGTERM and SIGKILL of a job that is terminated."""
 _TOKEN = "AQAEAsimulated=="  # noqa: S105  # of a metadata service that guards nothing
@@ -29,6 +40,12 @@ _NO_CAPACITY = (
     "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - The job queue's compute environment cannot find "
     "enough capacity for its instance types"
 )
+_MISCONFIGURED = (
+    "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT - The job resource requirement (vCPU/memory/GPU) is "
+    "higher than that can be met by the CE(s) attached to the job queue."
+)
+"""Told for a while of jobs that will run, too, while an environment grows from nothing:
+https://github.com/nextflow-io/nextflow/issues/7479."""
 _EXITED = "Essential container in task exited"
 
 
@@ -85,11 +102,13 @@ class ComplaintError(Exception):
         self.status = status
 
     def reply(self, *, xml: bool) -> Reply:
-        """STS and EC2 speak XML, the others JSON."""
+        """STS, IAM and EC2 speak XML, the others JSON: with the code in a header or in the body."""
         if not xml:
-            return Reply.json({"message": str(self)}, self.status, x_amzn_ErrorType=self.code)
-        told = f"<Error><Code>{self.code}</Code><Message>{escape(str(self))}</Message></Error>"
-        return _xml(f"<ErrorResponse>{told}</ErrorResponse>", self.status)
+            told = {"message": str(self), "__type": self.code}
+            return Reply.json(told, self.status, x_amzn_ErrorType=self.code)
+        error = f"<Error><Code>{self.code}</Code><Message>{escape(str(self))}</Message></Error>"
+        of_ec2 = f"<Errors>{error}</Errors>"
+        return _xml(f"<Response>{of_ec2}{error}</Response>", self.status)
 
 
 class AwsBatchCloud:
@@ -101,6 +120,20 @@ class AwsBatchCloud:
         self.site = site
         self.troubles = troubles
         self.memory = Memory()
+        self.queues: dict[str, dict[str, Any]] = {}
+        """What is different from a sound queue, by name: {'state': 'DISABLED'}."""
+        self.environments: dict[str, dict[str, Any]] = {}
+        """The same of compute environments."""
+        self.roles: dict[str, str] = {"agents": _TASKS, "execution": _TASKS}
+        """Whom each role lets take it on."""
+        self.images: set[str] = {"worker:sim"}
+        """What is in the registry, as repository:tag."""
+        self.usd_per_hour: dict[str, str] = {}
+        """Spot prices of a region that are not as elsewhere."""
+        self.scores: dict[str, int] = {}
+        """Of regions, where EC2 has one for them."""
+        self.has_asked_enough = False
+        """Whether EC2 tells no more scores today."""
 
     @staticmethod
     def access(url: str) -> Access:
@@ -122,14 +155,36 @@ class AwsBatchCloud:
         target = request.headers.get("x-amz-target", "")
         try:
             self._refuse()
-            if target.startswith("Logs_"):
-                return self._logs(request.json())
+            if target:
+                return self._targeted(target, request.json())
             if request.path == "/":
-                return self._query(parse_qs(unquote(request.body.decode())))
-            verb = self._verbs.get(request.path.removeprefix("/v1/"), _unknown)
+                return self._query(parse_qs(request.body.decode()), _region_of(request))
+            name = request.path.removeprefix("/v1/")
+            self._check(f"batch:{_ACTIONS.get(name, name)}")
+            verb = self._verbs.get(name, _unknown)
             return Reply.json(verb(self, request.json()))
         except ComplaintError as complaint:
             return complaint.reply(xml=request.path == "/" and not target)
+
+    def _targeted(self, target: str, told: dict[str, Any]) -> Reply:
+        """The services that say in a header what is asked of them."""
+        service, _, action = target.partition(".")
+        self._check(f"{_TARGETS.get(service, service)}:{action}")
+        if action == "GetLogEvents":
+            return self._logs(told)
+        if action == "DescribeLogGroups":
+            return self._log_groups(told)
+        if action == "DescribeImages":
+            return self._images(told)
+        raise ComplaintError("UnknownOperationException", f"{target} is not simulated")
+
+    def _check(self, right: str) -> None:
+        if self.troubles.forbids(right, CALLER):
+            raise ComplaintError(
+                "AccessDeniedException",
+                f"User: {_iam('user', CALLER)} is not authorized to perform: {right}",
+                403,
+            )
 
     def _refuse(self) -> None:
         if self.troubles.strikes("throttled"):
@@ -149,6 +204,8 @@ class AwsBatchCloud:
 
     def _register(self, told: dict[str, Any]) -> dict[str, Any]:
         name = told["jobDefinitionName"]
+        if "containerProperties" not in told:
+            raise ComplaintError("ClientException", "A container needs containerProperties.")
         revision = 1 + sum(one["jobDefinitionName"] == name for one in self._definitions())
         arn = f"{_arn('job-definition')}/{name}:{revision}"
         self.memory.definitions[arn] = {
@@ -166,7 +223,8 @@ class AwsBatchCloud:
             for one in self._definitions()
             if one["jobDefinitionName"] == name or one["jobDefinitionArn"] in arns
         ]
-        return {"jobDefinitions": found[: told.get("maxResults", 100)]}
+        shown, more = _page(found, told)
+        return {"jobDefinitions": shown, **more}
 
     def _definitions(self) -> list[dict[str, Any]]:
         return list(self.memory.definitions.values())
@@ -202,19 +260,24 @@ class AwsBatchCloud:
         return {"jobId": job.id, "jobName": job.name, "jobArn": f"{_arn('job')}/{job.id}"}
 
     def _list(self, told: dict[str, Any]) -> dict[str, Any]:
-        """Without a filter only RUNNING ones; a filter by name knows no states."""
+        """Without a filter only RUNNING ones; a filter by name knows no states.
+
+        A page is cut before it is filtered: as anywhere at AWS it may be empty, and not the last.
+        """
         names = [name for one in told.get("filters", []) for name in one["values"]]
         if told.get("arrayJobId"):
             job = self._job(told["arrayJobId"])
             wanted = told.get("jobStatus", "RUNNING")
             kids = [n for n, kid in enumerate(job.kids) if kid.status == wanted]
-            return {"jobSummaryList": [self._told(job, n) for n in kids]}
-        jobs = [job for job in self.memory.jobs.values() if job.queue == told["jobQueue"]]
+            shown, more = _page(kids, told)
+            return {"jobSummaryList": [self._told(job, n) for n in shown], **more}
+        queued = [job for job in self.memory.jobs.values() if job.queue == told["jobQueue"]]
+        jobs, more = _page(queued, told)
         if names:
             found = [job for job in jobs if job.name in names]
         else:
             found = [job for job in jobs if job.status == told.get("jobStatus", "RUNNING")]
-        return {"jobSummaryList": [self._told(job, None) for job in found]}
+        return {"jobSummaryList": [self._told(job, None) for job in found], **more}
 
     def _describe(self, told: dict[str, Any]) -> dict[str, Any]:
         if len(told["jobs"]) > 100:
@@ -242,11 +305,15 @@ class AwsBatchCloud:
         return {}
 
     def _queues(self, told: dict[str, Any]) -> dict[str, Any]:
-        return {"jobQueues": [_queue(name) for name in told.get("jobQueues", ["spot"])]}
+        names = [name.rpartition("/")[2] for name in told.get("jobQueues", ["spot"])]
+        there = [name for name in names if self.queues.get(name, {}) != GONE]
+        return {"jobQueues": [_queue(name) | self.queues.get(name, {}) for name in there]}
 
     def _environments(self, told: dict[str, Any]) -> dict[str, Any]:
         names = told.get("computeEnvironments") or ["spot"]
-        return {"computeEnvironments": [_environment(name) for name in names]}
+        short = [name.rpartition("/")[2] for name in names]
+        found = [_environment(name) | self.environments.get(name, {}) for name in short]
+        return {"computeEnvironments": found}
 
     _verbs: ClassVar[dict[str, Callable[[AwsBatchCloud, dict[str, Any]], dict[str, Any]]]] = {
         "registerjobdefinition": _register,
@@ -267,34 +334,114 @@ class AwsBatchCloud:
 
     def _logs(self, told: dict[str, Any]) -> Reply:
         for machine in self.site.machines.values():
-            if told["logStreamName"] == _stream(machine):
-                now = clocks.wall_ms()
-                lines = self.site.output(machine).splitlines()
-                events = [{"timestamp": now, "ingestionTime": now, "message": x} for x in lines]
+            lines = self.site.output(machine, late_s=LOGS_LATE_S).splitlines()
+            if lines and told["logStreamName"] == _stream(machine):
+                now, last = clocks.wall_ms(), int(told.get("limit", 10_000))
+                chosen = lines[:last] if told.get("startFromHead") else lines[-last:]
+                events = [{"timestamp": now, "ingestionTime": now, "message": x} for x in chosen]
                 return _aws_json(
                     {"events": events, "nextForwardToken": "f", "nextBackwardToken": "b"}
                 )
         gone = "The specified log stream does not exist."
         return _aws_json({"__type": "ResourceNotFoundException", "message": gone}, 400)
 
-    def _query(self, told: Mapping[str, list[str]]) -> Reply:
+    def _log_groups(self, told: dict[str, Any]) -> Reply:
+        """Batch makes its group with the first job."""
+        name = told.get("logGroupNamePrefix", "")
+        there = self.memory.jobs and LOG_GROUP.startswith(name)
+        return _aws_json({"logGroups": [{"logGroupName": LOG_GROUP}] if there else []})
+
+    def _images(self, told: dict[str, Any]) -> Reply:
+        name = f"{told['repositoryName']}:{told['imageIds'][0].get('imageTag')}"
+        if name not in self.images:
+            gone = f"The image {name} does not exist within the registry"
+            return _aws_json({"__type": "ImageNotFoundException", "message": gone}, 400)
+        return _aws_json({"imageDetails": [{"repositoryName": told["repositoryName"]}]})
+
+    def _query(self, told: Mapping[str, list[str]], region: str) -> Reply:
         action = told.get("Action", [""])[0]
+        self._check(f"{_SERVICES.get(action, 'sts')}:{action}")
+        if action == "GetRole":
+            return self._role(told["RoleName"][0])
+        if action == "SimulatePrincipalPolicy":
+            return self._simulate(told)
         if action == "GetCallerIdentity":
             return _xml(
                 f"<GetCallerIdentityResponse><GetCallerIdentityResult><Account>{ACCOUNT}</Account>"
-                f"<UserId>sim</UserId><Arn>arn:aws:iam::{ACCOUNT}:user/sim</Arn>"
+                f"<UserId>sim</UserId><Arn>{_iam('user', CALLER)}</Arn>"
                 "</GetCallerIdentityResult></GetCallerIdentityResponse>"
             )
         if action == "DescribeSpotPriceHistory":
-            kinds = [told[name][0] for name in sorted(told) if name.startswith("InstanceType.")]
-            told_of = [_NOW_USD] if "StartTime" in told else [_NOW_USD, _ONCE_USD]
-            prices = [_price(kind, price) for kind in kinds for price in told_of]
-            items = "".join(f"<item>{price}</item>" for price in prices)
-            return _xml(
-                "<DescribeSpotPriceHistoryResponse><spotPriceHistorySet>"
-                f"{items}</spotPriceHistorySet></DescribeSpotPriceHistoryResponse>"
-            )
+            return self._spot_prices(told, region)
+        if action == "GetSpotPlacementScores":
+            return self._scores(told)
         raise ComplaintError("InvalidAction", f"{action} is not simulated")
+
+    def _spot_prices(self, told: Mapping[str, list[str]], region: str) -> Reply:
+        """One on each page."""
+        now = (self.usd_per_hour.get(region, _NOW_USD[0]), _NOW_USD[1])
+        told_of = [now] if "StartTime" in told else [now, _ONCE_USD]
+        kinds = _listed(told, "InstanceType")
+        prices = [_price(kind, price, region) for kind in kinds for price in told_of]
+        first = int(told.get("NextToken", ["0"])[0])
+        more = f"<nextToken>{first + 1}</nextToken>" if first + 1 < len(prices) else ""
+        items = "".join(f"<item>{price}</item>" for price in prices[first : first + 1])
+        return _xml(
+            "<DescribeSpotPriceHistoryResponse><spotPriceHistorySet>"
+            f"{items}</spotPriceHistorySet>{more}</DescribeSpotPriceHistoryResponse>"
+        )
+
+    def _scores(self, told: Mapping[str, list[str]]) -> Reply:
+        """Of those regions that have one."""
+        if self.has_asked_enough:
+            raise ComplaintError(
+                "MaxConfigLimitExceeded",
+                "You have exceeded your maximum allowed Spot placement configurations. You can "
+                "retry configurations that you used within the last 24 hours, or wait for 24 hours "
+                "before specifying a new configuration.",
+            )
+        items = "".join(
+            f"<item><region>{region}</region><score>{self.scores[region]}</score></item>"
+            for region in _listed(told, "RegionName")
+            if region in self.scores
+        )
+        return _xml(
+            "<GetSpotPlacementScoresResponse><spotPlacementScoreSet>"
+            f"{items}</spotPlacementScoreSet></GetSpotPlacementScoresResponse>"
+        )
+
+    def _role(self, name: str) -> Reply:
+        if name not in self.roles:
+            raise ComplaintError("NoSuchEntity", f"The role with name {name} cannot be found.", 404)
+        principal = {"Service": self.roles[name]}
+        statement = {"Effect": "Allow", "Principal": principal, "Action": "sts:AssumeRole"}
+        trust = quote(msgspec.json.encode({"Version": "2012-10-17", "Statement": [statement]}))
+        return _xml(
+            f"<GetRoleResponse><GetRoleResult><Role><RoleName>{name}</RoleName><Path>/</Path>"
+            f"<RoleId>AROASIM{name.upper()}</RoleId><Arn>{_iam('role', name)}</Arn>"
+            "<CreateDate>2026-01-01T00:00:00Z</CreateDate>"
+            f"<AssumeRolePolicyDocument>{trust}</AssumeRolePolicyDocument>"
+            "</Role></GetRoleResult></GetRoleResponse>"
+        )
+
+    def _simulate(self, told: Mapping[str, list[str]]) -> Reply:
+        """Everything is allowed that nobody has forbidden, for each action on each resource."""
+        who = told["PolicySourceArn"][0].rpartition("/")[2]
+        if who != CALLER and who not in self.roles:
+            raise ComplaintError("NoSuchEntity", f"{told['PolicySourceArn'][0]} is nobody", 404)
+        members = "".join(
+            f"<member><EvalActionName>{action}</EvalActionName>"
+            f"<EvalResourceName>{escape(resource)}</EvalResourceName><EvalDecision>"
+            f"{'implicitDeny' if self.troubles.forbids(action, who) else 'allowed'}"
+            "</EvalDecision></member>"
+            for action in _members(told, "ActionNames")
+            for resource in _members(told, "ResourceArns") or ["*"]
+        )
+        return _xml(
+            "<SimulatePrincipalPolicyResponse><SimulatePrincipalPolicyResult><IsTruncated>false"
+            f"</IsTruncated><EvaluationResults>{members}</EvaluationResults>"
+            "</SimulatePrincipalPolicyResult></SimulatePrincipalPolicyResponse>"
+        )
 
     # --- what is told of jobs ----------------------------------------------------------------
 
@@ -311,6 +458,7 @@ class AwsBatchCloud:
             "status": job.status if kid is None else kid.status,
             "tags": job.tags,
             "dependsOn": [],
+            "retryStrategy": self._retries(job),
         }
         if job.terminated:
             told["isTerminated"] = True
@@ -323,13 +471,15 @@ class AwsBatchCloud:
             told["arrayProperties"] = {"index": index}
         ended = {"stoppedAt": kid.stopped_ms} if kid.stopped_ms else {}
         last = kid.attempts[-1]["container"] if kid.attempts else {}
+        machine = self.site.machines.get(kid.machine) if kid.machine is not None else None
+        stream = {"logStreamName": _stream(machine)} if machine and kid.status == "RUNNING" else {}
         return (
             told
             | ended
             | {
                 "statusReason": kid.reason,
                 "attempts": kid.attempts,
-                "container": {**last, "environment": _pairs(job.environment)},
+                "container": {**last, **stream, "environment": _pairs(job.environment)},
             }
         )
 
@@ -361,6 +511,9 @@ class AwsBatchCloud:
         container = definition["containerProperties"]
         environment = {**job.environment, **self._batch_variables(job, index, kid)}
         machine = None
+        if self.troubles.now("misconfiguration"):
+            kid.reason = _MISCONFIGURED
+            return
         if not self.troubles.now("capacity"):
             task = f"{job.kid_id(index)}#{len(kid.attempts)}"
             machine = self.site.rent(task, container["command"], environment)
@@ -410,7 +563,7 @@ class AwsBatchCloud:
         kid.status, kid.reason, kid.stopped_ms = "FAILED", reason, clocks.wall_ms()
 
     def _tries_again(self, job: Job, kid: Kid, reason: str, code: int | None) -> bool:
-        strategy = self.memory.definitions[job.definition].get("retryStrategy", {"attempts": 1})
+        strategy = self._retries(job)
         if len(kid.attempts) >= strategy["attempts"]:
             return False
         told = {
@@ -423,6 +576,10 @@ class AwsBatchCloud:
             if all(_matches(text, pattern) for text, pattern in conditions):
                 return str(rule["action"]).upper() == "RETRY"
         return True
+
+    def _retries(self, job: Job) -> dict[str, Any]:
+        strategy = self.memory.definitions[job.definition].get("retryStrategy")
+        return dict(strategy or {"attempts": 1, "evaluateOnExit": []})
 
     # --- on a machine ------------------------------------------------------------------------
 
@@ -456,8 +613,11 @@ class AwsBatchCloud:
         yield "instance-id", _instance(machine)
         yield "instance-life-cycle", "spot"
         yield "local-ipv4", self.site.host(machine)
+        if machine.advised_s is not None:
+            told = f'{{"noticeTime": "{_stamp(machine.advised_s)}"}}'
+            yield "events/recommendations/rebalance", told
         if machine.notice_s is not None and machine.ends_s is not None:
-            at = datetime.fromtimestamp(machine.ends_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            at = _stamp(machine.ends_s)
             yield "spot/instance-action", f'{{"action": "terminate", "time": "{at}"}}'
             yield "spot/termination-time", at
 
@@ -469,9 +629,59 @@ def _unknown(_cloud: AwsBatchCloud, _told: dict[str, Any]) -> dict[str, Any]:
 _STATES = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING", "SUCCEEDED", "FAILED")
 
 
+def _page(all_: Sequence[Any], told: Mapping[str, Any]) -> tuple[list[Any], dict[str, str]]:
+    """What is shown of them at a time, and the word for the next page if there is one."""
+    first = int(told.get("nextToken") or 0)
+    after = first + int(told.get("maxResults") or _PAGE)
+    return list(all_[first:after]), {"nextToken": str(after)} if after < len(all_) else {}
+
+
+def _listed(told: Mapping[str, list[str]], name: str) -> list[str]:
+    """`name.1`, `name.2`, … as lists are written in a query."""
+    numbered = {int(key.rpartition(".")[2]): key for key in told if key.startswith(f"{name}.")}
+    return [told[numbered[number]][0] for number in sorted(numbered)]
+
+
+def _region_of(request: Request) -> str:
+    """Which region is meant, by what the request is signed for."""
+    _, _, scope = request.headers.get("authorization", "").partition("Credential=")
+    words = scope.partition(",")[0].split("/")
+    return words[2] if len(words) > 2 else REGION
+
+
 def _matches(text: str, pattern: str) -> bool:
     """Letter by letter, but for a star at the end."""
     return text.startswith(pattern[:-1]) if pattern.endswith("*") else text == pattern
+
+
+_ACTIONS = {
+    "registerjobdefinition": "RegisterJobDefinition",
+    "describejobdefinitions": "DescribeJobDefinitions",
+    "submitjob": "SubmitJob",
+    "listjobs": "ListJobs",
+    "describejobs": "DescribeJobs",
+    "terminatejob": "TerminateJob",
+    "canceljob": "CancelJob",
+    "describejobqueues": "DescribeJobQueues",
+    "describecomputeenvironments": "DescribeComputeEnvironments",
+}
+_TARGETS = {"Logs_20140328": "logs", "AmazonEC2ContainerRegistry_V20150921": "ecr"}
+_SERVICES = {
+    "GetRole": "iam",
+    "SimulatePrincipalPolicy": "iam",
+    "DescribeSpotPriceHistory": "ec2",
+    "GetSpotPlacementScores": "ec2",
+}
+
+
+def _iam(kind: str, name: str) -> str:
+    return f"arn:aws:iam::{ACCOUNT}:{kind}/{name}"
+
+
+def _members(told: Mapping[str, list[str]], name: str) -> list[str]:
+    """A list as the query protocol writes it: Name.member.1, Name.member.2, …"""
+    found = [key for key in told if key.startswith(f"{name}.member.")]
+    return [told[key][0] for key in sorted(found, key=lambda key: int(key.rpartition(".")[2]))]
 
 
 def _arn(kind: str) -> str:
@@ -484,6 +694,10 @@ def _instance(machine: Machine) -> str:
 
 def _stream(machine: Machine) -> str:
     return f"spotfit/default/{machine.number:032x}"
+
+
+def _stamp(moment_s: float) -> str:
+    return datetime.fromtimestamp(moment_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _pairs(environment: Mapping[str, str]) -> list[dict[str, str]]:
@@ -524,12 +738,12 @@ _NOW_USD, _ONCE_USD = ("0.4321", "2026-01-01"), ("0.1234", "2025-12-01")
 """Prices and their days: the present one, and a lower one of a month ago."""
 
 
-def _price(kind: str, told: tuple[str, str]) -> str:
+def _price(kind: str, told: tuple[str, str], region: str) -> str:
     price, day = told
     return (
         f"<instanceType>{escape(kind)}</instanceType><productDescription>Linux/UNIX"
         f"</productDescription><spotPrice>{price}</spotPrice>"
-        f"<availabilityZone>{REGION}a</availabilityZone><timestamp>{day}T00:00:00Z</timestamp>"
+        f"<availabilityZone>{region}a</availabilityZone><timestamp>{day}T00:00:00Z</timestamp>"
     )
 
 

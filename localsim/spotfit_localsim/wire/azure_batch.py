@@ -28,7 +28,7 @@ from spotfit.host import clocks
 from spotfit_localsim.wire.api import Access
 from spotfit_localsim.wire.azure_autoscale import FormulaError, evaluate
 from spotfit_localsim.wire.http import Reply, Request
-from spotfit_localsim.wire.site import Machine, Site
+from spotfit_localsim.wire.site import RECLAIMED, Machine, Site
 from spotfit_localsim.wire.trouble import Troubles
 
 ACCOUNT = "spotfitsim"
@@ -143,6 +143,17 @@ class AzureBatchCloud:
         self.site = site
         self.troubles = troubles
         self.memory = Memory()
+        self.account: dict[str, Any] = {
+            "accountEndpoint": f"{ACCOUNT}.sim.batch.azure.com",
+            "provisioningState": "Succeeded",
+            "poolAllocationMode": "BatchService",
+            "lowPriorityCoreQuota": 100,
+            "poolQuota": 100,
+            "activeJobAndJobScheduleQuota": 300,
+        }
+        """What Resource Manager tells of it."""
+        self.identities = {IDENTITY: "11111111-1111-1111-1111-111111111111"}
+        """Their client ids."""
 
     @staticmethod
     def access(url: str) -> Access:
@@ -172,6 +183,7 @@ class AzureBatchCloud:
         for method, pattern, verb in self._verbs:
             found = re.fullmatch(pattern, request.path)
             if found and method == asked:
+                self._check(_RIGHTS.get(verb.__name__, ""))
                 told = verb(self, request, **found.groupdict())
                 return told if isinstance(told, Reply) else _as_odata(told, request)
         raise ComplaintError(400, "InvalidUri", f"{request.method} {request.path} is nothing")
@@ -196,6 +208,12 @@ class AzureBatchCloud:
                 "operation.",
             )
 
+    def _check(self, right: str) -> None:
+        if right and self.troubles.forbids(right):
+            raise ComplaintError(
+                403, "AuthorizationFailed", f"The client may not perform action '{right}'."
+            )
+
     # --- pools -------------------------------------------------------------------------------
 
     def _manage_pool(self, request: Request, pool_id: str) -> Any:
@@ -205,6 +223,36 @@ class AzureBatchCloud:
         told = request.json()
         self._add_pool(_as_batch_says(pool_id, told))
         return Reply.json({"id": request.path, "name": pool_id, **told})
+
+    def _manage_account(self, request: Request) -> Any:
+        return Reply.json(
+            {"id": ACCOUNT_ID, "name": ACCOUNT, "location": "sim", "properties": self.account}
+        )
+
+    def _manage_sizes(self, request: Request) -> Any:
+        """In two pages."""
+        if request.query.get("page") != "2":
+            query = urlencode({**request.query, "page": "2"})
+            following = f"http://{request.headers['host']}{request.path}?{query}"
+            return Reply.json({"value": [_size("Standard_D2s_v5", 2)], "nextLink": following})
+        return Reply.json({"value": [_size("Standard_D4s_v5", 4)]})
+
+    def _manage_identity(self, request: Request) -> Any:
+        if request.path not in self.identities:
+            raise ComplaintError(404, "ResourceNotFound", f"{request.path} was not found.")
+        told = {"clientId": self.identities[request.path]}
+        return Reply.json({"id": request.path, "properties": told})
+
+    def _manage_rights(self, request: Request) -> Any:
+        """One role that gives everything but what somebody has forbidden."""
+        forbidden = sorted(self.troubles.forbidden())
+        role = {
+            "actions": ["*"],
+            "notActions": forbidden,
+            "dataActions": ["Microsoft.Batch/*"],
+            "notDataActions": forbidden,
+        }
+        return Reply.json({"value": [role]})
 
     def _create_pool(self, request: Request) -> Any:
         body = request.json()
@@ -392,10 +440,21 @@ class AzureBatchCloud:
         return Reply(204)
 
     def _output(self, request: Request, job_id: str, task_id: str) -> Any:
+        """From the node itself, at once, and only as long as that is there."""
         task = self._task(job_id, task_id)
         machine = self.site.of(f"{job_id}/{task_id}#{task.starts}")
-        text = self.site.output(machine) if machine is not None else ""
-        return Reply(200, text.encode(), {"content-type": "application/octet-stream"})
+        if machine is None or machine.why == RECLAIMED:
+            raise ComplaintError(404, "FileNotFound", "The specified file does not exist.")
+        body = self.site.output(machine).encode()
+        told = {"content-type": "application/octet-stream"}
+        if found := re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("ocp-range", "")):
+            return Reply(200, body[int(found[1]) : int(found[2]) + 1], told)
+        return Reply(200, body, told)
+
+    def _no_output(self, request: Request, job_id: str, task_id: str) -> Any:
+        """Machines here write all they print to stdout."""
+        self._output(request, job_id, task_id)
+        return Reply(200, b"", {"content-type": "application/octet-stream"})
 
     def _task(self, job_id: str, task_id: str) -> Task:
         job = self._job(job_id)
@@ -418,6 +477,14 @@ class AzureBatchCloud:
     _T = _J + r"/tasks/(?P<task_id>[^/]+)"
     _verbs: ClassVar[tuple[tuple[str, str, Callable[..., Any]], ...]] = (
         ("PUT", ACCOUNT_ID + _P, _manage_pool),
+        ("GET", ACCOUNT_ID, _manage_account),
+        ("GET", r"/subscriptions/.*/locations/\w+/virtualMachineSkus", _manage_sizes),
+        (
+            "GET",
+            _GROUP + r"/Microsoft.ManagedIdentity/userAssignedIdentities/\w+",
+            _manage_identity,
+        ),
+        ("GET", r"/subscriptions/.*/providers/Microsoft.Authorization/permissions", _manage_rights),
         ("POST", "/pools", _create_pool),
         ("GET", "/pools", _list_pools),
         ("GET", _P, _get_pool),
@@ -438,6 +505,7 @@ class AzureBatchCloud:
         ("GET", _T, _get_task),
         ("POST", _T + "/terminate", _terminate_task),
         ("GET", _T + "/files/stdout.txt", _output),
+        ("GET", _T + "/files/stderr.txt", _no_output),
     )
 
     # --- as time goes by ---------------------------------------------------------------------
@@ -675,6 +743,16 @@ class AzureBatchCloud:
         return f"http://{self.site.host(machine)}:{machine.metadata_port}"
 
 
+_RIGHTS = {
+    "_manage_account": "Microsoft.Batch/batchAccounts/read",
+    "_manage_identity": "Microsoft.ManagedIdentity/userAssignedIdentities/read",
+    "_manage_pool": "Microsoft.Batch/batchAccounts/pools/write",
+    "_manage_rights": "Microsoft.Authorization/permissions/read",
+    "_manage_sizes": "Microsoft.Batch/locations/virtualMachineSkus/read",
+    "_get_pool": "Microsoft.Batch/batchAccounts/pools/read",
+    "_create_job": "Microsoft.Batch/batchAccounts/jobs/write",
+    "_list_jobs": "Microsoft.Batch/batchAccounts/jobs/read",
+}
 _CLOSED = {
     "terminating": ("JobBeingTerminated", "The specified job is being terminated."),
     "completed": ("JobCompleted", "The specified job is already in a completed state."),
@@ -709,6 +787,10 @@ def _as_batch_says(pool_id: str, told: Mapping[str, Any]) -> dict[str, Any]:
         "taskSlotsPerNode": properties.get("taskSlotsPerNode", 1),
         **({"identity": {"type": who["type"], "userAssignedIdentities": named}} if who else {}),
     }
+
+
+def _size(name: str, cores: int) -> dict[str, Any]:
+    return {"name": name, "capabilities": [{"name": "vCPUs", "value": str(cores)}]}
 
 
 def _told_job(job: Job) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Google Cloud Batch on loopback, for the real google-cloud-batch over REST, and VM metadata.
+"""Google Cloud Batch on loopback, for the real google-cloud-batch over REST, with what is around it
+(rights, zones, service accounts, images), and VM metadata.
 
 Behaviour as documented: https://docs.cloud.google.com/batch/docs/troubleshooting (what events say,
 exit codes), …/batch/docs/automate-task-retries, …/batch/docs/reference/rest, the docstrings of the
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
@@ -23,7 +24,11 @@ from spotfit_localsim.wire.site import LOST, RECLAIMED, Machine, Site
 from spotfit_localsim.wire.trouble import Troubles
 
 PROJECT, REGION, ZONE = "spotfit-sim", "sim-east1", "sim-east1-a"
+NUMBER = "1234567890"
+"""Of the project."""
 AGENTS = f"agents@{PROJECT}.iam.gserviceaccount.com"
+LOGS_LATE_S = 5.0
+"""Between a line and its entry: not documented; the agent that sends them gathers them first."""
 _GRACE_S = 30.0
 """Between SIGTERM and SIGKILL of a task that is cancelled; not documented, that of a shutdown."""
 _ANEW_AFTER_S = 2.0
@@ -100,6 +105,13 @@ class GcpBatchCloud:
         self.site = site
         self.troubles = troubles
         self.memory = Memory()
+        self.images = {"worker": {"sim"}}
+        """Tags of the packages in the repository 'spotfit'."""
+        self.machine_types = {"g2-standard-8", "nvidia-l4"}
+        """In the first zone only."""
+        self.accounts = {AGENTS, f"{NUMBER}-compute@developer.gserviceaccount.com"}
+        self.roles = {"roles/batch.agentReporter", "roles/batch.jobsEditor"}
+        """Those of the agents."""
 
     @staticmethod
     def access(url: str) -> Access:
@@ -128,6 +140,7 @@ class GcpBatchCloud:
         for method, pattern, verb in self._verbs:
             found = re.fullmatch(pattern, request.path)
             if found and method == request.method:
+                self._check(_RIGHTS.get(verb.__name__, ""), request)
                 return verb(self, request, **found.groupdict())
         raise _not_found(f"{request.method} {request.path}")
 
@@ -149,13 +162,11 @@ class GcpBatchCloud:
                 "ACCESS_TOKEN_EXPIRED",
             )
         if self.troubles.strikes("permission"):
-            raise ComplaintError(
-                403,
-                "PERMISSION_DENIED",
-                f"Permission denied on resource '{request.path.removeprefix('/v1/')}' (or it may "
-                "not exist).",
-                "IAM_PERMISSION_DENIED",
-            )
+            raise _denied(request)
+
+    def _check(self, right: str, request: Request) -> None:
+        if right and self.troubles.forbids(right):
+            raise _denied(request)
 
     def _create(self, request: Request, parent: str) -> Any:
         """The same request id is the same request; the same job id with another is refused."""
@@ -229,6 +240,74 @@ class GcpBatchCloud:
         over = job is None or job.state in _ENDED
         return {**told, "done": True, "response": {"@type": kind}} if over else told
 
+    # --- what stands around Batch ------------------------------------------------------------
+
+    def _location(self, request: Request, region: str) -> Any:
+        if region != REGION:
+            raise _not_found(request.path.removeprefix("/v1/"))
+        return {"name": request.path.removeprefix("/v1/"), "locationId": region}
+
+    def _compute_region(self, request: Request, region: str) -> Any:
+        if region != REGION:
+            raise _not_found(request.path)
+        base = f"https://www.googleapis.com/compute/v1/projects/{PROJECT}/zones"
+        return {"name": region, "zones": [f"{base}/{zone}" for zone in (ZONE, f"{REGION}-b")]}
+
+    def _compute_type(self, request: Request, zone: str, name: str) -> Any:
+        if zone != ZONE or name not in self.machine_types:
+            raise _not_found(request.path)
+        return {"name": name, "zone": zone}
+
+    def _project(self, request: Request, project: str) -> Any:
+        return {"projectId": project, "projectNumber": NUMBER}
+
+    def _test_project(self, request: Request, project: str) -> Any:
+        """All that nobody has forbidden."""
+        return self._tested(request.json()["permissions"])
+
+    def _test_account(self, request: Request, email: str) -> Any:
+        if email not in self.accounts:
+            raise _not_found(f"serviceAccounts/{email}")
+        return self._tested(request.json()["permissions"])
+
+    def _tested(self, rights: list[str]) -> dict[str, Any]:
+        """A list that is empty is left out, as everything is in Google's JSON."""
+        held = [right for right in rights if not self.troubles.forbids(right)]
+        return {"permissions": held} if held else {}
+
+    def _policy(self, request: Request, project: str) -> Any:
+        members = [f"serviceAccount:{email}" for email in self.accounts]
+        return {"bindings": [{"role": role, "members": members} for role in sorted(self.roles)]}
+
+    def _tag(self, request: Request, package: str, tag: str) -> Any:
+        if tag not in self.images.get(package, ()):
+            raise _not_found(request.path.removeprefix("/v1/"))
+        return {"name": request.path.removeprefix("/v1/")}
+
+    def _entries(self, request: Request) -> Any:
+        """Cloud Logging, as far as filters name a job and one of its tasks; the newest first."""
+        told = request.json()
+        found = re.search(r'labels\.task_id:"(.+)-group0-(\d+)/"', told["filter"])
+        job = next((j for j in self.memory.jobs.values() if found and j.uid == found[1]), None)
+        if job is None or found is None or "logsPolicy" not in job.body:
+            return {}
+        entries = list(self._lines(job, int(found[2])))[::-1][: int(told.get("pageSize", 50))]
+        return {"entries": entries} if entries else {}
+
+    def _lines(self, job: Job, number: int) -> Iterator[dict[str, Any]]:
+        prefix = f"{job.name}/{number}#"
+        for machine in self.site.machines.values():
+            if machine.task.startswith(prefix):
+                tries = machine.task.rpartition("#")[2]
+                labels = {
+                    "job_uid": job.uid,
+                    "task_id": f"task/{job.uid}-group0-{number}/{tries}/0",
+                }
+                for line in self.site.output(machine, late_s=LOGS_LATE_S).splitlines():
+                    yield {"textPayload": line, "timestamp": _stamp(), "labels": labels}
+
+    _P = r"/v1/projects/(?P<project>[^/:]+)"
+    _REPOSITORY = r"/v1/projects/[^/]+/locations/[^/]+/repositories/spotfit"
     _JOB = r"/v1/(?P<name>projects/[^/]+/locations/[^/]+/jobs/[^/:]+)"
     _verbs: ClassVar[tuple[tuple[str, str, Callable[..., Any]], ...]] = (
         ("POST", r"/v1/(?P<parent>projects/[^/]+/locations/[^/]+)/jobs", _create),
@@ -239,6 +318,23 @@ class GcpBatchCloud:
         ("GET", _JOB + "/taskGroups/group0/tasks", _tasks),
         ("GET", _JOB + r"/taskGroups/group0/tasks/(?P<number>\d+)", _get_task),
         ("GET", r"/v1/(?P<name>projects/[^/]+/locations/[^/]+/operations/[^/]+)", _get_operation),
+        ("GET", r"/v1/projects/[^/]+/locations/(?P<region>[^/]+)", _location),
+        ("GET", r"/compute/v1/projects/[^/]+/regions/(?P<region>[^/]+)", _compute_region),
+        (
+            "GET",
+            r"/compute/v1/projects/[^/]+/zones/(?P<zone>[^/]+)/\w+Types/(?P<name>[^/]+)",
+            _compute_type,
+        ),
+        ("GET", _P, _project),
+        ("POST", _P + ":testIamPermissions", _test_project),
+        ("POST", _P + ":getIamPolicy", _policy),
+        (
+            "POST",
+            r"/v1/projects/-/serviceAccounts/(?P<email>[^/:]+):testIamPermissions",
+            _test_account,
+        ),
+        ("POST", r"/v2/entries:list", _entries),
+        ("GET", _REPOSITORY + r"/packages/(?P<package>.+)/tags/(?P<tag>[^/]+)", _tag),
     )
 
     def _job(self, name: str) -> Job:
@@ -462,6 +558,30 @@ def _mistake(job_id: str, body: dict[str, Any], *, size_bytes: int) -> str:
 
 def _is_here(place: str) -> bool:
     return place == f"regions/{REGION}" or place.startswith(f"zones/{REGION}-")
+
+
+_RIGHTS = {
+    "_create": "batch.jobs.create",
+    "_get": "batch.jobs.get",
+    "_list": "batch.jobs.list",
+    "_cancel": "batch.jobs.delete",
+    "_delete": "batch.jobs.delete",
+    "_tasks": "batch.tasks.list",
+    "_compute_region": "compute.regions.get",
+    "_policy": "resourcemanager.projects.getIamPolicy",
+    "_tag": "artifactregistry.tags.get",
+    "_entries": "logging.logEntries.list",
+}
+
+
+def _denied(request: Request) -> ComplaintError:
+    return ComplaintError(
+        403,
+        "PERMISSION_DENIED",
+        f"Permission denied on resource '{request.path.removeprefix('/v1/')}' (or it may not "
+        "exist).",
+        "IAM_PERMISSION_DENIED",
+    )
 
 
 def _not_found(what: str) -> ComplaintError:

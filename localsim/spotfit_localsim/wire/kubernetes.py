@@ -32,9 +32,19 @@ _KINDS: Mapping[str, tuple[str, str]] = {
     "secrets": ("v1", "Secret"),
     "services": ("v1", "Service"),
     "nodes": ("v1", "Node"),
+    "events": ("v1", "Event"),
 }
+_GIVEN: Mapping[str, tuple[str, str]] = {
+    "namespaces": ("v1", "Namespace"),
+    "serviceaccounts": ("v1", "ServiceAccount"),
+    "priorityclasses": ("scheduling.k8s.io/v1", "PriorityClass"),
+}
+CALLER = "sim"
+"""The user that asks, whatever its credentials are."""
+_SILENT_AFTER_S = 1.0
+"""How long a node may be silent before its pods are called unready: in truth 40 s or more."""
 _PATH = re.compile(
-    r"/(?:api/v1|apis/batch/v1)(?:/namespaces/(?P<space>[^/]+))?/(?P<kind>[a-z]+)"
+    r"/(?:api/v1|apis/batch/v1|apis/scheduling.k8s.io/v1)(?:/namespaces/(?P<space>[^/]+))?/(?P<kind>[a-z]+)"
     r"(?:/(?P<name>[^/]+))?(?:/(?P<sub>[a-z]+))?$"
 )
 
@@ -75,6 +85,12 @@ class KubernetesCloud:
         self.site = site
         self.troubles = troubles
         self.memory = Memory({kind: {} for kind in _KINDS})
+        self.given: dict[str, set[str]] = {
+            "namespaces": {"default"},
+            "serviceaccounts": {"default"},
+            "priorityclasses": set(),
+        }
+        """What there is that nobody makes here."""
 
     @staticmethod
     def access(url: str) -> Access:
@@ -88,8 +104,8 @@ class KubernetesCloud:
             self._refuse()
             if request.path in _DISCOVERY:
                 return Reply.json(_DISCOVERY[request.path])
-            if request.path.endswith("/selfsubjectaccessreviews"):
-                return Reply.json({**request.json(), "status": {"allowed": True}}, 201)
+            if request.path.endswith("subjectaccessreviews"):
+                return self._review(request)
             return self._resource(request)
         except StatusError as refused:
             return refused.reply
@@ -100,25 +116,60 @@ class KubernetesCloud:
         if self.troubles.strikes("credentials"):
             raise StatusError(401, "Unauthorized", "Unauthorized")
 
+    def _review(self, request: Request) -> Reply:
+        """Whether we, or whoever is named, may do that: all that nobody has forbidden."""
+        told = request.json()
+        if told["kind"] == "SubjectAccessReview":
+            self._check("create subjectaccessreviews")
+        asked = told["spec"]["resourceAttributes"]
+        part = asked.get("subresource")
+        right = f"{asked['verb']} {asked['resource']}{f'/{part}' if part else ''}"
+        who = told["spec"].get("user", "").rpartition(":")[2] or CALLER
+        allowed = not self.troubles.forbids(right, who)
+        return Reply.json({**told, "status": {"allowed": allowed}}, 201)
+
+    def _check(self, right: str) -> None:
+        if self.troubles.forbids(right, CALLER):
+            verb, _, resource = right.partition(" ")
+            raise StatusError(
+                403,
+                "Forbidden",
+                f'{resource} is forbidden: User "{CALLER}" cannot {verb} resource "{resource}"',
+            )
+
     def _resource(self, request: Request) -> Reply:
         match = _PATH.fullmatch(request.path)
-        if match is None or match["kind"] not in _KINDS:
+        if match is None or match["kind"] not in {**_KINDS, **_GIVEN}:
             raise StatusError(404, "NotFound", "the server could not find the requested resource")
         kind, name, space = match["kind"], match["name"], match["space"] or "default"
+        part = f"/{match['sub']}" if match["sub"] else ""
+        self._check(f"{_verb(request.method, name)} {kind}{part}")
+        if kind in self.given:
+            return Reply.json(self._given(kind, name))
         if request.method == "POST":
-            return Reply.json(self._create(kind, space, request.json()), 201)
+            dry = request.query.get("dryRun") == "All"
+            return Reply.json(self._create(kind, space, request.json(), keep=not dry), 201)
         if name is None:
             return Reply.json(self._list(kind, match["space"], request.query))
         found = self._find(kind, space, name)
         if match["sub"] == "log":
-            return Reply(200, self._log(found).encode(), {"content-type": "text/plain"})
+            last = int(request.query.get("tailLines", 1_000_000))
+            lines = self._log(found).splitlines(keepends=True)[-last:]
+            return Reply(200, "".join(lines).encode(), {"content-type": "text/plain"})
         if request.method == "DELETE":
             return Reply.json(self._delete(kind, found))
         if request.method == "PATCH":
             _merge(found, request.json())
         return Reply.json(found)
 
-    def _create(self, kind: str, space: str, body: Body) -> Body:
+    def _given(self, kind: str, name: str | None) -> Body:
+        """What nobody here makes: it is there, or it is not."""
+        version, name_of_kind = _GIVEN[kind]
+        if name not in self.given[kind]:
+            raise StatusError(404, "NotFound", f'{kind} "{name}" not found')
+        return {"apiVersion": version, "kind": name_of_kind, "metadata": {"name": name}}
+
+    def _create(self, kind: str, space: str, body: Body, *, keep: bool = True) -> Body:
         if kind == "jobs":
             self._admit(body)
         name = body["metadata"]["name"]
@@ -127,6 +178,8 @@ class KubernetesCloud:
         if kind == "secrets":
             clear = body.pop("stringData", {})
             body["data"] = {key: _encoded(clear[key]) for key in clear} | body.get("data", {})
+        if not keep:
+            return body
         return self._keep(kind, space, body)
 
     def _admit(self, body: Body) -> None:
@@ -173,12 +226,16 @@ class KubernetesCloud:
         wanted = dict(
             pair.split("=", 1) for pair in query.get("labelSelector", "").split(",") if pair
         )
+        fields = dict(
+            pair.split("=", 1) for pair in query.get("fieldSelector", "").split(",") if pair
+        )
         version, name_of_kind = _KINDS[kind]
         found = [
             one
             for one in self._objects(kind)
             if space in (None, one["metadata"].get("namespace"))
             and wanted.items() <= one["metadata"].get("labels", {}).items()
+            and all(_field(one, name) == value for name, value in fields.items())
         ]
         return {
             "apiVersion": version,
@@ -219,13 +276,19 @@ class KubernetesCloud:
         self.memory.objects[kind].pop(f"{meta['namespace']}/{meta['name']}", None)
 
     def _log(self, pod: Body) -> str:
+        """From the node, at once; with a pod its log is gone as well."""
         machine = self._machine(pod)
-        return self.site.output(machine) if machine else ""
+        if machine is None or machine.state == "booting":
+            name = f'"{pod["spec"]["containers"][0]["name"]}" in pod "{pod["metadata"]["name"]}"'
+            raise StatusError(
+                400, "BadRequest", f"container {name} is waiting to start: ContainerCreating"
+            )
+        return self.site.output(machine)
 
     def _objects(self, kind: str) -> list[Body]:
         if kind == "nodes":
             return [_node_of(machine) for machine in self.site.standing()]
-        return list(self.memory.objects[kind].values())
+        return list(self.memory.objects.get(kind, {}).values())
 
     def _machine(self, pod: Body) -> Machine | None:
         number = self.memory.machines.get(pod["metadata"]["uid"])
@@ -257,7 +320,10 @@ class KubernetesCloud:
                     status.get("failedIndexes")
                 )
             if index not in over and not lives:
-                self._spawn(job, index, len(pods))
+                if self.troubles.now("pod_quota"):
+                    self._complain(job)
+                else:
+                    self._spawn(job, index, len(pods))
         status["active"] = active
         if len(over) == job["spec"]["completions"] and "conditions" not in status:
             failed = bool(status.get("failedIndexes"))
@@ -279,6 +345,33 @@ class KubernetesCloud:
         )
         if action in ("FailIndex", "FailJob") or (limit is not None and failures > limit):
             _add(status, "failedIndexes", index)
+
+    def _complain(self, job: Body) -> None:
+        """As the Job's controller does, which tries again until there is room: one event."""
+        meta = job["metadata"]
+        name = f"{meta['name']}.unmade"
+        known = self.memory.objects["events"].get(f"{meta['namespace']}/{name}")
+        if known is not None:
+            return
+        event = {
+            "metadata": {"name": name},
+            "involvedObject": {
+                "kind": "Job",
+                "namespace": meta["namespace"],
+                "name": meta["name"],
+                "uid": meta["uid"],
+                "apiVersion": "batch/v1",
+            },
+            "type": "Warning",
+            "reason": "FailedCreate",
+            "message": f'Error creating: pods "{meta["name"]}-0-x" is forbidden: exceeded quota: '
+            "compute, requested: pods=1, used: pods=4, limited: pods=4",
+            "source": {"component": "job-controller"},
+            "firstTimestamp": _now(),
+            "lastTimestamp": _now(),
+            "count": 1,
+        }
+        self._keep("events", meta["namespace"], event)
 
     def _spawn(self, job: Body, index: int, tries: int) -> None:
         name = job["metadata"]["name"]
@@ -314,7 +407,10 @@ class KubernetesCloud:
             self._end(pod, machine)
         elif machine.state == "up" and status["phase"] == "Pending":
             status |= {"phase": "Running", "podIP": self.site.host(machine), "startTime": _now()}
+            _ready(status, "True")
             pod["spec"]["nodeName"] = _node(machine)
+        elif machine.silent_s is not None and _now_s() >= machine.silent_s + _SILENT_AFTER_S:
+            _ready(status, "False")
         elif machine.notice_s is not None and "deletionTimestamp" not in pod["metadata"]:
             # A node that goes is tainted; then its pods are deleted: SIGTERM, and their grace.
             if not self._is_time_to_evict(machine):
@@ -327,7 +423,7 @@ class KubernetesCloud:
         """Half of its notice later: whoever drains a node needs a while for it."""
         assert machine.notice_s is not None
         assert machine.ends_s is not None
-        return clocks.wall_ms() / 1000 >= (machine.notice_s + machine.ends_s) / 2
+        return _now_s() >= (machine.notice_s + machine.ends_s) / 2
 
     def _schedule(self, pod: Body) -> None:
         if "deletionTimestamp" in pod["metadata"] or pod["status"]["phase"] != "Pending":
@@ -400,6 +496,12 @@ class KubernetesCloud:
         return None
 
 
+def _verb(method: str, name: str | None) -> str:
+    if method == "GET":
+        return "list" if name is None else "get"
+    return {"POST": "create", "PATCH": "patch", "DELETE": "delete"}.get(method, method.lower())
+
+
 def _applies(rule: Mapping[str, Any], pod: Body) -> bool:
     if "onPodConditions" in rule:
         wanted = {(one["type"], one.get("status", "True")) for one in rule["onPodConditions"]}
@@ -425,6 +527,18 @@ def _disrupted(status: Body, reason: str, message: str) -> None:
     known = status.setdefault("conditions", [])
     if not any(one["type"] == "DisruptionTarget" for one in known):
         known.append(condition)
+
+
+def _ready(status: Body, told: str) -> None:
+    others = [one for one in status.get("conditions", []) if one["type"] != "Ready"]
+    status["conditions"] = [*others, {"type": "Ready", "status": told}]
+
+
+def _field(one: Body, path: str) -> Any:
+    """What stands at 'involvedObject.name' or the like."""
+    for name in path.split("."):
+        one = one.get(name, {})
+    return one
 
 
 def _is_called(one: Body, space: str, name: str) -> bool:
@@ -465,23 +579,40 @@ def _node(machine: Machine) -> str:
 
 
 def _node_of(machine: Machine) -> Body:
-    """With the taint that the termination handler of AWS leaves on nodes that are taken back."""
-    taint = {"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}
+    """With the taints that the termination handler of AWS leaves on nodes that are taken back, or
+    that it was advised to leave."""
+    told = {"spot-itn": machine.notice_s, "rebalance-recommendation": machine.advised_s}
+    taints = [
+        {"key": f"aws-node-termination-handler/{word}", "effect": "NoSchedule"}
+        for word, since in told.items()
+        if since is not None
+    ]
     return {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {"name": _node(machine), "uid": _node(machine)},
-        "spec": {"taints": [taint]} if machine.notice_s is not None else {},
+        "spec": {"taints": taints} if taints else {},
     }
 
 
+def _now_s() -> float:
+    return clocks.wall_ms() / 1000
+
+
 def _now() -> str:
-    return datetime.fromtimestamp(clocks.wall_ms() / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.fromtimestamp(_now_s(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _resources(version: str) -> Body:
     """What `kubectl` wants to know before it asks for anything."""
-    short = {"jobs": [], "pods": ["po"], "services": ["svc"], "secrets": [], "nodes": ["no"]}
+    short = {
+        "jobs": [],
+        "pods": ["po"],
+        "services": ["svc"],
+        "secrets": [],
+        "nodes": ["no"],
+        "events": ["ev"],
+    }
     return {
         "kind": "APIResourceList",
         "apiVersion": "v1",

@@ -9,7 +9,7 @@ import http.client
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,6 +25,7 @@ from spotfit.provision.api import Provisioner, Refusal, Traits
 from spotfit.provision.checkup import Finding, look
 from spotfit.provision.launch import Launch
 from spotfit.provision.options import parse_options
+from spotfit.provision.output import Said, said
 from spotfit.provision.registry import open_provisioner
 from spotfit_localsim.live.processes import start_detached
 from spotfit_localsim.wire.options import SimOptions
@@ -77,12 +78,15 @@ class SimProvisioner:
     def cancel(self, handle: GroupHandle) -> None:
         self._real.cancel(handle)
 
-    def examine(self) -> Iterator[Finding]:
+    def said(self, handle: GroupHandle, node: int, *, last: int) -> Sequence[Said]:
+        return said(self._real, handle, node, last=last)
+
+    def examine(self, storage: str = "") -> Iterator[Finding]:
         """That a simulator answers, then what the cloud itself wants to be sure of."""
         yield look(f"a simulated {self.options.cloud} answers", self.start)
         own = getattr(self._real, "examine", None)
         if own is not None:
-            yield from own()
+            yield from own(storage)
 
     @property
     def _real(self) -> Provisioner:
@@ -171,6 +175,33 @@ def _root_of(options: SimOptions) -> Path:
 
 
 def _shaping() -> list[tuple[str, str]]:
-    """What of our environment decides where machines find their bucket."""
-    prefixes = ("AWS_", "AZURE_", "GOOGLE_", "PYTHONPATH")
-    return [pair for pair in env.everything().items() if pair[0].startswith(prefixes)]
+    """What of our environment says where machines find their bucket and their code.
+
+    By name, and nothing that proves who we are: the digest of it is the name of a directory, and
+    who takes new keys keeps the cloud they have. Its machines go on with those it was started with.
+    """
+    told = ((name, env.lookup(name)) for name in _PLACES)
+    return [(name, _without_user(text)) for name, text in told if text]
+
+
+_PLACES = (
+    "AWS_DEFAULT_REGION",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_PROFILE",
+    "AWS_REGION",
+    "AZURE_STORAGE_ACCOUNT_NAME",
+    "AZURE_STORAGE_ENDPOINT",
+    "AZURE_STORAGE_USE_EMULATOR",
+    "GOOGLE_CLOUD_PROJECT",
+    "PYTHONPATH",
+)
+
+
+def _without_user(text: str) -> str:
+    """An address without the name and password that some have before the '@', and what follows
+    its '?'; any other text as it is."""
+    url = urlsplit(text)
+    if not url.scheme or not url.netloc:
+        return text
+    return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"

@@ -158,11 +158,18 @@ class Simulator:
             return [asdict_of(machine) for machine in self.site.machines.values()]
         if what == "reclaim":
             return self._reclaim(told.get("machine"), notice=bool(told.get("notice", False)))
+        if what in ("advise", "silence"):
+            struck = self._youngest(told.get("machine"))
+            (self.site.advise if what == "advise" else self.site.silence)(struck)
+            return asdict_of(struck)
         if what == "capacity":
             self.tide.limit = told["machines"]
             return {}
         if what == "trouble":
             self.troubles.expect(told["kind"], int(told.get("times", 1)))
+            return {}
+        if what == "forbid":
+            self.troubles.forbid(told["rights"])
             return {}
         if what == "leave":
             if told.get("machines", True):
@@ -176,13 +183,17 @@ class Simulator:
         raise ConfigError(f"Nothing is done at {OURS}{what}.")
 
     def _reclaim(self, number: int | None, *, notice: bool) -> Any:
-        """Which machine was struck: the one with that number, or the youngest that is up."""
+        struck = self._youngest(number)
+        self.site.reclaim(struck, notice=notice)
+        return asdict_of(struck)
+
+    def _youngest(self, number: int | None) -> Machine:
+        """The machine with that number, or the youngest of all, if it is up."""
         up = [machine for machine in self.site.standing() if machine.state == "up"]
-        struck = [machine for machine in up if number in (None, machine.number)]
-        if not struck:
+        found = [machine for machine in up if number in (None, machine.number)]
+        if not found:
             raise ConfigError(f"No machine {number or ''} is up.")
-        self.site.reclaim(struck[-1], notice=notice)
-        return asdict_of(struck[-1])
+        return found[-1]
 
 
 def asdict_of(machine: Machine) -> dict[str, Any]:

@@ -8,6 +8,7 @@ machines.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -56,6 +57,10 @@ class Machine(msgspec.Struct):
     metadata_port: int = 0
     notice_s: float | None = None
     """When it was told that it will be taken away."""
+    advised_s: float | None = None
+    """When it was said to be in danger, where its cloud has a word for that."""
+    silent_s: float | None = None
+    """Since when nobody hears of it, though it stands."""
     ends_s: float | None = None
     """When it will be killed, whatever happens."""
     why: str = ""
@@ -106,6 +111,8 @@ class Site:
     hooks: Hooks = field(default_factory=Hooks)
     machines: dict[int, Machine] = field(default_factory=dict)
     _children: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _printed: dict[int, list[tuple[float, int]]] = field(default_factory=dict)
+    """When each machine had printed how many bytes. A cloud that is started anew tells all."""
 
     @classmethod
     def open(cls, root: Path, tide: Tide) -> Site:
@@ -172,9 +179,23 @@ class Site:
         else:
             self._end(machine, RECLAIMED)
 
+    def advise(self, machine: Machine) -> None:
+        """Say that it is in danger; nothing need follow."""
+        machine.advised_s = _now_s()
+        self._keep(machine)
+
+    def silence(self, machine: Machine) -> None:
+        """Freeze it: it stands, costs what it costs, and is not heard any more."""
+        process = Process.parse(machine.pid)
+        if process is not None and machine.state == "up":
+            os.killpg(process.pid, signal.SIGSTOP)
+            machine.silent_s = _now_s()
+            self._keep(machine)
+
     def forget(self, machine: Machine) -> None:
         """Remove all trace of one that is over."""
         del self.machines[machine.number]
+        self._printed.pop(machine.number, None)
         shutil.rmtree(self._home(machine), ignore_errors=True)
 
     @staticmethod
@@ -182,12 +203,24 @@ class Site:
         """Where it is reached: at an address of its own, where the system has them."""
         return machine.address if sys.platform == "linux" else "127.0.0.1"
 
-    def output(self, machine: Machine) -> str:
-        """What its command has printed so far."""
+    def output(self, machine: Machine, *, late_s: float = 0.0) -> str:
+        """What its command has printed so far, or had so long ago: clouds tell of it late."""
         try:
-            return (self._home(machine) / "output").read_text(errors="replace")
+            body = (self._home(machine) / "output").read_bytes()
         except FileNotFoundError:
             return ""
+        if late_s and machine.number in self._printed:
+            until = _now_s() - late_s
+            told = [size for at, size in self._printed[machine.number] if at <= until]
+            body = body[: max(told, default=0)]
+        return body.decode(errors="replace")
+
+    def _note_output(self, machine: Machine, now: float) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            size = (self._home(machine) / "output").stat().st_size
+            known = self._printed.setdefault(machine.number, [])
+            if size and (not known or known[-1][1] != size):
+                known.append((now, size))
 
     def send(self, machine: Machine, number: signal.Signals) -> None:
         """Send its command a signal, as a cloud's own agent would: now, or as soon as it runs."""
@@ -205,6 +238,7 @@ class Site:
         """Boot, look who has ended, and carry out what the market decides."""
         now = _now_s()
         for machine in list(self.standing()):
+            self._note_output(machine, now)
             if machine.state == "booting":
                 if now >= machine.up_s:
                     self._boot(machine)
@@ -269,6 +303,7 @@ class Site:
         if child is not None:
             child.wait()
         self.hooks.close_metadata(machine)
+        self._note_output(machine, _now_s())
         machine.exit_code = self._exit_code(machine)
         machine.state, machine.over_s = "over", _now_s()
         machine.why = LOST if why == ENDED and machine.exit_code is None else why

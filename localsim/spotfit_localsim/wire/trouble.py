@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, get_args
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.nearest import did_you_mean
 
-Kind = Literal["quota", "permission", "capacity", "credentials", "unavailable", "throttled"]
+Kind = Literal[
+    "quota",
+    "pod_quota",
+    "permission",
+    "capacity",
+    "misconfiguration",
+    "credentials",
+    "unavailable",
+    "throttled",
+]
+"""'pod_quota': a cluster takes a group, and then none of its pods. 'misconfiguration': AWS Batch
+says that a job can never run, as it does for a while of jobs that will."""
 
 
 class Troubles:
@@ -15,6 +27,7 @@ class Troubles:
 
     def __init__(self) -> None:
         self._left: dict[Kind, int] = {}
+        self._forbidden: frozenset[str] = frozenset()
 
     def expect(self, kind: str, times: int) -> None:
         """From now on, so often; 0 lifts it. Raises `ConfigError` for a kind that is none."""
@@ -34,3 +47,16 @@ class Troubles:
     def now(self, kind: Kind) -> bool:
         """Whether it is expected, without counting."""
         return self._left.get(kind, 0) > 0
+
+    def forbid(self, rights: Iterable[str]) -> None:
+        """From now on nobody has those rights, in the cloud's own words ('batch:SubmitJob'); with
+        a name before it ('agents batch:SubmitJob') only whoever is called that. None lifts it."""
+        self._forbidden = frozenset(rights)
+
+    def forbids(self, right: str, who: str = "") -> bool:
+        """Whether that one does not have it."""
+        return bool({right, f"{who} {right}"} & self._forbidden)
+
+    def forbidden(self) -> frozenset[str]:
+        """All that was taken from somebody."""
+        return self._forbidden

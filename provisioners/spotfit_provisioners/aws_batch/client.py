@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
 from spotfit.core.errors import ConfigError, ProvisionError, ProvisionPermissionError, QuotaError
-from spotfit.host import clocks
+from spotfit.host import clocks, log
 from spotfit.host.extras import need
 
 _PAGE = 100
+_NOTHING = "spotfit-checkup"
+"""A job definition that is not there."""
 _NO_CREDENTIALS = (
     "AuthFailure",
     "UnrecognizedClientException",
@@ -26,6 +29,8 @@ _NO_CREDENTIALS = (
 _NO_PERMISSION = ("AccessDeniedException", "AccessDenied", "UnauthorizedOperation")
 _QUOTA = ("ServiceQuotaExceededException", "LimitExceededException")
 _CLIENT_MISTAKE = ("ClientException", "ValidationException")
+_ASKED_ENOUGH = "MaxConfigLimitExceeded"
+"""Of spot placement scores: so many different questions are answered in a day, and no more."""
 _TOO_MANY = ("limit", "quota", "exceed")
 
 
@@ -86,6 +91,28 @@ class BatchClient:
             found = self._batch.describe_job_queues(jobQueues=[name])["jobQueues"]
         return dict(found[0]) if found else None
 
+    def try_rights(self, queue: str) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """Calls that come to nothing, by the rights they need: AWS looks at those first."""
+        batch = self._batch
+        yield (
+            "batch:RegisterJobDefinition",
+            lambda: batch.register_job_definition(jobDefinitionName=_NOTHING, type="container"),
+        )
+        yield (
+            "batch:SubmitJob",
+            lambda: batch.submit_job(jobName=_NOTHING, jobQueue=queue, jobDefinition=_NOTHING),
+        )
+        yield (
+            "batch:TerminateJob",
+            lambda: batch.terminate_job(jobId=str(uuid.UUID(int=0)), reason=_NOTHING),
+        )
+        yield "batch:DescribeJobs", lambda: batch.describe_jobs(jobs=[str(uuid.UUID(int=0))])
+        yield "batch:ListJobs", lambda: batch.list_jobs(jobQueue=queue, maxResults=1)
+        yield (
+            "batch:DescribeJobDefinitions",
+            lambda: batch.describe_job_definitions(jobDefinitionName=_NOTHING, maxResults=1),
+        )
+
     def environments(self, names: Sequence[str]) -> list[dict[str, Any]]:
         """Those compute environments."""
         with _told_as_ours("look at compute environments"):
@@ -93,18 +120,139 @@ class BatchClient:
         return [dict(one) for one in told["computeEnvironments"]]
 
 
+class Account:
+    """What a check-up asks beside Batch: roles and their rights, logs, images."""
+
+    def __init__(self, region: str, endpoint: str) -> None:
+        self._region, self._endpoint = region, endpoint
+
+    def role(self, name: str) -> dict[str, Any] | None:
+        """That role, its trust policy as plain data; None if there is none of the name."""
+        with _told_as_ours("look at a role (iam:GetRole)"):
+            try:
+                return dict(self._client("iam").get_role(RoleName=name)["Role"])
+            except self._client("iam").exceptions.NoSuchEntityException:
+                return None
+
+    def denied(
+        self,
+        who: str,
+        actions: Sequence[str],
+        resources: Sequence[str],
+        context: Mapping[str, str],
+    ) -> list[str]:
+        """Which of these the policies of that user or role do not allow, as far as IAM can tell:
+        https://docs.aws.amazon.com/IAM/latest/APIReference/API_SimulatePrincipalPolicy.html."""
+        entries = [
+            {"ContextKeyName": key, "ContextKeyValues": [value], "ContextKeyType": "string"}
+            for key, value in context.items()
+        ]
+        pages = self._client("iam").get_paginator("simulate_principal_policy")
+        with _told_as_ours("ask IAM what somebody may do (iam:SimulatePrincipalPolicy)"):
+            results = [
+                result
+                for page in pages.paginate(
+                    PolicySourceArn=who,
+                    ActionNames=list(actions),
+                    ResourceArns=list(resources),
+                    ContextEntries=entries,
+                )
+                for result in page["EvaluationResults"]
+            ]
+        refused = [one["EvalActionName"] for one in results if one["EvalDecision"] != "allowed"]
+        return list(dict.fromkeys(refused))
+
+    def has_log_group(self, name: str) -> bool:
+        """Whether CloudWatch has it."""
+        with _told_as_ours("look for a log group (logs:DescribeLogGroups)"):
+            told = self._client("logs").describe_log_groups(logGroupNamePrefix=name)
+        return any(group["logGroupName"] == name for group in told["logGroups"])
+
+    def printed(self, group: str, stream: str, last: int) -> list[str]:
+        """The last lines there; none where the stream is not there, or not yet."""
+        logs = self._client("logs")
+        with _told_as_ours("read what a machine printed (logs:GetLogEvents)"):
+            try:
+                told = logs.get_log_events(
+                    logGroupName=group, logStreamName=stream, limit=last, startFromHead=False
+                )
+            except logs.exceptions.ResourceNotFoundException:
+                return []
+        return [str(event["message"]) for event in told["events"]]
+
+    def has_image(self, account: str, repository: str, which: Mapping[str, str]) -> bool:
+        """Whether the registry has it, by its tag or its digest."""
+        registry = self._client("ecr")
+        with _told_as_ours("look at images (ecr:DescribeImages)"):
+            try:
+                registry.describe_images(
+                    registryId=account, repositoryName=repository, imageIds=[dict(which)]
+                )
+            except (
+                registry.exceptions.ImageNotFoundException,
+                registry.exceptions.RepositoryNotFoundException,
+            ):
+                return False
+        return True
+
+    def _client(self, service: str) -> Any:
+        return _client(service, self._region, self._endpoint)
+
+
+def refuses(call: Callable[[], Any], what: str) -> None:
+    """Make a call that comes to nothing. Raises `ProvisionPermissionError` where we may not."""
+    try:
+        with _told_as_ours(what):
+            call()
+    except ProvisionPermissionError:
+        raise
+    except ProvisionError:
+        return  # it was looked at, hence it was allowed
+
+
 def cheapest_usd_per_hour(region: str, instance_types: Sequence[str], endpoint: str) -> float:
     """The lowest present spot price of those instance types in the region; inf without any."""
     now = datetime.fromtimestamp(clocks.wall_ms() / 1000, UTC)
     with _told_as_ours("look at spot prices"):
-        told = _client("ec2", region, endpoint).describe_spot_price_history(
-            InstanceTypes=list(instance_types),
-            ProductDescriptions=["Linux/UNIX"],
-            StartTime=now,  # without it, the prices of the last 90 days are told
-            EndTime=now,
-        )
-    prices = [float(one["SpotPrice"]) for one in told["SpotPriceHistory"]]
+        pages = _client("ec2", region, endpoint).get_paginator("describe_spot_price_history")
+        prices = [
+            float(one["SpotPrice"])
+            for page in pages.paginate(
+                InstanceTypes=list(instance_types),
+                ProductDescriptions=["Linux/UNIX"],
+                StartTime=now,  # without it, the prices of the last 90 days are told
+                EndTime=now,
+            )
+            for one in page["SpotPriceHistory"]
+        ]
     return min(prices, default=float("inf"))
+
+
+def placement_scores(
+    regions: Sequence[str], instance_types: Sequence[str], machines: int, endpoint: str
+) -> dict[str, int]:
+    """How likely each region is to have so many spot machines of those types, from 1 to 10.
+
+    Nothing where EC2 tells none just now: it takes few different questions a day.
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-placement-score.html
+    """
+    errors = need("botocore.exceptions", extra="aws")
+    pages = _client("ec2", regions[0], endpoint).get_paginator("get_spot_placement_scores")
+    scores: dict[str, int] = {}
+    with _told_as_ours("ask for spot placement scores"):
+        try:
+            for page in pages.paginate(
+                InstanceTypes=list(instance_types),
+                TargetCapacity=machines,
+                TargetCapacityUnitType="units",
+                RegionNames=list(regions),
+            ):
+                scores |= {one["Region"]: one["Score"] for one in page["SpotPlacementScores"]}
+        except errors.ClientError as refused:
+            if refused.response.get("Error", {}).get("Code") != _ASKED_ENOUGH:
+                raise
+            log.warning("aws_batch.no_scores", why=str(refused))
+    return scores
 
 
 def caller(region: str, endpoint: str) -> str:

@@ -18,9 +18,10 @@ class AwsBatchOptions:
     queues: tuple[str, ...] = ()
     """Names or ARNs of job queues; `eu-west-1:spot` names one of another region. The first that
     takes a request gets it."""
-    order: Literal["given", "price"] = "given"
-    """Which queue comes first: as they are written, or by the present spot price of
-    `instance_types` in their regions."""
+    order: Literal["given", "price", "score"] = "given"
+    """Which queue comes first: as they are written; by the present spot price of `instance_types`
+    in their regions; or by EC2's own score of how likely each region is to have as many of them
+    as a group wants. Those that are equal stay as they are written."""
     image: str = ""
     """Container image that holds spotfit and what the training function imports. `{python}` and
     `{torch}` in its name are the versions of whoever calls `fit()`; see `kit.images`."""
@@ -38,7 +39,7 @@ class AwsBatchOptions:
     execution_role: str = ""
     """ARN of the role that pulls the image and writes the logs."""
     instance_types: tuple[str, ...] = ()
-    """Whose spot prices are compared."""
+    """Whose spot prices or scores are compared. Of fewer than three types all scores are low."""
     attempts: int = 10
     """How often Batch starts a machine's agent again after its host was lost: at most 10."""
     share: str = ""
@@ -61,8 +62,8 @@ class AwsBatchOptions:
             raise ConfigError("AwsBatchOptions(workers_per_node) must be at least 1.")
         if self.shared_memory_mib < 0 or self.memory_per_cpu_gib <= 0 or self.dwell_s < 0:
             raise ConfigError("AwsBatchOptions: sizes and durations are not below zero.")
-        if self.order == "price" and not self.instance_types:
+        if self.order != "given" and not self.instance_types:
             raise ConfigError(
-                "AwsBatchOptions(order='price') compares the prices of instance_types: none given.",
+                f"AwsBatchOptions(order={self.order!r}) compares instance_types: none given.",
                 do="Name those of the compute environments, or keep the given order.",
             )

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any, ClassVar
 
-from spotfit.core.errors import ConfigError
 from spotfit.host import clocks, log
 from spotfit.model.group import (
     GroupHandle,
@@ -17,16 +16,22 @@ from spotfit.model.group import (
     NodeStatus,
 )
 from spotfit.provision.api import Refusal, Traits
-from spotfit.provision.checkup import Finding, look
+from spotfit.provision.checkup import Finding
 from spotfit.provision.launch import Launch
-from spotfit_provisioners.aws_batch import render, states
-from spotfit_provisioners.aws_batch.client import BatchClient, caller, cheapest_usd_per_hour
+from spotfit.provision.output import Said
+from spotfit_provisioners.aws_batch import checkup, render, states
+from spotfit_provisioners.aws_batch.checkup import LOG_GROUP
+from spotfit_provisioners.aws_batch.client import (
+    Account,
+    BatchClient,
+    cheapest_usd_per_hour,
+    placement_scores,
+)
 from spotfit_provisioners.aws_batch.options import AwsBatchOptions
 from spotfit_provisioners.kit import images
 
 _FORGOTTEN = NodeStatus(NodeState.GONE, "AWS Batch does not remember it")
 _LET_GO = "spotfit has let it go"
-_MAKE_ONE = "Make one with infra/terraform/stacks/aws, or correct AwsBatchOptions(queues=…)."
 
 
 class AwsBatchProvisioner:
@@ -55,6 +60,7 @@ class AwsBatchProvisioner:
             requeues_itself=self.options.attempts > 1,
             observe_s=10.0,
             notices=("aws", "signal"),
+            keeps_output=True,
             runs=images.software(self.options.image),
         )
 
@@ -63,10 +69,10 @@ class AwsBatchProvisioner:
 
     def submit(self, plan: GroupPlan, launch: Launch) -> GroupHandle | Refusal:
         """Look for a job of that name first; if two asked at the same time, the older job stays."""
-        queues = self._ordered(plan.body["queues"])
-        found = self._found(plan, queues)
+        found = self._found(plan)
         if found is not None:
             return found
+        queues = self._ordered(plan.body["queues"], plan.nodes)
         queue = next((one for one in queues if not self._is_passed_over(one)), queues[-1])
         client, name = self._at(queue)
         environment = launch.environment(
@@ -86,7 +92,7 @@ class AwsBatchProvisioner:
             )
         )
         self._keep_the_oldest(plan.token, queues)
-        return self._found(plan, queues) or Refusal("AWS Batch took the job and forgot it")
+        return self._found(plan) or Refusal("AWS Batch took the job and forgot it")
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
         client = _client_of(handle.detail["region"], self.options.endpoint)
@@ -138,47 +144,46 @@ class AwsBatchProvisioner:
         if job is not None and job["status"] not in ("SUCCEEDED", "FAILED"):
             client.terminate(handle.name, _LET_GO)
 
-    def examine(self) -> Iterator[Finding]:
-        """Who we are, then each queue and what stands behind it."""
-        endpoint = self.options.endpoint
-        yield look("AWS knows who asks", lambda: caller(self.options.region, endpoint))
-        for queue in self.options.queues:
-            yield look(f"the queue {queue} takes spot jobs", lambda q=queue: self._sound(q))  # type: ignore[misc]
-
-    def _sound(self, queue: str) -> str:
-        """What stands behind the queue. Raises `ConfigError` for what would keep jobs waiting."""
-        client, name = self._at(queue)
-        found = client.queue(name)
-        if found is None:
-            raise ConfigError(f"There is no queue {name!r} in {client.region}.", do=_MAKE_ONE)
-        if found["state"] != "ENABLED" or found["status"] != "VALID":
-            raise ConfigError(f"It is {found['state']} and {found['status']}.", do=_MAKE_ONE)
-        names = [one["computeEnvironment"] for one in found["computeEnvironmentOrder"]]
-        kinds = {one["computeResources"]["type"] for one in client.environments(names)}
-        if kinds != {"SPOT"}:
-            raise ConfigError(
-                f"Its environments are of type {', '.join(sorted(kinds)) or 'none'}.",
-                do="On-demand machines cost several times as much; use environments of type SPOT.",
+    def said(self, handle: GroupHandle, node: int, *, last: int) -> list[Said]:
+        """Attempt by attempt, from CloudWatch, which is some seconds late."""
+        region = handle.detail["region"]
+        job_id = render.children(handle.name, int(handle.detail["nodes"]))[node]
+        job = _client_of(region, self.options.endpoint).describe([job_id]).get(job_id)
+        account = Account(region, self.options.endpoint)
+        return [
+            Said(
+                f"attempt {number}, {LOG_GROUP} {stream}",
+                tuple(account.printed(LOG_GROUP, stream, last)),
             )
-        return f"{len(names)} environments of type SPOT in {client.region}"
+            for number, stream in enumerate(states.streams(job or {}), 1)
+        ]
+
+    def examine(self, storage: str = "") -> Iterator[Finding]:
+        """Who we are, each queue and what stands behind it, rights, roles, logs and the image."""
+        yield from checkup.examine(self.options, storage, self._at)
 
     # --- queues ------------------------------------------------------------------------------
 
-    def _ordered(self, queues: list[str]) -> list[str]:
-        if self.options.order == "given" or len(queues) == 1:
-            return queues
+    def _ordered(self, queues: list[str], machines: int) -> list[str]:
+        """The most promising first, by the region of each."""
         types, endpoint = self.options.instance_types, self.options.endpoint
-        return sorted(
-            queues, key=lambda q: cheapest_usd_per_hour(self._at(q)[0].region, types, endpoint)
-        )
+        regions = {queue: self._at(queue)[0].region for queue in queues}
+        wanted = list(dict.fromkeys(regions.values()))
+        if self.options.order == "given" or len(wanted) == 1:
+            return queues
+        if self.options.order == "price":
+            prices = {one: cheapest_usd_per_hour(one, types, endpoint) for one in wanted}
+            return sorted(queues, key=lambda queue: prices[regions[queue]])
+        scores = placement_scores(wanted, types, machines, endpoint)
+        return sorted(queues, key=lambda queue: -scores.get(regions[queue], 0))
 
     def _at(self, queue: str) -> tuple[BatchClient, str]:
         """The client of a queue's region, and the queue's name there."""
         region, name = _parts(queue)
         return _client_of(region or self.options.region, self.options.endpoint), name
 
-    def _found(self, plan: GroupPlan, queues: list[str]) -> GroupHandle | None:
-        for queue in queues:
+    def _found(self, plan: GroupPlan) -> GroupHandle | None:
+        for queue in plan.body["queues"]:
             client, name = self._at(queue)
             jobs = client.named(name, plan.token)
             if jobs:

@@ -27,7 +27,8 @@ def status(job: Mapping[str, Any]) -> NodeStatus:
     why = _why(job)
     if state == NodeState.FAILED and (_is_reclaimed(job) or _exit_code(job) in _LEFT):
         state = NodeState.GONE
-    return NodeStatus(state, why if state in (NodeState.GONE, NodeState.FAILED) else "")
+    told = why if state in (NodeState.GONE, NodeState.FAILED) else ""
+    return NodeStatus(state, told, last=_is_last(job))
 
 
 def waits_for(job: Mapping[str, Any], *, now_ms: int, dwell_s: float) -> str:
@@ -49,6 +50,21 @@ def waited_s(job: Mapping[str, Any], *, now_ms: int) -> float:
     last = (job.get("attempts") or [{}])[-1]
     since_ms = int(last.get("stoppedAt") or job.get("createdAt") or now_ms)
     return (now_ms - since_ms) / 1000
+
+
+def _is_last(job: Mapping[str, Any]) -> bool:
+    """Whether the attempt that runs, or comes next, is the last of several; one that has not ended
+    may be among those told of."""
+    attempts = int((job.get("retryStrategy") or {}).get("attempts", 1))
+    ended = sum(bool(one.get("stoppedAt")) for one in job.get("attempts", []))
+    return 1 < attempts <= ended + 1
+
+
+def streams(job: Mapping[str, Any]) -> list[str]:
+    """Where each attempt's output is, the one that is under way last."""
+    told = [one.get("container", {}) for one in (*(job.get("attempts") or []), job)]
+    names = (one.get("logStreamName") for one in told)
+    return list(dict.fromkeys(filter(None, names)))
 
 
 def _is_reclaimed(job: Mapping[str, Any]) -> bool:

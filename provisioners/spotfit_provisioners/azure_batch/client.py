@@ -10,12 +10,15 @@ from typing import Any
 from spotfit.core.errors import ProvisionError, ProvisionPermissionError, QuotaError
 from spotfit.host import env
 from spotfit.host.extras import need
+from spotfit.provision.output import tail
 
 _WITHIN_S = 20.0
 _TASKS_AT_ONCE = 100
 """More are refused: https://learn.microsoft.com/rest/api/batchservice/task/add-collection."""
 _MANAGEMENT_VERSION = "2024-07-01"
 _OVER = ("JobBeingTerminated", "JobBeingDeleted", "JobCompleted", "JobNotActive")
+_UNTOLD = ("TaskFilesUnavailable", "TaskFilesCleanedup", "OperationInvalidForCurrentState")
+_LONGEST_TAIL_BYTES = 2**18
 _NEVER_CURED = (400, 404, 405, 411, 413)
 _WHO = ("AuthenticationFailed", "InvalidAuthenticationInfo", "InvalidAuthenticationTokenTenant")
 _ROLES = "Grant the roles that docs/guides/azure_batch.md lists."
@@ -94,6 +97,18 @@ class BatchClient:
         with _told_as_ours("let a job go"), _none_is_fine(), _refused_with(*_OVER):
             self._service.begin_terminate_job(job_id, reason)
 
+    def printed(self, job_id: str, task_id: str, name: str, last: int) -> tuple[str, ...]:
+        """The last lines of that file of a task; none where its node is gone, or has not begun."""
+        text = ""
+        with _told_as_ours("read what a machine printed"), _none_is_fine(), _refused_with(*_UNTOLD):
+            size = int(self._service.get_task_file_properties(job_id, task_id, name).content_length)
+            if size:
+                first = max(0, size - _LONGEST_TAIL_BYTES)
+                which = {"ocp_range": f"bytes={first}-{size - 1}"} if first else {}
+                parts = self._service.download_task_file(job_id, task_id, name, **which)
+                text = b"".join(parts).decode(errors="replace")
+        return tail(text, last)
+
     def look_around(self) -> None:
         """Ask for the jobs there are: whether the account is there for us at all."""
         with _told_as_ours("list jobs"):
@@ -119,6 +134,28 @@ class Management:
             answer = self._pipeline.send_request(request)
             if answer.status_code != 412:
                 answer.raise_for_status()
+
+    def get(self, path: str, version: str, what: str) -> dict[str, Any] | None:
+        """What is at that path, or at the address that a page names; None if nothing is."""
+        params = {} if "://" in path else {"api-version": version}
+        request = need("azure.core.rest", extra="azure").HttpRequest(
+            "GET", self._pipeline.format_url(path), params=params
+        )
+        with _told_as_ours(what):
+            answer = self._pipeline.send_request(request)
+            if answer.status_code == 404:
+                return None
+            answer.raise_for_status()
+        return dict(answer.json())
+
+    def listed(self, path: str, version: str, what: str) -> Iterator[dict[str, Any]]:
+        """All that is listed there, page by page."""
+        page = self.get(path, version, what) or {}
+        while True:
+            yield from page.get("value", [])
+            if not (following := page.get("nextLink")):
+                return
+            page = self.get(following, version, what) or {}
 
 
 @cache

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any, ClassVar
 
-from spotfit.core.errors import ConfigError, ProvisionError
+from spotfit.core.errors import ProvisionError
 from spotfit.model.group import (
     GroupHandle,
     GroupPlan,
@@ -16,18 +16,15 @@ from spotfit.model.group import (
     gone,
 )
 from spotfit.provision.api import Refusal, Traits
-from spotfit.provision.checkup import Finding, look
+from spotfit.provision.checkup import Finding
 from spotfit.provision.launch import Launch
-from spotfit_provisioners.azure_batch import render, states
+from spotfit.provision.output import Said
+from spotfit_provisioners.azure_batch import checkup, render, states
 from spotfit_provisioners.azure_batch.client import BatchClient, Management
 from spotfit_provisioners.azure_batch.options import AzureBatchOptions
 from spotfit_provisioners.kit import images
 
 _OVER = ("terminating", "completed", "deleting")
-_NO_POOL = (
-    "Make it as docs/guides/azure_batch.md shows, or set account_id, vm_size and identity: then it "
-    "is made when it is needed."
-)
 
 
 class AzureBatchProvisioner:
@@ -53,6 +50,7 @@ class AzureBatchProvisioner:
             requeues_itself=True,
             observe_s=10.0,
             notices=("azure", "signal"),
+            keeps_output=True,
             runs=images.software(self.options.image),
         )
 
@@ -94,50 +92,24 @@ class AzureBatchProvisioner:
         if job is not None and job["state"] not in _OVER:
             client.terminate(handle.name)
 
-    def examine(self) -> Iterator[Finding]:
-        """Who we are, then the pool."""
-        where = f"jobs can be listed at {self.options.endpoint}"
-        known = look(where, lambda: self._client().look_around())
-        yield known
-        if known.well:
-            yield look("there is a pool of spot nodes that scales to zero", self._sound)
+    def said(self, handle: GroupHandle, node: int, *, last: int) -> list[Said]:
+        """From the node itself: what is gone with its node nobody can tell any more."""
+        client, names = self._client(), ("stdout.txt", "stderr.txt")
+        told = {name: client.printed(handle.name, str(node), name, last) for name in names}
+        where = f"{handle.name}/{node}"
+        return [Said(f"{where}/{name}", lines) for name, lines in told.items() if lines]
+
+    def examine(self, storage: str = "") -> Iterator[Finding]:
+        """Who we are, the pool, the account's quotas, the nodes' identity and our rights."""
+        yield from checkup.examine(self.options, self._client)
 
     def _make(self, pool_id: str, plan: GroupPlan) -> None:
         if "pool" not in plan.body:
-            raise ProvisionError(f"There is no pool {pool_id!r}.", do=_NO_POOL)
+            raise ProvisionError(f"There is no pool {pool_id!r}.", do=checkup.NO_POOL)
         Management(self.options.management).make(**plan.body["pool"])
-
-    def _sound(self) -> str:
-        """What the pool is like. Raises `ConfigError` for what would keep groups waiting, or cost
-        too much."""
-        pool_id = render.pool_id(self.options)
-        pool = self._client().pool(pool_id)
-        if pool is None:
-            if self.options.makes_pool:
-                return f"{pool_id} will be made"
-            raise ConfigError(f"There is no pool {pool_id!r}.", do=_NO_POOL)
-        wrong = [what for what, well in _wishes(pool) if not well]
-        if wrong:
-            raise ConfigError(
-                f"The pool {pool_id} {', '.join(wrong)}.",
-                do="Make another one; docs/guides/azure_batch.md shows how.",
-            )
-        return f"{pool_id}: {pool['vmSize']}, {pool.get('currentLowPriorityNodes', 0)} nodes now"
 
     def _client(self) -> BatchClient:
         return _client_at(self.options.endpoint)
-
-
-def _wishes(pool: dict[str, Any]) -> Iterator[tuple[str, bool]]:
-    """What is wrong with a pool, and whether it is not."""
-    system = pool.get("virtualMachineConfiguration") or {}
-    formula = pool.get("autoScaleFormula", "")
-    yield "does not scale itself", bool(pool.get("enableAutoScale"))
-    yield "has a formula without $TargetLowPriorityNodes", "$TargetLowPriorityNodes" in formula
-    yield "does not let nodes reach each other", bool(pool.get("enableInterNodeCommunication"))
-    yield "puts several tasks on a node", pool.get("taskSlotsPerNode", 1) == 1
-    yield "runs no containers", bool(system.get("containerConfiguration"))
-    yield "gives its nodes no identity", bool(pool.get("identity"))
 
 
 @cache

@@ -87,6 +87,70 @@ class BatchClient:
             next(iter(self._service.list_jobs(request, retry=None, timeout=_WITHIN_S)), None)
 
 
+class Services:
+    """Google's other services, as far as check-ups need them: JSON over REST, without libraries."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+
+    def get(self, service: str, path: str, what: str) -> dict[str, Any] | None:
+        """What is at that path; None if nothing is."""
+        return self._asked("GET", service, path, what)
+
+    def post(
+        self, service: str, path: str, body: Mapping[str, Any], what: str
+    ) -> dict[str, Any] | None:
+        """The same of a question with a body."""
+        return self._asked("POST", service, path, what, body)
+
+    def printed(self, project: str, uid: str, number: int, last: int) -> dict[str, list[str]]:
+        """The last lines of a job's task, by how often it was tried before: '0', '1', …"""
+        names = f'logName="projects/{project}/logs/batch_task_logs"'
+        task = f'labels.job_uid="{uid}" AND labels.task_id:"{uid}-group0-{number}/"'
+        asked = {
+            "resourceNames": [f"projects/{project}"],
+            "filter": f"{names} AND {task}",
+            "orderBy": "timestamp desc",
+            "pageSize": last,
+        }
+        told = self.post("logging", "/v2/entries:list", asked, "read what a machine printed")
+        by_try: dict[str, list[str]] = {}
+        for entry in reversed((told or {}).get("entries", [])):
+            words = str(entry.get("labels", {}).get("task_id", "")).split("/")
+            lines = by_try.setdefault(words[2] if len(words) > 2 else "0", [])
+            lines += str(entry.get("textPayload", "")).splitlines()
+        return by_try
+
+    def _asked(
+        self,
+        method: str,
+        service: str,
+        path: str,
+        what: str,
+        body: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any] | None:
+        of_ours = self._endpoint.startswith("http://")
+        base = self._endpoint if of_ours else f"https://{service}.googleapis.com"
+        with _told_as_ours(what):
+            answer = _session(self._endpoint).request(
+                method, base + path, json=body, timeout=_WITHIN_S
+            )
+            if answer.status_code == 404:
+                return None
+            if answer.status_code >= 400:
+                raise need("google.api_core.exceptions", extra="gcp").from_http_response(answer)
+        told: dict[str, Any] = msgspec.json.decode(answer.content)
+        return told
+
+
+@cache
+def _session(endpoint: str) -> Any:
+    if endpoint.startswith("http://"):
+        return need("requests", extra="gcp").Session()
+    credentials, _ = _credentials(endpoint)
+    return need("google.auth.transport.requests", extra="gcp").AuthorizedSession(credentials)
+
+
 @cache
 def _service(endpoint: str) -> tuple[Any, str]:
     """The library's client, and the project of its credentials.

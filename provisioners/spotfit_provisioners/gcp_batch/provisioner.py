@@ -15,10 +15,11 @@ from spotfit.model.group import (
     gone,
 )
 from spotfit.provision.api import Refusal, Traits
-from spotfit.provision.checkup import Finding, look
+from spotfit.provision.checkup import Finding
 from spotfit.provision.launch import Launch
-from spotfit_provisioners.gcp_batch import render, states
-from spotfit_provisioners.gcp_batch.client import BatchClient
+from spotfit.provision.output import Said
+from spotfit_provisioners.gcp_batch import checkup, render, states
+from spotfit_provisioners.gcp_batch.client import BatchClient, Services
 from spotfit_provisioners.gcp_batch.options import GcpBatchOptions
 from spotfit_provisioners.kit import images
 
@@ -47,6 +48,7 @@ class GcpBatchProvisioner:
             requeues_itself=self.options.retries > 0,
             observe_s=10.0,
             notices=("gcp", "signal"),
+            keeps_output=self.options.logs,
             runs=images.software(self.options.image),
         )
 
@@ -81,13 +83,19 @@ class GcpBatchProvisioner:
         if job is not None and job["status"]["state"] not in _ENDED:
             client.cancel(handle.name)
 
-    def examine(self) -> Iterator[Finding]:
-        """Who we are, then whether Batch is there for us."""
-        known = look("Google knows who asks", lambda: f"project {self._client().project}")
-        yield known
-        if known.well:
-            where = f"jobs can be listed in {self.options.region}"
-            yield look(where, lambda: self._client().look_around())
+    def said(self, handle: GroupHandle, node: int, *, last: int) -> list[Said]:
+        """Try by try, from Cloud Logging, which is some seconds late."""
+        client = self._client_of(handle)
+        job = client.job(handle.name)
+        if job is None:
+            return []
+        entries = Services(self.options.endpoint).printed(client.project, job["uid"], node, last)
+        where = f"Cloud Logging, labels.task_id:{job['uid']}-group0-{node}/"
+        return [Said(f"{where}{retry}", tuple(lines)) for retry, lines in entries.items()]
+
+    def examine(self, storage: str = "") -> Iterator[Finding]:
+        """Who we are, the region, our rights, whom we would let agents be, and the image."""
+        yield from checkup.examine(self.options, self._client)
 
     def _client(self) -> BatchClient:
         return _client_in(self.options.project, self.options.region, self.options.endpoint)

@@ -54,7 +54,7 @@ def status(job: Mapping[str, Any], task: Mapping[str, Any] | None) -> NodeStatus
     if state == NodeState.WAITING and not STARTS_TASKS.get(of_job, True):
         return NodeStatus(NodeState.GONE, _last_said(job) or f"its job is {of_job}")
     if task is None or state not in (NodeState.GONE, NodeState.FAILED):
-        return NodeStatus(state)
+        return NodeStatus(state, last=task is not None and _is_last(job, task))
     code = None if state == NodeState.GONE else _exit_code(task)
     if code in HOST_LOST or code in _LEFT:
         state = NodeState.GONE
@@ -90,6 +90,18 @@ def _exit_code(task: Mapping[str, Any]) -> int | None:
         for event in _in_order(task["status"].get("status_events", []))
     ]
     return next((int(code) for code in reversed(codes) if code), None)
+
+
+def _is_last(job: Mapping[str, Any], task: Mapping[str, Any]) -> bool:
+    """Whether the task was tried again as often as it may be: each try that failed is among its
+    events, and whatever the cause they share one budget."""
+    specs = [group["task_spec"] for group in job.get("task_groups", [])]
+    retries = sum(int(spec.get("max_retry_count", 0)) for spec in specs)
+    failed = sum(
+        bool((event.get("task_execution") or {}).get("exit_code"))
+        for event in task["status"].get("status_events", [])
+    )
+    return 0 < retries <= failed
 
 
 def _last_said(told: Mapping[str, Any]) -> str:

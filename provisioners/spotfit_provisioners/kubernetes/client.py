@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -11,9 +12,26 @@ import msgspec
 
 from spotfit.core.errors import ConfigError, ProvisionError, ProvisionPermissionError, QuotaError
 from spotfit.host.extras import need
+from spotfit.provision.output import tail
 from spotfit_provisioners.kubernetes.render import JOB_LABEL
 
 _CALL_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """To do that with such things: of this namespace, or of the whole cluster."""
+
+    verb: str
+    group: str
+    resource: str
+    part: str = ""
+    """Of the resource: 'log'."""
+    everywhere: bool = False
+
+    @property
+    def told(self) -> str:
+        return f"{self.verb} {self.resource}{'/' if self.part else ''}{self.part}"
 
 
 class Cluster:
@@ -26,6 +44,7 @@ class Cluster:
         self._batch = kubernetes.BatchV1Api(api)
         self._core = kubernetes.CoreV1Api(api)
         self._rights = kubernetes.AuthorizationV1Api(api)
+        self._scheduling = kubernetes.SchedulingV1Api(api)
 
     def create(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
         """What was created; None if something of that name was there before."""
@@ -69,6 +88,38 @@ class Cluster:
             told = self._core.list_namespaced_pod(self.namespace, label_selector=selector, **_RAW)
         return list(_plain(told)["items"])
 
+    def complaint(self, job: str) -> str:
+        """What the Job's controller said last of pods that it could not make; '' for nothing, and
+        where we may not list events."""
+        which = f"involvedObject.kind=Job,involvedObject.name={job},reason=FailedCreate"
+        with _told_as_ours("list events"):
+            try:
+                told = self._core.list_namespaced_event(
+                    self.namespace, field_selector=which, **_RAW
+                )
+            except _api_exception() as refused:
+                if refused.status == 403:
+                    return ""
+                raise
+        events = sorted(_plain(told)["items"], key=lambda one: str(one.get("lastTimestamp") or ""))
+        return str(events[-1].get("message", "")) if events else ""
+
+    def printed(self, pod: str, last: int) -> tuple[str, ...]:
+        """The last lines of its container; of one that did not start, what the cluster says of it
+        instead, and nothing of a pod that is gone."""
+        with _told_as_ours("read a pod's log"):
+            try:
+                told = self._core.read_namespaced_pod_log(
+                    pod, self.namespace, tail_lines=last, **_RAW
+                )
+            except _api_exception() as refused:
+                if refused.status == 400:
+                    return (_message(refused),)
+                if refused.status == 404:
+                    return ()
+                raise
+        return tail(bytes(told.data).decode(errors="replace"), last)
+
     def delete(self, job: str) -> None:
         """The Job, its pods, and what it owns; what is gone already is no error."""
         deletes = (
@@ -82,17 +133,48 @@ class Cluster:
             for delete in deletes:
                 _found(delete)
 
-    def may(self, verb: str, group: str, resource: str) -> bool:
-        """Whether we may do that here."""
-        asked = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource}
+    def may(self, right: Right, who: str = "") -> bool:
+        """Whether we may do that here, or whether `who` may: to ask that is a right of its own."""
+        kind = "SubjectAccessReview" if who else "SelfSubjectAccessReview"
+        asked = {
+            "verb": right.verb,
+            "group": right.group,
+            "resource": right.resource,
+            **({"subresource": right.part} if right.part else {}),
+            **({} if right.everywhere else {"namespace": self.namespace}),
+        }
         review = {
             "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": asked},
+            "kind": kind,
+            "spec": {"resourceAttributes": asked, **({"user": who} if who else {})},
         }
-        with _told_as_ours("ask what we may do"):
-            told = self._rights.create_self_subject_access_review(review, **_RAW)
+        ask = (
+            self._rights.create_subject_access_review
+            if who
+            else self._rights.create_self_subject_access_review
+        )
+        with _told_as_ours("ask what we may do" if not who else f"ask what {who} may do"):
+            told = ask(review, **_RAW)
         return bool(_plain(told)["status"]["allowed"])
+
+    def has(self, kind: str, name: str) -> bool:
+        """Whether there is such a 'Namespace', 'ServiceAccount', 'Secret' or 'PriorityClass'."""
+        here = self.namespace
+        reads: Mapping[str, Callable[[], Any]] = {
+            "Namespace": lambda: self._core.read_namespace(name, **_RAW),
+            "ServiceAccount": lambda: self._core.read_namespaced_service_account(
+                name, here, **_RAW
+            ),
+            "Secret": lambda: self._core.read_namespaced_secret(name, here, **_RAW),
+            "PriorityClass": lambda: self._scheduling.read_priority_class(name, **_RAW),
+        }
+        with _told_as_ours(f"look at the {kind} {name}"):
+            return _found(reads[kind]) is not None
+
+    def would_take(self, job: Mapping[str, Any]) -> None:
+        """Have the cluster admit that Job without keeping it. Raises what stands against it."""
+        with _told_as_ours("create a Job"):
+            self._batch.create_namespaced_job(self.namespace, dict(job), dry_run="All", **_RAW)
 
 
 @cache

@@ -8,6 +8,11 @@ from typing import Any, ClassVar, Literal
 from spotfit.core.errors import ConfigError
 from spotfit_provisioners.kit import images
 
+_GRACE_S = 30.0
+"""Kubernetes' own."""
+_GKE_GRACE_S = 15.0
+"""https://docs.cloud.google.com/kubernetes-engine/docs/concepts/spot-vms"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesOptions:
@@ -41,15 +46,23 @@ class KubernetesOptions:
     priority_class: str = ""
     kueue_queue: str = ""
     """LocalQueue that admits the Jobs, where Kueue is installed."""
-    grace_s: float = 30.0
-    """How long pods may take after SIGTERM. GKE leaves user pods 15 s of what it announces."""
+    grace_s: float | None = None
+    """How long pods may take after SIGTERM. None: 15 s with `flavour` 'gke', which leaves user pods
+    no more whatever they ask for, unless a node pool grants it; else 30 s."""
     labels: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def stays_s(self) -> float:
+        """How long a pod has from its SIGTERM on."""
+        if self.grace_s is not None:
+            return self.grace_s
+        return _GKE_GRACE_S if self.flavour == "gke" else _GRACE_S
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image", images.chosen(self.image))
         if self.workers_per_node < 1:
             raise ConfigError("KubernetesOptions(workers_per_node) must be at least 1.")
-        if self.shared_memory_mib < 0 or self.memory_per_cpu_gib <= 0 or self.grace_s < 0:
+        if self.shared_memory_mib < 0 or self.memory_per_cpu_gib <= 0 or self.stays_s < 0:
             raise ConfigError("KubernetesOptions: sizes and durations are not below zero.")
         if self.server and self.context:
             raise ConfigError("KubernetesOptions takes a server or a context, not both.")

@@ -5,28 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from spotfit.core.errors import ProvisionPermissionError
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatus, gone
 from spotfit.provision.api import Refusal, Traits
-from spotfit.provision.checkup import Finding, look
+from spotfit.provision.checkup import Finding
 from spotfit.provision.launch import Launch
+from spotfit.provision.output import Said
 from spotfit_provisioners.kit import images
-from spotfit_provisioners.kubernetes import render, states
+from spotfit_provisioners.kubernetes import checkup, render, states
 from spotfit_provisioners.kubernetes.client import Cluster, open_cluster
 from spotfit_provisioners.kubernetes.options import KubernetesOptions
 
-_RIGHTS = (
-    ("create", "batch", "jobs"),
-    ("get", "batch", "jobs"),
-    ("delete", "batch", "jobs"),
-    ("list", "", "pods"),
-    ("create", "", "secrets"),
-    ("patch", "", "secrets"),
-    ("delete", "", "secrets"),
-    ("create", "", "services"),
-    ("patch", "", "services"),
-    ("delete", "", "services"),
-)
+_TOLD_LATE_S = 90.0
+"""A node is called silent after 40 s, or 50 s since Kubernetes 1.32, and then its pods are:
+https://kubernetes.io/docs/reference/command-line-tools-reference/kube-controller-manager/
+(--node-monitor-grace-period)."""
 
 
 class KubernetesProvisioner:
@@ -47,10 +39,12 @@ class KubernetesProvisioner:
     def traits(self) -> Traits:
         return Traits(
             max_nodes=render.MAX_NODES,
-            notice_s=self.options.grace_s,
+            notice_s=self.options.stays_s,
             requeues_itself=True,
             observe_s=5.0,
-            notices=("signal", "kubernetes"),
+            told_late_s=_TOLD_LATE_S,
+            notices=("signal", "kubernetes", "machine"),
+            keeps_output=True,
             runs=images.software(self.options.image),
         )
 
@@ -74,26 +68,23 @@ class KubernetesProvisioner:
         job = cluster.job(handle.name)
         if job is None or job["metadata"].get("deletionTimestamp"):
             return gone(int(handle.detail["nodes"]), "the cluster has no such Job")
-        return states.group(job, cluster.pods(handle.name))
+        pods = cluster.pods(handle.name)
+        complaint = cluster.complaint(handle.name) if states.lacks_pods(job, pods) else ""
+        return states.group(job, pods, complaint)
 
     def cancel(self, handle: GroupHandle) -> None:
         self._cluster(handle.detail["namespace"]).delete(handle.name)
 
-    def examine(self) -> Iterator[Finding]:
-        """Where we would go, and every right that is needed there."""
-        yield look("a cluster can be asked", lambda: f"namespace {self._cluster().namespace}")
-        for verb, group, resource in _RIGHTS:
-            yield look(
-                f"we may {verb} {resource}",
-                lambda v=verb, g=group, r=resource: self._check(v, g, r),  # type: ignore[misc]
-            )
+    def said(self, handle: GroupHandle, node: int, *, last: int) -> list[Said]:
+        """Pod by pod, for as long as the cluster keeps them."""
+        cluster = self._cluster(handle.detail["namespace"])
+        pods = states.of_index(cluster.pods(handle.name), node)
+        names = [str(pod["metadata"]["name"]) for pod in pods]
+        return [Said(f"pod {name}", cluster.printed(name, last)) for name in names]
 
-    def _check(self, verb: str, group: str, resource: str) -> None:
-        if not self._cluster().may(verb, group, resource):
-            raise ProvisionPermissionError(
-                "The cluster says no.",
-                do="Bind the role in infra/terraform/modules/kubernetes to whoever asks.",
-            )
+    def examine(self, storage: str = "") -> Iterator[Finding]:
+        """Where we would go, every right that is needed there, and whether a Job would be taken."""
+        yield from checkup.examine(self.options, self._cluster)
 
     def _cluster(self, namespace: str = "") -> Cluster:
         chosen = namespace or self.options.namespace

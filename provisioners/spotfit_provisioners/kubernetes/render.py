@@ -159,7 +159,7 @@ def _pod(request: GroupRequest, options: KubernetesOptions) -> dict[str, Any]:
     return {
         "restartPolicy": "Never",
         "subdomain": request.token,
-        "terminationGracePeriodSeconds": int(options.grace_s),
+        "terminationGracePeriodSeconds": int(options.stays_s),
         "containers": [_container(request, options)],
         "volumes": [
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shared}Mi"}},
@@ -186,7 +186,7 @@ def _container(request: GroupRequest, options: KubernetesOptions) -> dict[str, A
                 "name": "SPOTFIT_KUBERNETES_NODE",
                 "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}},
             },
-            {"name": "SPOTFIT_SIGNAL_GRACE_S", "value": str(options.grace_s)},
+            {"name": "SPOTFIT_SIGNAL_GRACE_S", "value": str(options.stays_s)},
         ],
         "envFrom": [{"secretRef": {"name": request.token}}],
         "resources": {"requests": needs, "limits": needs},

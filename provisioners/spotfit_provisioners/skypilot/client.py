@@ -41,7 +41,8 @@ _NO_ACCESS = (
     "PermissionDeniedError",
     "UserRequestRejectedByPolicy",
 )
-_NO_MACHINE = ("ResourcesUnavailableError", "ResourcesMismatchError")
+_NO_ROOM = "ResourcesUnavailableError"
+_NO_MACHINE = (_NO_ROOM, "ResourcesMismatchError")
 _MISTAKE = (
     "APINotSupportedError",
     "APIVersionMismatchError",
@@ -66,6 +67,14 @@ class Request(msgspec.Struct, frozen=True):
     @property
     def under_way(self) -> bool:
         return self.state in _UNDER_WAY
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why a launch came to nothing."""
+
+    why: str
+    no_room: bool = False
+    """Whether no place had such a machine."""
 
 
 class SkyClient:
@@ -100,7 +109,9 @@ class SkyClient:
     def launch_job(self, task: Mapping[str, Any]) -> str:
         """The id of the request."""
         with self._told_as_ours("launch a managed job"):
-            return str(self._sky.jobs.launch(self._task(task), name=task["name"]))
+            # Not in the group of jobs that we may be in ourselves: it would be cancelled with it.
+            request = self._sky.jobs.launch(self._task(task), name=task["name"], job_group=None)
+            return str(request)
 
     def jobs(self, prefix: str) -> list[Job]:
         """All whose name begins so, anybody's, the oldest first. None where there is no jobs
@@ -120,7 +131,10 @@ class SkyClient:
         return sorted(found, key=lambda job: job.id)
 
     def launching_jobs(self) -> dict[str, str]:
-        """Names of the managed jobs that are being launched, with their requests' ids."""
+        """Names of the managed jobs that are being launched, with their requests' ids.
+
+        Only of our own user's: the server shows nobody what others have asked for.
+        """
         with self._told_as_ours("look at requests"):
             told = self._sky.api_status(all_status=False)
         asked = ((one.request_id, one.request_body) for one in told if one.name == _LAUNCH_JOB)
@@ -159,13 +173,13 @@ class SkyClient:
         mine.sort(key=lambda one: -float(one.created_at))
         return [Request(str(one.request_id), str(one.status)) for one in mine]
 
-    def why_failed(self, request: str) -> str:
+    def why_failed(self, request: str) -> Failure:
         """Of a request that is over."""
         try:
             self._answer(request)
         except Exception as wrong:  # noqa: BLE001  # whatever it was, this is its text
-            return _text(wrong)
-        return ""
+            return Failure(_text(wrong), _is(wrong, _NO_ROOM))
+        return Failure("")
 
     def abort(self, requests: Sequence[str]) -> None:
         """Requests that are under way."""
@@ -300,7 +314,8 @@ def _text(wrong: Exception) -> str:
 def _job(told: Any) -> Job:
     reason, details = (str(text or "") for text in (told.failure_reason, told.details))
     why = reason if reason not in ("", "-") else details
-    return Job(int(told.job_id), str(told.job_name), str(told.status.value), why)
+    state = str(getattr(told.status, "value", told.status))
+    return Job(int(told.job_id), str(told.job_name), state, why)
 
 
 def _name_in(body: str) -> str:

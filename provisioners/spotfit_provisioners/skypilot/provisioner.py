@@ -57,7 +57,7 @@ class SkyPilotProvisioner:
             notice_s=min(_NOTICE_S[cloud] for cloud in clouds) if everywhere else 0.0,
             requeues_itself=self.options.via == "jobs",
             observe_s=20.0,
-            notices=(*clouds, "signal"),
+            notices=("machine", "signal"),
         )
 
     def plan(self, request: GroupRequest) -> GroupPlan:
@@ -94,7 +94,7 @@ class SkyPilotProvisioner:
         for name in self._client.clusters(names):
             self._client.take_down(name)
 
-    def examine(self) -> Iterator[Finding]:
+    def examine(self, storage: str = "") -> Iterator[Finding]:
         """The API server, the clouds it has access to, and whether any has such a machine."""
         answers = look("SkyPilot's API server answers", self._client.server)
         yield answers
@@ -174,8 +174,10 @@ class SkyPilotProvisioner:
         if not launches:
             return _FORGOTTEN
         last = launches[0]
-        failed = last.state == "FAILED"
-        return states.launch(last.state, self._client.why_failed(last.id) if failed else "")
+        if last.state != "FAILED":
+            return states.launch(last.state)
+        failure = self._client.why_failed(last.id)
+        return states.launch(last.state, failure.why, no_room=failure.no_room)
 
 
 def _task(plan: GroupPlan, node: int, launch: Launch) -> dict[str, Any]:
@@ -209,6 +211,6 @@ def _younger(jobs: Sequence[Job]) -> list[Job]:
 
 
 def _no_room(statuses: Sequence[NodeStatus]) -> str:
-    """Why no cluster came, where a launch of one failed."""
-    told = (node.reason for node in statuses if node.reason.startswith("FAILED"))
+    """Why no cluster came, where no place had one."""
+    told = (node.reason for node in statuses if node.state is NodeState.REFUSED)
     return next(told, "")

@@ -20,7 +20,7 @@ JOBS: Mapping[str, NodeState] = {
     "FAILED": NodeState.FAILED,
     "FAILED_SETUP": NodeState.FAILED,
     "FAILED_PRECHECKS": NodeState.FAILED,
-    "FAILED_NO_RESOURCE": NodeState.GONE,
+    "FAILED_NO_RESOURCE": NodeState.REFUSED,
     "FAILED_CONTROLLER": NodeState.FAILED,
 }
 """RUNNING includes the setup of the machine: SkyPilot does not tell them apart."""
@@ -39,7 +39,7 @@ REQUESTS: Mapping[str, NodeState] = {
     "WAITING": NodeState.WAITING,
     "RUNNING": NodeState.WAITING,
     "SUCCEEDED": NodeState.GONE,
-    "FAILED": NodeState.GONE,
+    "FAILED": NodeState.FAILED,
     "CANCELLED": NodeState.GONE,
 }
 """Of a launch whose cluster is not there: it comes, or has been and is no more."""
@@ -67,7 +67,7 @@ class Job:
 
 def job(told: Job) -> NodeStatus:
     """One machine. The reason is SkyPilot's own, where it is more than a run of the mill."""
-    state = JOBS[told.state]
+    state = JOBS.get(told.state, NodeState.WAITING)  # a newer server may know more of them
     if state == NodeState.RUNNING or told.state == "STARTING":
         return NodeStatus(state)
     return NodeStatus(state, _reason(told.state, told.why))
@@ -75,19 +75,23 @@ def job(told: Job) -> NodeStatus:
 
 def refusal(told: Job) -> str:
     """Why SkyPilot finds no machine for it; '' while it says nothing of the kind."""
-    waits = JOBS[told.state] == NodeState.WAITING and _BACKING_OFF in told.why.lower()
+    waits = JOBS.get(told.state) == NodeState.WAITING and _BACKING_OFF in told.why.lower()
     return _reason(told.state, told.why) if waits or told.state == _NO_ROOM else ""
 
 
 def cluster(state: str) -> NodeStatus:
     """One machine that is a cluster."""
-    ours = CLUSTERS[state]
+    ours = CLUSTERS.get(state, NodeState.WAITING)
     return NodeStatus(ours, "" if ours == NodeState.RUNNING else state)
 
 
-def launch(state: str, why: str = "") -> NodeStatus:
-    """One machine whose cluster is not there, by how the request for it stands."""
-    ours = REQUESTS[state]
+def launch(state: str, why: str = "", *, no_room: bool = False) -> NodeStatus:
+    """One machine whose cluster is not there, by how the request for it stands.
+
+    `no_room`: it failed because no place had such a machine; the market is asked again, more
+    slowly, and for nobody's fault.
+    """
+    ours = NodeState.REFUSED if no_room else REQUESTS.get(state, NodeState.WAITING)
     if ours == NodeState.WAITING:
         return NodeStatus(ours)
     if state == "SUCCEEDED":

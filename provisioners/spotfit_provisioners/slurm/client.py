@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from spotfit.core.errors import (
     MachineError,
@@ -72,11 +74,35 @@ class Slurm:
         """The array, and whatever runs of it; what is over already is no error."""
         self._run(("scancel", job), bygone=True)
 
+    def output_of(self, task: str) -> str:
+        """Path of the file that it writes; '' of one that Slurm has forgotten."""
+        told = self._run(("scontrol", "--oneliner", "show", "job", task), bygone=True)
+        return dict(_pairs(told)).get("StdOut", "")
+
     def settings(self) -> dict[str, str]:
         """How the cluster is set up."""
         lines = self._run(("scontrol", "show", "config")).splitlines()
         pairs = (line.partition("=") for line in lines if "=" in line)
         return {name.strip(): value.strip() for name, _, value in pairs}
+
+    def partition(self, name: str) -> dict[str, str]:
+        """What is set for that partition; '' is the cluster's default one. {} if there is none."""
+        lines = self._run(("scontrol", "--oneliner", "show", "partition")).splitlines()
+        every = [dict(_pairs(line)) for line in lines]
+        wanted = ("PartitionName", name) if name else ("Default", "YES")
+        return next((one for one in every if wanted in one.items()), {})
+
+    def associations(self) -> list[tuple[str, str, tuple[str, ...]]]:
+        """What we may be charged to: account, partition ('' for any) and the QOS of each."""
+        words = ("sacctmgr", "--noheader", "--parsable2", "show", "associations")
+        me = pwd.getpwuid(os.getuid()).pw_name
+        told = self._run((*words, f"user={me}", "format=account,partition,qos"))
+        rows = [line.split("|") for line in told.splitlines() if line.count("|") == 2]
+        return [(account, part, tuple(qos.split(","))) for account, part, qos in rows]
+
+    def groups(self) -> tuple[str, ...]:
+        """Ours, by name."""
+        return tuple(grp.getgrgid(number).gr_name for number in os.getgroups())
 
     def _tasks(self, *which: str) -> list[Task]:
         words = ("squeue", "--noheader", "--array", "--states=all", f"--Format={_FIELDS}", *which)
@@ -130,6 +156,13 @@ def complaint(command: str, message: str) -> ProvisionError | MachineError:
         f"Slurm does not take this ({command}): {told}",
         do="Correct SlurmOptions; `spotfit doctor --provisioner slurm` tries them.",
     )
+
+
+def _pairs(line: str) -> Iterator[tuple[str, str]]:
+    for word in line.split():
+        name, equals, value = word.partition("=")
+        if equals:
+            yield name, value
 
 
 def _tells(message: str, words: Sequence[str]) -> bool:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
-from spotfit.core.errors import ConfigError
-from spotfit.core.ids import Token
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatus, gone
 from spotfit.provision.api import Refusal, Traits
-from spotfit.provision.checkup import Finding, look
+from spotfit.provision.checkup import Finding
 from spotfit.provision.launch import Launch
-from spotfit_provisioners.slurm import render, states
+from spotfit.provision.output import Said, tail
+from spotfit_provisioners.slurm import checkup, render, states
 from spotfit_provisioners.slurm.client import Slurm
 from spotfit_provisioners.slurm.options import SlurmOptions
 from spotfit_provisioners.slurm.states import Task
@@ -39,7 +39,8 @@ class SlurmProvisioner:
             notice_s=self.options.grace_s,
             requeues_itself=True,
             observe_s=10.0,
-            notices=("signal",),
+            notices=("machine", "signal"),
+            keeps_output=True,
         )
 
     def plan(self, request: GroupRequest) -> GroupPlan:
@@ -76,30 +77,16 @@ class SlurmProvisioner:
         if handle.name.isdecimal():
             self._slurm.cancel(handle.name)
 
-    def examine(self) -> Iterator[Finding]:
-        """The controller, what it would say to a job of one task, and its patience."""
-        answers = look(
-            "the controller answers",
-            lambda: self._slurm.settings()["ClusterName"],
-            do="`scontrol ping` says which controllers there are.",
-        )
-        yield answers
-        if answers.well:
-            yield look("a task would be taken", self._try)
-            yield look("tasks are left the time that they count on", self._check_patience)
+    def said(self, handle: GroupHandle, node: int, *, last: int) -> list[Said]:
+        """From the task's output file, all its lives one after the other, where this machine sees
+        it; where Slurm has forgotten the job, at the place that the options name."""
+        told = self._slurm.output_of(f"{handle.name}_{node}") if handle.name.isdecimal() else ""
+        path = Path(told or render.output(self.options, handle.token, handle.name, node))
+        if not path.is_file():
+            return [Said(f"{path}, which is not on this machine")]
+        return [Said(str(path), tail(path.read_text(errors="replace"), last))]
 
-    def _try(self) -> str:
-        plan = self.plan(GroupRequest(Token("t-checkup"), 1, 1, run_name="checkup"))
-        return self._slurm.would_take(plan.body["arguments"], plan.body["script"])
-
-    def _check_patience(self) -> str:
-        settings = self._slurm.settings()
-        wait_s = float(settings["KillWait"].split()[0])
-        if wait_s < self.options.grace_s:
-            raise ConfigError(
-                f"Slurm kills {wait_s:.0f} s after SIGTERM, and grace_s is "
-                f"{self.options.grace_s:.0f}.",
-                do=f"Set SlurmOptions(grace_s={wait_s:.0f}).",
-            )
-        early = "preempt_send_user_signal" in settings.get("SlurmctldParameters", "")
-        return f"KillWait {wait_s:.0f} s" + ("; preemption is announced" if early else "")
+    def examine(self, storage: str = "") -> Iterator[Finding]:
+        """The controller, the partitions, who is charged, what it would say to a job of one task,
+        what becomes of preempted ones, its patience, and the folder."""
+        yield from checkup.examine(self.options, self._slurm)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 from spotfit.core.errors import ConfigError
 from spotfit.model.group import GroupPlan, GroupRequest
@@ -58,6 +60,13 @@ def _arguments(request: GroupRequest, options: SlurmOptions, nodes: int) -> Iter
     if options.exclusive:
         yield "--exclusive"
     yield from options.extra
+
+
+def output(options: SlurmOptions, token: str, job: str, node: int) -> str:
+    """Where that task writes, as far as what sbatch puts into a name is known to us."""
+    blanks = {"%x": token, "%A": job, "%a": str(node), "%%": "%"}
+    name = re.sub("%[xAa%]", lambda blank: blanks[blank[0]], options.output)
+    return str(Path(options.folder or Path.cwd(), name))
 
 
 def _memory(request: GroupRequest, options: SlurmOptions) -> str:

@@ -27,7 +27,7 @@ class Hosts:
         """What the script prints there. Raises `ProvisionError` for what waiting does not cure,
         `MachineError` for a host that does not answer."""
         connect_s = int(self._options.connect_s)
-        words = (found(), *self._words(), "-T", "--", host, "exec /bin/sh -s")
+        words = (found(), *self.words(), "-T", "--", host, "exec /bin/sh -s")
         try:
             done = subprocess.run(  # noqa: S603  # the user's own ssh, no shell here
                 words,
@@ -45,7 +45,8 @@ class Hosts:
             return done.stdout.strip()
         raise complaint(host, done.returncode, done.stderr)
 
-    def _words(self) -> Iterator[str]:
+    def words(self) -> Iterator[str]:
+        """For ssh itself, before the host: here, and on the hosts as well."""
         options = self._options
         if options.config:
             yield from ("-F", options.config)

@@ -17,8 +17,9 @@ from spotfit.model.group import (
     NodeStatus,
 )
 from spotfit.provision.api import Refusal, Traits
-from spotfit.provision.checkup import Finding, look
+from spotfit.provision.checkup import Finding, Unseen, look
 from spotfit.provision.launch import Launch
+from spotfit.provision.output import Said
 from spotfit_provisioners.ssh import client, render, states
 from spotfit_provisioners.ssh.client import Hosts
 from spotfit_provisioners.ssh.options import SshOptions
@@ -52,7 +53,8 @@ class SshProvisioner:
             notice_s=self.options.grace_s,
             observe_s=5.0,
             told_late_s=5.0,
-            notices=("signal",),
+            notices=("machine", "signal"),
+            keeps_output=True,
         )
 
     def plan(self, request: GroupRequest) -> GroupPlan:
@@ -104,12 +106,40 @@ class SshProvisioner:
 
         _at_once(stop, handle.detail["hosts"])
 
-    def examine(self) -> Iterator[Finding]:
-        """The ssh command, then every host: whether it lets us in, and has what an agent needs."""
+    def said(self, handle: GroupHandle, node: int, *, last: int) -> list[Said]:
+        """From the host, which keeps it for a week."""
+        host = handle.detail["hosts"][node]
+        place = self._places(handle)(node, host)
+        told = self._hosts.run(host, render.tail(place, last))
+        return [Said(f"{host}:{place}/log", tuple(told.splitlines()))] if told else []
+
+    def examine(self, storage: str = "") -> Iterator[Finding]:
+        """The ssh command, then all hosts at once: whether each lets us in, has what an agent
+        needs, and reaches the next one."""
         here = look("there is an ssh client", client.found)
         yield here
-        for host in self.options.hosts if here.well else ():
-            yield look(f"{host} is ready", lambda h=host: self._sound(h))  # type: ignore[misc]
+        if here.well:
+            hosts = self.options.hosts
+            yield from _at_once(
+                lambda _, host: look(f"{host} is ready", lambda: self._sound(host)), hosts
+            )
+            if len(hosts) > 1:
+                yield from _at_once(self._reach, hosts)
+
+    def _reach(self, number: int, host: str) -> Finding:
+        """Agents ask for replacements there; a run trains without that, too."""
+        other = self.options.hosts[(number + 1) % len(self.options.hosts)]
+
+        def told() -> Unseen | None:
+            said = self._hosts.run(host, render.reach(self._hosts.words(), other))
+            last = said.rpartition("\n")[2]
+            return None if last == "reached" else Unseen(f"it does not: {last}")
+
+        do = (
+            f"Let `ssh -o BatchMode=yes {other} true` work on {host}: else a lost host is replaced "
+            "only while whoever called fit() is awake."
+        )
+        return look(f"{host} reaches {other}", told, do=do)
 
     def _sound(self, host: str) -> str:
         """What an agent would find there. Raises `ConfigError` where it could not read what we

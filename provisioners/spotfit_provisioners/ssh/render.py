@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from spotfit.core.errors import ConfigError
@@ -124,6 +124,11 @@ fi
 """
 
 
+def tail(place: str, last: int) -> str:
+    """Print the last lines of what an agent printed there; nothing where there is nothing."""
+    return f"tail -n {last} {shlex.quote(place)}/log 2>/dev/null || true"
+
+
 def stop(place: str, grace_s: float) -> str:
     """SIGTERM at once; later SIGKILL to whatever is left of it. What is over stays as it is."""
     return f"""{_prologue(place)}
@@ -172,6 +177,12 @@ done
 ( {agent}
 ) </dev/null
 """
+
+
+def reach(words: Iterable[str], other: str) -> str:
+    """Have the host go to another one, as its agent would; print 'reached', or why not."""
+    command = shlex.join(("ssh", *words, "-T", "--", other, "true"))
+    return f"{command} </dev/null 2>&1 && echo reached || true"
 
 
 def _interpreter(options: SshOptions) -> str:

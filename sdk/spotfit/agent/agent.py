@@ -40,6 +40,7 @@ from spotfit.model.events import Entry, LeaderElected
 from spotfit.model.spec import RunSpec, Tempo
 from spotfit.model.view import View
 from spotfit.model.wire import (
+    Advise,
     Alarm,
     Beat,
     Down,
@@ -51,7 +52,7 @@ from spotfit.model.wire import (
     Rejected,
     Warm,
 )
-from spotfit.model.world import Member, Notice
+from spotfit.model.world import Advice, Member, Notice
 from spotfit.policy.election import Claim, claim
 from spotfit.provision.launch import Launch
 
@@ -100,6 +101,7 @@ class Agent:
         self._leader: Leader | None = None
         self._reports = ReportSink(ledger, workplace.errands())
         self._notice: Notice | None = None
+        self._advised: list[Advice] = []
         self._prepared = False
         self._told_warm = False
         self._offered = False
@@ -331,11 +333,20 @@ class Agent:
     def _poll_notices(self, now: float) -> None:
         for source in self._notices:
             notice = source.poll(now)
-            if notice is not None and (self._notice is None or self._is_nearer(notice, now)):
+            if isinstance(notice, Advice):
+                self._pass_on(notice)
+            elif notice is not None and (self._notice is None or self._is_nearer(notice, now)):
                 self._notice = notice
                 if notice.seconds_left is not None:
                     self._drained_at = now + notice.seconds_left
                 self._net.send_up(Alarm(notice))
+
+    def _pass_on(self, advice: Advice) -> None:
+        """Once, to whoever leads now: it changes nothing but when the workers save."""
+        if self._uplink.hub is not None and advice not in self._advised:
+            self._advised.append(advice)
+            log.info("notice.advice", why=advice.reason)
+            self._net.send_up(Advise(advice.reason))
 
     def _is_nearer(self, notice: Notice, now: float) -> bool:
         """Whether the end comes well before what was known: a drain is told, then a SIGTERM."""

@@ -21,6 +21,7 @@ from spotfit.agent.loop import READ, Loop
 from spotfit.agent.ports import (
     ORPHANED,
     UNBORN,
+    CopyKept,
     CrewEvent,
     Examined,
     Exited,
@@ -176,6 +177,9 @@ class LiveCrew:
     def held(self) -> tuple[Part, ...]:
         return self._snapshots.held()
 
+    def copy_to(self, vault: str) -> None:
+        self._snapshots.copy_to(vault)
+
     def give_up(self) -> None:
         if self._carrier is not None:
             self._carrier.give_up()
@@ -189,6 +193,11 @@ class LiveCrew:
         return events
 
     # --- beyond the port -----------------------------------------------------------------------
+
+    def note_copy(self, round_number: int, rank: int, step: int, vault: str) -> None:
+        """Another machine keeps a copy; may be told by any thread."""
+        kept = CopyKept(round_number, rank, step, vault)
+        self._loop.post(partial(self._events.append, kept))
 
     def beside(self, what: Kind, heard: Heard, ended: Ended) -> Child:
         """A process for the run's callbacks, hooks or validations, made as workers are."""
@@ -409,7 +418,7 @@ class LiveCrew:
         if frame.startswith(b'{"type":"snapshot"'):
             snapshot = _snapshots.decode(frame)
             self._snapshots.keep(rank, snapshot)
-            return encode(Files(snapshot.n, snapshot.metrics, shares=True))
+            return encode(Files(snapshot.n, snapshot.metrics, shares=True, why=snapshot.why))
         return frame
 
     def _name_snapshot(self, rank: int, named: Named) -> None:
@@ -423,7 +432,7 @@ class LiveCrew:
         """The worker, if it still lives, and the leader are told as if it had done it itself."""
         carry, worker = order.carry, self._workers.get(order.rank)
         if isinstance(how, Brought):
-            told = encode(Saved(carry.n, carry.name, how.size_bytes))
+            told = encode(Saved(carry.n, carry.name, how.size_bytes, how.step))
             self._hear(order.round, order.rank, [told])
             if worker is not None:
                 worker.send(encode(Carried(carry.n, carry.name)))

@@ -107,6 +107,7 @@ def _drive(assignment: Assignment, zygotes: ZygoteKeeper, clock: Clock, opened: 
         slots=assignment.slots,
         snapshots=snapshots,
     )
+    vault.kept = crew.note_copy
     opened.callback(_end_workers, crew, loop)
     for_journal = opened.enter_context(contextlib.closing(Threaded(loop.wake, _JOURNAL_THREADS)))
     runners = Runners(errands, for_journal)

@@ -20,6 +20,7 @@ from spotfit.core.codec import decoder
 from spotfit.model.events import ValidationAsked
 from spotfit.model.watch import Progress, Ready
 from spotfit.model.wire import (
+    Damaged,
     Files,
     FromWorker,
     Gather,
@@ -112,8 +113,12 @@ class Hub:
         """Reports whose files somebody brings by himself."""
         self._sharing: set[int] = set()
         """Reports whose files may be shared with the latest checkpoint."""
+        self._reasons: dict[int, str] = {}
+        """By report, why it is saved just then."""
         self._never: dict[int, str] = {}
         """Reports some of whose files will not come, and why, told before all had made theirs."""
+        self.damaged: set[str] = set()
+        """Committed checkpoints that a rank could not read."""
         self._latest: msgspec.Raw | None = None
 
     @property
@@ -196,13 +201,16 @@ class Hub:
                 if n >= self._matched:
                     self._theirs |= set() if asked.ours else {n}
                     self._sharing |= {n} if asked.shares else set()
+                    self._reasons |= {n: asked.why} if asked.why else {}
                     self._collectives.join(rank, Key(REPORT, n), now, blocks=asked.blocks)
                     self._wishes.setdefault(n, {})[rank] = asked.validation
                 return self._report(rank, n, metrics, dir_name, files=True)
-            case Saved(n=n, size_bytes=size_bytes):
-                self._save(rank, n, size_bytes)
+            case Saved(n=n) as saved:
+                self._save(rank, n, saved)
             case Unsaved(n=n, why=why):
                 return self._unsave(n, f"rank {rank}: {why}")
+            case Damaged(name=name):
+                self.damaged.add(name)
             case Gather() as gather:
                 return self._gather(rank, gather, now)
             case Present(stage=stage):
@@ -270,18 +278,27 @@ class Hub:
         snapshot = n in self._sharing
         self._sharing.discard(n)
         base = self._base_for() if snapshot else ""
+        why = self._reasons.pop(n, "")
         self._saving[n] = _Saving(
-            name, ranks, _metrics.decode(metrics), told, first, base=base, snapshot=snapshot
+            name,
+            ranks,
+            _metrics.decode(metrics),
+            told,
+            first,
+            base=base,
+            snapshot=snapshot,
+            why=why,
         )
         named: list[Answer] = [(rank, Named(n, name, ranks, metrics, base)) for rank in ranks]
         return named + (self._unsave(n, self._never.pop(n)) if n in self._never else [])
 
-    def _save(self, rank: int, n: int, size_bytes: int) -> None:
+    def _save(self, rank: int, n: int, saved: Saved) -> None:
         saving = self._saving.get(n)
         if saving is None:
             return
         saving.done.add(rank)
-        saving.size_bytes += size_bytes
+        saving.size_bytes += saved.size_bytes
+        saving.step = saved.step
         self._tell_saved()
 
     def _unsave(self, n: int, why: str) -> list[Answer]:
@@ -362,16 +379,19 @@ class _Saving:
         *,
         base: str = "",
         snapshot: bool = False,
+        why: str = "",
     ) -> None:
         self.name = name
         self.base = base
         self.snapshot = snapshot
+        self.why = why
         self.validation = validation
         self.ranks = ranks
         self.metrics = metrics
         self.told = told
         self.done: set[int] = set()
         self.size_bytes = 0
+        self.step: int | None = None
 
     @property
     def complete(self) -> bool:
@@ -387,4 +407,6 @@ class _Saving:
             self.size_bytes,
             self.validation,
             self.snapshot,
+            self.step,
+            self.why,
         )

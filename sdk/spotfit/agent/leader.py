@@ -46,12 +46,14 @@ from spotfit.model.events import (
 )
 from spotfit.model.spec import Tempo
 from spotfit.model.view import View
-from spotfit.model.watch import Ready, Trouble, Watch
+from spotfit.model.watch import Copy, Ready, Trouble, Watch
 from spotfit.model.wire import (
+    Advise,
     Alarm,
     Assessed,
     Beat,
     Committed,
+    Copied,
     Delivered,
     Down,
     Ended,
@@ -63,6 +65,7 @@ from spotfit.model.wire import (
     News,
     Preempted,
     Rejected,
+    SaveSoon,
     Stacks,
     Stopped,
     ToLeader,
@@ -73,7 +76,7 @@ from spotfit.model.wire import (
 )
 from spotfit.model.world import Round
 from spotfit.policy import uploads
-from spotfit.policy.drain import may_outlive
+from spotfit.policy.drain import may_outlive, replaced
 from spotfit.policy.election import LEFTOVERS_S
 from spotfit.policy.failure import taken
 from spotfit.policy.validation import outstanding
@@ -133,6 +136,8 @@ class Leader:
         self._tidying = Tidying(ledger.store, errands)
         self._bases: set[str] = set()
         """What uploads that outlive the last round share files with."""
+        self._damaged: set[str] = set()
+        """Checkpoints that ranks of earlier rounds could not read."""
         self._withheld: list[Answer] = []
         """Names that are given once what lies under them is deleted."""
         self._last_news: News | None = None
@@ -140,6 +145,8 @@ class Leader:
         self._lease_at = now
         self._renewing = False
         """Whether the lease is being renewed."""
+        self._told_replaced = False
+        """Whether workers know that only their save is waited for."""
         self._dirty = True
         self._wait_until = now
         if ledger.view.round is not None:
@@ -177,6 +184,8 @@ class Leader:
                 self._note_end(number, rank, failure, now)
             case Stopped() as stopped:
                 self._note_stop(agent, stopped, now)
+            case Copied() as copied:
+                self._note_copy(copied, now)
             case Delivered(round=number):
                 self._seating.delivered(agent, number)
                 self._dirty = True
@@ -189,6 +198,8 @@ class Leader:
             case Alarm(notice=notice):
                 self._seating.warned(agent, notice, now)
                 self._dirty = True
+            case Advise(reason=reason):
+                self._answer([(None, SaveSoon(reason))])
             case Warm():
                 self._seating.warmed(agent)
                 self._dirty = True
@@ -255,6 +266,12 @@ class Leader:
         place = round_.place_of(agent)
         if place is not None and not self._hub.returned.issuperset(place.ranks):
             self._doom(now)
+
+    def _note_copy(self, copied: Copied, now: float) -> None:
+        if self._is_of(copied.round):
+            copy = Copy(copied.step, copied.vault, now)
+            self._watch = replace(self._watch, copies={**self._watch.copies, copied.rank: copy})
+            self._dirty = True
 
     def _pass_on(
         self, agent: AgentId, number: int, rank: int, frames: Sequence[msgspec.Raw], now: float
@@ -381,6 +398,7 @@ class Leader:
         if self._hooks is not None:
             self._staging = Staging(self._hub, self._hooks, spec.resources_per_worker)
         self._adopted = ()
+        self._told_replaced = False
         self._tidying.search(self._ledger.view, before=opened.number)
         self._seating.occupy(opened.places, opened.number)
         self._watch = replace(
@@ -391,6 +409,7 @@ class Leader:
             returned_at=None,
             saving=frozenset(),
             committed_at=None,
+            copies={},
             surveyed=True,
         )
         if not all(self._seating.can_enter(place, opened.number) for place in opened.places):
@@ -420,7 +439,9 @@ class Leader:
         self._forget_the_round()
 
     def _forget_the_round(self) -> None:
-        self._bases = self._hub.bases if self._hub is not None else self._bases
+        if self._hub is not None:
+            self._bases = self._hub.bases
+            self._damaged |= self._hub.damaged
         self._hub = self._warden = None
         if self._staging is not None:
             self._staging.close()
@@ -461,6 +482,11 @@ class Leader:
             self._hub.ready = [one for one in self._hub.ready if one.report != event.report]
             self._answer([(None, Committed(event.name, event.metrics))])
 
+    def _tell_if_replaced(self, view: View) -> None:
+        """Workers save at once where nothing else is waited for."""
+        if replaced(view, self._watch):
+            self._announce(view)
+
     def _announce(self, view: View) -> None:
         """Tell every worker which nodes will go; the collective makes the ranks agree."""
         if view.round is None or self._hub is None:
@@ -469,7 +495,9 @@ class Leader:
         if not leaving:
             return
         going = taken(leaving, view)
-        self._answer([(None, Preempted(going.deadline_ms, going.nodes))])
+        self._told_replaced = replaced(view, self._watch)
+        told = Preempted(going.deadline_ms, going.nodes, self._told_replaced)
+        self._answer([(None, told)])
         if view.spec and view.spec.relax_collectives:
             ranks = frozenset(rank for ranks in going.nodes.values() for rank in ranks)
             self._answer(self._hub.excuse(ranks))
@@ -498,6 +526,9 @@ class Leader:
 
     def _conduct(self, now: float) -> None:
         """Judge until there is nothing to do; while an entry is on its way, nothing is judged."""
+        if self._ledger.view.notices and not self._told_replaced:
+            self._present()
+            self._tell_if_replaced(self._ledger.view)
         again = True
         while again and self._scribe.settled and self._ledger.view.leads(self._ledger.me):
             again, wait = self._conductor.step(self._present(), now)
@@ -533,9 +564,11 @@ class Leader:
         return self._watch
 
     def _latest_snapshot(self) -> str:
-        """The latest snapshot that is committed: it stays until there is another."""
+        """The latest snapshot that is committed: it stays until there is another. None that is
+        known to be damaged: whatever shares its files would be so, too."""
+        damaged = self._damaged | (self._hub.damaged if self._hub else set())
         snapshots = [one.name for one in self._ledger.view.checkpoints if one.snapshot]
-        return snapshots[-1] if snapshots else ""
+        return snapshots[-1] if snapshots and snapshots[-1] not in damaged else ""
 
     def _latest_metrics(self) -> dict[str, Any] | None:
         latest = self._hub.metrics if self._hub else None

@@ -15,7 +15,7 @@ from spotfit.model.hooks import Ask, Hook
 from spotfit.model.spec import RunSpec
 from spotfit.model.watch import Trouble
 from spotfit.model.wire import FromLeader, Join, Outcome, Raised, Start, ToLeader, ToWorker
-from spotfit.model.world import Notice
+from spotfit.model.world import Advice, Notice
 
 # --- the wire between agents --------------------------------------------------------------
 
@@ -151,7 +151,16 @@ class Examined(msgspec.Struct, frozen=True):
     told: str
 
 
-CrewEvent = Unheard | Examined | Said | Exited | Spoiled
+class CopyKept(msgspec.Struct, frozen=True):
+    """Another machine has what that rank saved after that step."""
+
+    round: int
+    rank: int
+    step: int
+    vault: str
+
+
+CrewEvent = Unheard | Examined | Said | Exited | Spoiled | CopyKept
 
 
 class Crew(Protocol):
@@ -203,6 +212,10 @@ class Crew(Protocol):
 
     def give_up(self) -> None:
         """Upload nothing of that round any more."""
+        ...
+
+    def copy_to(self, vault: str) -> None:
+        """Have that one keep the copies from now on, the last ones included; empty: none."""
         ...
 
     def events(self) -> list[CrewEvent]:
@@ -303,6 +316,7 @@ class Assessor(Protocol):
 class NoticeSource(Protocol):
     """Knows whether this machine will be taken away."""
 
-    def poll(self, now: float) -> Notice | None:
-        """The notice, once there is one. Never raises; never blocks for more than a moment."""
+    def poll(self, now: float) -> Notice | Advice | None:
+        """The notice, once there is one; before that what is less than one. Never raises; never
+        blocks for more than a moment."""
         ...

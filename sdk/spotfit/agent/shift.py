@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from spotfit.agent.ports import (
     ORPHANED,
+    CopyKept,
     Crew,
     CrewEvent,
     Examined,
@@ -30,6 +31,7 @@ from spotfit.model.events import RankFailure
 from spotfit.model.holding import Part
 from spotfit.model.view import View
 from spotfit.model.wire import (
+    Copied,
     Delivered,
     Ended,
     Proceed,
@@ -96,6 +98,8 @@ class Shift:
         self.unable: RankFailure | None = None
         """Why no worker can ever be started here."""
         self._halted = False
+        self._copies_to = ""
+        """The vault that keeps copies of what is saved here."""
         self._raised: set[int] = set()
         self._returned: set[int] = set()
         self._kept = False
@@ -130,6 +134,8 @@ class Shift:
             self._crew.give_up()  # nobody waits for it any more, and its names may be used again
         if self.round is not None and (opened is None or opened.number != self.round):
             self.stop()
+        if opened is not None and opened.number == self.round and not self._halted:
+            self._route_copies(view, opened)
         if opened is None or self.round is not None or self._crew.busy:
             return
         place = opened.place_of(self._me)
@@ -169,6 +175,7 @@ class Shift:
         self._halted = False
         self._raised, self._returned = set(), set()
         self._kept = view.spec is not None and view.spec.hooks
+        self._copies_to = self._keeper(view, opened)
         self._crew.start([self._start(view, opened, place, rank) for rank in place.ranks])
 
     def _start(self, view: View, opened: Round, place: Place, rank: int) -> Start:
@@ -193,7 +200,7 @@ class Shift:
             checkpoint_metrics=metrics,
             memory=opened.memory if opened.holders else None,
             elsewhere=sources(opened, self._me) if opened.holders else (),
-            copies_to=self._keeper(view, opened),
+            copies_to=self._copies_to,
             devices=self._devices,
             scratch=self._scratch,
             collective_timeout_s=spec.collective_timeout_s,
@@ -206,6 +213,13 @@ class Shift:
             odds=Odds(spec.market, len(opened.places), view.endings, view.group_age_s),
             spec=msgspec.Raw(encode(spec)),
         )
+
+    def _route_copies(self, view: View, opened: Round) -> None:
+        """Who keeps them may have had a notice since."""
+        keeper = self._keeper(view, opened)
+        if keeper != self._copies_to:
+            self._copies_to = keeper
+            self._crew.copy_to(keeper)
 
     def _keeper(self, view: View, opened: Round) -> str:
         """The vault that keeps copies of what is saved here; empty where no other machine stays."""
@@ -243,6 +257,8 @@ class Shift:
                 self._net.send_up(Stacks(number, examination, rank, told))
             case Spoiled(raised=raised):
                 self._note_spoiled(raised)
+            case CopyKept(round=number, rank=rank, step=step, vault=vault):
+                self._net.send_up(Copied(number, rank, step, vault))
             case _:
                 assert_never(event)
 

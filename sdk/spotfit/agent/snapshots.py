@@ -38,6 +38,8 @@ class Snapshots:
         self.copy: Copy | None = None
         """Has a segment of ours kept by another machine's vault, too."""
         self._copies_to = ""
+        self._copied: dict[int, Path] = {}
+        """By rank, the segment that was to be copied last."""
         self._found: dict[Part, Path] = {}
         self._round = -1
         self._waiting: dict[tuple[int, int], Snapshot] = {}
@@ -48,6 +50,7 @@ class Snapshots:
         if start.round != self._round:
             self._round = start.round
             self._waiting.clear()
+            self._copied.clear()
         self._copies_to = start.copies_to
         remembered = self._remembered(start) if start.memory is not None else ()
         return replace(start, segments=self._folder, remembered=remembered)
@@ -76,12 +79,24 @@ class Snapshots:
         if snapshot is None or not named.name:
             return None
         self._free_others(f"{self._round}-")
-        if self.copy is not None and self._copies_to:
-            self.copy(Path(snapshot.segment), self._copies_to)
+        self._copied[rank] = Path(snapshot.segment)
+        self._copy(self._copied[rank])
         metrics = _metrics.decode(named.metrics)
-        part = Manifest(named.name, self._round, named.n, rank, named.ranks, metrics, ())
+        part = Manifest(
+            named.name, self._round, named.n, rank, named.ranks, metrics, (), why=snapshot.why
+        )
         parcel = packed(SnapshotParcel(snapshot.segment, part, named.base))
         return Order(self._round, rank, Carry(named.n, named.name, parcel), is_snapshot=True)
+
+    def copy_to(self, vault: str) -> None:
+        """Have copies kept there from now on, and of what was last copied elsewhere, too."""
+        self._copies_to = vault
+        for segment in self._copied.values():
+            self._copy(segment)
+
+    def _copy(self, segment: Path) -> None:
+        if self.copy is not None and self._copies_to:
+            self.copy(segment, self._copies_to)
 
     def forget(self, rank: int, n: int) -> None:
         """Its report will never be matched."""

@@ -23,11 +23,9 @@ from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import IntegrityError
 from spotfit.host import frames, log
 from spotfit.model.holding import Part
-from spotfit.model.vault import Fetch, Keep, Look, ToVault
+from spotfit.model.vault import COPY_BYTES_PER_S, Fetch, Keep, Look, ToVault
 from spotfit.ship.certificate import Contexts
 
-COPY_BYTES_PER_S = 256 * 2**20
-"""Copies take no more of the network than this: training needs it, too."""
 _PIECE_BYTES = 4 * 2**20
 _GUESTS = 32
 _OF_EACH_RANK = 2
@@ -35,6 +33,9 @@ _questions: msgspec.json.Decoder[ToVault] = decoder(ToVault)  # type: ignore[arg
 
 Find = Callable[[Part], Path | None]
 """Where a part lies on this machine; None where it does not."""
+
+CopyTold = Callable[[int, int, int, str], None]
+"""Told of a copy that is kept: of which round, rank and step, and at which vault. By a thread."""
 
 
 class Vault:
@@ -44,6 +45,8 @@ class Vault:
         """Copies are kept in `folder`. Raises `OSError` where `host` is no address of ours."""
         self.folder = folder
         self._find = find
+        self.kept: CopyTold | None = None
+        """Told of copies of ours that others keep."""
         self._tls = tls
         self._clock = clock
         family, _, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
@@ -75,13 +78,21 @@ class Vault:
         while (due := self._due.get()) is not None:
             segment, to = due
             try:
-                self._send(segment, to)
+                step = self._send(segment, to)
             except (OSError, IntegrityError) as failed:
                 log.warning("vault.not_copied", segment=segment.name, to=to, why=str(failed))
+            else:
+                self._tell(segment, step, to)
 
-    def _send(self, path: Path, to: str) -> None:
+    def _tell(self, segment: Path, step: int, to: str) -> None:
+        if self.kept is not None:
+            round_, rank, *_ = segment.name.split("-")
+            self.kept(int(round_), int(rank), step, to)
+
+    def _send(self, path: Path, to: str) -> int:
+        """Of which step it is."""
         with Segment.open(path) as segment, connected(to, self._tls.client) as wire:
-            before = segment.seal
+            before, step = segment.seal, segment.index().step
             frames.write(wire, encode(Keep(path.name, len(segment.whole))))
             began = self._clock.now()
             for at in range(0, len(segment.whole), _PIECE_BYTES):
@@ -92,6 +103,7 @@ class Vault:
             frames.write(wire, b"")
             if frames.read(wire) is None:
                 raise IntegrityError("the other machine did not keep it")
+            return step
 
     # --- receiving ---------------------------------------------------------------------------
 
@@ -131,7 +143,7 @@ class Vault:
 
     def _keep(self, wire: ssl.SSLSocket, keep: Keep) -> None:
         """Written beside, and put into its place once it is whole."""
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, exist_ok=True)  # not what it lies in: our agent may be gone
         coming = self.folder / f"{Path(keep.name).name}.coming"
         try:
             with coming.open("wb") as file:
@@ -140,31 +152,43 @@ class Vault:
                 whole = body is not None and file.tell() == keep.size_bytes
             if whole:
                 coming.replace(self.folder / Path(keep.name).name)
-                self._free_older(Path(keep.name).name)
+                free_older(self.folder, Path(keep.name).name)
                 frames.write(wire, b"")
         finally:
             coming.unlink(missing_ok=True)
-
-    def _free_older(self, kept: str) -> None:
-        """Of rounds before that one nothing is needed any more, nor more than two of a rank."""
-        round_, rank, *_ = kept.split("-")
-        for path in self.folder.glob("*.segment"):
-            if not path.name.startswith(f"{round_}-"):
-                path.unlink(missing_ok=True)
-        of_rank = self.folder.glob(f"{round_}-{rank}-*.segment")
-        for path in sorted(of_rank, key=lambda one: one.stat().st_mtime_ns)[:-_OF_EACH_RANK]:
-            path.unlink(missing_ok=True)
 
     def _index_of(self, part: Part) -> bytes:
         path = self._find(part)
         if path is None:
             return b""
-        with Segment.open(path) as segment:
+        with read_part(path, part) as segment:
             return write_index(segment.index())
 
     def _bytes_of(self, part: Part, start: int, size_bytes: int) -> bytes:
         path = self._find(part)
         if path is None:
             return b""
-        with Segment.open(path) as segment:
+        with read_part(path, part) as segment:
             return bytes(segment.bytes[start : start + size_bytes])
+
+
+def free_older(folder: Path, kept: str) -> None:
+    """Of rounds before that one nothing is needed any more, nor more than two of a rank."""
+    round_, rank, *_ = kept.split("-")
+    for path in folder.glob("*.segment"):
+        if not path.name.startswith(f"{round_}-"):
+            path.unlink(missing_ok=True)
+    of_rank = folder.glob(f"{round_}-{rank}-*.segment")
+    for path in sorted(of_rank, key=lambda one: one.stat().st_mtime_ns)[:-_OF_EACH_RANK]:
+        path.unlink(missing_ok=True)
+
+
+def read_part(path: Path, part: Part) -> Segment:
+    """That part, which was there when it was looked for; raises `IntegrityError` where a later
+    copy has taken its place since."""
+    segment = Segment.open(path)
+    index = segment.index()
+    if (index.step, index.rank, index.world_size) != (part.state.step, part.rank, part.world_size):
+        segment.close()
+        raise IntegrityError(f"In the place of {part} lies step {index.step} by now.")
+    return segment

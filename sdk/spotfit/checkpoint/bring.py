@@ -93,7 +93,7 @@ def bring_snapshot(store: Store, parcel: SnapshotParcel, known: Brought | None =
     name = index_file(index.rank)
     store.put(f"{part.folder}/{name}", written)
     first = FileRecord(name, len(written), hashlib.sha256(written).hexdigest())
-    manifest = replace(part, files=(first, *_records(chunks)))
+    manifest = replace(part, files=(first, *_records(chunks)), step=index.step)
     note_sharing(store, manifest, (chunk.at for chunk in chunks))
     store.put(part.key, encode(manifest))
     known.note(manifest)

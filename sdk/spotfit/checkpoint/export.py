@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from spotfit.checkpoint.saved import Saved, Wanted
+from spotfit.checkpoint.saved import Saved, Wanted, at_once
 from spotfit.checkpoint.snapshot import Key, Piece, name_of
 from spotfit.core.errors import ConfigError
 from spotfit.store.parts import appearing
@@ -84,8 +84,9 @@ def export_safetensors(saved: Saved, path: Path) -> None:
         with mmap.mmap(file.fileno(), 0) as memory, memoryview(memory) as body:
             saved.read(
                 [
-                    Wanted(rank, piece, partial(_put, body, 8 + len(header) + one.start, piece))
+                    Wanted(rank, piece, at_once(piece, partial(_put, body, start, piece)))
                     for one in wholes
+                    for start in (8 + len(header) + one.start,)
                     for rank, piece in one.pieces
                 ]
             )

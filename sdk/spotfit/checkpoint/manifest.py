@@ -40,6 +40,10 @@ class Manifest(msgspec.Struct, frozen=True):
     """The folder below the run's root where the files lie, if it is not `name`."""
     validation: ValidationAsked | None = None
     """Whether this rank wants it validated. What the first of `ranks` wants is done."""
+    step: int | None = None
+    """Of a snapshot: how many steps were done."""
+    why: str = ""
+    """Why a Checkpointer saved it just then; all ranks say the same."""
 
     @property
     def folder(self) -> str:
@@ -124,6 +128,8 @@ def _ready(parts: Sequence[Manifest]) -> Ready:
         size_bytes,
         first.validation,
         any(part.is_snapshot for part in parts),
+        first.step,
+        first.why,
     )
 
 

@@ -13,6 +13,7 @@ from spotfit.core.errors import IntegrityError
 from spotfit.host import frames
 from spotfit.model.holding import Part
 from spotfit.model.vault import Fetch, Look, ToVault
+from spotfit.store.parts import placed
 
 PATIENCE_S = 30.0
 """A machine that says nothing for so long is taken to be gone."""
@@ -29,11 +30,18 @@ class InPeer:
         self._tls = tls
         self.index = read_index(self._asked(Look(part)))
 
-    def fetch(self, chunk: Chunk) -> bytes:
+    @property
+    def at_hand(self) -> bool:
+        return False
+
+    def fetch(self, chunk: Chunk, place: memoryview | None = None) -> memoryview:
         body = self._asked(Fetch(self._part, chunk.start, chunk.size_bytes))
         if len(body) != chunk.size_bytes:
             raise _gone(self._address, f"it gave {len(body)} of {chunk.size_bytes} bytes")
-        return body
+        if place is None:
+            return memoryview(body)
+        placed(body, place)
+        return place[: len(body)]
 
     def _asked(self, question: ToVault) -> bytes:
         try:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from spotfit.checkpoint.manifest import Manifest, manifests_of, newest_complete
 from spotfit.checkpoint.segment import Segment
-from spotfit.checkpoint.snapshot import Chunk, Index, Piece, index_file, read_index
+from spotfit.checkpoint.snapshot import Chunk, Index, Piece, index_file, read_index, write_index
 from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError
 from spotfit.store.api import Store
 from spotfit.store.transfer import FileRecord
 
 AT_ONCE = 8
+
+Take = Callable[[int, memoryview], None]
+"""Gets bytes of a piece, and where in the piece they begin; once for each run, by any thread."""
 
 
 class Part(Protocol):
@@ -27,17 +32,41 @@ class Part(Protocol):
         """What it holds."""
         ...
 
-    def fetch(self, chunk: Chunk) -> bytes | memoryview:
-        """The bytes of one of its chunks, checked. Raises `IntegrityError`."""
+    @property
+    def at_hand(self) -> bool:
+        """Whether its bytes lie in this machine's memory, and need not be fetched."""
+        ...
+
+    def fetch(self, chunk: Chunk, place: memoryview | None = None) -> memoryview:
+        """The bytes of one of its chunks, checked: in `place`, if they are not at hand.
+
+        Raises `IntegrityError`.
+        """
         ...
 
 
 class Wanted(NamedTuple):
-    """A piece that somebody needs, and what to do with its bytes; called once, by any thread."""
+    """A piece that somebody needs, and what to do with its bytes."""
 
     rank: int
     piece: Piece
-    take: Callable[[memoryview], None]
+    take: Take
+
+
+class Order(NamedTuple):
+    """A chunk that somebody needs, and the pieces that lie in it, wholly or in part."""
+
+    number: int
+    """Of all chunks of the snapshot."""
+    part: Part
+    chunk: Chunk
+    wanted: list[Wanted]
+
+    def hand_over(self, body: memoryview) -> None:
+        """These are the chunk's bytes."""
+        for _, piece, take in self.wanted:
+            begin, end = max(self.chunk.start, piece.start), min(self.chunk.end, piece.end)
+            take(begin - piece.start, body[begin - self.chunk.start : end - self.chunk.start])
 
 
 class Saved:
@@ -60,71 +89,99 @@ class Saved:
         """By rank."""
         return [self.parts[rank].index for rank in sorted(self.parts)]
 
-    def read(self, wanted: Sequence[Wanted]) -> None:
+    @property
+    def biggest_chunk_bytes(self) -> int:
+        """No chunk is bigger."""
+        return max((chunk.size_bytes for one in self.indices for chunk in one.chunks), default=0)
+
+    def orders(self, wanted: Iterable[Wanted]) -> list[Order]:
+        """The chunks that hold these pieces. What is empty is handed over at once."""
+        found: dict[int, Order] = {}
+        before = self._chunks_before()
+        starts = {index.rank: [chunk.start for chunk in index.chunks] for index in self.indices}
+        for one in wanted:
+            part, piece = self.parts[one.rank], one.piece
+            if not piece.size_bytes:
+                one.take(0, memoryview(b""))
+                continue
+            first = bisect_right(starts[one.rank], piece.start) - 1
+            last = bisect_right(starts[one.rank], piece.end - 1) - 1
+            for n in range(first, last + 1):
+                number = before[one.rank] + n
+                order = Order(number, part, part.index.chunks[n], [])
+                found.setdefault(number, order).wanted.append(one)
+        return [found[number] for number in sorted(found)]
+
+    def read(self, wanted: Iterable[Wanted]) -> None:
         """Fetch what holds these pieces, several chunks at a time, and hand them over.
 
         Raises `IntegrityError`, naming the file, where one is missing or is not what was saved;
-        some pieces may have been handed over by then.
+        some bytes may have been handed over by then.
         """
-        groups = [
-            group
-            for rank in sorted({one.rank for one in wanted})
-            for group in _groups(self.parts[rank], [one for one in wanted if one.rank == rank])
-        ]
-        with ThreadPoolExecutor(AT_ONCE, "spotfit-chunks") as pool:
-            jobs = [pool.submit(_read, group) for group in groups]
-            try:
-                for job in jobs:
-                    job.result()
-            except BaseException:
-                _cancel(jobs)
-                raise
+        read_alone(self.orders(wanted))
+
+    def _chunks_before(self) -> dict[int, int]:
+        """By rank, the number of its first chunk."""
+        found, at = {}, 0
+        for index in self.indices:
+            found[index.rank] = at
+            at += len(index.chunks)
+        return found
 
 
-class _Group(NamedTuple):
-    """Chunks that follow each other, and the pieces that lie in them."""
-
-    part: Part
-    chunks: list[Chunk]
-    wanted: list[Wanted]
-
-
-def _groups(part: Part, wanted: Sequence[Wanted]) -> list[_Group]:
-    """A chunk with small pieces, or the chunks of a big one."""
-    chunks = part.index.chunks
-    starts = [chunk.start for chunk in chunks]
-    groups: list[_Group] = []
-    for one in sorted(wanted, key=lambda one: one.piece.start):
-        if not one.piece.size_bytes:
-            one.take(memoryview(b""))
-            continue
-        first = bisect_right(starts, one.piece.start) - 1
-        last = bisect_right(starts, one.piece.end - 1) - 1
-        needed = list(chunks[first : last + 1])
-        if groups and groups[-1].chunks == needed:
-            groups[-1].wanted.append(one)
-        else:
-            groups.append(_Group(part, needed, [one]))
-    return groups
+def read_alone(orders: Iterable[Order]) -> None:
+    """Fetch these chunks, several at a time, and hand them over. Raises `IntegrityError`."""
+    with ThreadPoolExecutor(AT_ONCE, "spotfit-chunks") as pool:
+        jobs = read_each(orders, pool)
+        try:
+            for job in jobs:
+                job.result()
+        except BaseException:
+            for job in jobs:
+                job.cancel()
+            raise
 
 
-def _read(group: _Group) -> None:
-    part, chunks, wanted = group
-    begin = chunks[0].start
-    if len(chunks) == 1:
-        body = memoryview(part.fetch(chunks[0]))
-    else:
-        whole = bytearray(chunks[-1].end - begin)
-        for chunk in chunks:
-            whole[chunk.start - begin : chunk.end - begin] = part.fetch(chunk)
-        body = memoryview(whole)
-    for one in wanted:
-        one.take(body[one.piece.start - begin : one.piece.end - begin])
+def read_each(orders: Iterable[Order], pool: ThreadPoolExecutor) -> list[Future[None]]:
+    """Have every chunk fetched and handed over, each thread with one place for all of its own."""
+    place = threading.local()
+
+    def read(order: Order) -> None:
+        size_bytes = order.chunk.size_bytes
+        if not order.part.at_hand and len(getattr(place, "bytes", b"")) < size_bytes:
+            place.bytes = memoryview(bytearray(size_bytes))
+        order.hand_over(order.part.fetch(order.chunk, getattr(place, "bytes", None)))
+
+    return [pool.submit(read, order) for order in orders]
 
 
-def _cancel(jobs: Iterable[Future[None]]) -> None:
-    for job in jobs:
-        job.cancel()
+def at_once(piece: Piece, take: Callable[[memoryview], None]) -> Take:
+    """For who needs all bytes of the piece together: `take` gets them when the last are there."""
+    return _Collected(piece.size_bytes, take)
+
+
+class _Collected:
+    """Nothing is copied where all comes in one run."""
+
+    def __init__(self, size_bytes: int, take: Callable[[memoryview], None]) -> None:
+        self._take = take
+        self._size_bytes = size_bytes
+        self._left_bytes = size_bytes
+        self._all = memoryview(b"")
+        self._lock = threading.Lock()
+
+    def __call__(self, at: int, body: memoryview) -> None:
+        if len(body) == self._size_bytes:
+            self._take(body)
+            return
+        with self._lock:
+            self._all = self._all or memoryview(bytearray(self._size_bytes))
+        self._all[at : at + len(body)] = body
+        with self._lock:
+            self._left_bytes -= len(body)
+            complete = not self._left_bytes
+        if complete:
+            self._take(self._all)
 
 
 # --- in the bucket -------------------------------------------------------------------------------
@@ -136,25 +193,58 @@ class InBucket:
     def __init__(self, store: Store, folder: str, index: Index) -> None:
         self.index = index
         self._store = store
-        self._folder = folder
+        self.folder = folder
 
-    def fetch(self, chunk: Chunk) -> bytes:
-        key = f"{chunk.at or self._folder}/{chunk.file}"
+    @property
+    def at_hand(self) -> bool:
+        return False
+
+    def fetch(self, chunk: Chunk, place: memoryview | None = None) -> memoryview:
+        key = f"{chunk.at or self.folder}/{chunk.file}"
+        body = room_for(chunk, place)
         try:
-            body = self._store.get(key)
+            size_bytes = self._store.get_into(key, body)
         except NotFoundError as missing:
             raise _broken(self._store, key, "is missing") from missing
-        if not _holds(body, chunk):
+        if not _holds(body, size_bytes, chunk):
             raise _broken(self._store, key, "is not what was saved")
         return body
 
 
-def _holds(body: bytes, chunk: Chunk) -> bool:
-    if len(body) != chunk.size_bytes:
+def room_for(chunk: Chunk, place: memoryview | None) -> memoryview:
+    """Where the chunk's bytes go: to the beginning of `place`, else to a place of their own."""
+    if place is None:
+        return memoryview(bytearray(chunk.size_bytes))
+    return place[: chunk.size_bytes]
+
+
+def _holds(body: memoryview, size_bytes: int, chunk: Chunk) -> bool:
+    """Whether that is the chunk; `size_bytes` is how many its file has."""
+    if size_bytes != chunk.size_bytes:
         return False
     if chunk.crc32 is not None:
         return zlib.crc32(body) == chunk.crc32
     return hashlib.sha256(body).hexdigest() == chunk.sha256
+
+
+class Opened(NamedTuple):
+    """What one who has opened a checkpoint tells others, so that they need not ask the bucket."""
+
+    name: str
+    parts: tuple[tuple[str, bytes], ...]
+    """Of each the folder, and its index."""
+
+
+def told(saved: Saved) -> Opened:
+    """For `reopened`, of one that was opened from a bucket."""
+    parts = [part for part in saved.parts.values() if isinstance(part, InBucket)]
+    return Opened(saved.name, tuple((part.folder, write_index(part.index)) for part in parts))
+
+
+def reopened(store: Store, opened: Opened) -> Saved:
+    """The same checkpoint, as somebody else has opened it in that store."""
+    parts = [InBucket(store, folder, read_index(body)) for folder, body in opened.parts]
+    return Saved(parts, opened.name)
 
 
 def open_saved(store: Store, name: str) -> Saved | None:
@@ -169,7 +259,8 @@ def open_saved(store: Store, name: str) -> Saved | None:
         )
     if not any(_index_of(part) for part in parts):
         return None
-    return Saved([_opened(store, part) for part in parts], name)
+    with ThreadPoolExecutor(AT_ONCE, "spotfit-indices") as readers:
+        return Saved(readers.map(partial(_opened, store), parts), name)
 
 
 def open_folder(store: Store, folder: str) -> Saved:
@@ -177,7 +268,6 @@ def open_folder(store: Store, folder: str) -> Saved:
 
     Raises `ConfigError` where there is none.
     """
-    found = []
     try:
         body = store.get(f"{folder}/{index_file(0)}")
     except NotFoundError as missing:
@@ -185,13 +275,18 @@ def open_folder(store: Store, folder: str) -> Saved:
             f"{folder} in {store.url} holds no snapshot of a Checkpointer.",
             do="Read its files: with checkpoint.as_directory() as directory.",
         ) from missing
-    found.append(read_index(body))
-    for rank in range(1, found[0].world_size):
-        try:
-            found.append(read_index(store.get(f"{folder}/{index_file(rank)}")))
-        except NotFoundError as missing:
-            raise _broken(store, f"{folder}/{index_file(rank)}", "is missing") from missing
-    return Saved([InBucket(store, folder, index) for index in found], folder)
+    first = read_index(body)
+    with ThreadPoolExecutor(AT_ONCE, "spotfit-indices") as readers:
+        rest = readers.map(partial(_index_in, store, folder), range(1, first.world_size))
+        return Saved([InBucket(store, folder, index) for index in (first, *rest)], folder)
+
+
+def _index_in(store: Store, folder: str, rank: int) -> Index:
+    key = f"{folder}/{index_file(rank)}"
+    try:
+        return read_index(store.get(key))
+    except NotFoundError as missing:
+        raise _broken(store, key, "is missing") from missing
 
 
 def _opened(store: Store, part: Manifest) -> InBucket:
@@ -229,5 +324,9 @@ class InMemory:
         self.index = segment.index()
         self._bytes = segment.bytes
 
-    def fetch(self, chunk: Chunk) -> memoryview:
+    @property
+    def at_hand(self) -> bool:
+        return True
+
+    def fetch(self, chunk: Chunk, place: memoryview | None = None) -> memoryview:
         return self._bytes[chunk.start : chunk.end]

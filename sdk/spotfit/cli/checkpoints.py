@@ -19,7 +19,10 @@ Name = Annotated[str, typer.Argument(help="A checkpoint's name; the latest where
 @app.command("ls")
 def list_all(url: Url) -> None:
     """List the checkpoints a run keeps, the latest last."""
-    render.checkpoints(kept_in(url))
+    kept = kept_in(url)
+    if not kept:
+        render.lines(["The run keeps no checkpoint."])
+    render.checkpoints(kept)
 
 
 @app.command()

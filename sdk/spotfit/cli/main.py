@@ -40,9 +40,20 @@ def story(url: Url) -> None:
 
 
 @app.command()
-def logs(url: Url) -> None:
-    """Print what the workers wrote so far."""
-    render.lines(attach(url).logs())
+def logs(
+    url: Url,
+    machine: Annotated[
+        str,
+        typer.Option(
+            help="What that machine printed, as its backend kept it: its name in the story "
+            "(t-…/0), its number, or 'all'."
+        ),
+    ] = "",
+    last: Annotated[int, typer.Option(help="How many of a machine's last lines.")] = 200,
+) -> None:
+    """Print what the workers wrote so far, or what a machine printed before its agent spoke."""
+    handle = attach(url)
+    render.lines(handle.machine_logs(machine, last=last) if machine else handle.logs())
 
 
 @app.command()
@@ -75,14 +86,14 @@ def doctor(
 ) -> None:
     """Check that a provisioner could rent machines, and that a bucket may be trusted with a run.
 
-    Says of each thing that is needed what was found, and of what is wrong how to mend it; then
-    the exit code is 1.
+    Says of each thing that is needed what was found, and of everything that is wrong how to mend
+    it; then the exit code is 1. With a bucket, whether machines could reach it is asked, too.
     """
     name, given = parse_provisioner(provisioner or default_provisioner())
     options = resolve(name, given)
     told = ", ".join(f"{option}={options[option]!r}" for option in options) or "no options"
     findings = [Finding(f"the provisioner {name!r}", well=True, found=told)]
-    findings += examine(open_provisioner(name, options))
+    findings += examine(open_provisioner(name, options), storage)
     if storage:
         probe = "can be written, and its `create` has exactly one winner"
         findings.append(look(f"{storage} {probe}", lambda: probe_create(open_store(storage))))

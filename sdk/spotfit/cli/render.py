@@ -32,6 +32,8 @@ def status(run: RunStatus, url: str) -> None:
     _row("state", f"[{colour}]{run.state}[/{colour}] {escape(run.why)}")
     _row("round", f"{run.round or '-'}, {run.workers} workers on {run.machines} machines")
     _row("checkpoints", escape(f"{len(run.checkpoints)}{latest}"))
+    if run.saved_why:
+        _row("", f"[dim]{escape(run.saved_why)}[/dim]")
     _row("failures", failures or "none")
 
 
@@ -42,11 +44,12 @@ def lines(texts: Iterable[str]) -> None:
 
 
 def findings(found: Iterable[Finding]) -> None:
-    """What a check-up found: a line each, and below what is wrong how to mend it."""
+    """What a check-up found: a line each, and below what is wrong, or unknown, what to do."""
     for one in found:
         mark = "[green]✓[/green]" if one.well else "[red]✗[/red]"
+        mark = mark if one.seen else "[yellow]?[/yellow]"
         _console.print(f"{mark} {escape(one.what)}  [dim]{escape(one.found)}[/dim]")
-        if not one.well and one.do:
+        if one.do and not (one.well and one.seen):
             _console.print(f"  [bold]What to do:[/bold] {escape(one.do)}")
 
 
@@ -60,6 +63,8 @@ def error(problem: SpotfitError) -> None:
     _errors.print(f"[red]error:[/red] {escape(problem.what)}")
     if problem.do:
         _errors.print(f"[bold]What to do:[/bold] {escape(problem.do)}")
+    for note in getattr(problem, "__notes__", ()):
+        _errors.print(escape(note))
 
 
 def checkpoints(kept: Iterable[Kept]) -> None:
@@ -76,6 +81,8 @@ def checkpoint(one: Kept) -> None:
     _row("checkpoint", escape(one.name))
     _row("size", told_bytes(one.size_bytes))
     _row("metrics", escape(", ".join(f"{key}={value}" for key, value in one.metrics.items())))
+    if one.why:
+        _row("why then", escape(one.why))
     if one.content is None:
         _row("content", escape(one.broken) or "files of a report")
         return

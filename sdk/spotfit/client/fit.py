@@ -50,7 +50,11 @@ _CANCEL_AGAIN_S = 0.5
 def fit(request: FitRequest) -> Result:
     """Run to the end and return its result. Raises `TrainingFailedError` and, before anything
     is rented, `ConfigError`, `ShippingError` or `StoreError`."""
-    handle = begin(request, show=True)
+    return see_through(begin(request, show=True))
+
+
+def see_through(handle: RunHandle) -> Result:
+    """What `fit` does once the run has begun; Ctrl-C ends the run."""
     with _interrupts_cancel(handle) as interrupted:
         handle.watch()
     try:

@@ -138,6 +138,10 @@ class Console:
             case _:
                 return
 
+    def say(self, text: str) -> None:
+        """Print that, as it is."""
+        self._write(f"{text}\n")
+
     def remind(self, view: View, now: float) -> None:
         """Tell what a run without a round waits for, if it is time to."""
         if told := self._reminder.look(view, now):

@@ -12,6 +12,7 @@ from spotfit.checkpoint.handle import Address
 from spotfit.client.failure import error_of
 from spotfit.client.follow import Console, Output, shown_line
 from spotfit.client.keyring import Keyring
+from spotfit.client.machines import ALL, last_words, printed
 from spotfit.client.result import Result, result_of
 from spotfit.client.story import no_run_at
 from spotfit.control.caretaker import Caretaker
@@ -23,7 +24,7 @@ from spotfit.core.ids import AgentId, RunId
 from spotfit.host import clocks, dice, log
 from spotfit.ledger.journal import check_whole
 from spotfit.ledger.run import Ledger
-from spotfit.model.events import CancelRequested, Entry, FitEnded, FitStarted
+from spotfit.model.events import Blame, CancelRequested, Entry, FitEnded, FitStarted, NodeLost
 from spotfit.model.spec import RunSpec
 from spotfit.model.view import View
 from spotfit.provision.launch import Launch
@@ -33,6 +34,8 @@ from spotfit.ship.sign import RunKey
 from spotfit.store.opening import keys_for_machines, open_store
 
 _LAST_WORDS_S = 3.0
+_CLOUDS_ARE_LATE_S = 10.0
+"""Between what a machine prints and what its cloud tells of it."""
 _LONGEST_PAUSE_S = 0.5
 _TIDYING_S = 120.0
 _TIDY_AT_ONCE_S = 10.0
@@ -52,6 +55,8 @@ class RunStatus:
     checkpoints: tuple[str, ...]
     failures: dict[str, int]
     why: str = ""
+    saved_why: str = ""
+    """Why the latest checkpoint was saved just then, where a Checkpointer did."""
 
 
 class RunHandle:
@@ -84,6 +89,8 @@ class RunHandle:
         self._left = False
         """Whether nobody watches any more who once did."""
         self._ended_at = 0.0
+        self._unheard_at: float | None = None
+        """When a machine was first told to have gone without a word; its words are shown once."""
 
     @property
     def url(self) -> str:
@@ -109,6 +116,14 @@ class RunHandle:
         for line in output.new_lines():
             yield shown_line(line)
 
+    def machine_logs(self, machine: str = ALL, *, last: int = 200) -> Iterator[str]:
+        """What machines printed before and beside their workers, as their backend kept it.
+
+        `machine` is the name that the story gives it ('t-…/0'), its number in the order in which
+        machines were granted, or 'all'. Clouds tell of a line some seconds late, and forget.
+        """
+        return printed(self._ledger.store, machine, last=last)
+
     def result(self, timeout_s: float | None = None) -> Result:
         """Wait for the end. Raises what `fit()` raises, or `TimeoutError`."""
         self._wait(timeout_s)
@@ -120,9 +135,18 @@ class RunHandle:
         assert ended is not None
         assert view is not None
         if ended.outcome != "finished":
-            raise error_of(ended, self._ledger.store, self.key)
+            raise self._error(ended)
         returned = self._returned(ended)
         return result_of(view, self._ledger.store, returned, within=self._within)
+
+    def _error(self, ended: FitEnded) -> SpotfitError:
+        """What is raised; with the last words of machines that never spoke, where those may be
+        the reason."""
+        error = error_of(ended, self._ledger.store, self.key)
+        of_machines = ended.outcome == "failed" and ended.blame is not Blame.WORKER
+        if of_machines and (words := last_words(self._ledger)):
+            error.add_note(words)
+        return error
 
     # --- waiting -----------------------------------------------------------------------------
 
@@ -182,6 +206,7 @@ class RunHandle:
             now = self._clock.now()
             if self.show:
                 self._console.remind(self._ledger.view, now)
+                self._show_last_words(now)
             if wake is None or self._gives_up_tidying(now):
                 break
             if deadline is not None and now >= deadline:
@@ -220,6 +245,15 @@ class RunHandle:
         self._ledger.catch_up()
         return None if self._ended is not None else now + 1.0
 
+    def _show_last_words(self, now: float) -> None:
+        """What the first machine printed that went without a word: what is wrong with one is wrong
+        with the next. A cloud takes a moment to know it."""
+        if self._unheard_at is None or now - self._unheard_at < _CLOUDS_ARE_LATE_S:
+            return
+        self._unheard_at = float("inf")
+        if words := last_words(self._ledger, most=1):
+            self._console.say(words)
+
     def _hear_last_words(self) -> None:
         deadline = self._clock.now() + _LAST_WORDS_S
         while self.show and not self._console.complete and self._clock.now() < deadline:
@@ -240,6 +274,8 @@ class RunHandle:
         self._news_at = self._clock.now()
         if isinstance(entry.event, FitStarted):
             self._ended = self._final = None
+        if isinstance(entry.event, NodeLost) and entry.event.agent is None:
+            self._unheard_at = self._unheard_at or self._news_at
         if isinstance(entry.event, FitEnded):
             self._ended, self._final = entry.event, self._ledger.view
             self._ended_at = self._clock.now()
@@ -328,4 +364,5 @@ def _status(view: View) -> RunStatus:
         checkpoints=tuple(kept.name for kept in view.checkpoints),
         failures={blame.value: count for blame, count in view.failures.items()},
         why=view.ended.why if view.ended else view.last_refusal or "",
+        saved_why=view.checkpoints[-1].why if view.checkpoints else "",
     )

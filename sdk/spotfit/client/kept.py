@@ -10,7 +10,7 @@ from spotfit.checkpoint.drop import drop
 from spotfit.checkpoint.export import export_safetensors, tensors_of
 from spotfit.checkpoint.saved import Saved, open_saved
 from spotfit.client.handle import ledger_at
-from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError
+from spotfit.core.errors import ConfigError, IntegrityError, MachineError, NotFoundError
 from spotfit.host import extras
 from spotfit.ledger.run import Ledger
 from spotfit.model.events import CheckpointCommitted, CheckpointDropped
@@ -43,6 +43,8 @@ class Kept(NamedTuple):
     """None for a report of the user's own files."""
     broken: str = ""
     """Why it cannot be read any more."""
+    why: str = ""
+    """Why a Checkpointer saved it just then."""
 
 
 def kept_in(url: str) -> list[Kept]:
@@ -63,6 +65,7 @@ def export(url: str, name: str, path: Path, *, everything: bool = False) -> str:
     The file's ending says how: `.safetensors`, or `.pt` for torch.save, which can hold `everything`
     and needs torch. Raises `ConfigError` and `NotFoundError`.
     """
+    _check_file(path, everything=everything)
     ledger = ledger_at(url)
     one, store = _named(ledger, name), ledger.store
     saved = open_saved(store, one.name)
@@ -76,9 +79,23 @@ def export(url: str, name: str, path: Path, *, everything: bool = False) -> str:
 
 
 def write(saved: Saved, path: Path, *, everything: bool) -> None:
-    """One file of a snapshot, as its ending says. Raises `ConfigError`."""
-    _check_ending(path, everything=everything)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """One file of a snapshot, as its ending says.
+
+    Raises `ConfigError`, `IntegrityError` for damage, and `MachineError` where the file cannot be
+    written.
+    """
+    _check_file(path, everything=everything)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(saved, path, everything=everything)
+    except OSError as error:
+        raise MachineError(
+            f"{path} cannot be written: {error.strerror or error}.",
+            do="Name a file in a folder that you may write to, with room for the model.",
+        ) from error
+
+
+def _write(saved: Saved, path: Path, *, everything: bool) -> None:
     if path.suffix == _SAFETENSORS:
         export_safetensors(saved, path)
         return
@@ -89,8 +106,16 @@ def write(saved: Saved, path: Path, *, everything: bool) -> None:
 
 
 def remove(url: str, name: str) -> str:
-    """Delete that checkpoint of a run that has ended. Raises `ConfigError` and `NotFoundError`."""
+    """Delete that checkpoint of a run that has ended; '' is none, not the latest.
+
+    Raises `ConfigError` and `NotFoundError`.
+    """
     ledger = ledger_at(url)
+    if not name:
+        raise ConfigError(
+            "No checkpoint is named that is to be deleted.",
+            do="Take a name from `spotfit checkpoints ls`.",
+        )
     one = _named(ledger, name)
     if ledger.view.active:
         raise ConfigError(
@@ -119,9 +144,9 @@ def _told(store: Store, one: CheckpointCommitted) -> Kept:
     try:
         saved = open_saved(store, one.name)
     except IntegrityError as broken:
-        return Kept(one.name, one.size_bytes, one.metrics, None, broken.what)
+        return Kept(one.name, one.size_bytes, one.metrics, None, broken.what, one.why)
     content = None if saved is None else _content(saved)
-    return Kept(one.name, one.size_bytes, one.metrics, content)
+    return Kept(one.name, one.size_bytes, one.metrics, content, why=one.why)
 
 
 def _content(saved: Saved) -> Content:
@@ -139,7 +164,11 @@ def _content(saved: Saved) -> Content:
     )
 
 
-def _check_ending(path: Path, *, everything: bool) -> None:
+def _check_file(path: Path, *, everything: bool) -> None:
+    if path.is_dir():
+        raise ConfigError(
+            f"{path} is a folder.", do=f"Name a file in it: {path / f'model{_SAFETENSORS}'}."
+        )
     if path.suffix == _SAFETENSORS and everything:
         raise ConfigError(
             "safetensors holds tensors only, not the whole state.",

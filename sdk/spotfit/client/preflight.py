@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from spotfit.checkpoint.handle import Address
 from spotfit.checkpoint.restore import check_present
+from spotfit.client.backend import planned
 from spotfit.client.callbacks import named_callbacks
 from spotfit.client.config import RunConfig, place_of, storage_of
 from spotfit.client.request import FitRequest
@@ -16,7 +17,7 @@ from spotfit.core.errors import (
     StorePermissionError,
     TransientStoreError,
 )
-from spotfit.core.ids import RunId, Token, parse_name
+from spotfit.core.ids import Token, parse_name
 from spotfit.core.mistakes import Mistakes
 from spotfit.frameworks.config import hooks_of
 from spotfit.host import clocks, dice, env, log
@@ -24,7 +25,6 @@ from spotfit.host.theirs import without_effect
 from spotfit.model.group import GroupRequest
 from spotfit.model.view import View
 from spotfit.provision.api import Provisioner
-from spotfit.provision.registry import open_provisioner
 from spotfit.ship.environment import RuntimeEnv
 from spotfit.ship.function import takes_config
 from spotfit.ship.pins import foresee
@@ -134,20 +134,8 @@ def check_history(view: View, store: Store) -> None:
 
 
 def _provisioner(request: FitRequest) -> Provisioner:
-    name, options = request.chosen_provisioner()
-    provisioner = open_provisioner(name, options)
-    width = request.scaling.max_workers
-    provisioner.plan(
-        GroupRequest(
-            Token("t-preflight"),
-            width,
-            width,
-            request.scaling.worker_resources,
-            run_url="",
-            run_name=str(RunId("")),
-        )
-    )
+    backend = planned(request)
     if request.validation is not None and request.validation.own_machine is not False:
         needs = request.validation.resources
-        provisioner.plan(GroupRequest(Token("t-preflight"), 1, 1, needs, role="validate"))
-    return provisioner
+        backend.provisioner.plan(GroupRequest(Token("t-preflight"), 1, 1, needs, role="validate"))
+    return backend.provisioner

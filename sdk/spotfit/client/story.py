@@ -73,6 +73,9 @@ def tell(event: Event) -> str:
             return f"machines granted: {handle.name}"
         case Refused(why=why):
             return f"refused: {why}"
+        case NodeLost(token=token, node=node, agent=None, why=why):
+            told = f"machine {token}/{node} is lost: {why}"
+            return f"{told} (what it printed: `spotfit logs --machine {token}/{node}`)"
         case NodeLost(token=token, node=node, why=why):
             return f"machine {token}/{node} is lost: {why}"
         case Released(token=token, others=others):
@@ -85,8 +88,9 @@ def tell(event: Event) -> str:
             return f"round {round_.number}: {why}{since}"
         case RoundClosed(number=number, why=why):
             return f"round {number} is over: {why}"
-        case CheckpointCommitted(name=name, size_bytes=size_bytes):
-            return f"checkpoint {name} committed ({told_bytes(size_bytes)})"
+        case CheckpointCommitted(name=name, size_bytes=size_bytes, why=why):
+            told = f"checkpoint {name} committed ({told_bytes(size_bytes)})"
+            return f"{told}: {why}" if why else told
         case CheckpointDropped(name=name, why=why):
             return f"checkpoint {name} dropped: {why}"
         case ValidationBegun(name=name, why=why):

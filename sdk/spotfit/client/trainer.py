@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from spotfit.client import fit as fitting
+from spotfit.client.backend import warmed
 from spotfit.client.config import RunConfig, kind_of, typed
-from spotfit.client.handle import RunHandle
 from spotfit.client.request import FitRequest
-from spotfit.client.result import Result
 from spotfit.core.deprecated import refuse_deprecated
 from spotfit.core.errors import ConfigError
 from spotfit.core.mistakes import Mistakes
@@ -17,6 +15,10 @@ from spotfit.frameworks.config import BackendConfig
 from spotfit.model.config import ScalingConfig
 from spotfit.model.data import DataConfig, no_datasets_on_workers
 from spotfit.model.validation import ValidationConfig
+
+if TYPE_CHECKING:
+    from spotfit.client.handle import RunHandle
+    from spotfit.client.result import Result
 
 _INSTEAD = {
     "resume_from_checkpoint": "fit() with the same name and storage_path goes on from there; "
@@ -79,7 +81,12 @@ class DataParallelTrainer:
         configuration before any machine is asked for."""
         if self.scaling_config.num_workers == 0:
             return self._fit_here()
-        return fitting.fit(self._request())
+        request = self._request()
+        with warmed(request):
+            from spotfit.client import fit as fitting  # dear: machines begin meanwhile
+
+            handle = fitting.begin(request, show=True)
+        return fitting.see_through(handle)
 
     def submit(self) -> RunHandle:
         """Start training and return at once; the run needs this process no more."""
@@ -88,7 +95,11 @@ class DataParallelTrainer:
                 "num_workers=0 runs in this very process: there is nothing to submit.",
                 do="Call fit(), or ask for at least one worker.",
             )
-        return fitting.submit(self._request())
+        request = self._request()
+        with warmed(request):
+            from spotfit.client import fit as fitting
+
+            return fitting.submit(request)
 
     @classmethod
     def restore(cls, *_args: Any, **_kwargs: Any) -> Any:

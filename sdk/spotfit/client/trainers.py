@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spotfit.client.config import RunConfig, typed
-from spotfit.client.result import Result
 from spotfit.client.trainer import DataParallelTrainer
 from spotfit.frameworks.torch.config import TorchConfig
 from spotfit.model.config import ScalingConfig
 from spotfit.model.validation import ValidationConfig
+
+if TYPE_CHECKING:
+    from spotfit.client.result import Result
 
 
 class TorchTrainer(DataParallelTrainer):

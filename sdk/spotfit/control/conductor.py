@@ -120,7 +120,10 @@ class Conductor:
     def _note(self, token: Token, status: GroupStatus, now: float) -> None:
         told_late_s = self._provisioner.traits.told_late_s
         self.seen = {**self.seen, token: self._look_began - told_late_s}
-        if self.statuses.get(token) != status:
+        known = self.statuses.get(token)
+        if status.refusal and (known is None or known.refusal != status.refusal):
+            log.warning("group.waits", token=token, why=status.refusal)
+        if known != status:
             self.statuses = {**self.statuses, token: status}
         if token not in self.granted and any(n.state == NodeState.RUNNING for n in status.nodes):
             self.granted = {**self.granted, token: now}

@@ -77,6 +77,12 @@ KUBERNETES_NODE = Setting(
 KUBERNETES_API = Setting(
     "SPOTFIT_KUBERNETES_API", str, "", "the API server, where a pod's own environment is wrong"
 )
+CLOUD = Setting(
+    "SPOTFIT_CLOUD",
+    str,
+    "",
+    "whose VM a machine is, where it is not to find out itself: 'aws', 'azure', 'gcp' or 'none'",
+)
 FORK = Setting("SPOTFIT_FORK", str, "auto", "'never' starts every worker in a new interpreter")
 HOME_DIR = Setting("SPOTFIT_HOME", str, "~/.spotfit", "where this user's keys are kept")
 PROVISIONER = Setting("SPOTFIT_PROVISIONER", str, "", "who gives machines, with options")
@@ -166,6 +172,7 @@ SETTINGS: tuple[Setting[object], ...] = (
     SIGNAL_GRACE_S,
     KUBERNETES_NODE,
     KUBERNETES_API,
+    CLOUD,
     FORK,
     HOME_DIR,
     PROVISIONER,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.nearest import did_you_mean
 from spotfit.host.extras import missing_extra
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint, EntryPoints
 
 
 def load(group: str, name: str, *, found: Iterable[EntryPoint] | None = None) -> Any:
@@ -17,7 +19,7 @@ def load(group: str, name: str, *, found: Iterable[EntryPoint] | None = None) ->
     Raises `ConfigError` for a name that nobody or more than one distribution offers, and
     `MissingExtraError` when a dependency of the plugin is not installed.
     """
-    offers = entry_points(group=group) if found is None else found
+    offers = _entry_points(group) if found is None else found
     candidates = {point.value: point for point in offers if point.name == name}
     if not candidates:
         raise _unknown(group, name, (point.name for point in offers))
@@ -28,7 +30,13 @@ def load(group: str, name: str, *, found: Iterable[EntryPoint] | None = None) ->
 
 def names(group: str) -> tuple[str, ...]:
     """What is on offer; nothing is loaded."""
-    return tuple(sorted({point.name for point in entry_points(group=group)}))
+    return tuple(sorted({point.name for point in _entry_points(group)}))
+
+
+def _entry_points(group: str) -> EntryPoints:
+    from importlib.metadata import entry_points  # dear, and what is ours needs none
+
+    return entry_points(group=group)
 
 
 def _loaded(point: EntryPoint) -> Any:

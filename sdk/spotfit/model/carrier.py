@@ -21,6 +21,8 @@ class Brought(msgspec.Struct, frozen=True, tag="brought"):
 
     serial: int
     size_bytes: int
+    step: int | None = None
+    """Of a snapshot: how many steps were done."""
 
 
 class Lost(msgspec.Struct, frozen=True, tag="lost"):

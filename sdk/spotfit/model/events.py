@@ -141,6 +141,8 @@ class RoundClosed(msgspec.Struct, frozen=True, tag="round_closed"):
     lived_s: float | None = None
     """How long it was open, by the clock of the leader who had opened it; None: another closed
     it."""
+    safe: bool = False
+    """Whether machines that left had given all they had saved to others."""
 
 
 class ValidationAsked(msgspec.Struct, frozen=True):
@@ -168,6 +170,10 @@ class CheckpointCommitted(msgspec.Struct, frozen=True, tag="checkpoint_committed
     """How long its round had been open, by its leader's clock; None: it was over."""
     snapshot: bool = False
     """Whether a Checkpointer can go on from it."""
+    step: int | None = None
+    """Of a snapshot: how many steps were done. None in entries of a time when nobody said so."""
+    why: str = ""
+    """Why it was saved just then, of what a Checkpointer saved; empty for a report of files."""
 
     @property
     def mark(self) -> str:

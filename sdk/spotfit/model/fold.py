@@ -217,7 +217,7 @@ def _outlived(view: View, event: RoundClosed) -> View:
     told = [view.noticed_slots[place.agent] for place in places if place.agent in view.notices]
     if event.blame is Blame.RESIZE and not told:
         return replace(view, group_age_s=age_s)
-    saved = bool(told) and view.latest_committed_slot > max(told)
+    saved = bool(told) and (event.safe or view.latest_committed_slot > max(told))
     return replace(view, endings=view.endings.with_end(age_s, saved=saved), group_age_s=0.0)
 
 

@@ -64,6 +64,8 @@ class NodeStatus(msgspec.Struct, frozen=True):
 
     state: NodeState
     reason: str = ""
+    last: bool = False
+    """Its backend, which brings lost machines back, will not do so with this one once more."""
 
     @property
     def over(self) -> bool:

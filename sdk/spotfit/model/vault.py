@@ -9,6 +9,9 @@ import msgspec
 
 from spotfit.model.holding import Part
 
+COPY_BYTES_PER_S = 256 * 2**20
+"""Copies take no more of the network than this: training needs it, too."""
+
 
 class Keep(msgspec.Struct, frozen=True, tag="keep"):
     """Keep a copy of this segment. Its bytes follow in frames, then an empty one once it is whole;

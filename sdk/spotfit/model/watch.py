@@ -40,6 +40,14 @@ class Seat(msgspec.Struct, frozen=True):
     """What lay in its memory when its last workers were gone."""
 
 
+class Copy(msgspec.Struct, frozen=True):
+    """What lies with another machine of what a rank has saved last."""
+
+    step: int
+    vault: str
+    told_at: float
+
+
 class Ready(msgspec.Struct, frozen=True):
     """A checkpoint whose files are all in the bucket, waiting for its entry."""
 
@@ -52,6 +60,10 @@ class Ready(msgspec.Struct, frozen=True):
     validation: ValidationAsked | None = None
     snapshot: bool = False
     """Whether a Checkpointer can go on from it."""
+    step: int | None = None
+    """Of a snapshot: how many steps were done."""
+    why: str = ""
+    """Why a Checkpointer saved it just then."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -132,6 +144,8 @@ class Watch(msgspec.Struct, frozen=True):
     """When the open round was opened, the last one closed, or the fit ended."""
     committed_at: float | None = None
     """When the last checkpoint was committed."""
+    copies: Mapping[int, Copy] = {}
+    """By rank of the open round, what another machine has of it."""
     unsaved_s: float = math.inf
     """How long the last round had worked without a commit when it closed; a successor knows not."""
     metrics: dict[str, Any] | None = None

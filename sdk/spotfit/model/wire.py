@@ -74,6 +74,8 @@ class Files(msgspec.Struct, frozen=True, tag="files"):
     """Whether spotfit uploads the files; else the user does, or has, wherever he wants them."""
     shares: bool = False
     """Whether what is uploaded may share files of a checkpoint that is committed: `Named.base`."""
+    why: str = ""
+    """Why it is saved just now, where a Checkpointer has decided that."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, tag="snapshot"):
@@ -87,6 +89,8 @@ class Snapshot(msgspec.Struct, frozen=True, tag="snapshot"):
     n: int
     metrics: msgspec.Raw
     segment: str
+    why: str = ""
+    """Why it is saved just now."""
 
 
 class Unsaved(msgspec.Struct, frozen=True, tag="unsaved"):
@@ -96,12 +100,20 @@ class Unsaved(msgspec.Struct, frozen=True, tag="unsaved"):
     why: str
 
 
+class Damaged(msgspec.Struct, frozen=True, tag="damaged"):
+    """A committed checkpoint could not be read: nothing that comes after may share its files."""
+
+    name: str
+
+
 class Saved(msgspec.Struct, frozen=True, tag="saved"):
     """This rank's files of its n-th report, and its manifest, are in the bucket."""
 
     n: int
     name: str
     size_bytes: int = 0
+    step: int | None = None
+    """Of a snapshot: how many steps were done."""
 
 
 class Carry(msgspec.Struct, frozen=True, tag="carry"):
@@ -156,6 +168,7 @@ FromWorker = (
     | Report
     | Files
     | Snapshot
+    | Damaged
     | Saved
     | Unsaved
     | Carry
@@ -299,6 +312,14 @@ class Preempted(msgspec.Struct, frozen=True, tag="preempted"):
     deadline_ms: int
     """When the first of them goes; 0 when nobody knows."""
     nodes: dict[str, tuple[int, ...]]
+    replaced: bool = False
+    """Whether the next round could open at once: then only a save is waited for."""
+
+
+class SaveSoon(msgspec.Struct, frozen=True, tag="save_soon"):
+    """A machine of the round is in danger, and will perhaps never be taken away."""
+
+    reason: str
 
 
 ToWorker = (
@@ -313,6 +334,7 @@ ToWorker = (
     | Gathered
     | Overdue
     | Preempted
+    | SaveSoon
 )
 
 # --- agent -> leader -------------------------------------------------------------------------
@@ -357,6 +379,12 @@ class Alarm(msgspec.Struct, frozen=True, tag="alarm"):
     """This agent's machine announced its end."""
 
     notice: Notice
+
+
+class Advise(msgspec.Struct, frozen=True, tag="advise"):
+    """This agent's machine is in danger, says its cloud."""
+
+    reason: str
 
 
 class Up(msgspec.Struct, frozen=True, tag="up"):
@@ -408,6 +436,16 @@ class Delivered(msgspec.Struct, frozen=True, tag="delivered"):
     round: int
 
 
+class Copied(msgspec.Struct, frozen=True, tag="copied"):
+    """That rank's part of a state lies with another machine, too."""
+
+    round: int
+    rank: int
+    step: int
+    vault: str
+    """Where."""
+
+
 class Assessed(msgspec.Struct, frozen=True, tag="assessed"):
     """What came of that attempt to validate a checkpoint. Told again to every new leader.
 
@@ -426,12 +464,14 @@ ToLeader = (
     | Warm
     | Beat
     | Alarm
+    | Advise
     | Up
     | Ended
     | Unwell
     | Stacks
     | Stopped
     | Delivered
+    | Copied
     | Assessed
 )
 

@@ -84,3 +84,12 @@ class Notice(msgspec.Struct, frozen=True):
     seconds_left: float | None = None
     deadline_ms: int = 0
     """When, in milliseconds since 1970 by the cloud's clock; for people. 0: nobody knows."""
+
+
+class Advice(msgspec.Struct, frozen=True):
+    """Its cloud takes this machine to be in more danger than others: saving soon is wise.
+
+    No notice: most machines it is given for are never taken away.
+    """
+
+    reason: str

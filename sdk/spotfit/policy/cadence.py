@@ -58,6 +58,8 @@ class Moment(msgspec.Struct, frozen=True):
     """Whether another snapshot could be held beside those in flight."""
     epoch_ended: bool = False
     """Whether an epoch has ended since the last save."""
+    advised: str = ""
+    """Why a machine is said to be in danger, if that was said since the last save."""
 
 
 class Save(NamedTuple):
@@ -124,10 +126,19 @@ def judge(
     """
     if moment.step <= moment.saved_step:
         return Hold(moment.now, "nothing was done since the last save")
-    verdict = _first_due(cadence, moment, costs, ahead)
+    verdict = _in_danger(moment, costs) or _first_due(cadence, moment, costs, ahead)
     if isinstance(verdict, Save) and not moment.room:
         return Hold(moment.now, f"{moment.in_flight} saves are on their way, and hold all the room")
     return verdict
+
+
+def _in_danger(moment: Moment, costs: Costs | None) -> Save | None:
+    """Once for each such word, whatever the user has set; most that are in danger are left alone,
+    so not before more could be lost than a save costs."""
+    if not moment.advised or moment.in_flight:
+        return None
+    worth_it = costs is None or moment.now - moment.saved_at >= costs.each_s
+    return Save(f"{moment.advised}; saving soon is wise") if worth_it else None
 
 
 def _first_due(
@@ -136,7 +147,7 @@ def _first_due(
     if cadence.epochs and moment.epoch_ended:
         return Save("an epoch has ended")
     if cadence.every_steps is not None and _steps_done(moment) >= cadence.every_steps:
-        return Save(f"{_steps_done(moment)} steps since the last save")
+        return Save(told_steps(_steps_done(moment)))
     if cadence.every_s is not None:
         why = f"every {told_seconds(cadence.every_s)}, as the user wants"
         return _after(moment, Interval(cadence.every_s, why))
@@ -159,6 +170,11 @@ def _after(moment: Moment, interval: Interval) -> Save | Hold:
     due = moment.saved_at + interval.every_s
     why = f"one every {told_seconds(interval.every_s)}: {interval.why}"
     return Save(why) if moment.now >= due else Hold(due, why)
+
+
+def told_steps(done: int) -> str:
+    """Why to save after so many steps, where that many are wanted."""
+    return f"{done} step{'' if done == 1 else 's'} since the last save"
 
 
 def _steps_done(moment: Moment) -> int:

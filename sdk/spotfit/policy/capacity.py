@@ -29,6 +29,22 @@ def usable_seats(view: View, watch: Watch, role: Role = "train") -> list[Seat]:
     ]
 
 
+def is_last(watch: Watch, token: Token, node: int) -> bool:
+    """Whether its backend has brought that machine back as often as it does: should nobody be
+    awake when it is lost next, nobody would wake any more."""
+    status = watch.statuses.get(token)
+    return status is not None and any(one.last for one in status.nodes[node : node + 1])
+
+
+def lasting(view: View, watch: Watch) -> list[Seat]:
+    """Those for workers whose machines, if they are lost, come back as before."""
+    return [
+        seat
+        for seat in usable_seats(view, watch)
+        if not is_last(watch, seat.member.token, seat.member.node)
+    ]
+
+
 def expected_slots(view: View, watch: Watch) -> int:
     """Slots of workers' machines that were asked for and have not joined yet."""
     here = {(seat.member.token, seat.member.node) for seat in watch.seats.values()}
@@ -42,11 +58,14 @@ def expected_slots(view: View, watch: Watch) -> int:
 
 
 def missing_workers(view: View, watch: Watch) -> int:
-    """How many more workers the run wants than it has or has asked for."""
+    """How many more workers the run wants than it has or has asked for.
+
+    A machine that will not be brought back once more is replaced while it works.
+    """
     assert view.spec is not None
     if watch.caretaker:
         return view.spec.workers_max - _standing_slots(view)
-    have = sum(seat.member.slots for seat in usable_seats(view, watch))
+    have = sum(seat.member.slots for seat in lasting(view, watch))
     return view.spec.workers_max - have - expected_slots(view, watch)
 
 
@@ -94,6 +113,9 @@ def lost_machines(view: View, watch: Watch, now: float) -> Iterator[NodeLost]:
                     yield NodeLost(token, node, agent, "its workers would not end")
                 elif _has_left(view, agent):
                     yield NodeLost(token, node, agent, "it announced its end, and was replaced")
+                elif _is_relieved(view, watch, token, node, agent):
+                    told = "its backend would not bring it back once more, and it was replaced"
+                    yield NodeLost(token, node, agent, told)
                 elif (before := _lived_there_before(view, watch, token, node)) is not None:
                     told = "its backend brought it back, with another agent"
                     yield NodeLost(token, node, before, told, Blame.PREEMPTION, comes_back=True)
@@ -134,6 +156,15 @@ def _has_left(view: View, agent: AgentId) -> bool:
     if noticed is None or view.round is None or view.round_slot < noticed:
         return False
     return view.round.place_of(agent) is None
+
+
+def _is_relieved(view: View, watch: Watch, token: Token, node: int, agent: AgentId) -> bool:
+    """A full round works without a machine that was replaced in time."""
+    assert view.spec is not None
+    if view.round is None or view.round.world_size < view.spec.workers_max:
+        return False
+    spare = view.round.place_of(agent) is None and view.groups[token].role == "train"
+    return spare and is_last(watch, token, node)
 
 
 def _standing_slots(view: View) -> int:

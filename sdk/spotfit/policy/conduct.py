@@ -179,7 +179,13 @@ def _finish(view: View, watch: Watch, now: float) -> Iterator[Action]:
 
 
 def _interrupt(view: View, watch: Watch, round_: Round, now: float) -> Iterator[Action]:
-    for judge in (drain.last_words, hang.not_begun, drain.leave_in_time, drain.regroup):
+    for judge in (
+        drain.last_words,
+        hang.not_begun,
+        drain.leave_in_time,
+        drain.renew,
+        drain.regroup,
+    ):
         verdict = judge(view, watch, round_, now)
         if isinstance(verdict, Wait):
             yield verdict
@@ -224,17 +230,26 @@ def _hand_over(view: View, watch: Watch, now: float) -> Iterator[Action]:
     would end with it."""
     if view.round is not None or watch.caretaker:
         return
-    if watch.me not in view.notices:
-        better = validation.hand_over(view, watch)
-        if better is not None:
-            yield Write(better)
-        return
-    stay = capacity.usable_seats(view, watch)
+    stay = capacity.lasting(view, watch) or capacity.usable_seats(view, watch)
     heirs = sorted(stay, key=lambda seat: (seat.since, seat.member.agent))
-    if heirs:
+    if (why := _why_resign(view, watch)) and heirs:
         heir = heirs[0].member
-        why = "the leader before will be taken away"
         yield Write(LeaderElected(heir.agent, view.epoch + 1, heir.hub, why))
+        return
+    better = None if why else validation.hand_over(view, watch)
+    if better is not None:
+        yield Write(better)
+
+
+def _why_resign(view: View, watch: Watch) -> str:
+    """Why somebody else should lead the next round; '' where the leader's machine stays."""
+    if watch.me in view.notices:
+        return "the leader before will be taken away"
+    mine = watch.seats.get(watch.me)
+    last = mine is not None and capacity.is_last(watch, mine.member.token, mine.member.node)
+    if last and capacity.lasting(view, watch):
+        return "the machine of the leader before would not be brought back once more"
+    return ""
 
 
 def _open_a_round(view: View, watch: Watch, now: float) -> Iterator[Action]:
@@ -307,6 +322,8 @@ def _committed(ready: Ready, *, age_s: float | None) -> CheckpointCommitted:
         ready.validation,
         age_s,
         ready.snapshot,
+        ready.step,
+        ready.why,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from spotfit.core.ids import AgentId
 from spotfit.core.units import told_seconds
@@ -15,7 +16,7 @@ from spotfit.model.watch import Watch
 from spotfit.model.world import Place, Round
 from spotfit.policy.absence import away
 from spotfit.policy.actions import Wait
-from spotfit.policy.capacity import expected_slots, usable_seats
+from spotfit.policy.capacity import expected_slots, is_last, lasting, usable_seats
 from spotfit.policy.failure import closing, taken
 
 UNKNOWN_NOTICE_S = 120.0
@@ -98,11 +99,28 @@ def leave_in_time(view: View, watch: Watch, round_: Round, now: float) -> RoundC
         why = "the time the notice gave is over"
         gone = taken(leaving, view, timed_out=True)
         return RoundClosed(round_.number, Blame.PREEMPTION, why, taken=gone)
-    if not _replaced(view, watch) or not _saved_since(view, [place.agent for place in leaving]):
+    copied_at = _copied_at(view, watch, round_, leaving)
+    saved = _saved_since(view, [place.agent for place in leaving])
+    if not replaced(view, watch) or not (saved or copied_at is not None):
         return Wait(deadline, f"{len(leaving)} machines leave in {deadline - now:.0f} s")
-    if _fresh(watch, now) or now >= deadline - _MARGIN_S:
-        return _changed_over(view, watch, round_, leaving)
-    return Wait(deadline - _MARGIN_S, "replaced; changing over at the next commit")
+    copied = copied_at is not None and now - copied_at <= _FRESH_S
+    if copied or (saved and _fresh(watch, now)) or now >= deadline - _MARGIN_S:
+        closed = _changed_over(view, watch, round_, leaving)
+        return replace(closed, safe=copied_at is not None)
+    return Wait(deadline - _MARGIN_S, "replaced; changing over at the next save")
+
+
+def _copied_at(view: View, watch: Watch, round_: Round, leaving: list[Place]) -> float | None:
+    """When the last part of a state that was saved since the notices came from the machines that
+    leave to those that stay; None while a part is missing. Those who stay have their own parts."""
+    staying = {place.vault for place in round_.places if place not in leaving}
+    copies = [watch.copies.get(rank) for place in leaving for rank in place.ranks]
+    known = [copy for copy in copies if copy is not None and copy.vault in staying]
+    if len(known) < len(copies) or len({copy.step for copy in known}) != 1:
+        return None
+    noticed_at = max(watch.noticed_at.get(place.agent, watch.led_since) for place in leaving)
+    told = [copy.told_at for copy in known]
+    return max(told) if min(told) > noticed_at else None
 
 
 def _changed_over(view: View, watch: Watch, round_: Round, leaving: list[Place]) -> RoundClosed:
@@ -127,6 +145,8 @@ def save_at_notice(chance: LastChance) -> SaveLast | TrainOn | LetFinish | TooLa
         return LetFinish(f"{_left(chance)}: enough for the save on its way at best, for no other")
     if way is None:
         return TooLate(f"{_left(chance)}: not enough for a save")
+    if chance.replaced and chance.in_flight_s is not None:
+        return LetFinish("the replacement stands ready, and waits for the save on its way")
     takes = f"a save to the {way} takes {told_seconds(_needed_s(chance, way))}"
     spare_s = chance.left_s - _needed_s(chance, way)
     if chance.replaced:
@@ -187,6 +207,23 @@ def last_words(view: View, watch: Watch, round_: Round, now: float) -> RoundClos
     return closing(view, watch, round_)
 
 
+def renew(view: View, watch: Watch, round_: Round, now: float) -> RoundClosed | Wait | None:
+    """Leave machines that their backend would not bring back once more, just after a commit, when
+    others stand ready: then nothing is lost. None while there is nothing to change."""
+    last = [place for place in round_.places if is_last(watch, place.token, place.node)]
+    fresh = sum(seat.member.slots for seat in lasting(view, watch) if seat.warm)
+    if not last or fresh < round_.world_size:
+        return None
+    why = f"{_told_machines(last)} would not be brought back once more"
+    if not (_fresh(watch, now) and view.latest_committed_slot > view.round_slot):
+        return Wait(now + _LOOK_S, f"{why}; changing over at the next commit")
+    return RoundClosed(round_.number, Blame.RESIZE, f"{why}, and others stand ready")
+
+
+def _told_machines(places: list[Place]) -> str:
+    return ", ".join(place.machine for place in places)
+
+
 def regroup(view: View, watch: Watch, round_: Round, now: float) -> RoundClosed | Wait | None:
     """Grow an elastic group when machines are there, just after a commit: then nothing is lost."""
     assert view.spec is not None
@@ -211,7 +248,7 @@ def _fresh(watch: Watch, now: float) -> bool:
     return watch.committed_at is not None and now - watch.committed_at <= _FRESH_S
 
 
-def _replaced(view: View, watch: Watch) -> bool:
+def replaced(view: View, watch: Watch) -> bool:
     """Whether the next round could open at once: machines are here, and warm."""
     assert view.spec is not None
     slots = _warm_slots(view, watch)

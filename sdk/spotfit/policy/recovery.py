@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from spotfit.core.ids import AgentId
+from spotfit.model.events import CheckpointCommitted
 from spotfit.model.holding import Part, State
 from spotfit.model.view import View
 from spotfit.model.watch import Seat
@@ -77,7 +78,7 @@ def from_memory(view: View, places: Sequence[Place], seats: Iterable[Seat]) -> M
     }
     found = recover(places, held)
     latest = view.latest_checkpoint
-    if found.state is None or (latest is not None and latest.round > found.state.round):
+    if found.state is None or (latest is not None and _is_newer(latest, found.state)):
         return None
     vaults = {place.agent: place.vault for place in places}
     asked = {one.holder for each in found.fetches.values() for one in each if one.way == "peer"}
@@ -86,6 +87,13 @@ def from_memory(view: View, places: Sequence[Place], seats: Iterable[Seat]) -> M
     parts = [fetch.part for fetch in next(iter(found.fetches.values()))]
     holders = (tuple(sorted(who for who in here if part in held.get(who, ()))) for part in parts)
     return Memory(found.state, tuple(holders))
+
+
+def _is_newer(committed: CheckpointCommitted, state: State) -> bool:
+    """Whether more is committed than memory has: of its own newest state a part may be lost."""
+    if committed.round != state.round or committed.step is None:
+        return committed.round > state.round
+    return committed.step > state.step
 
 
 def sources(round_: Round, agent: AgentId) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from spotfit.model.view import View
 from spotfit.model.watch import Seat, Watch
 from spotfit.model.world import Place, Round
 from spotfit.policy.actions import Wait
-from spotfit.policy.capacity import expected_slots, may_ask_at, usable_seats
+from spotfit.policy.capacity import expected_slots, lasting, may_ask_at, usable_seats
 from spotfit.policy.recovery import from_memory
 
 _PATIENCE_ROUNDS = 5
@@ -34,7 +34,7 @@ def next_round(view: View, watch: Watch, now: float) -> Round | Wait:
     if slots < view.spec.workers_max and _more_may_come(view, watch, now) and now < patience_ends:
         why = f"{slots} of {view.spec.workers_max} workers have a place; more may come"
         return Wait(patience_ends, why)
-    return _form(view, seats)
+    return _form(view, _preferred(view, watch, seats))
 
 
 def _pause_s(view: View) -> float:
@@ -47,6 +47,14 @@ def _pause_s(view: View) -> float:
 def _more_may_come(view: View, watch: Watch, now: float) -> bool:
     refused = view.last_refusal is not None and now < may_ask_at(view, watch)
     return expected_slots(view, watch) > 0 and not refused
+
+
+def _preferred(view: View, watch: Watch, seats: list[Seat]) -> list[Seat]:
+    """Without machines that will not be brought back once more, where others suffice."""
+    assert view.spec is not None
+    staying = lasting(view, watch)
+    enough = sum(seat.member.slots for seat in staying) >= view.spec.workers_max
+    return staying if enough else seats
 
 
 def _form(view: View, seats: Sequence[Seat]) -> Round:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,6 +35,8 @@ class Traits:
     """For how long after a machine is gone the backend may still say that it runs."""
     notices: tuple[str, ...] = ("signal",)
     """Which notice sources its machines should watch."""
+    keeps_output: bool = False
+    """Can tell what a machine printed before its agent spoke: `spotfit.provision.output`."""
     runs: Software = UNKNOWN
     """What its machines will run, as far as that is known before one is rented: `fit()` refuses to
     start where a function pickled by its caller could not be loaded there."""
@@ -83,3 +86,15 @@ class Provisioner(Protocol):
     def cancel(self, handle: GroupHandle) -> None:
         """Let go, and return at once. Of a group already gone, too."""
         ...
+
+
+def warming(
+    provisioner: Provisioner, plan: GroupPlan, framework: str
+) -> AbstractContextManager[object]:
+    """While this is open, machines like the plan's may already be importing `framework`.
+
+    Advice, and optional: a backend has a method `warming(plan, framework)` only where a machine
+    costs nothing before it is asked for. `submit` takes what is warm; on leaving, the rest goes.
+    """
+    method = getattr(provisioner, "warming", None)
+    return nullcontext() if method is None else method(plan, framework)

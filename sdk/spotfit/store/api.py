@@ -36,6 +36,13 @@ class Store(Protocol):
         """`length` bytes from `start`, fewer where the object ends. Raises `NotFoundError`."""
         ...
 
+    def get_into(self, key: str, place: memoryview) -> int:
+        """The object's bytes into `place`, as many as fit there; and how many it has.
+
+        Raises `NotFoundError`.
+        """
+        ...
+
     def put(self, key: str, body: bytes | memoryview) -> None:
         """Write the object, there or not; readers see the old or the new, never half."""
         ...

@@ -94,6 +94,13 @@ def a_status(*states: NodeState) -> GroupStatus:
     return GroupStatus(tuple(NodeStatus(one) for one in states or _BOTH_RUN))
 
 
+def a_last_life(*which: int, nodes: int = 2) -> GroupStatus:
+    """All run; those would not be brought back once more."""
+    return GroupStatus(
+        tuple(NodeStatus(NodeState.RUNNING, last=node in which) for node in range(nodes))
+    )
+
+
 def a_notice(**given: Any) -> Notice:
     """Two minutes are left."""
     return Notice(**{"reason": "spot reclaim", "seconds_left": 120.0, **given})

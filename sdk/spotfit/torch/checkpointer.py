@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,17 +15,21 @@ from spotfit.checkpoint.handle import Checkpoint
 from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.host import log
 from spotfit.host.clocks import SystemClock
-from spotfit.model.cadence import MAX_OVERHEAD, parse_cadence
+from spotfit.model.cadence import MAX_OVERHEAD, Cadence, parse_cadence
 from spotfit.worker.current import current
 from spotfit.worker.handover import IN_MEMORY
 from spotfit.worker.pace import Pace
+from spotfit.worker.recall import Recall
 
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
-    from spotfit.checkpoint.saved import Saved
+    from spotfit.checkpoint.saved import Order, Saved
     from spotfit.frameworks.torch.arena import Arena
+    from spotfit.frameworks.torch.position import Position
+    from spotfit.frameworks.torch.shares import Share
+    from spotfit.frameworks.torch.state import Training
 
 _PLAIN_BYTES = 2**17
 SLOTS = 2
@@ -79,41 +83,44 @@ class Checkpointer:
         """
         session = current("spotfit.torch.Checkpointer")
         cadence = parse_cadence(every, max_overhead=max_overhead)
-        from spotfit.frameworks.torch import arena, position, shares, state
+        from spotfit.frameworks.torch.arena import Arena
+        from spotfit.frameworks.torch.shares import Shares
 
         self._desk = session.snapshots
         self._rank = session.context.get_world_rank()
         self._world_size = session.context.get_world_size()
+        self._clock = SystemClock()
         _check_group(self._world_size)
         others = {"scheduler": scheduler, "scaler": scaler, **_checked(extra or {})}
-        self._training = state.Training(
-            model,
-            _listed(optimizer),
-            {name: one for name, one in others.items() if one is not None},
-        )
+        self._training = _training_of(model, optimizer, others)
         self._loader = loader
-        self._place: position.Position | None = None
-        if loader is not None and not position.keeps_its_own(loader):
-            self._place = position.position_in(loader, rank=self._rank, world_size=self._world_size)
-        self._shares = shares.Shares(self._rank, _gathered)
-        self._clock = SystemClock()
-        self._pace = Pace(
+        self._place = _place_in(loader, rank=self._rank, world_size=self._world_size)
+        self._recall = Recall(self._desk, session.context, _gathered, self._clock)
+        self._shares = Shares(self._rank, _gathered)
+        self._pace = self._paced(cadence)
+        self._slots = [_Slot(Arena(self._desk.folders, self._desk.path_for)) for _ in range(SLOTS)]
+        self._preparing: threading.Thread | None = None
+        self._checked = False
+        """Whether what is no tensor was seen to come back without a pickle."""
+        self._incoming: dict[str, Any] = {}
+        """What is read, until all ranks have read theirs."""
+        self._put_back: Callable[[], None] = _nothing
+        self.steps = 0
+        """Steps the training has done, those before a restart too."""
+
+    def _paced(self, cadence: Cadence) -> Pace:
+        return Pace(
             cadence,
             agreed=self._desk.agreed,
             leads=self._rank == 0,
             clock=self._clock,
             odds=self._desk.odds,
             notice=self._desk.notice,
+            replaced=self._desk.replaced,
+            peer_bytes_per_s=self._desk.peer_bytes_per_s,
+            advice=self._desk.advice,
             slots=SLOTS,
         )
-        self._slots = [
-            _Slot(arena.Arena(self._desk.folders, self._desk.path_for)) for _ in range(SLOTS)
-        ]
-        self._preparing: threading.Thread | None = None
-        self._checked = False
-        """Whether what is no tensor was seen to come back without a pickle."""
-        self.steps = 0
-        """Steps the training has done, those before a restart too."""
 
     # --- saving ------------------------------------------------------------------------------
 
@@ -140,7 +147,7 @@ class Checkpointer:
 
     def _prepare(self) -> None:
         """Deal the state out, and take memory for it meanwhile: the first save shall find both."""
-        pieces = self._shares.of(self._training.state()).pieces
+        pieces = self._share().pieces
 
         def fit() -> None:
             for slot in self._slots:
@@ -161,18 +168,22 @@ class Checkpointer:
         except OSError as full:
             self._desk.withhold(metrics, f"There is no room for a snapshot: {full}")
             return
-        slot.report = self._desk.give(metrics, slot.arena.path)
+        slot.report = self._desk.give(metrics, slot.arena.path, why)
         stall_s = self._clock.now() - began
         self._pace.measured.saved(slot.report, stall_s, slot.arena.size_bytes)
         if self._rank == 0:
             log.info("checkpoint.snapshot", step=self.steps, stall_s=round(stall_s, 4), why=why)
+
+    def _share(self) -> Share:
+        state = self._training.state()
+        return self._shares.of(state, drifting=self._training.drifting(state))
 
     def _take(self, arena: Arena) -> None:
         from spotfit.checkpoint.snapshot import Index, chunks_of
         from spotfit.frameworks.torch.shares import plain
         from spotfit.frameworks.torch.state import dice
 
-        share = self._shares.of(self._training.state())
+        share = self._share()
         check, self._checked = not self._checked, True
         values = plain(share.values, of=share.leaves, check=check)
         own = plain({"dice": dice(), **self._loader_state()}, check=check)
@@ -234,43 +245,25 @@ class Checkpointer:
         and an earlier one taken. Raises `IntegrityError` where no checkpoint is left that can be
         read, and `ConfigError` where model or optimizer are not those that were saved.
         """
-        found_any = False
-        for name, opener in self._candidates():
-            saved, broken = _opened(opener)
-            if saved is None and broken is None:
-                continue  # a report of the user's own
-            found_any = found_any or name != IN_MEMORY
-            if saved is not None and broken is None:
-                broken = self._loaded(saved)
-            trouble = next(filter(None, _gathered(broken)), None)
-            if trouble is None and saved is not None:
-                return self._restored(saved)
-            log.error("checkpoint.broken", name=name, why=trouble, instead="an earlier one")
-        if not found_any:
+        saved = self._recall.newest(self._planned)
+        if saved is None:
+            self._put_back()
             return None
-        raise IntegrityError(
-            "No checkpoint of this run can be read any more.",
-            do="Look at the log for what is broken, restore it from a copy, or name a new run.",
-        )
+        self._training.adopt(self._incoming)
+        return self._restored(saved)
 
-    def _candidates(self) -> Iterator[tuple[str, Callable[[], Saved | None]]]:
-        """The newest first."""
-        yield IN_MEMORY, self._desk.open_memory
-        if self._desk.begun_from is not None:
-            for name in (self._desk.begun_from, *self._desk.earlier()):
-                yield name, partial(self._desk.open, name)
+    def _planned(self, saved: Saved) -> Sequence[Order]:
+        """What this rank has to read of it."""
+        from spotfit.frameworks.torch.reading import Loading
+        from spotfit.frameworks.torch.state import kept
 
-    def _loaded(self, saved: Saved) -> str | None:
-        """None if all went well, else what is broken."""
-        from spotfit.frameworks.torch.reading import load_into
-
-        state = self._training.state()
+        self._incoming = self._training.state()
+        if self._desk.begun_from is None:  # were it torn, nothing else would overwrite it
+            self._put_back = kept(self._incoming)
         try:
-            load_into(state, saved)
-        except (IntegrityError, pickle.UnpicklingError) as broken:
-            return str(broken)
-        self._training.adopt(state)
-        return None
+            return Loading(self._incoming, saved).orders
+        except pickle.UnpicklingError as strange:
+            raise IntegrityError(f"Its values cannot be read: {strange}") from strange
 
     def _restored(self, saved: Saved) -> Restored:
         from spotfit.frameworks.torch.shares import unplain
@@ -295,8 +288,9 @@ class Checkpointer:
         put_back(own["dice"])
         if self._place is not None:
             self._place.go_on(epoch, consumed)
-            # A loader throws dice when it begins: those were thrown before this epoch did.
-            self._place.resumed = partial(put_back, own["dice"])
+            if (epoch, consumed) != (0, 0):
+                # A loader throws dice when it begins: those were thrown after this epoch did.
+                self._place.resumed = partial(put_back, own["dice"])
         elif "loader" in own and self._loader is not None:
             self._loader.load_state_dict(own["loader"])  # type: ignore[attr-defined]
 
@@ -340,11 +334,8 @@ class _Slot:
         self.report: int | None = None
 
 
-def _opened(opener: Callable[[], Saved | None]) -> tuple[Saved | None, str | None]:
-    try:
-        return opener(), None
-    except IntegrityError as broken:
-        return None, str(broken)
+def _nothing() -> None:
+    return
 
 
 def _gathered(mine: Any) -> list[Any]:
@@ -371,10 +362,24 @@ def _check_group(world_size: int) -> None:
         )
 
 
-def _listed(optimizer: Any) -> Sequence[Any]:
-    if optimizer is None:
-        return ()
-    return tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)
+def _training_of(model: torch.nn.Module, optimizer: Any, others: Mapping[str, Any]) -> Training:
+    from spotfit.frameworks.torch.state import Training
+
+    optimizers = optimizer if isinstance(optimizer, Sequence) else (optimizer,)
+    return Training(
+        model,
+        tuple(one for one in optimizers if one is not None),
+        {name: one for name, one in others.items() if one is not None},
+    )
+
+
+def _place_in(loader: DataLoader[Any] | None, *, rank: int, world_size: int) -> Position | None:
+    """Where this rank stands in its data; None where nobody has to know but the loader."""
+    from spotfit.frameworks.torch.position import keeps_its_own, position_in
+
+    if loader is None or keeps_its_own(loader):
+        return None
+    return position_in(loader, rank=rank, world_size=world_size)
 
 
 def _checked(extra: Mapping[str, Any]) -> Mapping[str, Any]:

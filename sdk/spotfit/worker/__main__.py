@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 
 from spotfit.worker import birth
@@ -13,16 +12,8 @@ def begin(arguments: list[str]) -> None:
     talk, parent, what = int(arguments[0]), int(arguments[1]), arguments[2]
     birth.separate(parent)
     birth.whole_lines()
-    importlib.import_module(f"spotfit.worker.{_ENTRANCES[what]}").main(talk)
+    birth.enter(what, talk)
 
-
-_ENTRANCES = {
-    "worker": "main",
-    "audience": "audience",
-    "hooks": "hooks",
-    "carrier": "carrier",
-    "validation": "validation",
-}
 
 if __name__ == "__main__":
     begin(sys.argv[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import signal
@@ -13,6 +14,14 @@ from pathlib import Path
 from spotfit.host import dice
 from spotfit.host import process as this_process
 
+ENTRANCES = {
+    "worker": "spotfit.worker.main",
+    "audience": "spotfit.worker.audience",
+    "hooks": "spotfit.worker.hooks",
+    "carrier": "spotfit.worker.carrier",
+    "validation": "spotfit.worker.validation",
+}
+"""By `model.cradle.Kind`: modules with a `main` that takes the socket and never returns."""
 _DESCRIPTORS = Path("/proc/self/fd")
 _SOCKET_PATH_BYTES = 107
 _BELOW = len("/pymp-12345678/listener-12345678")
@@ -73,3 +82,8 @@ def shorten_socket_paths() -> None:
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     mine: dict[str, str] = process.current_process()._config  # type: ignore[attr-defined]  # noqa: SLF001 - there is no other door
     mine["tempdir"] = f"/proc/{os.getpid()}/fd/{handle}"
+
+
+def enter(what: str, talk: int) -> None:
+    """Be a child of that kind; its module is imported now, if nobody has done so before."""
+    importlib.import_module(ENTRANCES[what]).main(talk)

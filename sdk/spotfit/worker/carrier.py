@@ -12,8 +12,9 @@ from typing import NoReturn
 from spotfit.checkpoint.bring import Brought as BroughtBefore
 from spotfit.checkpoint.bring import bring_snapshot
 from spotfit.checkpoint.bring import unpacked as unpacked_snapshot
+from spotfit.checkpoint.manifest import Manifest
 from spotfit.core.codec import decoder, encode
-from spotfit.host import frames
+from spotfit.host import frames, process
 from spotfit.model.carrier import Brought, FromCarrier, Lost, Take
 from spotfit.store.api import Store
 from spotfit.store.opening import open_store
@@ -29,6 +30,7 @@ _known = BroughtBefore()
 
 def main(descriptor: int) -> NoReturn:
     """Serve the agent at the other end of that socket until it closes it. Ends the process."""
+    process.call_myself("spotfit-carrier")
     wire = socket.socket(fileno=descriptor)
     carrier = Carrier(partial(_say, wire, threading.Lock()))
     while (body := frames.read(wire)) is not None:
@@ -56,22 +58,22 @@ class Carrier:
     def _deliver(self, order: Take) -> None:
         """One that fails does not stop those behind it: each is a checkpoint of its own."""
         try:
-            size_bytes = _brought(order.parcel, _store(order.storage_url))
+            manifest = _brought(order.parcel, _store(order.storage_url))
         except BaseException as error:  # noqa: BLE001 - a failing upload is the worker's to raise
             raised = crash.as_raised(error)
             self._say(Lost(order.serial, raised.told, raised.value))
         else:
-            self._say(Brought(order.serial, size_bytes))
+            self._say(Brought(order.serial, manifest.size_bytes, manifest.step))
 
 
-def _brought(body: bytes, store: Store) -> int:
+def _brought(body: bytes, store: Store) -> Manifest:
     if (snapshot := unpacked_snapshot(body)) is not None:
-        return bring_snapshot(store, snapshot, _known).size_bytes
+        return bring_snapshot(store, snapshot, _known)
     parcel = unpacked(body)
     manifest = bring(parcel, store)
     if parcel.delete:
         delete_local(parcel.checkpoint, store, manifest.folder)
-    return manifest.size_bytes
+    return manifest
 
 
 def _never(error: BaseException) -> None:

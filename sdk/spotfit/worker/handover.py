@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from spotfit.checkpoint.saved import Saved
+from spotfit.checkpoint.saved import Opened, Saved
 from spotfit.model.cadence import Odds
 
 IN_MEMORY = "in memory"
@@ -28,8 +28,10 @@ class Handover(Protocol):
         """A name there for a segment, another one each time."""
         ...
 
-    def give(self, metrics: dict[str, Any], segment: Path) -> int:
+    def give(self, metrics: dict[str, Any], segment: Path, why: str = "") -> int:
         """Hand over the snapshot in that segment, as this rank's next report. Waits for nobody.
+
+        `why` it is saved just now stands in the run's story.
 
         The segment is not to be touched until the snapshot's fate is another than "given".
         """
@@ -60,6 +62,19 @@ class Handover(Protocol):
         """In how many seconds the first machine of the group goes; None where none is known to."""
         ...
 
+    def replaced(self) -> bool:
+        """Whether whoever goes could be done without at once: only a save is waited for."""
+        ...
+
+    @property
+    def peer_bytes_per_s(self) -> float:
+        """How fast copies go to another machine; 0 where none are kept."""
+        ...
+
+    def advice(self) -> tuple[float, str] | None:
+        """When a machine of the group was last said to be in danger, and how; None if never."""
+        ...
+
     @property
     def begun_from(self) -> str | None:
         """The checkpoint to go on from."""
@@ -71,6 +86,14 @@ class Handover(Protocol):
 
     def open(self, name: str) -> Saved | None:
         """That checkpoint; None if no Checkpointer saved it. Raises `IntegrityError`."""
+        ...
+
+    def mistrust(self, name: str) -> None:
+        """That checkpoint cannot be read: no snapshot is to share any of its files."""
+        ...
+
+    def reopen(self, opened: Opened) -> Saved:
+        """That checkpoint, which another rank has opened."""
         ...
 
     def earlier(self) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from spotfit.checkpoint.bring import SnapshotParcel, bring_snapshot
 from spotfit.checkpoint.handle import Checkpoint
 from spotfit.checkpoint.manifest import Manifest
-from spotfit.checkpoint.saved import Saved, open_folder
+from spotfit.checkpoint.saved import Opened, Saved, open_folder, reopened
 from spotfit.host import log
 from spotfit.model.cadence import Odds
 from spotfit.model.ranks import Ranks
@@ -42,10 +42,11 @@ class LocalSnapshots:
         self._segments += 1
         return folder / f"{self._ranks.world_rank}-{self._segments}.segment"
 
-    def give(self, metrics: dict[str, Any], segment: Path) -> int:
+    def give(self, metrics: dict[str, Any], segment: Path, why: str = "") -> int:
         n, self._given = self._given, self._given + 1
         name, rank = f"checkpoint_{n:06d}", self._ranks.world_rank
-        part = Manifest(name, 0, n, rank, tuple(range(self._ranks.world_size)), metrics, ())
+        ranks = tuple(range(self._ranks.world_size))
+        part = Manifest(name, 0, n, rank, ranks, metrics, (), why=why)
         bring_snapshot(self._store, SnapshotParcel(str(segment), part, self._last or ""))
         self._last = name
         self._reported(metrics, Checkpoint.in_store(self._store, name))
@@ -69,8 +70,18 @@ class LocalSnapshots:
     def odds(self) -> Odds:
         return Odds()
 
+    def advice(self) -> tuple[float, str] | None:
+        return None
+
     def notice(self) -> float | None:
         return None
+
+    def replaced(self) -> bool:
+        return False
+
+    @property
+    def peer_bytes_per_s(self) -> float:
+        return 0.0
 
     @property
     def begun_from(self) -> str | None:
@@ -81,6 +92,12 @@ class LocalSnapshots:
 
     def open(self, name: str) -> Saved | None:
         return open_folder(self._store, name)
+
+    def mistrust(self, name: str) -> None:
+        self._last = None if name == self._last else self._last
+
+    def reopen(self, opened: Opened) -> Saved:
+        return reopened(self._store, opened)
 
     def earlier(self) -> Iterator[str]:
         yield from ()

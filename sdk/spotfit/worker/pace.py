@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from statistics import median
@@ -11,8 +12,9 @@ from msgspec.structs import replace
 
 from spotfit.core.clock import Clock
 from spotfit.core.codec import decoder, encode
+from spotfit.host import log
 from spotfit.model.cadence import Cadence, Costs, Odds
-from spotfit.policy.cadence import Moment, Save, judge, outlook
+from spotfit.policy.cadence import Hold, Moment, Save, judge, outlook, told_steps
 from spotfit.policy.drain import LastChance, SaveLast, TrainOn, save_at_notice
 from spotfit.worker.handover import Fate
 
@@ -126,10 +128,14 @@ class Pace:
         clock: Clock,
         odds: Odds,
         notice: Callable[[], float | None] = lambda: None,
+        advice: Callable[[], tuple[float, str] | None] = lambda: None,
+        replaced: Callable[[], bool] = lambda: False,
+        peer_bytes_per_s: float = 0.0,
         slots: int = 2,
     ) -> None:
-        """`notice` tells in how many seconds the group's first machine goes, if that is known; it
-        is asked on the rank that `leads` only."""
+        """`notice` tells in how many seconds the group's first machine goes, if that is known;
+        `advice` when and how one was last said to be in danger; `replaced` whether it could be
+        done without at once. All are asked on the rank that `leads` only."""
         self._cadence = cadence
         self._by_time = replace(cadence, epochs=False, every_steps=None)
         self._agreed = agreed
@@ -138,9 +144,14 @@ class Pace:
         self._odds = odds
         self._began_at = clock.now()
         self._notice = notice
+        self._advice = advice
+        self._replaced = replaced
+        self._peer_bytes_per_s = peer_bytes_per_s
         self._slots = slots
         self._look_at = 1
         self._saved_step = 0
+        self._told_of: int | None = None
+        """The save after which it was told when the next one comes."""
         self.measured = Measured(clock)
 
     def begin(self, step: int) -> None:
@@ -160,7 +171,7 @@ class Pace:
             return "an epoch has ended"
         done = step - self._saved_step
         if self._cadence.every_steps is not None and done >= self._cadence.every_steps:
-            return f"{done} steps since the last save"
+            return told_steps(done)
         if step < self._look_at:
             return None
         told = _told.decode(self._agreed("checkpoint", encode(self._look(step))))
@@ -182,7 +193,8 @@ class Pace:
         if left_s is not None:
             last = save_at_notice(self._chance(left_s, step))
             if isinstance(last, SaveLast):
-                return (last.why if step > self._saved_step else None), LOOK_S
+                why = f"a machine is going: {last.why}"
+                return (why if step > self._saved_step else None), LOOK_S
             if not isinstance(last, TrainOn):
                 return None, LOOK_S
         now, measured = self._clock.now(), self.measured
@@ -193,6 +205,7 @@ class Pace:
             self._saved_step,
             measured.in_flight,
             room=measured.in_flight < self._slots,
+            advised=self._advised(),
         )
         ahead = outlook(
             self._odds,
@@ -202,7 +215,22 @@ class Pace:
         verdict = judge(self._by_time, moment, costs=measured.costs, ahead=ahead)
         if isinstance(verdict, Save):
             return verdict.why, LOOK_S
+        self._tell_next(verdict, now)
         return None, verdict.until - now if verdict.until > now else LOOK_S
+
+    def _advised(self) -> str:
+        """What was said of a danger since the state was last taken; '' for nothing."""
+        told_at, why = self._advice() or (-math.inf, "")
+        return why if told_at > self.measured.done_at else ""
+
+    def _tell_next(self, verdict: Hold, now: float) -> None:
+        """Once after each commit: when the next save comes by itself, and why not sooner."""
+        measured = self.measured
+        undecided = not self._cadence.auto or measured.costs is None or measured.in_flight
+        if undecided or self._told_of == self._saved_step or verdict.until <= now:
+            return
+        self._told_of = self._saved_step
+        log.info("checkpoint.next", in_s=round(verdict.until - now, 1), why=verdict.why)
 
     def _chance(self, left_s: float, step: int) -> LastChance:
         measured = self.measured
@@ -216,5 +244,7 @@ class Pace:
             costs=costs,
             size_bytes=measured.size_bytes,
             bucket_bytes_per_s=measured.bytes_per_s,
+            peer_bytes_per_s=self._peer_bytes_per_s,
             in_flight_s=in_flight_s,
+            replaced=self._replaced(),
         )

@@ -45,6 +45,7 @@ from spotfit.model.wire import (
     Preempted,
     Proceed,
     Saved,
+    SaveSoon,
     Start,
     ToWorker,
     Uncarried,
@@ -118,6 +119,7 @@ class Session:
         self._latest: Checkpoint | None = None
         self._latest_n = -1
         self._preempted: Preempted | None = None
+        self._advice: tuple[float, str] | None = None
 
     @property
     def host(self) -> str:
@@ -290,6 +292,17 @@ class Session:
             return UNKNOWN_NOTICE_S
         return (self._preempted.deadline_ms - wall_ms()) / 1000
 
+    def replaced(self) -> bool:
+        """Whether whoever leaves the group could be done without at once, as far as it is known."""
+        self.drain()
+        return self._preempted is not None and self._preempted.replaced
+
+    def advice(self) -> tuple[float, str] | None:
+        """When, by this machine's own clock, a cloud last said that a machine of the group is in
+        danger, and how; None as long as none has."""
+        self.drain()
+        return self._advice
+
     def wait_for_notice(self, within_s: float) -> bool:
         """Whether it comes to know, in so long, that a machine of its group will be taken away."""
         return self._inbox.wait(lambda: self._preempted, within_s) is not None
@@ -435,6 +448,8 @@ class Session:
                 self._judged += 1
             case Preempted():
                 self._preempted = frame
+            case SaveSoon(reason=reason):
+                self._advice = (self._clock.now(), reason)
             case Overdue(kind=kind, missing=missing, waited_s=waited_s):
                 ranks = ", ".join(str(rank) for rank in missing)
                 so_far = told_seconds(waited_s)

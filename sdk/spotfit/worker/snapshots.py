@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
-from spotfit.checkpoint.peer import InPeer
-from spotfit.checkpoint.saved import InMemory, Saved, open_saved
+from spotfit.checkpoint.saved import InMemory, Opened, Saved, open_saved, reopened
 from spotfit.checkpoint.segment import Segment
 from spotfit.core.ids import RunId
 from spotfit.host import log
@@ -18,9 +17,11 @@ from spotfit.ledger.journal import Journal
 from spotfit.model.cadence import Odds
 from spotfit.model.holding import Part
 from spotfit.model.metrics import metrics_to_json
+from spotfit.model.vault import COPY_BYTES_PER_S
 from spotfit.model.wire import (
     Carried,
     Committed,
+    Damaged,
     Files,
     Gathered,
     Named,
@@ -30,10 +31,13 @@ from spotfit.model.wire import (
     Uncarried,
     Unsaved,
 )
-from spotfit.ship.certificate import Contexts, contexts
 from spotfit.store.api import Store
 from spotfit.worker.handover import IN_MEMORY, Fate
 from spotfit.worker.talk import Talk
+
+if TYPE_CHECKING:
+    from spotfit.checkpoint.peer import InPeer
+    from spotfit.ship.certificate import Contexts
 
 Found = TypeVar("Found")
 
@@ -49,8 +53,16 @@ class Desk(Protocol):
         """Take what the agent has told."""
         ...
 
+    def replaced(self) -> bool:
+        """Whether whoever goes could be done without at once."""
+        ...
+
     def notice(self) -> float | None:
         """In how many seconds the first machine of the group goes; None where none is known to."""
+        ...
+
+    def advice(self) -> tuple[float, str] | None:
+        """When a machine of the group was last said to be in danger, and how; None if never."""
         ...
 
     def wait_for(
@@ -86,10 +98,10 @@ class Snapshots:
         self._segments += 1
         return folder / f"{self._start.round}-{self._start.rank}-{self._segments}.segment"
 
-    def give(self, metrics: dict[str, Any], segment: Path) -> int:
+    def give(self, metrics: dict[str, Any], segment: Path, why: str = "") -> int:
         n = self._desk.next_report()
         self._fates[n] = "given"
-        self._talk.send(Snapshot(n, msgspec.Raw(metrics_to_json(metrics)), str(segment)))
+        self._talk.send(Snapshot(n, msgspec.Raw(metrics_to_json(metrics)), str(segment), why))
         return n
 
     def withhold(self, metrics: dict[str, Any], why: str) -> None:
@@ -150,6 +162,16 @@ class Snapshots:
     def notice(self) -> float | None:
         return self._desk.notice()
 
+    def replaced(self) -> bool:
+        return self._desk.replaced()
+
+    @property
+    def peer_bytes_per_s(self) -> float:
+        return COPY_BYTES_PER_S if self._start.copies_to else 0.0
+
+    def advice(self) -> tuple[float, str] | None:
+        return self._desk.advice()
+
     # --- what there is to go on from -----------------------------------------------------------
 
     @property
@@ -164,6 +186,8 @@ class Snapshots:
 
     def _remembered(self, rank: int) -> InMemory | InPeer:
         """What that rank saved: from this machine's memory, else from another's."""
+        from spotfit.checkpoint.peer import InPeer  # with TLS: no first step shall wait for it
+
         path = self._start.remembered[rank]
         if path:
             return InMemory(Segment.open(Path(path)))
@@ -173,10 +197,18 @@ class Snapshots:
 
     @cached_property
     def _tls(self) -> Contexts:
+        from spotfit.ship.certificate import contexts
+
         return contexts(self._start.secret, RunId(self._start.run_id))
 
     def open(self, name: str) -> Saved | None:
         return open_saved(self._store, name)
+
+    def mistrust(self, name: str) -> None:
+        self._talk.send(Damaged(name))
+
+    def reopen(self, opened: Opened) -> Saved:
+        return reopened(self._store, opened)
 
     def earlier(self) -> Iterator[str]:
         names = [one.name for one in Journal(self._store).catch_up().checkpoints]

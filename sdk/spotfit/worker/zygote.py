@@ -5,8 +5,8 @@ long as its agent's end of the control socket.
 
 It imports what a worker cannot begin without, and forks from then on. What a worker's first steps
 will want as well takes a second more, and nobody shall wait for it: a *successor*, forked from the
-zygote, imports that, and once it has, every later child is its. The first zygote stays between
-it and the agent.
+zygote once its first children have begun, imports that, and when it has, every later child is its.
+The first zygote stays between it and the agent.
 """
 
 from __future__ import annotations
@@ -31,23 +31,17 @@ from spotfit.core.errors import SpotfitError
 from spotfit.frameworks.registry import open_framework
 from spotfit.host import log, process
 from spotfit.model.cradle import Awake, Bear, Born, FromZygote, Gone, Ripe, Unfit
-from spotfit.worker import audience, birth, carrier, hooks, validation
-from spotfit.worker import main as worker
+from spotfit.worker import birth
 
 _PACKET_BYTES = 64 * 1024
 _PASSED = 3
-_ALWAYS = ("spotfit.worker.session", "spotfit.store.opening", "spotfit.ship.luggage")
+_QUIET_MS = 1000
+"""The first workers are on their way to their first line then, and want the processors."""
+_ALWAYS = (birth.ENTRANCES["worker"], "spotfit.store.opening", "spotfit.ship.luggage")
+_LATER = (*birth.ENTRANCES.values(), "spotfit.checkpoint.peer", "spotfit.ship.certificate")
+"""Few runs need any of them, and none at once."""
 _asks = decoder(Bear)
 _says: msgspec.json.Decoder[FromZygote] = decoder(FromZygote)  # type: ignore[arg-type]
-
-
-_ENTRANCES = {
-    "worker": worker.main,
-    "audience": audience.main,
-    "hooks": hooks.main,
-    "carrier": carrier.main,
-    "validation": validation.main,
-}
 
 
 class _Asked(NamedTuple):
@@ -101,9 +95,8 @@ class Zygote:
             self._relay()
             while self._asked:
                 self._answer(self._asked.popleft())
-            if self._later:
+            if not self._wait():
                 self._raise_successor()
-            self._wait()
 
     def _say_whether_fit(self) -> None:
         if not _can_fork():
@@ -114,12 +107,15 @@ class Zygote:
         if not self._later:
             self._say(Ripe())
 
-    def _wait(self) -> None:
-        """For a request, a child's end, or a word of the successor."""
-        self._poll.poll()
+    def _wait(self) -> bool:
+        """For a request, a child's end, or a word of the successor. False where there was none for
+        as long as the import of the rest has to wait: not at all while nobody is born."""
+        patience_ms = _QUIET_MS if self._children else 0
+        heard = self._poll.poll(patience_ms if self._later else None)
         with contextlib.suppress(BlockingIOError):
             while self._awake_end.recv(4096):
                 continue
+        return bool(heard)
 
     def _listen(self) -> None:
         while True:
@@ -202,7 +198,7 @@ class Zygote:
             birth.take_streams(out, err)
             birth.leave_inheritance()
             gc.enable()
-            _ENTRANCES[asked.ask.what](talk)
+            birth.enter(asked.ask.what, talk)
         finally:
             os._exit(70)  # only reached when what should end the process did not
 
@@ -296,7 +292,8 @@ def stages_of(framework: str) -> tuple[list[str], list[str]]:
         log.warning("zygote.framework", name=framework, why=str(error))
         stages = ()
     first = list(stages[0]) if stages else []
-    return [*first, *_ALWAYS], [module for stage in stages[1:] for module in stage]
+    later = [module for stage in stages[1:] for module in stage]
+    return ([*first, *_ALWAYS], [*later, *_LATER]) if later else ([*first, *_ALWAYS, *_LATER], [])
 
 
 def _import(module: str) -> None:

@@ -46,7 +46,9 @@ from spotfit.model.wire import (
     Report,
     Returned,
     Saved,
+    SaveSoon,
 )
+from spotfit.model.world import Advice
 from spotfit.testing.builders import a_notice
 from tests.unit.agent.world import TEMPO, Node, World, signed
 
@@ -482,6 +484,19 @@ def test_a_notice_is_told_to_all_and_its_machine_replaced_before_it_goes() -> No
     world.until(lambda: world.last(Intended).request.workers == 1)
     world.run(5.0)
     assert len(world.all_of(RoundClosed)) == 0, "a notice alone costs nothing"
+
+
+def test_that_a_machine_is_in_danger_is_told_to_all_workers_once_and_changes_nothing() -> None:
+    world = World()
+    world.train()
+    world.holder(follower(world)).fate.notice = Advice("higher risk")
+    world.until(lambda: world.heard(0, SaveSoon))
+    world.run(5.0)
+    for rank in (0, 1):
+        assert world.heard(rank, SaveSoon) == [SaveSoon("higher risk")]
+        assert not world.heard(rank, Preempted)
+    assert not world.all_of(Noticed)
+    assert len(world.all_of(Intended)) == 1, "nothing is replaced"
 
 
 def test_a_nearer_end_is_told_as_well_and_counts() -> None:

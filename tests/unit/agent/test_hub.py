@@ -16,6 +16,7 @@ from spotfit.core.codec import UNREADABLE, encode
 from spotfit.model.events import ValidationAsked
 from spotfit.model.watch import Progress
 from spotfit.model.wire import (
+    Damaged,
     Files,
     FromWorker,
     Gather,
@@ -488,12 +489,13 @@ def test_a_part_that_is_lost_before_all_have_reported_is_remembered() -> None:
 def test_a_snapshot_says_that_it_is_one_and_leaves_metrics_alone_where_it_has_none() -> None:
     hub = a_hub(world_size=1)
     take(hub, 0, report(0, loss=0.5))
-    take(hub, 0, msgspec.structs.replace(files(1, "s"), shares=True))
+    take(hub, 0, msgspec.structs.replace(files(1, "s"), shares=True, why="an epoch has ended"))
     take(hub, 0, Saved(1, "s", 5))
     assert hub.metrics == {"loss": 0.5}
     take(hub, 0, files(2, "own"))
     take(hub, 0, Saved(2, "own", 5))
-    assert [(one.name, one.snapshot) for one in hub.ready] == [("s", True), ("own", False)]
+    told = [(one.name, one.snapshot, one.why) for one in hub.ready]
+    assert told == [("s", True, "an epoch has ended"), ("own", False, "")]
     assert hub.metrics == {}
 
 
@@ -510,3 +512,16 @@ def test_what_may_share_files_is_told_with_whom_and_that_one_is_kept_meanwhile()
     assert hub.bases == set()
     answers = [answer for rank in (0, 1) for answer in take(hub, rank, files(1, "plain"))]
     assert {named.base for _, named in only(Named, answers)} == {""}
+
+
+def test_a_snapshot_tells_how_far_it_had_come_once_it_is_brought() -> None:
+    hub = a_hub(1)
+    take(hub, 0, Files(0, raw(), shares=True))
+    take(hub, 0, Saved(0, "made-0", 7, 120))
+    assert [(one.snapshot, one.step) for one in hub.ready] == [(True, 120)]
+
+
+def test_what_a_rank_could_not_read_is_remembered() -> None:
+    hub = a_hub()
+    take(hub, 1, Damaged("a"))
+    assert hub.damaged == {"a"}

@@ -18,6 +18,7 @@ from spotfit.model.holding import Part, State
 from spotfit.model.view import View
 from spotfit.model.wire import (
     Committed,
+    Copied,
     Delivered,
     Ended,
     FromWorker,
@@ -37,6 +38,7 @@ from spotfit.testing.builders import (
     RUN,
     a_commit,
     a_member,
+    a_notice,
     a_round,
     a_spec,
     a_view,
@@ -186,6 +188,25 @@ def test_what_lies_in_memory_is_told_with_the_last_worker_and_the_next_round_beg
     start = working.crew.workers[3]
     assert (start.memory, start.elsewhere) == (state, ("10.0.0.0:9", ""))
     assert start.copies_to == "10.0.0.0:9", "the next of the ring keeps copies"
+
+
+def test_copies_go_to_another_when_their_keeper_is_about_to_leave(node: Node) -> None:
+    three = [replace(a_member(n), vault=f"v{n}:9") for n in (1, 0, 2)]
+    round_ = a_round(4, members=three)
+    node.follow(a_view(round=round_))
+    (start,) = node.crew.workers.values()
+    assert (start.copies_to, node.crew.copies_to) == ("v0:9", [])
+    leaving = {an_agent(0): a_notice()}
+    node.follow(a_view(round=round_, notices=leaving))
+    node.follow(a_view(round=round_, notices=leaving))
+    assert node.crew.copies_to == ["v2:9"], "once"
+    node.follow(a_view(round=round_, notices={**leaving, an_agent(2): a_notice()}))
+    assert node.crew.copies_to == ["v2:9", ""]
+
+
+def test_a_copy_that_is_kept_is_told_to_the_leader(working: Node) -> None:
+    working.crew.keeps_a_copy(2, 9, "10.0.0.0:9")
+    assert working.hear() == [Copied(3, 2, 9, "10.0.0.0:9")]
 
 
 def test_a_round_is_entered_once(working: Node) -> None:

@@ -26,7 +26,7 @@ def start(round_number: int) -> Start:
 def test_it_is_on_its_way_once_it_has_a_name(tmp_path: Path) -> None:
     snapshots = Snapshots(str(tmp_path))
     assert snapshots.enter(start(3)).segments == str(tmp_path)
-    snapshots.keep(1, Snapshot(0, _METRICS, "/shm/x"))
+    snapshots.keep(1, Snapshot(0, _METRICS, "/shm/x", "asked for"))
     assert snapshots.named(0, Named(0, "c", (0, 1), _METRICS)) is None, "another rank's"
     order = snapshots.named(1, Named(0, "c", (0, 1), _METRICS, "base"))
     assert order is not None
@@ -38,6 +38,7 @@ def test_it_is_on_its_way_once_it_has_a_name(tmp_path: Path) -> None:
     part = parcel.part
     assert (part.name, part.round, part.report, part.rank, part.ranks) == ("c", 3, 0, 1, (0, 1))
     assert part.metrics == {"loss": 1.5}
+    assert part.why == "asked for", "whoever leads next knows it, too"
     assert snapshots.named(1, Named(0, "c", (0, 1), _METRICS)) is None, "it is on its way"
 
 
@@ -99,3 +100,19 @@ def test_what_lay_on_the_disk_for_want_of_memory_is_held_too(tmp_path: Path) -> 
 def test_a_snapshot_travels() -> None:
     told = Snapshot(4, _METRICS, "/shm/x")
     assert decoder(Snapshot).decode(msgspec.json.encode(told)) == told
+
+
+def test_a_new_keeper_gets_what_the_old_one_had(tmp_path: Path) -> None:
+    sent: list[tuple[str, str]] = []
+    snapshots = Snapshots(str(tmp_path))
+    snapshots.copy = lambda segment, to: sent.append((segment.name, to))
+    snapshots.enter(replace(start(3), copies_to="a:9"))
+    for rank in (0, 1):
+        snapshots.keep(rank, Snapshot(0, _METRICS, f"/shm/{rank}"))
+        snapshots.named(rank, Named(0, "c", (0, 1), _METRICS))
+    snapshots.copy_to("b:9")
+    assert sent == [("0", "a:9"), ("1", "a:9"), ("0", "b:9"), ("1", "b:9")]
+    snapshots.copy_to("")
+    snapshots.keep(0, Snapshot(1, _METRICS, "/shm/2"))
+    snapshots.named(0, Named(1, "d", (0, 1), _METRICS))
+    assert len(sent) == 4, "nobody is left to keep it"

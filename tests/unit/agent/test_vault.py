@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import shutil
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from spotfit.agent import vault
 from spotfit.agent.snapshots import Snapshots
 from spotfit.agent.vault import Vault
 from spotfit.checkpoint.peer import InPeer, connected
@@ -85,7 +87,7 @@ def test_in_the_background_copies_are_sent_one_after_the_other(
     ours: Machine, theirs: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: queue.SimpleQueue[str] = queue.SimpleQueue()
-    monkeypatch.setattr(theirs.vault, "_free_older", kept.put)
+    monkeypatch.setattr(vault, "free_older", lambda _, name: kept.put(name))
     for rank in (0, 1):
         ours.vault.copy(ours.saves(rank, [b"x"]), theirs.vault.address)
     ours.vault.copy(ours.folder / "gone.segment", theirs.vault.address)
@@ -128,6 +130,15 @@ def test_half_a_copy_is_none(theirs: Machine) -> None:
         frames.write(wire, b"")
         assert frames.read(wire) is None, "nobody keeps it"
     assert list(theirs.snapshots.copies.iterdir()) == []
+
+
+def test_a_copy_for_an_agent_that_has_left_is_refused(ours: Machine, theirs: Machine) -> None:
+    """Memory that nobody owns would never be freed."""
+    segment = ours.saves(1, [b"small"])
+    shutil.rmtree(theirs.folder)
+    with pytest.raises((OSError, IntegrityError)):
+        copied(ours, segment, theirs)
+    assert not theirs.folder.exists()
 
 
 def test_no_copy_leaves_its_folder(theirs: Machine) -> None:
@@ -181,3 +192,19 @@ def test_a_full_segment_keeps_its_seal_until_it_is_written_anew(tmp_path: Path) 
         assert one.seal == one.seal
         with Segment.open(filled(tmp_path / "two", [b"x"], step=2)) as two:
             assert one.seal != two.seal
+
+
+def test_what_a_later_copy_has_replaced_is_not_given_out_as_what_it_was(
+    ours: Machine, theirs: Machine
+) -> None:
+    """Who asks was told before of what is held: it would put two steps together."""
+    copied(ours, ours.saves(1, [b"first"]), theirs)
+    part = Part(STATE, 1, 2)
+    assert theirs.snapshots.held() == (part,)
+    remote = InPeer(theirs.vault.address, part, TLS.client)
+    (ours.folder / "3-1-1.segment").unlink()
+    copied(ours, ours.saves(1, [b"later"], step=12), theirs)
+    with pytest.raises(IntegrityError, match="cannot be had"):
+        remote.fetch(remote.index.chunks[0])
+    with pytest.raises(IntegrityError, match="cannot be had"):
+        InPeer(theirs.vault.address, part, TLS.client)

@@ -15,6 +15,7 @@ from spotfit.agent.agent import Agent
 from spotfit.agent.ports import (
     AgentLost,
     Audience,
+    CopyKept,
     CrewEvent,
     Examined,
     Exited,
@@ -65,7 +66,7 @@ from spotfit.model.wire import (
     ToLeader,
     ToWorker,
 )
-from spotfit.model.world import Member, Notice
+from spotfit.model.world import Advice, Member, Notice
 from spotfit.provision.api import Provisioner
 from spotfit.store.memory import MemoryStore
 from spotfit.testing.builders import RUN, a_spec
@@ -267,6 +268,8 @@ class FakeCrew:
         """Whether SIGKILL is not enough."""
         self.warm = True
         self.carrying: int | None = None
+        self.copies_to: list[str] = []
+        """Where copies were rerouted to."""
         """The round some of whose uploads go on; set by the test."""
         self.held: tuple[Part, ...] = ()
         """What lies in its node's memory; set by the test."""
@@ -308,6 +311,13 @@ class FakeCrew:
 
     def give_up(self) -> None:
         self.carrying = None
+
+    def copy_to(self, vault: str) -> None:
+        self.copies_to.append(vault)
+
+    def keeps_a_copy(self, rank: int, step: int, vault: str) -> None:
+        """Another machine has what that worker saved."""
+        self._events.append(CopyKept(self.workers[rank].round, rank, step, vault))
 
     def events(self) -> list[CrewEvent]:
         events, self._events = self._events, []
@@ -431,9 +441,9 @@ class Fate:
     """A `NoticeSource` that the test speaks through."""
 
     def __init__(self) -> None:
-        self.notice: Notice | None = None
+        self.notice: Notice | Advice | None = None
 
-    def poll(self, now: float) -> Notice | None:
+    def poll(self, now: float) -> Notice | Advice | None:
         return self.notice
 
 

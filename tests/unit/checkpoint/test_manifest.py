@@ -60,6 +60,13 @@ def test_whether_what_it_finds_is_to_be_validated_is_up_to_the_first_rank(tmp_pa
     assert ready.validation == ValidationAsked({"rank": 2})
 
 
+def test_a_successor_tells_why_it_was_saved_as_its_predecessor_would_have(tmp_path: Path) -> None:
+    store = MemoryStore()
+    saved(store, tmp_path / "c", replace(part("c"), why="an epoch has ended"), x="1")
+    (ready,) = ready_in(store, known=())
+    assert ready.why == "an epoch has ended"
+
+
 def test_garbage_beside_manifests_is_passed_over(tmp_path: Path) -> None:
     store = MemoryStore()
     saved(store, tmp_path, part("good"), x="1")

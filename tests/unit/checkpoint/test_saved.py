@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from spotfit.checkpoint.saved import (
     Part,
     Saved,
     Wanted,
+    at_once,
     open_folder,
     open_saved,
 )
@@ -31,7 +33,10 @@ def everything_in(saved: Saved) -> list[list[bytes]]:
 
     def keep(rank: int, n: int) -> Wanted:
         piece = saved.parts[rank].index.pieces[n]
-        return Wanted(rank, piece, lambda body: found.update({(rank, n): bytes(body)}))
+        return Wanted(rank, piece, at_once(piece, partial(put, (rank, n))))
+
+    def put(at: tuple[int, int], body: memoryview) -> None:
+        found[at] = bytes(body)
 
     saved.read([keep(index.rank, n) for index in saved.indices for n in range(len(index.pieces))])
     return [[found[index.rank, n] for n in range(len(index.pieces))] for index in saved.indices]

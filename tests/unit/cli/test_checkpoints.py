@@ -28,6 +28,7 @@ def test_one_is_shown(url: str) -> None:
     assert "2 tensors, 1,048,626 parameters" in told
     assert "step 5, epoch 0, by 1 workers" in told
     assert "1.0 MiB with earlier" in told
+    assert "why then     100 steps since the last save" in told
     assert "files of a report" in asked("show", url, "own").output
 
 
@@ -41,3 +42,6 @@ def test_one_is_deleted(url: str) -> None:
     end(url)
     assert "a was deleted" in asked("rm", url, "a").output
     assert "broken" not in asked("ls", url).output
+    for name in ("own", "b"):
+        asked("rm", url, name)
+    assert asked("ls", url).output == "The run keeps no checkpoint.\n"

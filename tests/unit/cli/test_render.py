@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from spotfit.cli import render
@@ -20,6 +22,14 @@ def test_a_run_that_has_nothing_yet(capsys: pytest.CaptureFixture[str]) -> None:
         "checkpoints  0",
         "failures     none",
     ]
+
+
+def test_the_latest_checkpoint_has_its_reason_below_it(capsys: pytest.CaptureFixture[str]) -> None:
+    why = "500 steps since the last save [of 9]"
+    run = replace(EMPTY, checkpoints=("a", "b"), saved_why=why)
+    render.status(run, "s3://bucket/digits")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[3:5] == ["checkpoints  2, latest b", f"             {why}"]
 
 
 def test_an_error_keeps_its_brackets_and_goes_to_the_errors(

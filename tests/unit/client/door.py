@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from spotfit.client import backend
 from spotfit.client import handle as handles
-from spotfit.client import preflight
 from spotfit.client.config import RunConfig
 from spotfit.client.handle import RunHandle, attach
 from spotfit.client.request import FitRequest
@@ -52,7 +52,7 @@ class Door:
         self.storage = f"{tmp_path}/results"
         monkeypatch.setenv("SPOTFIT_HOME", str(tmp_path / "home"))
         monkeypatch.setattr(clocks, "SystemClock", lambda: self.clock)
-        for module in (preflight, handles):
+        for module in (backend, handles):
             monkeypatch.setattr(module, "open_provisioner", lambda _name, _options: self.cloud)
 
     def request(self, fn: Any = None, config: Any = None, **given: Any) -> FitRequest:

@@ -28,7 +28,7 @@ from spotfit.model.events import (
     RankFailure,
     RoundOpened,
 )
-from spotfit.testing.builders import a_member, a_round, an_agent
+from spotfit.testing.builders import a_commit, a_member, a_round, an_agent
 from tests.unit.client.door import Door
 
 FINISHED = FitEnded("finished", metrics={"loss": 0.5})
@@ -42,6 +42,15 @@ def test_a_run_waits_runs_and_ends(door: Door) -> None:
     assert (status.name, status.state, status.round, status.workers) == ("digits", "running", 1, 2)
     door.write(FitEnded("failed", "a callback raised", Blame.PLATFORM))
     assert (handle.status().state, handle.status().why) == ("failed", "a callback raised")
+
+
+def test_it_is_told_why_the_latest_checkpoint_was_saved(door: Door) -> None:
+    handle = begin(door.request())
+    door.write(LeaderElected(an_agent(0), 2, a_member(0).hub), RoundOpened(a_round()))
+    door.write(a_commit("a", why="an epoch has ended"))
+    assert handle.status().saved_why == "an epoch has ended"
+    door.write(a_commit("own", report=1))
+    assert handle.status().saved_why == "", "the user has"
 
 
 def test_whoever_attaches_sees_the_same(door: Door) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spotfit.client.kept import Content, Kept, export, kept_as, kept_in, remove
-from spotfit.core.errors import ConfigError, NotFoundError, RunNotFoundError
+from spotfit.core.errors import ConfigError, MachineError, NotFoundError, RunNotFoundError
 from spotfit.ledger.run import Ledger
 from spotfit.model.events import FitEnded, FitStarted
 from spotfit.store.opening import open_store
@@ -29,7 +29,8 @@ def url(tmp_path: Path) -> str:
     brought(store, tmp_path / "s", "b", [frozen, bytes_of(3, 50)], base="a")
     ledger.append(FitStarted(a_spec(storage_url=url)), after=ledger.catch_up())
     for name in ("own", "a", "b"):
-        ledger.append(a_commit(name), after=ledger.catch_up())
+        why = "" if name == "own" else "100 steps since the last save"
+        ledger.append(a_commit(name, why=why), after=ledger.catch_up())
     return url
 
 
@@ -42,6 +43,7 @@ def test_each_is_told(url: str) -> None:
     own, _, latest = kept_in(url)
     assert (own.name, own.content, own.broken) == ("own", None, "")
     assert latest == kept_as(url, "")
+    assert (own.why, latest.why) == ("", "100 steps since the last save")
     assert latest.content == Content(5, 0, 1, 2, BIG + 50, BIG)
 
 
@@ -63,6 +65,7 @@ def test_a_model_becomes_a_file(url: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "file", "everything", "why"),
     [
+        ("b", "", False, "is a folder"),
         ("b", "m.onnx", False, "does not say what kind"),
         ("b", "m.safetensors", True, "holds tensors only"),
         ("own", "m.pt", False, "no snapshot of a Checkpointer"),
@@ -73,6 +76,13 @@ def test_what_cannot_be_written_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=why):
         export(url, name, tmp_path / file, everything=everything)
+
+
+@pytest.mark.parametrize("ending", [".pt", ".safetensors"])
+def test_a_file_that_cannot_be_written_is_told(url: str, tmp_path: Path, ending: str) -> None:
+    (tmp_path / "in the way").touch()
+    with pytest.raises(MachineError, match=r"cannot be written: (File exists|Not a directory)"):
+        export(url, "b", tmp_path / "in the way" / f"m{ending}")
 
 
 def test_what_there_is_not_is_told(url: str, tmp_path: Path) -> None:
@@ -87,6 +97,8 @@ def test_one_goes_when_nobody_leads_the_run_any_more(url: str, tmp_path: Path) -
     with pytest.raises(ConfigError, match="goes on"):
         remove(url, "a")
     end(url)
+    with pytest.raises(ConfigError, match="No checkpoint is named"):
+        remove(url, "")
     assert remove(url, "a") == "a"
     assert [one.name for one in kept_in(url)] == ["own", "b"]
     export(url, "b", tmp_path / "m.pt")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spotfit.client import preflight
+from spotfit.client import backend, preflight
 from spotfit.client.config import RunConfig
 from spotfit.client.preflight import clear
 from spotfit.client.request import FitRequest
@@ -235,7 +235,7 @@ def test_it_is_asked_for_the_machine_of_validations_too(
                 raise ConfigError("There are no GPUs here.")
             return super().plan(request)
 
-    monkeypatch.setattr(preflight, "open_provisioner", lambda *_: NoCards())
+    monkeypatch.setattr(backend, "open_provisioner", lambda *_: NoCards())
     run = RunConfig(name="n", storage_path=str(tmp_path))
 
     def validating(**how: Any) -> FitRequest:
@@ -269,7 +269,7 @@ def test_a_package_that_the_run_brings_may_differ_there(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pip: list[str], fine: bool
 ) -> None:
     cloud = PaperCloud(runs=Software(packages={"msgspec": "99.0"}))
-    monkeypatch.setattr(preflight, "open_provisioner", lambda _name, _options: cloud)
+    monkeypatch.setattr(backend, "open_provisioner", lambda _name, _options: cloud)
     run = RunConfig(name="n", storage_path=str(tmp_path), worker_runtime_env={"pip": pip})
     with nullcontext() if fine else pytest.raises(EnvironmentMismatchError, match=r"99\.0 there"):
         clear(a_request(run=run))

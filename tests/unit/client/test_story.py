@@ -38,6 +38,10 @@ def golden(kind: str) -> list[Event]:
         ("round_opened", "round 1: 4 workers on 2 machines"),
         ("round_closed", "round 1 is over: lost 1 machine (t-1/1)"),
         ("checkpoint_committed", "checkpoint epoch-1 committed (1.2 KiB)"),
+        (
+            "checkpoint_committed_why",
+            "checkpoint epoch-6 committed (10 B): 500 steps since the last save",
+        ),
         ("checkpoint_dropped", "checkpoint epoch-1 dropped: only the last 1 stay"),
         ("validation_begun", "checkpoint epoch-3 is being validated on a machine of its own"),
         ("validation_ended", "checkpoint epoch-3: validated"),

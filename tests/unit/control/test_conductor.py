@@ -23,7 +23,7 @@ from spotfit.model.events import (
     Submitted,
     ValidationAsked,
 )
-from spotfit.model.group import GroupHandle, NodeState
+from spotfit.model.group import GroupHandle, GroupStatus, NodeState, NodeStatus
 from spotfit.model.spec import ValidationSpec
 from spotfit.model.watch import Watch
 from spotfit.policy.actions import Wait
@@ -270,6 +270,21 @@ def test_a_look_that_failed_says_nothing() -> None:
     desk.cloud.broken = ConnectionError("reset")
     desk.conductor.observe(10.0, every_s=10.0)
     assert desk.conductor.statuses is before
+
+
+def test_why_a_group_waits_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    desk = two_groups(Inline())
+    waits = (NodeStatus(NodeState.WAITING),)
+    for now, why in enumerate(["", "no room", "no room", "", "a quota", "a quota"]):
+        status = GroupStatus(waits, why)
+        monkeypatch.setattr(desk.cloud, "observe", lambda _, told=status: told)
+        desk.conductor.observe(10.0 * now, every_s=5.0)
+    told = [line for line in capsys.readouterr().err.splitlines() if "group.waits" in line]
+    assert [("no room" in line, "a quota" in line) for line in told] == (
+        [(True, False)] * 2 + [(False, True)] * 2
+    ), "of each of two groups"
 
 
 def test_what_was_let_go_is_not_looked_at() -> None:

@@ -8,7 +8,7 @@ from spotfit.model.assessment import Verdict
 from spotfit.model.events import ValidationAsked
 from spotfit.testing.builders import a_commit, a_spec
 from spotfit_localsim.assessor import SimAssessor
-from spotfit_localsim.crew import Kept
+from spotfit_localsim.saves import Kept
 from spotfit_localsim.workload import Validations, Workload, score
 from tests.unit.localsim.test_crew import Stage, keep
 

@@ -48,7 +48,7 @@ def test_live_seeds_are_played_and_what_went_wrong_is_kept(
 ) -> None:
     played: list[int] = []
 
-    def run(seeds: Sequence[int], *, folder: Path) -> Tally:
+    def run(seeds: Sequence[int], *, folder: Path, teller: object) -> Tally:
         played.extend(seeds)
         for seed in seeds[:failed]:
             (folder / str(seed)).write_text("what went wrong")
@@ -67,6 +67,6 @@ def test_a_broken_virtual_world_is_not_forgotten_over_live_ones_that_held(
 ) -> None:
     live = importlib.import_module("spotfit_localsim.live.chaos")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(live, "run", lambda _seeds, *, folder: Tally())
+    monkeypatch.setattr(live, "run", lambda _seeds, *, folder, teller: Tally())
     monkeypatch.setattr(chaos, "random_storm", lambda _: 1 / 0)
     assert chaos.main(["--virtual", "1", "--live", "1"]) == 1

@@ -23,8 +23,9 @@ from spotfit.model.wire import (
 )
 from spotfit.store.transfer import FileRecord
 from spotfit_localsim.bucket import Bucket
-from spotfit_localsim.crew import Kept, SimCrew, Theatre, restored
+from spotfit_localsim.crew import SimCrew, Theatre, restored
 from spotfit_localsim.net import Fabric
+from spotfit_localsim.saves import Kept
 from spotfit_localsim.workload import Crash, Training, Workload
 from tests.unit.localsim.ground import Ground
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from spotfit.model.cadence import Market, Odds
@@ -11,6 +13,7 @@ from spotfit_localsim.goodput import (
     Life,
     Ours,
     Setting,
+    by_age,
     clairvoyant,
     every,
     goodput,
@@ -47,6 +50,18 @@ def test_a_notice_saves_all_but_the_last_seconds() -> None:
     assert 3600.0 - 18.0 < group.committed < 3600.0 - 10.0
 
 
+def test_an_interval_may_depend_on_the_age() -> None:
+    group = live(Life(60.0 + 2000.0), SETTING, by_age((100.0, 1e9, 1e9, 1e9, 1e9)))
+    assert group.committed == pytest.approx(6 * (100.0 - 6.5) + 6.5), "none after ten minutes"
+
+
+def test_each_life_counts_as_it_would_announced_and_as_it_would_not() -> None:
+    life, pace = Life(3660.0), every(1e9)
+    sure = goodput([life], replace(SETTING, honoured=1.0), pace)
+    assert goodput([life], SETTING, pace) == 0.0
+    assert goodput([life], replace(SETTING, honoured=0.25), pace) == pytest.approx(sure / 4)
+
+
 def test_a_life_too_short_to_begin_keeps_nothing() -> None:
     assert live(Life(59.0, announced=True), SETTING, every(60.0)).committed == 0.0
 
@@ -65,7 +80,8 @@ def test_ours_is_close_to_who_knew_all_and_to_the_best_interval(
     trace = read_trace(BENCHMARKS / "traces" / "gcp_h100x1_16_us-central1-a.json")
     history = lives(trace, trace.most, honoured=honoured, stream=Dice(1).stream(trace.name))
     odds = Odds(Market(notice_s=30.0 if honoured else 0.0), machines=trace.most)
-    ours = goodput(history, SETTING, Ours(odds))
-    best = max(goodput(history, SETTING, every(60.0 * 2**n)) for n in range(7))
-    assert clairvoyant(history, SETTING) - ours <= at_most
+    setting = replace(SETTING, honoured=honoured)
+    ours = goodput(history, setting, Ours(odds))
+    best = max(goodput(history, setting, every(60.0 * 2**n)) for n in range(7))
+    assert clairvoyant(history, setting) - ours <= at_most
     assert best - ours <= 0.005

@@ -35,8 +35,8 @@ from spotfit.model.view import View
 from spotfit.model.world import Place, Round
 from spotfit.store.transfer import FileRecord
 from spotfit_localsim.bucket import Bucket
-from spotfit_localsim.crew import Kept
 from spotfit_localsim.invariants import Checker
+from spotfit_localsim.saves import Kept
 from spotfit_localsim.workload import Training, Validations, Workload, score
 
 RUN = RunId("r")

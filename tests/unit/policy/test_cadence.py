@@ -205,3 +205,30 @@ def test_without_room_for_a_snapshot_nothing_begins_and_the_reason_is_told() -> 
     full = at(700.0, in_flight=2, room=False)
     held = judge(parse_cadence("10m"), full, costs=None, ahead=None)
     assert held == Hold(700.0, "2 saves are on their way, and hold all the room")
+
+
+# --- in danger -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every", ["auto", "at_notice", "10m", 10**6, "epoch"])
+def test_in_danger_one_is_saved_whatever_is_set(every: Any) -> None:
+    cadence = parse_cadence(every)
+    calm = judge(cadence, at(20.0), costs=COSTS, ahead=AHEAD)
+    assert isinstance(calm, Hold)
+    told = judge(cadence, at(20.0, advised="higher risk"), costs=COSTS, ahead=AHEAD)
+    assert told == Save("higher risk; saving soon is wise")
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        at(20.0, advised="x", saved_step=20),
+        at(20.0, advised="x", in_flight=1),
+        at(20.0, advised="x", room=False),
+        at(6.0, advised="x"),
+    ],
+    ids=["all is saved", "a save is on its way", "no room", "less is unsaved than a save costs"],
+)
+def test_in_danger_nothing_is_saved_in_vain(moment: Moment) -> None:
+    verdict = judge(parse_cadence("at_notice"), moment, costs=COSTS, ahead=AHEAD)
+    assert isinstance(verdict, Hold)

@@ -19,6 +19,7 @@ from spotfit.model.world import Notice
 from spotfit.policy.capacity import (
     expected_slots,
     hopeless,
+    lasting,
     lost_machines,
     may_ask_at,
     missing_workers,
@@ -28,6 +29,7 @@ from spotfit.policy.capacity import (
 from spotfit.testing.builders import (
     TOKEN,
     a_group,
+    a_last_life,
     a_member,
     a_notice,
     a_round,
@@ -352,3 +354,40 @@ def test_a_range_of_one_size_is_never_asked_for_in_part() -> None:
 def test_a_group_of_fixed_size_asks_for_all_it_misses_however_often_it_was_refused() -> None:
     spec = a_spec(workers_min=8, workers_max=8)
     assert workers_to_order(a_view(spec=spec, refusals=5), 6) == 6
+
+
+# --- machines that will not be brought back once more --------------------------------------------
+
+SPARE = Token("t-2")
+
+
+def test_a_machine_on_its_last_life_works_on_while_another_is_asked_for() -> None:
+    watch = a_watch(statuses={TOKEN: a_last_life(1)})
+    assert usable(a_view(), watch) == [an_agent(0), an_agent(1)]
+    assert [seat.member.agent for seat in lasting(a_view(), watch)] == [an_agent(0)]
+    assert missing_workers(a_view(), watch) == 1
+    asked = a_view(groups={TOKEN: a_group(), SPARE: a_group(token=SPARE, nodes=1)})
+    assert missing_workers(asked, watch) == 0, "once"
+
+
+def relieved(view: View, **given: Any) -> list[Any]:
+    three = seats(a_seat(0), a_seat(1), a_seat(2, member=a_member(2, token=SPARE, node=0)))
+    watch = a_watch(seats=three, **{"statuses": {TOKEN: a_last_life(1)}, **given})
+    return [(lost.agent, lost.blame) for lost in lost_machines(view, watch, NOW)]
+
+
+def test_it_is_given_up_once_a_full_round_works_without_it() -> None:
+    groups = {TOKEN: a_group(), SPARE: a_group(token=SPARE, nodes=1)}
+    fresh = a_member(2, token=SPARE, node=0)
+    without = a_view(round=a_round(members=[a_member(0), fresh]), groups=groups)
+    assert relieved(without) == [(an_agent(1), None)], "and nobody is to blame"
+    assert relieved(without, statuses={TOKEN: a_last_life()}) == [], "it would come back"
+    within = a_view(round=a_round(members=[a_member(0), a_member(1)]), groups=groups)
+    assert relieved(within) == []
+    assert relieved(a_view(groups=groups)) == [], "between rounds"
+    small = a_view(
+        spec=a_spec(workers_min=1, workers_max=2),
+        round=a_round(members=[a_member(0)]),
+        groups=groups,
+    )
+    assert relieved(small) == [], "a round that could grow needs it still"

@@ -33,6 +33,7 @@ from spotfit.testing.builders import (
     TOKEN,
     a_commit,
     a_group,
+    a_last_life,
     a_member,
     a_notice,
     a_ready,
@@ -134,6 +135,20 @@ def test_a_leader_whose_machine_will_go_hands_over_between_rounds() -> None:
     in_round = replace(leaving, round=a_round(members=[a_member(0), a_member(1)]))
     within = a_watch(seats=three, led_since=NOW)
     assert isinstance(conduct(in_round, within, NOW), Wait), "not within one"
+
+
+def test_whose_machine_would_not_come_back_leaves_the_lead_to_one_that_would() -> None:
+    statuses = {TOKEN: a_last_life(0, nodes=3)}
+    three = seats(a_seat(0), a_seat(1, since=9.0), a_seat(2, since=5.0))
+    groups = {TOKEN: a_group(nodes=3)}
+    watch = a_watch(seats=three, statuses=statuses)
+    event = written(a_view(groups=groups), watch)
+    why = "the machine of the leader before would not be brought back once more"
+    assert event == LeaderElected(an_agent(2), 2, a_member(2).hub, why)
+    alone = a_watch(statuses={TOKEN: a_last_life(0, 1)})
+    asked = {TOKEN: a_group(), OTHER: a_group(token=OTHER, nodes=2)}
+    opened = written(a_view(groups=asked), alone)
+    assert isinstance(opened, RoundOpened), "nobody is better off"
 
 
 def test_nobody_is_handed_over_to_who_leaves_too() -> None:

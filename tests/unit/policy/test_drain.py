@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from spotfit.core.ids import Token
 from spotfit.model.cadence import Costs
 from spotfit.model.events import Blame, RoundClosed, Taken
 from spotfit.model.spec import Limits
 from spotfit.model.view import View
-from spotfit.model.watch import Watch
+from spotfit.model.watch import Copy, Watch
 from spotfit.policy.actions import Wait
 from spotfit.policy.drain import (
     UNKNOWN_NOTICE_S,
@@ -24,11 +25,13 @@ from spotfit.policy.drain import (
     leave_in_time,
     may_outlive,
     regroup,
+    renew,
     save_at_notice,
 )
 from spotfit.testing.builders import (
     TOKEN,
     a_group,
+    a_last_life,
     a_member,
     a_notice,
     a_round,
@@ -85,7 +88,7 @@ def test_a_notice_for_a_machine_without_a_place_changes_nothing() -> None:
         (True, False, 110.0, "1 machines leave in 50 s"),
         (False, True, 110.0, "1 machines leave in 50 s"),
         (True, True, 110.0, "saved after the notice, and replaced"),
-        (True, True, 130.0, "replaced; changing over at the next commit"),
+        (True, True, 130.0, "replaced; changing over at the next save"),
         (True, True, 158.5, "saved after the notice, and replaced"),
         (False, False, 160.0, "the time the notice gave is over"),
     ],
@@ -110,7 +113,40 @@ def test_it_trains_on_until_saved_and_replaced_or_out_of_time(
         assert (verdict.number, verdict.blame) == (1, Blame.PREEMPTION)
         assert verdict.taken == Taken({"t-1/1": (1,)}, timed_out=outcome.startswith("the time"))
     else:
-        assert verdict.until == (158.0 if "next commit" in outcome else 160.0)
+        assert verdict.until == (158.0 if "next save" in outcome else 160.0)
+
+
+KEPT = a_round(members=[a_member(0, vault="a:9"), a_member(1, slots=2, vault="b:9")])
+
+
+def copied(told_at: float, *, by: int = 0, steps: tuple[int, ...] = (9, 9)) -> dict[int, Copy]:
+    """Of the ranks of a1, kept by that machine."""
+    vault = KEPT.places[by].vault
+    return {rank: Copy(step, vault, told_at) for rank, step in zip((1, 2), steps, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("copies", "changes"),
+    [
+        (copied(109.9), True),
+        (copied(105.0), False),
+        (copied(NOTICED - 1), False),
+        (copied(109.9, by=1), False),
+        (copied(109.9, steps=(9, 6)), False),
+        ({1: copied(109.9)[1]}, False),
+    ],
+    ids=["fresh", "a while ago", "before the notice", "with who leaves", "torn", "a part missing"],
+)
+def test_what_lies_with_those_who_stay_need_not_be_committed(
+    copies: dict[int, Copy], changes: bool
+) -> None:
+    """Else the change would wait for the bucket, though the next round begins from memory."""
+    watch = replace(seen(LEAVING, REPLACEMENT), copies=copies)
+    verdict = leaving(noticed(round=KEPT), watch, 110.0)
+    assert isinstance(verdict, RoundClosed) == changes
+    if isinstance(verdict, RoundClosed):
+        assert verdict.safe
+        assert verdict.blame is Blame.PREEMPTION
 
 
 def test_a_notice_without_a_time_is_given_one() -> None:
@@ -338,6 +374,11 @@ def test_once_the_replacement_stands_ready_it_is_saved_at_once() -> None:
     assert "replacement stands ready" in verdict.why
 
 
+def test_the_save_on_its_way_is_enough_for_a_replacement_that_waits() -> None:
+    verdict = save_at_notice(chance(60.0, replaced=True, in_flight_s=0.5))
+    assert isinstance(verdict, LetFinish)
+
+
 def test_a_peer_takes_what_the_bucket_cannot_take_in_time() -> None:
     verdict = save_at_notice(chance(3.5, peer_bytes_per_s=1000 * 2.0**20))
     assert isinstance(verdict, SaveLast)
@@ -354,3 +395,49 @@ def test_without_time_nothing_is_begun(speed: float) -> None:
     assert save_at_notice(chance(15.0, bucket_bytes_per_s=speed)) == TooLate(
         "15 s are left: not enough for a save"
     )
+
+
+# --- machines that will not be brought back once more --------------------------------------------
+
+
+def renewing(view: View, watch: Watch, now: float) -> RoundClosed | Wait | None:
+    assert view.round is not None
+    return renew(view, watch, view.round, now)
+
+
+GROUPS = {TOKEN: a_group(), SPARE: a_group(token=SPARE, nodes=1)}
+OPEN = a_view(round=a_round(), groups=GROUPS, latest_committed_slot=8)
+
+
+def on_last_life(*some: Any, **given: Any) -> Watch:
+    usual: dict[str, Any] = {"committed_at": 109.9, "statuses": {TOKEN: a_last_life(1)}}
+    return a_watch(seats=seats(a_seat(0), a_seat(1), *some), **{**usual, **given})
+
+
+def test_a_machine_on_its_last_life_is_left_just_after_a_commit() -> None:
+    verdict = renewing(OPEN, on_last_life(REPLACEMENT), 110.0)
+    assert isinstance(verdict, RoundClosed)
+    assert verdict.blame is Blame.RESIZE, "which costs nobody anything"
+    assert "t-1/1 would not be brought back once more" in verdict.why
+
+
+def test_between_commits_it_works_on() -> None:
+    verdict = renewing(OPEN, on_last_life(REPLACEMENT), 115.0)
+    assert isinstance(verdict, Wait)
+    assert "at the next commit" in verdict.why
+    nothing_saved = replace(OPEN, latest_committed_slot=-1)
+    assert isinstance(renewing(nothing_saved, on_last_life(REPLACEMENT), 110.0), Wait)
+
+
+@pytest.mark.parametrize(
+    "watch",
+    [
+        on_last_life(),
+        on_last_life(replace(REPLACEMENT, warm=False)),
+        on_last_life(REPLACEMENT, statuses={TOKEN: a_last_life()}),
+        on_last_life(REPLACEMENT, statuses={TOKEN: a_last_life(1), SPARE: a_last_life(0, nodes=1)}),
+    ],
+    ids=["nobody stands ready", "one that is cold", "it would come back", "it is as good as lost"],
+)
+def test_without_anything_better_it_works_on(watch: Watch) -> None:
+    assert renewing(OPEN, watch, 110.0) is None

@@ -153,6 +153,16 @@ def test_a_checkpoint_of_a_later_round_is_newer(committed_in: int, found: bool) 
     assert (begins_from(view, parts(NEW, 0, 1)) is not None) == found
 
 
+@pytest.mark.parametrize(("step", "found"), [(119, True), (120, True), (121, False), (None, True)])
+def test_what_is_committed_since_is_newer_than_what_is_left_in_memory(
+    step: int | None, found: bool
+) -> None:
+    """Saves of seed 1000: a machine died with its part of what had just been committed, and a copy
+    of the snapshot before lay with its peer."""
+    view = a_view(checkpoints=(a_commit(round=NEW.round, step=step),))
+    assert (begins_from(view, parts(NEW, 0, 1)) is not None) == found
+
+
 def test_each_machine_learns_whom_to_ask_for_what_it_does_not_hold() -> None:
     round_, _ = a_group_of([], [], [])
     round_ = replace(round_, memory=NEW, holders=((A0, A1), (A1,)))

@@ -20,6 +20,7 @@ from spotfit.testing.builders import (
     TOKEN,
     a_commit,
     a_group,
+    a_last_life,
     a_member,
     a_notice,
     a_round,
@@ -97,6 +98,18 @@ def test_rounds_that_save_nothing_follow_each_other_ever_more_slowly(
     assert wait.until == pytest.approx(NOW + pause_s)
     assert wait.why == f"{fruitless} rounds in a row ended before they saved anything"
     assert formed(view, watch, wait.until).world_size == 2
+
+
+def test_who_will_not_be_brought_back_gets_a_place_where_nobody_else_is_there() -> None:
+    spare = Token("t-2")
+    groups = {TOKEN: a_group(), spare: a_group(token=spare, nodes=1)}
+    fresh = a_seat(2, member=a_member(2, token=spare, node=0))
+    last: dict[str, Any] = {"statuses": {TOKEN: a_last_life(0)}}
+    three = a_watch(seats=seats(a_seat(0), a_seat(1), fresh), **last)
+    places = formed(a_view(groups=groups), three).places
+    assert [place.agent for place in places] == [an_agent(1), an_agent(2)]
+    both = formed(a_view(groups=groups), a_watch(**last)).places
+    assert [place.agent for place in both] == [an_agent(0), an_agent(1)]
 
 
 def test_who_leaves_gets_no_place() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from spotfit.core.errors import ConfigError, ProvisionPermissionError
 from spotfit.model.group import GroupPlan, GroupRequest
-from spotfit.provision.checkup import Finding, examine, look
+from spotfit.provision.checkup import Finding, Unseen, examine, look
 
 
 class Backend:
@@ -21,8 +21,8 @@ class Backend:
             raise ConfigError("queue not given", do="Give one.")
         return GroupPlan(request.token, "backend", 1, 4)
 
-    def examine(self) -> Iterator[Finding]:
-        yield look("who we are", lambda: "somebody")
+    def examine(self, storage: str = "") -> Iterator[Finding]:
+        yield look("who we are", lambda: f"somebody with {storage or 'no bucket'}")
         yield look("a queue", lambda: 1 / 0, do="Make one.")
 
 
@@ -33,7 +33,7 @@ def findings(backend: Any) -> list[Finding]:
 def test_everything_is_looked_at_whatever_is_wrong_before() -> None:
     assert findings(Backend()) == [
         Finding("its options make a plan", True, "1 machine, 4 workers on each"),
-        Finding("who we are", True, "somebody"),
+        Finding("who we are", True, "somebody with no bucket"),
         Finding("a queue", False, "ZeroDivisionError: division by zero", "Make one."),
     ]
 
@@ -48,3 +48,13 @@ def test_our_own_errors_bring_their_remedy() -> None:
         raise ProvisionPermissionError("not allowed", do="Ask your administrator.")
 
     assert look("a right", refuse).do == "Ask your administrator."
+
+
+def test_a_backend_hears_of_the_bucket_its_machines_would_have_to_reach() -> None:
+    _, who, _ = examine(Backend(), "s3://bucket/runs")  # type: ignore[arg-type]
+    assert who.found == "somebody with s3://bucket/runs"
+
+
+def test_what_may_not_be_looked_at_is_told_and_not_held_to_be_wrong() -> None:
+    finding = look("a right", lambda: Unseen("nobody may ask"), do="Ask.")
+    assert finding == Finding("a right", True, "nobody may ask", "Ask.", seen=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,13 @@ from torch.utils.data import DataLoader, Dataset
 
 import spotfit.torch
 from spotfit.checkpoint.handle import Checkpoint
-from spotfit.checkpoint.saved import InMemory, Saved
+from spotfit.checkpoint.saved import InMemory, Order, Saved, read_alone
 from spotfit.checkpoint.segment import Segment
 from spotfit.core.errors import ConfigError, IntegrityError, SessionMisuseError
 from spotfit.frameworks.torch.launched import LaunchedGroup
 from spotfit.model.ranks import Ranks
 from spotfit.torch import Checkpointer, export_checkpoint
-from spotfit.worker import current
+from spotfit.worker import current, recall
 from spotfit.worker.handover import IN_MEMORY
 from spotfit.worker.local import LocalSession
 
@@ -188,6 +188,37 @@ def test_what_lies_in_memory_is_gone_on_from_before_any_checkpoint(
     restored = second.ckpt.restore()
     assert restored == ("", 8, 1, "memory")
     assert second.train(15) == undisturbed
+
+
+def test_a_save_before_the_first_step_changes_nothing(session: LocalSession) -> None:
+    """Torch shows no state of an optimizer that has none, but has it take a step for it."""
+    undisturbed = Life(every=100).train(15)
+    early = Life(every=100)
+    early.ckpt.save()
+    second = Life()
+    assert early.train(15) == undisturbed
+    assert second.ckpt.restore() is not None
+    assert second.train(15) == undisturbed
+
+
+def test_what_was_read_of_a_torn_state_is_taken_back_where_nothing_else_is_saved(
+    session: LocalSession, remembered: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = Life(every=100).train(15)
+    first = Life(every=4)
+    first.train(5)
+    remembered.append(first.newest_segment)
+    monkeypatch.setattr(type(session.snapshots), "begun_from", None)
+    monkeypatch.setattr(recall, "read_alone", torn)
+    second = Life()
+    assert second.ckpt.restore() is None
+    assert second.train(15) == undisturbed
+
+
+def torn(orders: Sequence[Order]) -> None:
+    """All of it is handed over but for the last chunk."""
+    read_alone(orders[:-1])
+    raise IntegrityError("the other machine is gone")
 
 
 def test_a_state_in_memory_that_is_damaged_gives_way_to_the_checkpoint(

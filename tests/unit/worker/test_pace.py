@@ -19,6 +19,7 @@ class Ranks:
         self.clock = ManualClock()
         self.looks = 0
         self.left_s: float | None = None
+        self.advice: tuple[float, str] | None = None
         self.told: list[str] = []
         self._said = b""
         self._paces = [self._pace(every, life_s, leads=leads) for leads in (True, False)]
@@ -32,6 +33,7 @@ class Ranks:
             clock=self.clock,
             odds=Odds(Market(life_s)),
             notice=lambda: self.left_s,
+            advice=lambda: self.advice,
         )
 
     def _agreed(self, kind: str, value: bytes) -> bytes:
@@ -79,6 +81,10 @@ def gaps(saves: list[int]) -> list[int]:
 def test_so_many_steps_are_so_many() -> None:
     ranks = Ranks(4)
     assert ranks.saves(range(1, 11)) == [4, 8]
+    assert ranks.told == ["4 steps since the last save"] * 2
+    ranks = Ranks(1)
+    ranks.saves(range(1, 2))
+    assert ranks.told == ["1 step since the last save"]
 
 
 def test_after_a_time_all_save_the_same_step() -> None:
@@ -102,6 +108,18 @@ def test_left_to_itself_it_measures_one_and_saves_as_often_as_losses_want() -> N
     assert often > 2 * rare > 2
 
 
+def test_after_each_commit_it_is_told_once_when_the_next_save_comes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ranks = Ranks("auto", life_s=40_000.0)
+    saves = ranks.saves(range(1, 4000), step_s=0.5)
+    told = [line for line in capsys.readouterr().err.splitlines() if "checkpoint.next" in line]
+    assert 1 < len(saves) <= len(told) + 1 <= len(saves) + 1
+    assert all("in_s=" in line and "the group is lost every" in line for line in told)
+    Ranks("10s").saves(range(1, 100), step_s=0.5)
+    assert "checkpoint.next" not in capsys.readouterr().err, "that much the user knows"
+
+
 def test_one_that_is_on_its_way_is_waited_for() -> None:
     ranks = Ranks("auto")
     assert len(ranks.saves(range(1, 2000), step_s=0.5, commits=False)) == 1
@@ -121,7 +139,19 @@ def test_at_a_notice_one_is_saved_whatever_else_is_set(every: Any) -> None:
     ranks.left_s = 30.0
     first, last = ranks.saves(range(50, 80), step_s=1.0)
     assert "49 s of work should not wait" in ranks.told[0] or first < 55
+    assert all(why.startswith("a machine is going: ") for why in ranks.told)
     assert last > 65, "as late as is safe"
+
+
+def test_in_danger_one_is_saved_soon_and_only_once() -> None:
+    ranks = Ranks("at_notice")
+    assert ranks.saves(range(1, 50), step_s=0.5) == []
+    ranks.advice = (ranks.clock.now(), "higher risk")
+    (saved,) = ranks.saves(range(50, 100), step_s=0.5)
+    assert (saved - 49) * 0.5 <= LOOK_S + 0.5
+    assert ranks.told == ["higher risk; saving soon is wise"]
+    ranks.advice = (ranks.clock.now(), "higher risk, once more")
+    assert len(ranks.saves(range(100, 150), step_s=0.5)) == 1
 
 
 def test_too_late_is_no_time_to_save() -> None:

@@ -41,6 +41,7 @@ from spotfit.model.wire import (
     Preempted,
     Report,
     Saved,
+    SaveSoon,
 )
 from spotfit.store.memory import MemoryStore
 from spotfit.store.opening import open_store
@@ -639,6 +640,16 @@ def test_a_worker_may_wait_until_it_knows_of_a_notice(session: Session, agent: A
     assert not session.wait_for_notice(0.0)
     agent.say(Preempted(5_000, {"node-a": (1,)}))
     assert session.wait_for_notice(5.0)
+
+
+def test_that_a_machine_is_in_danger_is_no_preemption(session: Session, agent: AgentEnd) -> None:
+    assert session.advice() is None
+    agent.say(SaveSoon("higher risk"), Gathered("preemption_info", 0, b"null"))
+    assert session.preemption_info() is None
+    assert not session.wait_for_notice(0.0)
+    told = session.advice()
+    assert told is not None
+    assert told[1] == "higher risk"
 
 
 # --- datasets --------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from spotfit.core.errors import IntegrityError
@@ -49,9 +50,9 @@ def snapshots(session: Session) -> Snapshots:
 
 
 def test_it_is_told_and_nobody_waits(snapshots: Snapshots, agent: AgentEnd) -> None:
-    assert snapshots.give({"loss": 1.5}, Path("/memory/x")) == 0
+    assert snapshots.give({"loss": 1.5}, Path("/memory/x"), "asked for") == 0
     (told,) = agent.heard_of(Snapshot)
-    assert (told.n, bytes(told.metrics), told.segment) == (0, b'{"loss":1.5}', "/memory/x")
+    assert told == Snapshot(0, msgspec.Raw(b'{"loss":1.5}'), "/memory/x", "asked for")
     assert snapshots.fate(0) == "given"
 
 

@@ -1,6 +1,7 @@
 """The zygote by itself: what it may import, when it may fork, and whose pipes it passes on."""
 
 import array
+import importlib
 import os
 import select
 import signal
@@ -18,8 +19,7 @@ import pytest
 
 from spotfit.core.codec import decoder, encode
 from spotfit.model.cradle import Awake, Bear, Born, FromZygote, Gone, Kind, Ripe
-from spotfit.worker import __main__ as one_by_one
-from spotfit.worker import zygote
+from spotfit.worker import birth, zygote
 
 _words: msgspec.json.Decoder[FromZygote] = decoder(FromZygote)  # type: ignore[arg-type]
 Word = TypeVar("Word", bound=FromZygote)
@@ -28,17 +28,17 @@ Word = TypeVar("Word", bound=FromZygote)
 def test_a_framework_s_first_stage_comes_first_and_ours_with_it() -> None:
     first, later = zygote.stages_of("torch")
     assert first[0] == "torch"
-    assert "spotfit.worker.session" in first
+    assert "spotfit.worker.main" in first
     assert "torch._dynamo" in later
     assert "torch._dynamo" not in first
+    assert "spotfit.worker.audience" in later
+    assert "spotfit.worker.audience" not in first
 
 
 def test_every_kind_of_child_has_an_entrance_forked_or_not() -> None:
-    kinds = set(typing.get_args(Kind))
-    assert zygote._ENTRANCES.keys() == kinds
-    assert one_by_one._ENTRANCES.keys() == kinds
-    for kind, module in one_by_one._ENTRANCES.items():
-        assert zygote._ENTRANCES[kind].__module__ == f"spotfit.worker.{module}"
+    assert birth.ENTRANCES.keys() == set(typing.get_args(Kind))
+    for module in birth.ENTRANCES.values():
+        assert callable(importlib.import_module(module).main)
 
 
 def test_an_unknown_framework_is_the_worker_s_to_tell() -> None:

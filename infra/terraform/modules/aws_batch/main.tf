@@ -197,6 +197,7 @@ data "aws_iam_policy_document" "controller" {
       "batch:DescribeJobs",
       "batch:ListJobs",
       "ec2:DescribeSpotPriceHistory",
+      "ec2:GetSpotPlacementScores",
     ]
     resources = ["*"] # these know no narrower one
   }

@@ -36,7 +36,7 @@ resource "kubernetes_role_v1" "controller" {
 
   rule {
     api_groups = [""]
-    resources  = ["pods"]
+    resources  = ["pods", "events"]
     verbs      = ["list"]
   }
 

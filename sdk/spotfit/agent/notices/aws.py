@@ -13,8 +13,8 @@ import msgspec
 
 from spotfit.agent.notices.polled import PolledNotice, ask
 from spotfit.core.codec import decoder
-from spotfit.host import clocks, env, log
-from spotfit.model.world import Notice
+from spotfit.host import clocks, env
+from spotfit.model.world import Advice, Notice
 
 ENDPOINT = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 DISABLED = "AWS_EC2_METADATA_DISABLED"
@@ -23,6 +23,8 @@ _EVERY_S = 1.0
 _TOKEN_FOR_S = 21_600
 _ACTION = "/latest/meta-data/spot/instance-action"
 _REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
+_ADVICE = Advice("EC2 recommends to rebalance: it sees a higher risk for this instance")
+"""https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html"""
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -43,22 +45,20 @@ class Ec2Metadata:
         self._token = ""
         self._warned = False
 
-    def look(self) -> Notice | None:
-        """The notice, if there is one."""
+    def look(self) -> Notice | Advice | None:
+        """The notice, if there is one; else the advice, if that was given."""
         status, body = self._get(_ACTION)
         if status != 200:
-            self._look_for_advice()
-            return None
+            return self._advice()
         told = _action.decode(body)
         deadline_ms = int(told.time.astimezone(UTC).timestamp() * 1000)
         left_s = max(0.0, (deadline_ms - clocks.wall_ms()) / 1000)
         return Notice(f"EC2 will {told.action} it", left_s, deadline_ms)
 
-    def _look_for_advice(self) -> None:
-        """An elevated risk is no notice: most instances it is told of are never taken away."""
-        if not self._warned and self._get(_REBALANCE)[0] == 200:
-            self._warned = True
-            log.info("notice.rebalance", why="EC2 recommends to rebalance; saving soon is wise")
+    def _advice(self) -> Advice | None:
+        """Once given it holds, and is not asked for again."""
+        self._warned = self._warned or self._get(_REBALANCE)[0] == 200
+        return _ADVICE if self._warned else None
 
     def _get(self, path: str) -> tuple[int, bytes]:
         status, body = self._asked(path)

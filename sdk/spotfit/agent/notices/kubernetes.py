@@ -18,11 +18,14 @@ import msgspec
 
 from spotfit.agent.notices.polled import PolledNotice, whole_answer
 from spotfit.host import env, log
-from spotfit.model.world import Notice
+from spotfit.model.world import Advice, Notice
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _EVERY_S = 5.0
-_SOON = "aws-node-termination-handler/rebalance-recommendation"
+_SOON = {
+    "aws-node-termination-handler/rebalance-recommendation": "EC2 sees a higher risk for the node",
+}
+"""Taints of nodes that are in danger, and will perhaps never go."""
 _GOES = {
     "aws-node-termination-handler/spot-itn": "AWS takes it back",
     "aws-node-termination-handler/asg-lifecycle-termination": "its scaling group ends it",
@@ -57,16 +60,14 @@ class ClusterNode:
         self._account = account
         self._trust: ssl.SSLContext | None = None
         self._may_read = bool(url and node)
-        self._told_soon = False
 
-    def look(self) -> Notice | None:
-        """The notice, if the node bears a taint that is one."""
+    def look(self) -> Notice | Advice | None:
+        """The notice, if the node bears a taint that is one; else the advice, if one is that."""
         taints = self._taints() if self._may_read else []
-        if _SOON in taints and not self._told_soon:
-            self._told_soon = True
-            log.info("notice.rebalance", why="AWS recommends to leave the node before long")
-        found = next((key for key in taints if key in _GOES), None)
-        return Notice(f"{_GOES[found]} ({found})") if found else None
+        for key in taints:
+            if key in _GOES:
+                return Notice(f"{_GOES[key]} ({key})")
+        return next((Advice(f"{_SOON[key]} ({key})") for key in taints if key in _SOON), None)
 
     def _taints(self) -> list[str]:
         answer = whole_answer(self._url, self._path, headers=self._proof(), trust=self._trusted())

@@ -10,15 +10,16 @@ from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from spotfit.host import log
-from spotfit.model.world import Notice
+from spotfit.model.world import Advice, Notice
 
 _ANSWER_WITHIN_S = 5.0
 
-Look = Callable[[], Notice | None]
+Look = Callable[[], Notice | Advice | None]
 
 
 class PolledNotice:
-    """Calls `look` every so often until it gives a notice. What `look` raises is logged once."""
+    """Calls `look` every so often until it gives a notice; what is less than one is remembered
+    meanwhile. What `look` raises is logged once."""
 
     def __init__(self, wake: Callable[[], None], look: Look, *, every_s: float, name: str) -> None:
         self._wake = wake
@@ -26,13 +27,14 @@ class PolledNotice:
         self._every_s = every_s
         self._name = name
         self._notice: Notice | None = None
+        self._advice: Advice | None = None
         self._trouble = ""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"spotfit-{name}", daemon=True)
         self._thread.start()
 
-    def poll(self, now: float) -> Notice | None:
-        return self._notice
+    def poll(self, now: float) -> Notice | Advice | None:
+        return self._notice or self._advice
 
     def close(self) -> None:
         """Ask no more."""
@@ -41,11 +43,18 @@ class PolledNotice:
     def _run(self) -> None:
         while self._notice is None and not self._ended.wait(self._every_s):
             try:
-                self._notice = self._look()
+                self._take(self._look())
             except Exception as error:  # noqa: BLE001  # a source that fails must not end the agent
                 self._complain(f"{type(error).__name__}: {error}")
-        if self._notice is not None:
-            self._wake()
+
+    def _take(self, seen: Notice | Advice | None) -> None:
+        if seen is None or seen == self._advice:
+            return
+        if isinstance(seen, Notice):
+            self._notice = seen
+        else:
+            self._advice = seen
+        self._wake()
 
     def _complain(self, why: str) -> None:
         if why != self._trouble:

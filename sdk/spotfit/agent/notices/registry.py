@@ -9,6 +9,7 @@ from spotfit.agent.notices.azure import AzureNotice
 from spotfit.agent.notices.file import FileNotice
 from spotfit.agent.notices.gcp import GcpNotice
 from spotfit.agent.notices.kubernetes import KubernetesNotice
+from spotfit.agent.notices.machine import MachineNotice
 from spotfit.agent.notices.signal import SignalNotice
 from spotfit.agent.ports import NoticeSource
 from spotfit.host import plugins
@@ -20,6 +21,7 @@ _OURS: dict[str, Callable[[Callable[[], None]], NoticeSource]] = {
     "file": FileNotice,
     "gcp": GcpNotice,
     "kubernetes": KubernetesNotice,
+    "machine": MachineNotice,
     "signal": SignalNotice,
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from spotfit.checkpoint.export import tensors_of
-from spotfit.checkpoint.saved import Saved, Wanted
+from spotfit.checkpoint.saved import Saved, Wanted, at_once
 from spotfit.checkpoint.snapshot import Key, Piece
 from spotfit.frameworks.torch.reading import as_tensor
 from spotfit.frameworks.torch.shares import unplain
@@ -23,28 +23,31 @@ def export_torch(saved: Saved, path: Path, *, everything: bool = False) -> None:
     `torch.load(path)` reads it as it is. Raises `IntegrityError` where bytes are missing or are not
     what was saved.
     """
-    state = whole_state(saved)
+    state = whole_state(saved) if everything else whole_state(saved, only="model")
     with appearing(path) as draft, draft.open("xb") as file:  # torch refuses the draft's name
         torch.save(state if everything else state["model"], file)
 
 
-def whole_state(saved: Saved) -> State:
-    """All tensors whole, on the CPU, and all values, nested as they were."""
+def whole_state(saved: Saved, *, only: str | None = None) -> State:
+    """All tensors whole, on the CPU, and all values, nested as they were; or one part of them."""
     state: State = {}
     wanted: list[Wanted] = []
-    for part in sorted(
-        {piece.key[0] for index in saved.indices for piece in index.pieces}, key=str
-    ):
+    parts = {piece.key[0] for index in saved.indices for piece in index.pieces}
+    for part in sorted(parts if only is None else parts & {only}, key=str):
         for key, pieces in tensors_of(saved, str(part)).items():
             first = pieces[0][1]
             whole = torch.empty(first.shape, dtype=getattr(torch, first.dtype))
             _put(state, key, whole)
-            wanted += [Wanted(rank, piece, partial(_fill, whole, piece)) for rank, piece in pieces]
+            wanted += [
+                Wanted(rank, piece, at_once(piece, partial(_fill, whole, piece)))
+                for rank, piece in pieces
+            ]
     saved.read(wanted)
     for index in saved.indices:
         values = unplain(index.plain) if index.leaves else ()
         for key, value in zip(index.leaves, values, strict=True):
-            _put(state, key, value)
+            if only in (None, key[0]):
+                _put(state, key, value)
     others = state.pop("others", {})
     return state | {
         name: joined(split["whole"], split.get("tensors", {})) for name, split in others.items()

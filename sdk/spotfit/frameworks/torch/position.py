@@ -24,6 +24,10 @@ from torch.utils.data import (
 from spotfit.host import log
 
 Loader = DataLoader[Any]
+_DO = (
+    "use a loader with state_dict and load_state_dict, like torchdata's StatefulDataLoader, or "
+    "keep the place in extra={...}; else a restart begins the data anew"
+)
 
 
 class Position(Sampler[int]):
@@ -102,7 +106,7 @@ def position_in(loader: Loader, *, rank: int, world_size: int) -> Position | Non
     inner = getattr(loader, "_loader", loader)
     why = _why_not(inner)
     if why is not None:
-        log.warning("checkpoint.no_position", why=why, do="keep its place in extra={...}")
+        log.warning("checkpoint.no_position", why=why, do=_DO)
         return None
     return Position(inner, rank=rank, world_size=world_size)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -20,14 +21,29 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
-from torch.distributed.checkpoint.storage import StorageReader
-from torch.futures import Future
 
-from spotfit.checkpoint.saved import Saved, Wanted
+from spotfit.checkpoint.saved import Saved, Take, Wanted, at_once, read_alone
 from spotfit.checkpoint.snapshot import Piece, name_of
 from spotfit.core.errors import ConfigError
 from spotfit.frameworks.torch.shares import unplain
 from spotfit.frameworks.torch.state import State
+
+
+class Loading:
+    """What of a saved state goes where in a running one. Nothing is fetched before it is told to.
+
+    Raises `ConfigError` where the state has another form than what was saved.
+    """
+
+    def __init__(self, state: State, saved: Saved) -> None:
+        reader = Reader(saved)
+        _make_room(state["others"], saved)
+        planner = _Planner()
+        planner.set_up_planner(state, reader.metadata, is_coordinator=False)
+        _refuse_others(planner.state_dict, reader.metadata)
+        plan = planner.finish_plan(planner.create_local_plan())
+        self.orders = saved.orders(reader.wanted(plan, planner))
+        """Chunks that this rank needs: when all are handed over, the state is what was saved."""
 
 
 def load_into(state: State, saved: Saved) -> None:
@@ -36,12 +52,7 @@ def load_into(state: State, saved: Saved) -> None:
     Each rank reads what it needs, and meets nobody. Raises `IntegrityError` where bytes are
     missing or are not what was saved, and `ConfigError` where the state has another form.
     """
-    reader = Reader(saved)
-    _make_room(state["others"], saved)
-    planner = _Planner()
-    planner.set_up_planner(state, reader.read_metadata(), is_coordinator=False)
-    _refuse_others(planner.state_dict, reader)
-    reader.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
+    read_alone(Loading(state, saved).orders)
 
 
 def _make_room(others: State, saved: Saved) -> None:
@@ -62,8 +73,8 @@ def _make_room(others: State, saved: Saved) -> None:
         }
 
 
-def _refuse_others(flat: State, reader: Reader) -> None:
-    saved_as = reader.read_metadata().state_dict_metadata
+def _refuse_others(flat: State, metadata: Metadata) -> None:
+    saved_as = metadata.state_dict_metadata
     missing = sorted(flat.keys() - saved_as.keys())
     wrong = [
         f"{name} is {tuple(value.shape)}, was {tuple(saved.size)}"
@@ -94,11 +105,10 @@ class _Planner(DefaultLoadPlanner):
         set_element(self.original_state_dict, self.mappings[name], value)
 
 
-class Reader(StorageReader):
-    """What torch asks where a state lies."""
+class Reader:
+    """Where a state lies, in words of torch's planner."""
 
     def __init__(self, saved: Saved) -> None:
-        self._saved = saved
         self._pieces: dict[MetadataIndex, tuple[int, Piece]] = {}
         self._leaves: dict[str, Any] = {}
         for index in saved.indices:
@@ -108,45 +118,21 @@ class Reader(StorageReader):
             values = unplain(index.plain) if index.leaves else ()
             for key, value in zip(index.leaves, values, strict=True):
                 self._leaves.setdefault(name_of(key), value)
-        self._metadata = Metadata({**self._told_tensors(), **self._told_leaves()})
+        self.metadata = Metadata({**self._told_tensors(), **self._told_leaves()})
 
-    def reset(self, checkpoint_id: Any = None) -> None:
-        """There is nothing to begin anew."""
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return self._metadata
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, **_: Any) -> None:  # noqa: FBT001 - torch's
-        """All is known."""
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Hand over all that the plan asks for."""
-        wanted: dict[tuple[int, Piece], list[ReadItem]] = defaultdict(list)
+    def wanted(self, plan: LoadPlan, planner: LoadPlanner) -> list[Wanted]:
+        """All pieces that the plan asks for; values that are no tensors are handed over at once."""
+        items: dict[tuple[int, Piece], list[ReadItem]] = defaultdict(list)
         for item in plan.items:
             if item.type is LoadItemType.BYTE_IO:
                 planner.load_bytes(item, self._leaves[item.storage_index.fqn])
             else:
                 place = MetadataIndex(item.storage_index.fqn, item.storage_index.offset)
-                wanted[self._pieces[place]].append(item)
-        self._saved.read(
-            [
-                Wanted(rank, piece, partial(_copy, planner, piece, items))
-                for (rank, piece), items in wanted.items()
-            ]
-        )
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return False
+                items[self._pieces[place]].append(item)
+        return [
+            Wanted(rank, piece, _taking(planner, piece, asked))
+            for (rank, piece), asked in items.items()
+        ]
 
     def _told_tensors(self) -> dict[str, TensorStorageMetadata]:
         boxes: dict[str, list[Piece]] = defaultdict(list)
@@ -175,17 +161,32 @@ def as_tensor(piece: Piece, body: memoryview) -> torch.Tensor:
     return torch.frombuffer(body, dtype=torch.uint8).view(_dtype(piece)).view(piece.sizes)
 
 
-def _copy(planner: LoadPlanner, piece: Piece, items: list[ReadItem], body: memoryview) -> None:
+def _taking(planner: LoadPlanner, piece: Piece, items: Sequence[ReadItem]) -> Take:
+    """How the piece gets to its tensors: run by run where it is one run of memory there, too."""
+    targets = [planner.resolve_tensor(item).detach() for item in items]
+    if len(items) == 1 and piece.size_bytes:
+        target = targets[0]
+        whole = tuple(items[0].lengths) == piece.sizes
+        if whole and target.is_contiguous() and target.dtype == _dtype(piece):
+            return partial(_run, target.view(-1).view(torch.uint8))
+    return at_once(piece, partial(_boxes, piece, items, targets))
+
+
+def _run(target: torch.Tensor, at: int, body: memoryview) -> None:
+    target[at : at + len(body)].copy_(torch.frombuffer(body, dtype=torch.uint8))
+
+
+def _boxes(
+    piece: Piece, items: Sequence[ReadItem], targets: Sequence[torch.Tensor], body: memoryview
+) -> None:
     source = as_tensor(piece, body)
-    for item in items:
+    for item, target in zip(items, targets, strict=True):
         box = source
         for dimension, (begin, length) in enumerate(
             zip(item.storage_offsets, item.lengths, strict=True)
         ):
             box = box.narrow(dimension, begin, length)
-        target = planner.resolve_tensor(item).detach()
         target.copy_(box)
-        planner.commit_tensor(item, target)
 
 
 def _dtype(piece: Piece) -> torch.dtype:

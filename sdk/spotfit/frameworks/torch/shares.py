@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import io
+import math
 import pickle
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 
-from spotfit.checkpoint.snapshot import Key, Piece, starts
+from spotfit.checkpoint.snapshot import OWN_CHUNK_BYTES, Key, Piece, starts
 from spotfit.core.errors import ConfigError
 from spotfit.frameworks.torch.state import State, Whole
+
+_FRACTION = 8
+"""No more than such a part of what a rank has to write hangs on where one tensor ends."""
 
 Gather = Callable[[Any], list[Any]]
 """Every rank gives something, and gets what all gave, by rank."""
@@ -55,32 +61,108 @@ class Shares:
         """The outline that `_mine` is for."""
         self._mine: list[WriteItem] = []
         self._dealt: set[MetadataIndex] = set()
+        self._cut_bytes = math.inf
+        """Tensors bigger than that were cut, that ranks may share them."""
 
-    def of(self, state: State) -> Share:
-        """This rank's share. All ranks have to ask, for states of the same step."""
+    def of(self, state: State, *, drifting: Collection[str] = ()) -> Share:
+        """This rank's share. All ranks have to ask, for states of the same step.
+
+        Of tensors whose names are `drifting` ranks may hold different ones: the first who holds
+        one writes it, that all which is restored comes from one rank.
+        """
         planner = DefaultSavePlanner()
         planner.set_up_planner(state)
         outline = _outline(planner.state_dict)
         self._saves += 1
         if self._saves & (self._saves - 1) == 0 and any(self._gather(outline != self._dealt_of)):
-            self._deal(planner, outline)
+            self._deal(planner, outline, drifting)
         elif outline != self._known:
             self._find_mine(planner.create_local_plan(), outline)
         return _share(planner, self._mine)
 
-    def _deal(self, planner: DefaultSavePlanner, outline: Any) -> None:
-        plans = self._gather(planner.create_local_plan())
-        dealt, _ = planner.create_global_plan(plans)
-        self._mine = dealt[self._rank].items
+    def _deal(self, planner: DefaultSavePlanner, outline: Any, drifting: Collection[str]) -> None:
+        whole = self._gather(planner.create_local_plan())
+        self._cut_bytes = _cut_bytes(whole)
+        plans = [_cut(plan, self._cut_bytes) for plan in whole]
+        self._mine = _dealt(_left_to_the_first(plans, drifting))[self._rank]
         self._dealt = {item.index for plan in plans for item in plan.items}
         self._dealt_of = self._known = outline
 
     def _find_mine(self, plan: SavePlan, outline: Any) -> None:
         held = {item.index: item for item in self._mine}
-        self._mine = [
-            item for item in plan.items if item.index in held or item.index not in self._dealt
-        ]
+        items = _cut(plan, self._cut_bytes).items
+        self._mine = [item for item in items if item.index in held or item.index not in self._dealt]
         self._known = outline
+
+
+def _cut_bytes(plans: Sequence[SavePlan]) -> float:
+    """How big a tensor may be that one rank writes alone: a fraction of what each has to write."""
+    if len(plans) == 1:
+        return math.inf
+    sizes = {item.index: _size_bytes(item) for plan in plans for item in plan.items}
+    return max(OWN_CHUNK_BYTES, sum(sizes.values()) / len(plans) / _FRACTION)
+
+
+def _cut(plan: SavePlan, cut_bytes: float) -> SavePlan:
+    """The same, with every tensor that is bigger in blocks of its rows."""
+    return replace(plan, items=[block for item in plan.items for block in _blocks(item, cut_bytes)])
+
+
+def _blocks(item: WriteItem, cut_bytes: float) -> list[WriteItem]:
+    told, size_bytes = item.tensor_data, _size_bytes(item)
+    if item.type is not WriteItemType.TENSOR or told is None or size_bytes <= cut_bytes:
+        return [item]
+    rows = told.size[0]
+    step = math.ceil(rows / math.ceil(size_bytes / cut_bytes))
+    blocks = []
+    for begin in range(0, rows, step):
+        offsets = torch.Size((begin, *told.chunk.offsets[1:]))
+        sizes = torch.Size((min(step, rows - begin), *told.size[1:]))
+        chunk = ChunkStorageMetadata(offsets, sizes)
+        index = MetadataIndex(item.index.fqn, offsets)
+        blocks.append(WriteItem(index, WriteItemType.SHARD, None, replace(told, chunk=chunk)))
+    return blocks
+
+
+def _size_bytes(item: WriteItem) -> int:
+    if item.tensor_data is None:
+        return 0  # of values nobody knows
+    item_bytes = item.tensor_data.properties.dtype.itemsize
+    return math.prod(item.tensor_data.chunk.sizes) * item_bytes
+
+
+def _dealt(plans: Sequence[SavePlan]) -> list[list[WriteItem]]:
+    """Each item to one of those who hold it: the biggest first, each to who has the least by then.
+
+    Torch's own deals in the order of names, and takes a block for the whole tensor.
+    """
+    holders: dict[MetadataIndex, list[int]] = defaultdict(list)
+    sizes: dict[MetadataIndex, int] = {}
+    for rank, plan in enumerate(plans):
+        for item in plan.items:
+            holders[item.index].append(rank)
+            sizes[item.index] = _size_bytes(item)
+    loads_bytes = [0] * len(plans)
+    writers: dict[MetadataIndex, int] = {}
+    for index in sorted(holders, key=sizes.__getitem__, reverse=True):
+        writer = min(holders[index], key=loads_bytes.__getitem__)
+        writers[index] = writer
+        loads_bytes[writer] += sizes[index] or 1
+    return [
+        [item for item in plan.items if writers[item.index] == rank]
+        for rank, plan in enumerate(plans)
+    ]
+
+
+def _left_to_the_first(plans: Sequence[SavePlan], names: Collection[str]) -> list[SavePlan]:
+    """The same plans, but what has one of these names only the first writes who would."""
+    taken: set[MetadataIndex] = set()
+    left: list[SavePlan] = []
+    for plan in plans:
+        items = [item for item in plan.items if item.index not in taken]
+        taken |= {item.index for item in items if item.index.fqn in names}
+        left.append(replace(plan, items=items))
+    return left
 
 
 def _outline(flat: State) -> list[tuple[Any, ...]]:
@@ -93,7 +175,7 @@ def _outline(flat: State) -> list[tuple[Any, ...]]:
 
 def _share(planner: DefaultSavePlanner, items: Sequence[WriteItem]) -> Share:
     cut = [item for item in items if item.type is not WriteItemType.BYTE_IO]
-    tensors = [_held(planner.resolve_data(item)) for item in cut]
+    tensors = [_held(_found(planner, item)) for item in cut]
     places = starts(tensor.nbytes for tensor in tensors)
     pieces = tuple(
         _piece(planner.mappings[item.index.fqn], item, tensor, start)
@@ -106,6 +188,19 @@ def _share(planner: DefaultSavePlanner, items: Sequence[WriteItem]) -> Share:
         tuple(tuple(planner.mappings[name]) for name in leaves),
         [_opened(planner.state_dict[name]) for name in leaves],
     )
+
+
+def _found(planner: DefaultSavePlanner, item: WriteItem) -> Any:
+    """The tensor, or the block of its rows, that is written."""
+    whole = planner.state_dict[item.index.fqn]
+    if item.type is not WriteItemType.SHARD or type(whole) not in (
+        torch.Tensor,
+        torch.nn.Parameter,
+    ):
+        return planner.resolve_data(item)
+    assert item.tensor_data is not None  # it is no leaf
+    chunk = item.tensor_data.chunk
+    return whole.narrow(0, chunk.offsets[0], chunk.sizes[0])
 
 
 def _opened(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random  # noqa: TID251 - it is the user's dice that are kept here
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,8 +14,10 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 
 State = dict[str, Any]
 
@@ -36,9 +38,26 @@ class Training(NamedTuple):
         found: State = {"model": get_model_state_dict(self.model)}
         if self.optimizers:
             optimizers = list(self.optimizers)
+            blank = [one for one in optimizers if not one.state]
             found["optimizer"] = get_optimizer_state_dict(self.model, optimizers)
+            for optimizer in blank:
+                _forget_step(optimizer)
         found["others"] = {name: split(one.state_dict()) for name, one in self.others.items()}
         return found
+
+    def drifting(self, state: State) -> frozenset[str]:
+        """What each rank may have its own of: the model's buffers, such as running means.
+
+        DDP has every rank begin a step with rank 0's, and then go its own way.
+        """
+        places = {buffer.data_ptr() for buffer in self.model.buffers()} - {0}
+        return frozenset(
+            f"model.{name}"
+            for name, value in state["model"].items()
+            if isinstance(value, torch.Tensor)
+            and not isinstance(value, DTensor)
+            and value.data_ptr() in places
+        )
 
     def adopt(self, state: State) -> None:
         """Go on from `state`, which has the form of `state()`."""
@@ -49,6 +68,33 @@ class Training(NamedTuple):
             )
         for name, other in self.others.items():
             other.load_state_dict(joined(**state["others"][name]))
+
+
+def kept(state: State) -> Callable[[], None]:
+    """Puts the tensors of `state` back as they are now. Copies them to this machine's memory."""
+    tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def keep(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            local = (value.to_local() if isinstance(value, DTensor) else value).detach()
+            tensors.append((local, local.to("cpu", copy=True)))
+        return value
+
+    tree_map(keep, state)
+
+    def put_back() -> None:
+        for tensor, before in tensors:
+            tensor.copy_(before)
+
+    return put_back
+
+
+def _forget_step(optimizer: Optimizer) -> None:
+    """To have a state to show torch has an optimizer take a step of nothing: it never took one."""
+    for known in optimizer.state.values():
+        if isinstance(step := known.get("step"), torch.Tensor):
+            step.zero_()
+    optimizer.state.clear()
 
 
 class Whole:

@@ -10,6 +10,7 @@ import pytest
 
 from spotfit.agent.notices.kubernetes import ClusterNode, KubernetesNotice
 from spotfit.host.clocks import SystemClock
+from spotfit.model.world import Advice, Notice
 from spotfit_localsim.wire.http import Reply, Request, Server
 
 pytestmark = pytest.mark.real_time("an API server answers in real time")
@@ -56,7 +57,6 @@ def node(server: Server, tmp_path: Path) -> ClusterNode:
         [],
         ["cloud.google.com/gke-spot", "nvidia.com/gpu"],
         ["DeletionCandidateOfClusterAutoscaler"],
-        ["aws-node-termination-handler/rebalance-recommendation"],
         ["node.kubernetes.io/unschedulable"],
     ],
 )
@@ -81,9 +81,20 @@ def test_a_taint_of_a_node_that_goes_is_a_notice_without_a_time(
 ) -> None:
     cluster.taints = ["nvidia.com/gpu", key]
     notice = node.look()
-    assert notice is not None
+    assert isinstance(notice, Notice)
     assert notice.reason.endswith(f"({key})")
     assert notice.seconds_left is None
+
+
+def test_a_taint_of_a_node_in_danger_is_advice_until_it_goes(
+    node: ClusterNode, cluster: Cluster
+) -> None:
+    cluster.taints = ["aws-node-termination-handler/rebalance-recommendation"]
+    advice = node.look()
+    assert isinstance(advice, Advice)
+    assert node.look() == advice
+    cluster.taints.append("aws-node-termination-handler/spot-itn")
+    assert isinstance(node.look(), Notice)
 
 
 @pytest.mark.parametrize("status", [401, 403])

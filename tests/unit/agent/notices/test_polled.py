@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from spotfit.agent.notices.polled import PolledNotice, ask, whole_answer
-from spotfit.model.world import Notice
+from spotfit.model.world import Advice, Notice
 from spotfit_localsim.wire.http import Reply, Request, Server
 
 pytestmark = pytest.mark.real_time("the thread of a source waits in real time")
@@ -20,6 +20,21 @@ def test_what_is_seen_wakes_the_agent_and_stays() -> None:
     source = PolledNotice(woken.set, lambda: next(answers), every_s=0.001, name="test")
     assert woken.wait(20)
     assert source.poll(0.0) == source.poll(1.0) == Notice("going")
+
+
+def test_what_is_less_than_a_notice_stays_until_one_comes() -> None:
+    woken, going = threading.Event(), threading.Event()
+
+    def look() -> Notice | Advice:
+        return Notice("going") if going.is_set() else Advice("in danger")
+
+    source = PolledNotice(woken.set, look, every_s=0.001, name="test")
+    assert woken.wait(20)
+    assert source.poll(0.0) == Advice("in danger")
+    woken.clear()
+    going.set()
+    assert woken.wait(20)
+    assert source.poll(1.0) == Notice("going")
 
 
 def test_what_fails_is_told_once_and_asked_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from spotfit.checkpoint.export import export_safetensors
-from spotfit.frameworks.torch.export import export_torch
+from spotfit.checkpoint.saved import Wanted
+from spotfit.frameworks.torch.export import export_torch, whole_state
 from tests.unit.frameworks.torch.test_reading import a_state, saved_by
 
 
@@ -17,6 +19,16 @@ def test_the_model_is_read_as_its_state_dict(tmp_path: Path) -> None:
     model = torch.load(tmp_path / "m.pt", weights_only=True)
     assert model.keys() == {f"w{n}" for n in range(5)}
     assert model["w4"].tolist() == [[6.0] * 4] * 5
+
+
+def test_for_the_model_alone_nothing_else_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = saved_by(2, tmp_path, a_state(2.0, 0.5, ema={"shadow": torch.ones(3)}))
+    read: list[Wanted] = []
+    monkeypatch.setattr(saved, "read", read.extend)
+    assert whole_state(saved, only="model").keys() == {"model"}
+    assert {one.piece.key[0] for one in read} == {"model"}
 
 
 def test_everything_is_nested_as_it_was(tmp_path: Path) -> None:

@@ -65,6 +65,15 @@ def test_whatever_was_dealt_out_comes_together(tmp_path: Path, world_size: int) 
     assert restored["shadow"].tolist() == [1.0] * 3
 
 
+def test_a_tensor_that_ranks_have_written_together_is_one_again(tmp_path: Path) -> None:
+    big = torch.arange(2.0 * 2**20).view(-1, 256)
+    saved = saved_by(4, tmp_path, a_state(1.0) | {"big": big})
+    assert sum(piece.name == "big" for index in saved.indices for piece in index.pieces) > 4
+    state = a_state(0.0) | {"big": torch.zeros_like(big)}
+    load_into(state, saved)
+    assert torch.equal(state["big"], big)
+
+
 def test_an_object_that_has_not_begun_gets_what_it_had(tmp_path: Path) -> None:
     saved = saved_by(2, tmp_path, a_state(1.0, ema={"shadow": torch.ones(3)}))
     state = a_state(0.0, ema={})

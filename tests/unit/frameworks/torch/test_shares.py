@@ -35,6 +35,48 @@ def test_what_all_hold_alike_is_written_once_each_rank_a_part() -> None:
     assert leaves == {("lr",): 0.5, ("betas",): (0.9, 0.99)}
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_one_big_tensor_is_no_single_ranks_work(ranks: int) -> None:
+    """Each writes some of its rows, and a later save, new tensors or not, the same ones."""
+    big = torch.arange(3.0 * 2**20).view(-1, 512)
+
+    def work(rank: int, gather: Gather) -> list[Share]:
+        shares = Shares(rank, gather)
+        return [shares.of(a_state(big=big, **more)) for more in ({}, {}, {"late": big[:1]})]
+
+    told = on_ranks(ranks, work)
+    written = [sum(piece.size_bytes for piece in first.pieces) for first, *_ in told]
+    assert max(written) < 1.25 * sum(written) / ranks
+    found = torch.full_like(big, -1.0)
+    for first, *later in told:
+        for piece, block in zip(first.pieces, first.tensors, strict=True):
+            if piece.name == "big":
+                found[piece.offsets[0] : piece.offsets[0] + piece.sizes[0]] = block
+        for share in later:
+            assert [piece for piece in share.pieces if piece.name != "late"] == [*first.pieces]
+    assert torch.equal(found, big)
+
+
+def test_what_drifts_apart_is_all_the_first_ranks() -> None:
+    drifting = {"model.w2", "model.w5", "model.w7"}
+
+    def work(rank: int, gather: Gather) -> Share:
+        return Shares(rank, gather).of(a_state(), drifting=drifting)
+
+    shares = on_ranks(4, work)
+    assert names(shares) == {f"model.w{n}": 1 for n in range(8)}
+    assert drifting <= {piece.name for piece in shares[0].pieces}
+
+
+def test_what_drifts_apart_and_the_first_rank_lacks_is_the_next_ones() -> None:
+    def work(rank: int, gather: Gather) -> Share:
+        more = {"late": torch.zeros(3)} if rank > 0 else {}
+        return Shares(rank, gather).of(a_state(**more), drifting={"late"})
+
+    shares = on_ranks(3, work)
+    assert [names([share])["late"] for share in shares] == [0, 1, 0]
+
+
 def test_later_a_rank_asks_nobody() -> None:
     asked: list[Any] = []
 

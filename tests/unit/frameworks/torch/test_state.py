@@ -36,6 +36,14 @@ def test_weights_and_what_optimizers_know_of_them_go_by_name() -> None:
     assert state["optimizer"]["state"]["weight"].keys() == {"step", "exp_avg", "exp_avg_sq"}
 
 
+def test_buffers_are_what_ranks_may_have_their_own_of() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    model.register_buffer("none", torch.empty(0))
+    training = Training(model)
+    means = {f"model.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
+    assert training.drifting(training.state()) == means
+
+
 def test_another_training_goes_on_from_it() -> None:
     model, optimizer = trained(0.25)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 9])

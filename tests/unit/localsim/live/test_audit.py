@@ -4,16 +4,19 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from spotfit.core.ids import AgentId, RunId, Token
 from spotfit.ledger import keys
 from spotfit.ledger.run import Ledger
 from spotfit.model.events import CheckpointCommitted, Event, FitEnded, Intended, RoundOpened
 from spotfit.model.group import GroupPlan, GroupRequest
+from spotfit.model.holding import State
 from spotfit.model.world import Round
 from spotfit.store.api import Store
 from spotfit.store.opening import open_store
 from spotfit_localsim.live.audit import Audit
+from tests.unit.checkpoint.snapshots import brought
 
 STEPS = 10
 
@@ -120,3 +123,34 @@ def test_a_run_is_active_until_its_end_is_written(store: Store) -> None:
     assert audit.ended_ms == 1000 * len(GOOD)
     assert audit.active_at(audit.ended_ms - 1)
     assert not audit.active_at(audit.ended_ms)
+
+
+# --- snapshots -----------------------------------------------------------------------------------
+
+
+def with_a_snapshot(store: Store, tmp_path: Path) -> tuple[Event, ...]:
+    brought(store, tmp_path / "memory", "two", [b"a tensor"])
+    last = replace(committed("two", STEPS), ranks=(0,), snapshot=True)
+    return (*GOOD[:4], last, FINISHED)
+
+
+def test_a_snapshot_that_can_be_read_is_not_suspected(store: Store, tmp_path: Path) -> None:
+    assert audit(store, *with_a_snapshot(store, tmp_path)) == []
+
+
+def test_a_snapshot_of_which_a_byte_is_wrong_is_noticed(store: Store, tmp_path: Path) -> None:
+    events = with_a_snapshot(store, tmp_path)
+    (chunk,) = [one.key for one in store.list("two/chunks")]
+    store.put(chunk, b"a fensor")
+    (wrong,) = audit(store, *events)
+    assert "checkpoint two is lost" in wrong
+    ledger = Ledger(store, RunId("run"), AgentId("a"))
+    assert ledger.catch_up().ended is not None
+    harmed = Audit.of(url=store.url, result="right", paid=["a 0 17"], left=[], harmed={"two"})
+    assert harmed.wrong("right", steps=STEPS) == [], "on purpose"
+
+
+def test_memory_that_is_behind_the_latest_commit_is_noticed(store: Store) -> None:
+    behind = RoundOpened(Round(2, (), "one", memory=State(1, 4)))
+    (wrong,) = audit(store, *GOOD[:3], behind, *GOOD[4:])
+    assert "begins from step 4 in memory, and step 5 was committed" in wrong

@@ -6,7 +6,16 @@ import pytest
 
 from spotfit.core.codec import decoder, encode
 from spotfit_localsim.live import bad_wire
-from spotfit_localsim.live.chaos import Blow, Ending, Story, Tally, Theatre, story_of
+from spotfit_localsim.live.chaos import (
+    Blow,
+    Ending,
+    Story,
+    Tally,
+    Theatre,
+    story_of,
+    story_of_saves,
+)
+from spotfit_localsim.live.mines import MOMENTS
 
 
 def test_the_same_seed_tells_the_same_story() -> None:
@@ -37,6 +46,19 @@ def test_on_a_disk_the_weather_is_fair() -> None:
 def test_the_last_step_is_saved() -> None:
     """Else a run that ended unheard would be trained on when it is called again."""
     assert all(story.steps % story.save_every == 0 for story in map(story_of, range(20)))
+
+
+def test_stories_of_saves_tell_of_every_moment_of_a_save() -> None:
+    stories = [story_of_saves(seed, torch=0.5) for seed in range(300)]
+    assert story_of_saves(7) == story_of_saves(7)
+    assert decoder(Story).decode(encode(stories[7])) == stories[7]
+    assert {story.job for story in stories} == {"keep", "learn"}
+    assert {mine.moment for story in stories for mine in story.mines} == set(MOMENTS)
+    assert {mine.how for story in stories for mine in story.mines} == {"dies", "is full"}
+    struck = {blow.whom for story in stories for blow in story.blows}
+    assert struck == {"worker", "agent", "node", "everybody", "carrier", "driver"}
+    assert {story.harm.how for story in stories if story.harm} == {"flip", "cut", "delete"}
+    assert all(story.steps % story.save_every == 0 for story in stories)
 
 
 # --- blows that come too late --------------------------------------------------------------------

@@ -73,3 +73,21 @@ def test_a_detached_process_is_no_child_and_hears_nothing(tmp_path: Path) -> Non
     assert int(parent) != os.getpid()
     assert heard == "''"
     assert flavour == "sweet"
+
+
+def test_a_detached_process_hears_its_starter_to_the_end_of_a_pipe(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    theirs, ours = os.pipe()
+    started = processes.start_detached(
+        [sys.executable, "-c", "import sys; print(sys.stdin.read())"],
+        environment={"PATH": os.defpath},
+        directory=tmp_path,
+        output=output,
+        stdin=theirs,
+    )
+    os.close(theirs)
+    os.write(ours, b"hello")
+    os.close(ours)
+    assert started is not None
+    see_out(started.pid)
+    assert output.read_text() == "hello\n"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from spotfit.host.clocks import SystemClock
+from spotfit_localsim.wire import aws_batch as wire
 from spotfit_localsim.wire.aws_batch import _TOKEN, REGION
 from spotfit_localsim.wire.http import Request
 from spotfit_localsim.wire.options import SimOptions
@@ -63,12 +64,19 @@ def test_the_parent_of_an_array_is_pending_while_its_children_run(sim: Simulator
     assert parent["arrayProperties"]["size"] == 2
 
 
-def test_a_child_knows_its_number_and_what_it_prints_can_be_read(sim: Simulator) -> None:
+def test_a_child_knows_its_number_and_what_it_prints_can_be_read_later(
+    sim: Simulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "LOGS_LATE_S", 1_000_000.0)
     job = submit(sim, "echo I am $AWS_BATCH_JOB_ARRAY_INDEX", arrayProperties={"size": 2})
     ended = until(sim, f"{job}:1", "SUCCEEDED")
     stream = ended["attempts"][0]["container"]["logStreamName"]
-    told = client(sim, "logs").get_log_events(logGroupName="/aws/batch/job", logStreamName=stream)
-    assert [event["message"] for event in told["events"]] == ["I am 1"]
+    logs = client(sim, "logs")
+    which = {"logGroupName": "/aws/batch/job", "logStreamName": stream}
+    with pytest.raises(logs.exceptions.ResourceNotFoundException):
+        logs.get_log_events(**which)
+    monkeypatch.setattr(wire, "LOGS_LATE_S", 0.0)
+    assert [one["message"] for one in logs.get_log_events(**which)["events"]] == ["I am 1"]
 
 
 def test_to_cancel_what_runs_does_nothing_and_says_that_all_is_well(sim: Simulator) -> None:
@@ -107,6 +115,11 @@ def test_without_a_token_the_metadata_service_tells_nothing(sim: Simulator) -> N
     action = "/latest/meta-data/spot/instance-action"
     assert ask(action) == 401
     assert ask("/latest/api/token", "PUT") == 400
+    assert ask(action, x_aws_ec2_metadata_token=_TOKEN) == 404
+    advice = "/latest/meta-data/events/recommendations/rebalance"
+    assert ask(advice, x_aws_ec2_metadata_token=_TOKEN) == 404
+    sim.site.advise(up[0])
+    assert ask(advice, x_aws_ec2_metadata_token=_TOKEN) == 200
     assert ask(action, x_aws_ec2_metadata_token=_TOKEN) == 404
     sim.site.reclaim(up[0], notice=True)
     assert ask(action, x_aws_ec2_metadata_token=_TOKEN) == 200

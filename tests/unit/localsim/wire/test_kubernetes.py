@@ -96,9 +96,13 @@ def test_a_node_with_a_notice_is_tainted_before_its_pod_is_deleted(
     name = pods(api, "Running")[0].spec.node_name
     assert core.read_node(name).spec.taints is None
     machine = next(one for one in sim.site.standing() if name == f"spot-{one.number}")
+    sim.site.advise(machine)
+    handler = "aws-node-termination-handler"
+    taints = core.read_node(name).spec.taints
+    assert [one.key for one in taints] == [f"{handler}/rebalance-recommendation"]
     sim.site.reclaim(machine, notice=True)
     taints = core.read_node(name).spec.taints
-    assert [one.key for one in taints] == ["aws-node-termination-handler/spot-itn"]
+    assert taints[0].key == f"{handler}/spot-itn"
     (pod,) = [one for one in pods(api, "Running") if one.spec.node_name == name]
     assert pod.metadata.deletion_timestamp is None
     while pod.metadata.deletion_timestamp is None:

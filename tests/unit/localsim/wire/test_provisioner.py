@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spotfit.core.errors import ConfigError
-from spotfit_localsim.wire.provisioner import SimProvisioner
+from spotfit_localsim.wire.provisioner import SimProvisioner, _shaping
 from spotfit_localsim.wire.site import ROOT
 
 pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
@@ -60,6 +60,39 @@ def test_a_machine_opens_the_cloud_it_lives_in(
 def test_another_choice_is_another_cloud() -> None:
     one, other = (SimProvisioner.with_options(cloud="plain", seed=seed) for seed in (1, 2))
     assert one.root != other.root
+
+
+SECRETS = {
+    "AWS_ACCESS_KEY_ID": "AKIAEXAMPLE",
+    "AWS_SECRET_ACCESS_KEY": "a secret",
+    "AWS_SESSION_TOKEN": "a token",
+    "AZURE_STORAGE_ACCOUNT_KEY": "a key",
+    "AZURE_STORAGE_SAS_TOKEN": "sig=1",
+    "AZURE_CLIENT_SECRET": "another",
+    "GOOGLE_APPLICATION_CREDENTIALS": "/keys/mine.json",
+}
+
+
+def root() -> Path:
+    return SimProvisioner.with_options(cloud="plain").root
+
+
+def test_who_takes_new_keys_keeps_the_cloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:password@127.0.0.1:9000/?sig=1")
+    before, told = root(), _shaping()
+    for name, secret in SECRETS.items():
+        monkeypatch.setenv(name, secret)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:changed@127.0.0.1:9000/?sig=2")
+    assert root() == before
+    assert _shaping() == told
+    assert ("AWS_ENDPOINT_URL", "http://127.0.0.1:9000/") in told
+    assert not {*SECRETS.values(), "password"} & {part for pair in told for part in pair}
+
+
+def test_another_place_for_buckets_is_another_cloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = root()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9000")
+    assert root() != before
 
 
 def test_what_the_simulator_cannot_do_is_our_error(sim: SimProvisioner) -> None:

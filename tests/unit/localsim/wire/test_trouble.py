@@ -26,3 +26,13 @@ def test_one_kind_leaves_the_others_alone_and_can_be_lifted() -> None:
 def test_a_trouble_that_is_none_is_told_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'quota'"):
         Troubles().expect("quotta", 1)
+
+
+def test_a_right_is_taken_from_everybody_or_from_one_and_given_back() -> None:
+    troubles = Troubles()
+    troubles.forbid(["batch:SubmitJob", "agents s3:GetObject"])
+    assert troubles.forbids("batch:SubmitJob", "anybody")
+    assert troubles.forbids("s3:GetObject", "agents")
+    assert not troubles.forbids("s3:GetObject", "sim")
+    troubles.forbid([])
+    assert not troubles.forbids("batch:SubmitJob")

@@ -18,6 +18,7 @@ from spotfit_provisioners.aws_batch.options import AwsBatchOptions
         ({"workers_per_node": 0}, "workers_per_node"),
         ({"dwell_s": -1.0}, "below zero"),
         ({"order": "price"}, "instance_types"),
+        ({"order": "score"}, "instance_types"),
     ],
 )
 def test_what_cannot_be_meant_is_told(wrong: dict[str, Any], told: str) -> None:

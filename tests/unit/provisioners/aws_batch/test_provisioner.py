@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from spotfit.core.ids import Token
 from spotfit.host.clocks import SystemClock
 from spotfit.host.dice import new_run_id
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, NodeState
 from spotfit.provision.launch import Launch
+from spotfit_localsim.wire import aws_batch as wire
 from spotfit_localsim.wire.aws_batch import AwsBatchCloud
 from spotfit_localsim.wire.options import SimOptions
 from spotfit_localsim.wire.simulator import Simulator, serving
@@ -71,8 +73,8 @@ def test_of_two_who_asked_at_the_same_time_the_older_job_stays(
     with monkeypatch.context() as patch:
         looks = iter([None])
 
-        def blind(self: Any, plan: GroupPlan, queues: list[str]) -> GroupHandle | None:
-            return next(looks, found(self, plan, queues))
+        def blind(self: Any, plan: GroupPlan) -> GroupHandle | None:
+            return next(looks, found(self, plan))
 
         found = AwsBatchProvisioner._found
         patch.setattr(AwsBatchProvisioner, "_found", blind)
@@ -156,20 +158,118 @@ def test_a_group_that_runs_on_says_nothing_of_its_queue(sim: Simulator, tmp_path
     assert again.detail["queue"] == "other"
 
 
-def test_queues_can_be_tried_by_price() -> None:
+def test_a_queue_names_its_region_or_has_it_in_its_arn() -> None:
     assert verbs._parts("spot") == ("", "spot")
     assert verbs._parts("eu-west-1:spot") == ("eu-west-1", "spot")
     arn = "arn:aws:batch:us-east-1:1:job-queue/spot"
     assert verbs._parts(arn) == ("us-east-1", arn)
 
 
-def test_a_check_up_looks_at_every_queue(sim: Simulator) -> None:
-    findings = list(opened(sim, queues=("spot", "other")).examine())
-    assert [finding.well for finding in findings] == [True, True, True]
-    sim.troubles.expect("permission", 1)
-    first = next(opened(sim).examine())
-    assert not first.well
-    assert first.do
+EAST, WEST = "sim-east-1", "sim-west-1"
+TWO_REGIONS: dict[str, Any] = {"queues": ("east", f"{WEST}:west"), "instance_types": ("a", "b")}
+
+
+@pytest.mark.parametrize(("east", "first"), [("0.9", "west"), ("0.1", "east")])
+def test_the_queue_where_machines_are_cheapest_is_asked_first(
+    sim: Simulator, tmp_path: Path, east: str, first: str
+) -> None:
+    cloud(sim).usd_per_hour = {EAST: east, WEST: "0.5"}
+    handle = running(opened(sim, order="price", **TWO_REGIONS), tmp_path, "exec sleep 100")
+    assert handle.detail["queue"] == first
+
+
+@pytest.mark.parametrize(
+    ("scores", "first"),
+    [
+        ({EAST: 3, WEST: 9}, "west"),
+        ({EAST: 9, WEST: 3}, "east"),
+        ({EAST: 5, WEST: 5}, "east"),
+        ({WEST: 1}, "west"),
+        ({}, "east"),
+    ],
+    ids=["west", "east", "equal", "of one region", "none"],
+)
+def test_the_queue_that_most_likely_has_machines_is_asked_first(
+    sim: Simulator, tmp_path: Path, scores: dict[str, int], first: str
+) -> None:
+    cloud(sim).scores = scores
+    handle = running(opened(sim, order="score", **TWO_REGIONS), tmp_path, "exec sleep 100")
+    assert handle.detail["queue"] == first
+
+
+def test_where_ec2_tells_no_more_scores_today_the_order_is_as_given(
+    sim: Simulator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cloud(sim).scores, cloud(sim).has_asked_enough = {EAST: 3, WEST: 9}, True
+    handle = running(opened(sim, order="score", **TWO_REGIONS), tmp_path, "exec sleep 100")
+    assert handle.detail["queue"] == "east"
+    assert "aws_batch.no_scores" in capsys.readouterr().err
+
+
+def test_a_job_is_found_again_behind_a_hundred_others(sim: Simulator, tmp_path: Path) -> None:
+    """A page that holds none of it is not the last one."""
+    provisioner = opened(sim)
+    sim.tide.limit = 0
+    first = running(provisioner, tmp_path, "exec sleep 100", token="t-other")
+    (other,) = cloud(sim).memory.jobs.values()
+    for n in range(210):
+        copy = replace(other, id=f"{other.id}-{n}", name=f"t-other-{n}", created_ms=n)
+        cloud(sim).memory.jobs[copy.id] = copy
+    mine = running(provisioner, tmp_path, "exec sleep 100", token="t-mine")
+    assert running(provisioner, tmp_path, "exec sleep 100", token="t-mine") == mine
+    assert running(provisioner, tmp_path, "exec sleep 100", token="t-other") == first
+    assert len(cloud(sim).memory.jobs) == 212
+
+
+def test_a_large_array_is_seen_whole(sim: Simulator, tmp_path: Path) -> None:
+    """More children than one call describes."""
+    sim.tide.limit = 1
+    provisioner = opened(sim)
+    plan = provisioner.plan(GroupRequest(Token("t-large"), 250, 250))
+    plan.body["definition"]["containerProperties"]["command"] = ["/bin/sh", "-c", "exec sleep 100"]
+    handle = provisioner.submit(plan, Launch(str(tmp_path), new_run_id(), "secret"))
+    assert isinstance(handle, GroupHandle)
+    until(lambda: provisioner.observe(handle).nodes[0].state is NodeState.RUNNING)
+    assert len(provisioner.observe(handle).nodes) == 250
+
+
+def test_a_misconfiguration_counts_only_when_it_lasts(sim: Simulator, tmp_path: Path) -> None:
+    """Batch tells of one for minutes while an environment grows from nothing."""
+    sim.troubles.expect("misconfiguration", 1_000_000)
+    patient = opened(sim, queues=("spot", "other"), dwell_s=600.0)
+    handle = running(patient, tmp_path, "exec sleep 100")
+    until(lambda: cloud(sim).memory.jobs[handle.name].kids[0].reason)
+    status = patient.observe(handle)
+    assert (status.refusal, status.over) == ("", False)
+    hasty = opened(sim, queues=("spot", "other"), dwell_s=0.5)
+    until(lambda: hasty.observe(handle).over)
+    assert "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT" in hasty.observe(handle).nodes[0].reason
+    sim.troubles.expect("misconfiguration", 0)
+    until(lambda: patient.observe(handle).nodes[0].state is NodeState.RUNNING)
+
+
+def cloud(sim: Simulator) -> AwsBatchCloud:
+    assert isinstance(sim.cloud, AwsBatchCloud)
+    return sim.cloud
+
+
+def test_what_each_attempt_printed_is_told_when_the_cloud_knows_it(
+    sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CloudWatch is late: an attempt has the name of its stream before there is one."""
+    monkeypatch.setattr(wire, "LOGS_LATE_S", 1_000_000.0)
+    provisioner = opened(sim, attempts=2)
+    handle = running(
+        provisioner, tmp_path, "echo no module; echo attempt $AWS_BATCH_JOB_ATTEMPT; exit 85"
+    )
+    until(lambda: provisioner.observe(handle).over)
+    first, second = provisioner.said(handle, 0, last=10)
+    assert first.where.startswith("attempt 1, /aws/batch/job spotfit/default/")
+    assert (first.lines, second.lines) == ((), ())
+    monkeypatch.setattr(wire, "LOGS_LATE_S", 0.0)
+    first, second = provisioner.said(handle, 0, last=10)
+    assert first.lines == ("no module", "attempt 1")
+    assert provisioner.said(handle, 0, last=1)[1].lines == ("attempt 2",)
 
 
 def _attempts(sim: Simulator) -> list[Any]:

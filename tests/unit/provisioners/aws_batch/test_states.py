@@ -51,6 +51,19 @@ def test_a_job_in_our_words(job: dict[str, Any], state: NodeState, reason: str) 
 
 
 @pytest.mark.parametrize(
+    ("attempts", "ended", "under_way", "last"),
+    [(10, 8, 0, False), (10, 8, 1, False), (10, 9, 0, True), (10, 9, 1, True), (1, 0, 0, False)],
+)
+def test_the_last_of_several_attempts_is_told(
+    attempts: int, ended: int, under_way: int, *, last: bool
+) -> None:
+    """Whether an attempt that has not ended is listed is not documented: both are understood."""
+    listed = [{"stoppedAt": 1_000 + n} for n in range(ended)] + [{}] * under_way
+    job = {"status": "RUNNING", "retryStrategy": {"attempts": attempts}, "attempts": listed}
+    assert status(job).last is last
+
+
+@pytest.mark.parametrize(
     ("reason", "waited_s", "told"),
     [
         ("", 5_000, False),

@@ -225,41 +225,19 @@ def test_a_pool_that_is_being_deleted_is_waited_for(sim: Simulator, tmp_path: Pa
     provisioner.cancel(handle)
 
 
-def test_a_check_up_looks_at_the_account_and_at_the_pool(sim: Simulator, tmp_path: Path) -> None:
-    provisioner = opened(sim)
-    assert [finding.well for finding in provisioner.examine()] == [True, True]
-    assert "will be made" in list(provisioner.examine())[-1].found
-    handle = running(provisioner, tmp_path, "sleep 100")
-    until(lambda: _up(sim))
-    assert "1 nodes now" in list(provisioner.examine())[-1].found
-    provisioner.cancel(handle)
-    sim.troubles.expect("permission", 100)
-    (only,) = provisioner.examine()
-    assert not only.well
-    assert "docs/guides" in only.do
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"enableAutoScale": False}, "does not scale itself"),
-        ({"autoScaleFormula": "$TargetDedicatedNodes = 1;"}, "without $TargetLowPriorityNodes"),
-        ({"enableInterNodeCommunication": False}, "reach each other"),
-        ({"taskSlotsPerNode": 4}, "several tasks"),
-        ({"virtualMachineConfiguration": {}}, "runs no containers"),
-        ({"identity": None}, "no identity"),
-    ],
-)
-def test_a_check_up_tells_what_is_wrong_with_a_pool(
-    sim: Simulator, tmp_path: Path, change: dict[str, Any], told: str
+def test_what_a_task_printed_is_told_while_its_node_is_there(
+    sim: Simulator, tmp_path: Path
 ) -> None:
     provisioner = opened(sim)
-    provisioner.cancel(running(provisioner, tmp_path, "sleep 100"))
-    (pool,) = sim.cloud.memory.pools.values()
-    pool.body |= change
-    last = list(provisioner.examine())[-1]
-    assert not last.well
-    assert told in last.found
+    handle = running(provisioner, tmp_path, "printf no_module\\\\nat_all\\\\n; sleep 100")
+    until(lambda: provisioner.said(handle, 0, last=1))
+    [said] = provisioner.said(handle, 0, last=1)
+    assert said.where.endswith("/0/stdout.txt")
+    assert said.lines == ("at_all",)
+    sim.troubles.expect("capacity", 1_000_000)
+    _reclaim(sim, notice=False)
+    assert provisioner.said(handle, 0, last=1) == []
+    provisioner.cancel(handle)
 
 
 def _up(sim: Simulator) -> list[Machine]:

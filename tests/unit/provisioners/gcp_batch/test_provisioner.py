@@ -136,12 +136,23 @@ def test_a_region_without_capacity_says_so_until_there_is_some(
     assert not provisioner.observe(handle).refusal
 
 
-def test_a_check_up_looks_at_who_asks_and_at_the_api(sim: Simulator) -> None:
-    assert [finding.well for finding in opened(sim).examine()] == [True, True]
-    sim.troubles.expect("permission", 1)
-    last = list(opened(sim).examine())[-1]
-    assert not last.well
-    assert "docs/guides" in last.do
+def test_what_each_try_printed_is_told_when_the_cloud_knows_it(
+    sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cloud, "_ANEW_AFTER_S", 0.0)
+    provisioner = opened(sim, retries=1)
+    handle = running(
+        provisioner, tmp_path, "echo no module; echo try $BATCH_TASK_RETRY_ATTEMPT; exit 85"
+    )
+    until(lambda: provisioner.observe(handle).over)
+    assert provisioner.said(handle, 0, last=10) == []
+    monkeypatch.setattr(cloud, "LOGS_LATE_S", 0.0)
+    first, second = provisioner.said(handle, 0, last=10)
+    assert "labels.task_id:" in first.where
+    assert (first.lines, second.lines) == (("no module", "try 0"), ("no module", "try 1"))
+    [last] = provisioner.said(handle, 0, last=1)
+    assert last.lines == ("try 1",)
+    assert not opened(sim, logs=False).traits.keeps_output
 
 
 def _up(sim: Simulator) -> list[Machine]:

@@ -97,3 +97,14 @@ def test_a_task_goes_on_where_another_has_failed_its_job() -> None:
 def test_a_reason_to_wait_holds_until_the_state_changes(said: tuple[str, ...], told: str) -> None:
     assert told in waits_for(a_job("SCHEDULED", *said))
     assert bool(waits_for(a_job("SCHEDULED", *said))) is bool(told)
+
+
+@pytest.mark.parametrize(
+    ("retries", "failures", "last"), [(10, 9, False), (10, 10, True), (1, 1, True), (0, 0, False)]
+)
+def test_the_last_of_several_tries_is_told(retries: int, failures: int, *, last: bool) -> None:
+    """Events about no execution say 0, and do not count."""
+    events = [an_event(f"t{n:02}", 50001) for n in range(failures)]
+    running = a_task("RUNNING", *events, an_event("t99", 0))
+    job = a_job("RUNNING") | {"task_groups": [{"task_spec": {"max_retry_count": retries}}]}
+    assert status(job, running).last is last

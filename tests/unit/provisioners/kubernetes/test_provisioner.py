@@ -13,7 +13,7 @@ from spotfit.host.clocks import SystemClock
 from spotfit.host.dice import new_run_id
 from spotfit.model.group import GroupHandle, GroupRequest, NodeState
 from spotfit.provision.launch import Launch
-from spotfit_localsim.wire.kubernetes import KubernetesCloud
+from spotfit_localsim.wire.kubernetes import KubernetesCloud, StatusError
 from spotfit_localsim.wire.options import SimOptions
 from spotfit_localsim.wire.simulator import Simulator, serving
 from spotfit_provisioners.kubernetes.client import Cluster
@@ -115,12 +115,72 @@ def test_nothing_is_left_of_a_group_that_is_let_go(
     assert not list(sim.site.standing())
 
 
-def test_a_check_up_asks_for_every_right(
-    sim: Simulator, provisioner: KubernetesProvisioner
+def test_a_quota_that_stands_against_pods_is_told_from_a_lack_of_nodes(
+    sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
 ) -> None:
-    findings = list(provisioner.examine())
-    assert all(finding.well for finding in findings)
-    assert len(findings) == 11
-    sim.troubles.expect("credentials", 1)
-    next(findings := provisioner.examine())  # type: ignore[assignment]  # the first asks nobody
-    assert not next(findings).well  # type: ignore[call-overload]  # the second does
+    """The Job is taken; that its pods are not, its events alone say."""
+    sim.troubles.expect("pod_quota", 1_000_000)
+    handle = running(provisioner, tmp_path, "exec sleep 100")
+    until(lambda: provisioner.observe(handle).refusal)
+    refusal = provisioner.observe(handle).refusal
+    assert refusal.startswith("a quota of the namespace stands against it")
+    assert "limited: pods=4" in refusal
+    sim.troubles.expect("pod_quota", 0)
+    sim.troubles.expect("capacity", 1_000_000)
+    until(lambda: "nodes are available" in provisioner.observe(handle).refusal)
+    sim.troubles.expect("capacity", 0)
+    until(lambda: provisioner.observe(handle).nodes[0].state is NodeState.RUNNING)
+    assert provisioner.observe(handle).refusal == ""
+
+
+def test_who_may_not_list_events_sees_less(
+    sim: Simulator,
+    provisioner: KubernetesProvisioner,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listed = KubernetesCloud._list
+
+    def forbidden(self: Any, kind: str, *asked: Any) -> Any:
+        if kind == "events":
+            raise StatusError(403, "Forbidden", "events is forbidden")
+        return listed(self, kind, *asked)
+
+    monkeypatch.setattr(KubernetesCloud, "_list", forbidden)
+    sim.troubles.expect("pod_quota", 1_000_000)
+    handle = running(provisioner, tmp_path, "exec sleep 100")
+    until(lambda: sim.cloud.memory.objects["events"])
+    assert provisioner.observe(handle).refusal == ""
+
+
+def test_a_machine_whose_node_falls_silent_is_not_said_to_run(
+    sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
+) -> None:
+    handle = running(provisioner, tmp_path, "exec sleep 100")
+    until(lambda: provisioner.observe(handle).nodes[0].state is NodeState.RUNNING)
+    sim.site.silence(next(sim.site.standing()))
+    until(lambda: provisioner.observe(handle).nodes[0].reason)
+    assert provisioner.observe(handle).nodes[0].reason == "its node has fallen silent"
+
+
+def test_what_each_pod_printed_is_told_while_the_cluster_has_it(
+    sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
+) -> None:
+    handle = running(provisioner, tmp_path, "echo no module; echo at all; exit 1")
+    until(lambda: provisioner.observe(handle).over)
+    [said] = provisioner.said(handle, 0, last=1)
+    assert said.where.startswith("pod t-0123456789ab-0-")
+    assert said.lines == ("at all",)
+    provisioner.cancel(handle)
+    until(lambda: not pods(sim))
+    assert provisioner.said(handle, 0, last=1) == []
+
+
+def test_of_a_pod_that_does_not_start_the_cluster_says_why(
+    sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
+) -> None:
+    sim.troubles.expect("capacity", 1)
+    handle = running(provisioner, tmp_path, "exit 0")
+    until(lambda: pods(sim))
+    [said] = provisioner.said(handle, 0, last=10)
+    assert "is waiting to start" in said.lines[0]

@@ -9,7 +9,7 @@ import pytest
 
 from spotfit.model.group import NodeState
 from spotfit_provisioners.kubernetes.render import INDEX_LABEL
-from spotfit_provisioners.kubernetes.states import PHASES, group, indexes
+from spotfit_provisioners.kubernetes.states import PHASES, group, indexes, lacks_pods
 
 
 def a_job(nodes: int = 1, **status: Any) -> dict[str, Any]:
@@ -46,6 +46,46 @@ def test_the_newest_pod_of_an_index_counts_until_the_job_has_judged(
     job: dict[str, Any], pods: list[dict[str, Any]], state: NodeState
 ) -> None:
     assert [node.state for node in group(job, pods).nodes] == [state]
+
+
+def test_a_phase_that_nobody_knows_is_told_and_harmless() -> None:
+    (node,) = group(a_job(), [a_pod("Hibernating")]).nodes
+    assert node.state is NodeState.WAITING
+    assert node.reason == "its phase is Hibernating, which nobody here knows"
+
+
+@pytest.mark.parametrize(
+    ("ready", "state"), [("True", NodeState.RUNNING), ("False", NodeState.WAITING)]
+)
+def test_a_pod_whose_node_has_fallen_silent_is_not_said_to_run(
+    ready: str, state: NodeState
+) -> None:
+    """For more than five minutes its phase says so."""
+    conditions = [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": ready}]
+    (node,) = group(a_job(), [a_pod("Running", conditions=conditions)]).nodes
+    assert node.state is state
+
+
+@pytest.mark.parametrize(
+    ("complaint", "told"),
+    [
+        ("pods is forbidden: exceeded quota: compute", "a quota of the namespace stands"),
+        ('serviceaccount "agent" not found', "no pod can be made: serviceaccount"),
+        ("", ""),
+    ],
+)
+def test_why_a_pod_cannot_be_made_is_told(complaint: str, told: str) -> None:
+    refusal = group(a_job(2), [a_pod("Running")], complaint).refusal
+    assert refusal.startswith(told)
+    assert bool(refusal) == bool(told)
+
+
+def test_an_old_complaint_about_pods_that_are_there_now_is_none() -> None:
+    there = [a_pod("Running"), a_pod("Pending", index=1)]
+    assert group(a_job(2), there, "exceeded quota").refusal == ""
+    assert lacks_pods(a_job(2), there[:1])
+    assert not lacks_pods(a_job(2), there)
+    assert not lacks_pods({"spec": {"completions": 1, "suspend": True}}, [])
 
 
 def test_why_a_machine_failed_is_told() -> None:

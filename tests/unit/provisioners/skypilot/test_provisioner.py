@@ -15,10 +15,11 @@ from spotfit.core.errors import ProvisionError
 from spotfit.core.ids import RunId, Token
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatus, NodeState
 from spotfit.provision.launch import Launch
-from spotfit_provisioners.skypilot.client import Request, SkyClient
+from spotfit_provisioners.skypilot.client import Failure, Request, SkyClient
 from spotfit_provisioners.skypilot.provisioner import SkyPilotProvisioner
 from spotfit_provisioners.skypilot.states import Job
 
+NO_ROOM = Failure("no p4d anywhere", no_room=True)
 LAUNCH = Launch("s3://b/run", RunId("r-1"), "the secret itself")
 
 
@@ -33,6 +34,7 @@ class Server(SkyClient):
     tasks: list[Mapping[str, Any]] = field(default_factory=list)
     enabled: tuple[str, ...] = ("aws",)
     trouble: Exception | None = None
+    failure: Failure = NO_ROOM
     late: list[Job] = field(default_factory=list)
     """Jobs that somebody else launches while we wait for ours."""
 
@@ -83,8 +85,8 @@ class Server(SkyClient):
     def launches(self, cluster: str) -> list[Request]:
         return self.asked.get(cluster, [])
 
-    def why_failed(self, request: str) -> str:
-        return "no p4d anywhere"
+    def why_failed(self, request: str) -> Failure:
+        return self.failure
 
     def abort(self, requests: Sequence[str]) -> None:
         self.asked = {name: [Request("r", "CANCELLED")] for name in self.asked}
@@ -218,8 +220,12 @@ def test_a_cluster_that_could_not_be_launched_says_why(server: Server) -> None:
     handle = submitted(provisioner)
     server.asked["t-1-1"] = [Request("r", "FAILED")]
     status = provisioner.observe(handle)
-    assert lives(status) == [NodeState.WAITING, NodeState.GONE]
+    assert lives(status) == [NodeState.WAITING, NodeState.REFUSED]
     assert status.refusal == "FAILED: no p4d anywhere"
+    server.failure = Failure("the setup failed")
+    status = provisioner.observe(handle)
+    assert lives(status) == [NodeState.WAITING, NodeState.FAILED]
+    assert (status.nodes[1].reason, status.refusal) == ("FAILED: the setup failed", "")
 
 
 def test_a_cluster_nobody_remembers_is_gone(server: Server) -> None:
@@ -231,13 +237,13 @@ def test_a_cluster_nobody_remembers_is_gone(server: Server) -> None:
 # ── traits and check-up ──────────────────────────────────────────────────────────────────────────
 
 
-def test_notices_are_those_of_the_clouds_that_are_wanted(server: Server) -> None:
-    assert by(server).traits.notices == ("aws", "azure", "gcp", "signal")
+def test_notices_are_those_of_the_cloud_that_a_machine_turns_out_to_be_of(server: Server) -> None:
+    assert by(server).traits.notices == ("machine", "signal")
     assert by(server).traits.notice_s == 0.0
-    assert by(server, infra=("aws/us-east-1",)).traits.notices == ("aws", "signal")
+    assert by(server, infra=("aws/us-east-1",)).traits.notices == ("machine", "signal")
     assert by(server, infra=("aws", "gcp")).traits.notice_s == 30.0
     assert by(server, infra=("aws", "k8s")).traits.notice_s == 0.0
-    assert by(server, infra=("k8s",)).traits.notices == ("signal",)
+    assert by(server, infra=("k8s",)).traits.notices == ("machine", "signal")
 
 
 def test_only_jobs_come_back_by_themselves(server: Server) -> None:

@@ -80,8 +80,23 @@ def test_a_cluster_is_told(state: str, status: NodeStatus) -> None:
     [
         ("RUNNING", "", NodeStatus(NodeState.WAITING)),
         ("SUCCEEDED", "", NodeStatus(NodeState.GONE, "its cluster is down")),
-        ("FAILED", "no room", NodeStatus(NodeState.GONE, "FAILED: no room")),
+        ("FAILED", "pip failed", NodeStatus(NodeState.FAILED, "FAILED: pip failed")),
+        ("CANCELLED", "", NodeStatus(NodeState.GONE, "CANCELLED")),
     ],
 )
 def test_a_launch_without_its_cluster_is_told(state: str, why: str, status: NodeStatus) -> None:
     assert states.launch(state, why) == status
+
+
+def test_a_launch_for_which_there_was_no_room_is_the_market_s_refusal() -> None:
+    """Machines that fail at birth end a run after a while; a market without room never does."""
+    told = states.launch("FAILED", "no p4d anywhere", no_room=True)
+    assert told == NodeStatus(NodeState.REFUSED, "FAILED: no p4d anywhere")
+    assert states.job(Job(1, "j", "FAILED_NO_RESOURCE", "x")).state is NodeState.REFUSED
+
+
+def test_states_that_a_newer_server_may_know_are_told_and_harmless() -> None:
+    assert states.job(Job(1, "j", "DREAMING")) == NodeStatus(NodeState.WAITING, "DREAMING")
+    assert states.cluster("DREAMING") == NodeStatus(NodeState.WAITING, "DREAMING")
+    assert states.launch("DREAMING") == NodeStatus(NodeState.WAITING)
+    assert states.refusal(Job(1, "j", "DREAMING", "in backoff")) == ""

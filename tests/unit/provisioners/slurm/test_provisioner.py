@@ -101,16 +101,14 @@ def test_who_was_stopped_before_the_release_is_helped_by_the_next(
     until(lambda: provisioner.observe(handle).over)
 
 
-def test_a_check_up_tries_a_task_and_the_cluster_s_patience(
-    provisioner: SlurmProvisioner, monkeypatch: pytest.MonkeyPatch
+def test_what_a_task_printed_is_told_from_its_file(
+    provisioner: SlurmProvisioner, launch: Launch, tmp_path: Path
 ) -> None:
-    findings = list(provisioner.examine())
-    assert [finding.well for finding in findings] == [True, True, True]
-    assert "announced" in findings[2].found
-    hasty = SlurmProvisioner.with_options(partitions=("none",), grace_s=60.0)
-    answers, taken, left = hasty.examine()
-    assert answers.well
-    assert "invalid partition" in taken.found.lower()
-    assert "grace_s=5" in left.do
-    monkeypatch.setenv("PATH", "/none")
-    assert [finding.well for finding in hasty.examine()] == [False]
+    handle = submitted(provisioner, a_plan(provisioner, "t-4", "echo no module; exit 1"), launch)
+    until(lambda: provisioner.observe(handle).over)
+    [said] = provisioner.said(handle, 1, last=5)
+    assert (said.where, said.lines) == (str(tmp_path / "1.log"), ("no module",))
+    forgotten = msgspec.structs.replace(handle, name="999999")
+    assert provisioner.said(forgotten, 0, last=5)[0].lines == ("no module",)
+    elsewhere = SlurmProvisioner.with_options(folder=str(tmp_path / "none"))
+    assert "not on this machine" in elsewhere.said(forgotten, 0, last=5)[0].where

@@ -167,17 +167,49 @@ def test_a_host_that_may_be_anybody_is_told_nothing(by: By, launch: Launch) -> N
 
 
 def test_a_check_up_looks_at_every_host(by: By, monkeypatch: pytest.MonkeyPatch) -> None:
-    client, sound, silent, unknown = by("h1", "down", "stranger").examine()
+    client, sound, silent, unknown, *reaches = by("h1", "down", "stranger").examine()
     assert client.well
     assert sound.well
     assert "GiB free" in sound.found
     assert not silent.well
     assert "it is on" in silent.do
     assert "host_keys" in unknown.do
+    assert [one.what for one in reaches] == [
+        "h1 reaches down",
+        "down reaches stranger",
+        "stranger reaches h1",
+    ]
+    assert [(one.well, one.seen) for one in reaches] == [
+        (True, False),
+        (False, True),
+        (False, True),
+    ]
+    assert "port 1" in reaches[0].found
     (_, without) = by("h1", python="/usr/bin/no-such-python").examine()
     assert not without.well
     monkeypatch.setenv("PATH", "/none")
     assert [finding.well for finding in by("h1").examine()] == [False]
+
+
+def test_hosts_that_reach_each_other_are_told_so(by: By) -> None:
+    reaches = [one for one in by("h1", "h2").examine() if "reaches" in one.what]
+    assert [(one.what, one.seen) for one in reaches] == [
+        ("h1 reaches h2", True),
+        ("h2 reaches h1", True),
+    ]
+
+
+def test_what_an_agent_printed_is_told_by_its_host(by: By, launch: Launch) -> None:
+    provisioner = by("h1")
+    plan = provisioner.plan(GroupRequest(Token("t-1"), 1, 1))
+    body = {**plan.body, "agent": "echo no module; echo at all; exit 1"}
+    handle = submitted(provisioner, msgspec.structs.replace(plan, body=body), launch)
+    let_go(provisioner, handle)
+    [said] = provisioner.said(handle, 0, last=1)
+    assert said.where.startswith("h1:")
+    assert said.lines == ("at all",)
+    gone = msgspec.structs.replace(handle, name="t-9")
+    assert provisioner.said(gone, 0, last=1) == []
 
 
 def test_a_host_with_another_python_cannot_read_what_we_pickle(by: By, tmp_path: Path) -> None:

@@ -1,0 +1,311 @@
+"""What each rank does in `checkpointer.py`: the same half gigabyte, saved and restored in turns.
+
+Whatever is compared is measured in the same loop of the same workers, one right after the other,
+and in the other order the next time. Nothing here imports spotfit before it is needed: the same
+training runs in a peer's environment.
+"""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+LAYERS = 43
+WIDTH = 1024
+"""43 layers of 1024 by 1024 floats: 172 MiB of weights, with Adam's two averages 516 MiB."""
+PIECE_BYTES = 4 * 2**20
+"""What obstore alone puts at once: a layer's weight, as our chunks are."""
+PUTS, GETS = 4, 8
+"""So many at once in each rank, as we do."""
+WARM_UP = 2
+"""The first ones allocate."""
+
+
+class Training:
+    """Weights and Adam's state, and a step that changes all of them."""
+
+    def __init__(self, prepared: Callable[[torch.nn.Module], Any], rank: int) -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(rank)
+        layers = [torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
+        self.model = prepared(torch.nn.Sequential(*layers))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-4)
+        self._inputs = torch.rand(8, WIDTH)
+
+    def begin(self) -> None:
+        """Have Adam's state, too."""
+        self.step()
+        torch.manual_seed(0)  # all ranks alike, and no two layers: equal bytes are sent only once
+        for average in self._averages:
+            average.uniform_()
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(self._inputs).square().mean().backward()
+        self.optimizer.step()
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All that is saved."""
+        return [tensor.detach() for tensor in (*self.model.parameters(), *self._averages)]
+
+    @property
+    def _averages(self) -> list[torch.Tensor]:
+        known = [part for state in self.optimizer.state.values() for part in state.values()]
+        return [tensor for tensor in known if tensor.dim() > 0]
+
+
+def together(work: Callable[[], object]) -> float:
+    """How long it takes all ranks, beginning at once."""
+    dist.barrier()
+    began = time.perf_counter()
+    work()
+    return slowest(time.perf_counter() - began)
+
+
+def slowest(seconds: float) -> float:
+    """That of all ranks."""
+    mine = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(mine, dist.ReduceOp.MAX)
+    return float(mine)
+
+
+def alternately(sides: Sequence[str], pairs: int) -> Iterator[tuple[int, str]]:
+    """A B, B A, …, each with the number of its pair."""
+    for pair in range(pairs):
+        for side in sides if pair % 2 else reversed(sides):
+            yield pair, side
+
+
+# ── saves ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def saves(config: dict[str, Any]) -> list[dict[str, float]]:
+    """Standstills, and what comes after ours until it is committed; rank 0's readings come back."""
+    rank, training = _begun()
+    ckpt = _checkpointer(training, every="at_notice")
+    copies = [tensor.clone() for tensor in training.tensors]
+    raw = _raw(config)
+    body = os.urandom(PIECE_BYTES)
+
+    def put(pair: int) -> None:
+        names = [f"raw-{pair}/{rank}-{n}" for n in range(_pieces(config))]
+        _each(PUTS, lambda name: raw.put(name, body), names)
+
+    readings: list[dict[str, float]] = [{} for _ in range(config["pairs"] + WARM_UP)]
+    for pair, side in alternately(("memcpy", "ours", "dcp", "raw"), len(readings)):
+        training.step()
+        reading = readings[pair]
+        match side:
+            case "memcpy":
+                reading["memcpy_s"] = together(lambda: _copy(copies, training.tensors))
+            case "ours":
+                reading |= _saved(ckpt)
+            case "dcp":
+                reading["dcp_s"] = _saved_by_dcp(training, Path(config["dcp"], str(pair)))
+            case "raw":
+                reading["raw_put_s"] = together(partial(put, pair))
+    return readings[WARM_UP:]
+
+
+def stalls(config: dict[str, Any]) -> list[float]:
+    """Ours alone, each save after the commit of the one before."""
+    _, training = _begun()
+    ckpt = _checkpointer(training, every="at_notice")
+    found = []
+    for _ in range(config["saves"] + WARM_UP):
+        training.step()
+        found.append(_saved(ckpt)["ours_s"])
+    return found[WARM_UP:]
+
+
+def _saved(ckpt: Any) -> dict[str, float]:
+    """The standstill, and the time to the commit as rank 0 hears of it."""
+    desk, slots = ckpt._desk, ckpt._slots  # noqa: SLF001 - to see when it is committed
+    dist.barrier()
+    began = time.perf_counter()
+    ckpt.save()
+    stall_s = time.perf_counter() - began
+    latest = max((slot for slot in slots if slot.report is not None), key=lambda one: one.report)
+    while desk.fate(latest.report) not in ("committed", "lost"):
+        time.sleep(0.002)
+    commit_s = time.perf_counter() - began
+    assert desk.fate(latest.report) == "committed"
+    return {
+        "ours_s": slowest(stall_s),
+        "commit_s": slowest(commit_s),
+        "mine_bytes": float(latest.arena.size_bytes),
+    }
+
+
+def _copy(copies: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+    for copy, tensor in zip(copies, tensors, strict=True):
+        copy.copy_(tensor)
+
+
+def _saved_by_dcp(training: Training, path: Path) -> float:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    saving: list[Any] = []
+
+    def save() -> None:
+        weights, state = get_state_dict(training.model, training.optimizer)
+        whole = {"model": weights, "optimizer": state}
+        saving.append(dcp.async_save(whole, checkpoint_id=str(path)))  # type: ignore[attr-defined]  # exported in fact
+
+    stall_s = together(save)
+    saving[0].result()
+    return stall_s
+
+
+def _pieces(config: dict[str, Any]) -> int:
+    """How many this rank puts, of the state that all put together."""
+    return -(-LAYERS * 3 // int(config["ranks"]))
+
+
+# ── restores ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def one_save(config: dict[str, Any]) -> None:
+    """What `restores` goes on from."""
+    _, training = _begun()
+    _saved(_checkpointer(training, every="at_notice"))
+
+
+def restores(config: dict[str, Any]) -> list[dict[str, float]]:
+    """Every rank needs all of it; obstore alone fetches it once, each rank a share."""
+    rank, training = _begun()
+    ckpt = _checkpointer(training, every="at_notice")
+    raw = _raw(config)
+    names = [one["path"] for page in raw.list() for one in page if "/chunks/" in one["path"]]
+    mine = sorted(names)[rank :: dist.get_world_size()]
+    readings: list[dict[str, float]] = [{} for _ in range(config["pairs"] + WARM_UP)]
+    for pair, side in alternately(("restore_s", "raw_get_s"), len(readings)):
+        readings[pair][side] = together(
+            (lambda: _restore_from_bucket(ckpt))
+            if side == "restore_s"
+            else (lambda: _each(GETS, lambda name: len(raw.get(name).bytes()), mine))
+        )
+    return readings[WARM_UP:]
+
+
+def _restore_from_bucket(ckpt: Any) -> None:
+    restored = ckpt.restore()
+    assert restored is not None
+    assert restored.source == "bucket"
+
+
+# ── deaths ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def killed(config: dict[str, Any]) -> None:
+    """A worker dies after every save; every second time all that was in memory goes with it."""
+    rank, training = _blank()
+    ckpt = _checkpointer(training, every="at_notice")
+    began = time.monotonic()
+    restored = ckpt.restore()
+    restored_at = time.monotonic()
+    if restored is None:
+        training.begin()
+    training.step()
+    life = int(restored.step) if restored is not None else 0
+    source = restored.source if restored is not None else ""
+    _note(config, "stepped", life, source=source, restore_s=restored_at - began)
+    if life == config["kills"]:
+        return
+    ckpt.step()
+    _saved(ckpt)
+    if life % 2:
+        for folder in ckpt._desk.folders:  # noqa: SLF001 - as if the machine had forgotten
+            for segment in folder.glob("*.segment"):
+                segment.unlink(missing_ok=True)
+    dist.barrier()
+    if rank == life % dist.get_world_size():
+        _note(config, "killed", life)
+        os.kill(os.getpid(), signal.SIGKILL)
+    for _ in count():
+        training.step()
+
+
+def _note(config: dict[str, Any], what: str, life: int, **facts: Any) -> None:
+    line = json.dumps({"what": what, "life": life, "at": time.monotonic(), **facts})
+    with Path(config["notes"]).open("a") as notes:
+        notes.write(line + "\n")
+
+
+# ── steps ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def steps(config: dict[str, Any]) -> list[dict[str, float]]:
+    """Steps a second with and without, in turns; one Checkpointer goes on through all of them."""
+    _, training = _begun()
+    ckpt = _checkpointer(training, every="auto")
+
+    def loop(*, saving: bool) -> None:
+        for _ in range(config["steps"]):
+            training.step()
+            if saving:
+                ckpt.step()
+
+    loop(saving=True)
+    readings: list[dict[str, float]] = [{} for _ in range(config["pairs"])]
+    for pair, side in alternately(("never", "auto"), len(readings)):
+        took_s = together(partial(loop, saving=side == "auto"))
+        readings[pair][side] = config["steps"] / took_s
+    return readings
+
+
+# ── all ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _begun() -> tuple[int, Training]:
+    rank, training = _blank()
+    training.begin()
+    return rank, training
+
+
+def _blank() -> tuple[int, Training]:
+    import spotfit
+    from spotfit.torch import prepare_model
+
+    rank = spotfit.get_context().get_world_rank()
+    return rank, Training(prepare_model, rank)
+
+
+def _checkpointer(training: Training, every: str) -> Any:
+    from spotfit.torch import Checkpointer
+
+    return Checkpointer(model=training.model, optimizer=training.optimizer, every=every)
+
+
+def _raw(config: dict[str, Any]) -> Any:
+    """obstore's own store, where ours keeps its runs."""
+    if config["endpoint"] is None:
+        from obstore.store import LocalStore
+
+        Path(config["runs"]).mkdir(parents=True, exist_ok=True)
+        return LocalStore(config["runs"])
+    from obstore.store import S3Store
+
+    return S3Store(
+        config["bucket"],
+        endpoint=config["endpoint"],
+        region="us-east-1",
+        client_options={"allow_http": True},
+    )
+
+
+def _each(at_once: int, call: Callable[[str], Any], names: Sequence[str]) -> None:
+    with ThreadPoolExecutor(at_once) as pool:
+        for _ in pool.map(call, names):
+            pass

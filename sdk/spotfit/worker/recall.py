@@ -1,0 +1,161 @@
+"""Which of the saved states a group goes on from: the newest that all of its ranks can read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from spotfit.checkpoint.relay import Company, lane, needs_of, read_together
+from spotfit.checkpoint.saved import Opened, Order, Saved, read_alone, told
+from spotfit.core.clock import Clock
+from spotfit.core.errors import IntegrityError
+from spotfit.host import log
+from spotfit.worker.context import TrainContext
+from spotfit.worker.handover import IN_MEMORY, Handover
+
+Gather = Callable[[Any], list[Any]]
+"""Every rank gives something, and gets what all gave."""
+
+Plan = Callable[[Saved], Sequence[Order]]
+"""What this rank has to read of a state. Raises `IntegrityError`."""
+
+_Opener = Callable[[], Saved | None]
+
+
+class _Offer(NamedTuple):
+    """A checkpoint that rank 0 has found, for all."""
+
+    name: str
+    opened: Opened | None
+    broken: str = ""
+    """Why it could not be opened."""
+
+
+class _Told(NamedTuple):
+    """What each rank tells all others of a state that might be gone on from."""
+
+    broken: str | None
+    node: int
+    needs: int
+    """The chunks it has to fetch: bit n for number n."""
+    lane: Path | None
+    """Through which the ranks of its machine may have what it has fetched."""
+
+
+class Recall:
+    """All ranks look at the same states, and agree on each. Those of a machine read together."""
+
+    def __init__(self, desk: Handover, context: TrainContext, gather: Gather, clock: Clock) -> None:
+        self._desk = desk
+        self._node = context.get_node_rank()
+        self._rank = context.get_world_rank()
+        self._fellows = context.get_local_world_size()
+        self._gather = gather
+        self._clock = clock
+
+    def newest(self, plan: Plan) -> Saved | None:
+        """The newest state of which every rank has read what it planned; None if there is none.
+
+        One that is damaged is told of, and an earlier one taken. Raises `IntegrityError` where no
+        checkpoint is left that can be read.
+        """
+        saved = self._read(IN_MEMORY, self._desk.open_memory, plan)
+        offers = self._offers() if self._rank == 0 else iter(())
+        found_any = False
+        while saved is None and (offer := self._gather(next(offers, None))[0]) is not None:
+            found_any = True
+            saved = self._read(offer.name, partial(self._accepted, offer), plan)
+        if saved is None and found_any:
+            raise IntegrityError(
+                "No checkpoint of this run can be read any more.",
+                do="Look at the log for what is broken, restore it from a copy, or name a new run.",
+            )
+        return saved
+
+    def _offers(self) -> Iterator[_Offer]:
+        """Checkpoints that a Checkpointer has saved, the newest first: one rank looks for all."""
+        for name in self._names():
+            try:
+                saved = self._desk.open(name)
+            except IntegrityError as broken:
+                yield _Offer(name, None, str(broken))
+            else:
+                if saved is not None:
+                    yield _Offer(name, told(saved))
+
+    def _names(self) -> Iterator[str]:
+        if self._desk.begun_from is not None:
+            yield self._desk.begun_from
+            yield from self._desk.earlier()
+
+    def _accepted(self, offer: _Offer) -> Saved:
+        if offer.opened is None:
+            raise IntegrityError(offer.broken)
+        return self._desk.reopen(offer.opened)
+
+    def _read(self, name: str, opener: _Opener, plan: Plan) -> Saved | None:
+        """That state, if there is one, and every rank could read it; what is broken is told of."""
+        saved, orders, broken = _planned(opener, plan)
+        if saved is None and broken is None:
+            return None  # for no rank
+        with self._lane(orders) as lane:
+            all_told = self._gather(_Told(broken, self._node, needs_of(orders), lane))
+            trouble = _first(one.broken for one in all_told) or _first(
+                self._gather(self._fetched(orders, all_told))
+            )
+        if trouble is None:
+            return saved
+        log.error("checkpoint.broken", name=name, why=trouble, instead="an earlier one")
+        if name != IN_MEMORY:
+            self._desk.mistrust(name)
+        return None
+
+    @contextmanager
+    def _lane(self, orders: Sequence[Order]) -> Iterator[Path | None]:
+        """Through which the others of this machine may have what this rank fetches."""
+        if self._fellows == 1 or not needs_of(orders):
+            yield None
+            return
+        path = self._desk.path_for(self._desk.folders[0])
+        biggest_bytes = max(order.chunk.size_bytes for order in orders)
+        with lane(
+            path, fellows=self._fellows, chunks=len(orders), place_bytes=biggest_bytes
+        ) as there:
+            yield path if there else None
+
+    def _fetched(self, orders: Sequence[Order], all_told: Sequence[_Told]) -> str | None:
+        """None once all is read, else what is broken."""
+        company = self._company(all_told)
+        try:
+            if company is None:
+                read_alone(orders)
+            else:
+                read_together(orders, company, self._clock)
+        except IntegrityError as broken:
+            return str(broken)
+        return None
+
+    def _company(self, all_told: Sequence[_Told]) -> Company | None:
+        """Those of this machine who have to fetch anything; None where this rank does so alone."""
+        fellows = [
+            rank for rank, one in enumerate(all_told) if one.node == self._node and one.needs
+        ]
+        lanes = [lane for rank in fellows if (lane := all_told[rank].lane) is not None]
+        if self._rank not in fellows or len(fellows) == 1 or len(lanes) < len(fellows):
+            return None
+        return Company(fellows.index(self._rank), lanes, [all_told[rank].needs for rank in fellows])
+
+
+def _planned(opener: _Opener, plan: Plan) -> tuple[Saved | None, Sequence[Order], str | None]:
+    try:
+        saved = opener()
+        return saved, plan(saved) if saved is not None else (), None
+    except IntegrityError as broken:
+        return None, (), str(broken)
+
+
+def _first(troubles: Iterable[str | None]) -> str | None:
+    return next(filter(None, troubles), None)

@@ -1,0 +1,184 @@
+"""Ceph's own S3 server (RADOS Gateway) of a test's own, where Debian's packages are installed.
+
+A monitor, one object daemon that keeps everything in memory, and the gateway: processes of this
+machine, in one folder, without systemd. `make rgw` runs the suite of stores on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+COMMANDS = ("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool", "radosgw")
+KEY, SECRET = "somebody", "something"
+_PATIENCE_S = 240.0
+_RESOLUTION_S = 0.2
+
+installed = pytest.mark.skipif(
+    not all(map(shutil.which, (*COMMANDS, "radosgw-admin"))),
+    reason="Ceph is not installed: apt-get install --no-install-recommends radosgw ceph-mon "
+    "ceph-osd ceph-common",
+)
+
+
+class Ceph:
+    """The smallest cluster that has a gateway."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._conf = folder / "ceph.conf"
+        self._keyring = folder / "keyring"
+        self._id, self._osd = str(uuid.uuid4()), str(uuid.uuid4())
+        self._mon, self._port = _free_ports(2)
+        self._daemons: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def url(self) -> str:
+        """Where the gateway listens."""
+        return f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Until the gateway answers, and knows `KEY`."""
+        for part in ("mon", "osd", "rgw", "run"):
+            (self._folder / part).mkdir()
+        self._conf.write_text(self._configuration())
+        self._make_keys()
+        monitors = str(self._folder / "monmap")
+        address = ("--addv", "a", f"[v2:127.0.0.1:{self._mon}]")
+        self._do("monmaptool", "--create", *address, "--fsid", self._id, monitors)
+        words = ("-i", "a", "--monmap", monitors, "--keyring", str(self._keyring))
+        self._do("ceph-mon", "--mkfs", *words)
+        self._daemon("ceph-mon", "-f", "-i", "a")
+        self._do("ceph", "osd", "new", self._osd)
+        self._do("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", self._osd)
+        self._do("ceph", "osd", "crush", "add", "osd.0", "1.0", "root=default", "host=here")
+        self._daemon("ceph-osd", "-f", "-i", "0")
+        self._daemon("radosgw", "-f", "-n", "client.rgw")
+        who = ("--uid=me", "--display-name=me", f"--access-key={KEY}", f"--secret-key={SECRET}")
+        self._do("radosgw-admin", "user", "create", *who)
+        self._until_it_answers()
+
+    def stop(self) -> None:
+        """End the daemons; what they kept is gone."""
+        for daemon in reversed(self._daemons):
+            daemon.send_signal(signal.SIGTERM)
+        for daemon in reversed(self._daemons):
+            try:
+                daemon.wait(5)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+
+    def _make_keys(self) -> None:
+        everything = ("--cap", "mon", "allow *", "--cap", "osd", "allow *")
+        begin: tuple[str, ...] = ("--create-keyring",)
+        for name in ("mon.", "client.admin", "osd.0", "client.rgw"):
+            words = (str(self._keyring), *begin, "--gen-key", "-n", name, *everything)
+            self._do("ceph-authtool", *words)
+            begin = ()
+
+    def _do(self, command: str, *words: str) -> str:
+        done = subprocess.run(
+            (command, *self._where(command), *words),
+            env=self._environment(),
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command} {words}: {done.stderr}; see {self._folder}"
+        return done.stdout
+
+    def _daemon(self, command: str, *words: str) -> None:
+        with (self._folder / f"{command}.out").open("ab") as out:
+            self._daemons.append(
+                subprocess.Popen(
+                    (command, *self._where(command), *words),
+                    env=self._environment(),
+                    stdout=out,
+                    stderr=out,
+                )
+            )
+
+    def _where(self, command: str) -> tuple[str, ...]:
+        """Two tools know no configuration."""
+        knows_none = command in ("ceph-authtool", "monmaptool")
+        return () if knows_none else ("-c", str(self._conf))
+
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, "CEPH_CONF": str(self._conf)}
+
+    def _until_it_answers(self) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            wire = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
+            with contextlib.closing(wire), contextlib.suppress(OSError, http.client.HTTPException):
+                wire.request("GET", "/")
+                if wire.getresponse().status == 200:
+                    return
+            assert time.monotonic() < deadline, f"see {self._folder}"
+            time.sleep(_RESOLUTION_S)
+
+    def _configuration(self) -> str:
+        """One copy of everything, in memory, and nobody but loopback."""
+        here = self._folder
+        lines = (
+            "[global]",
+            f"fsid = {self._id}",
+            "mon initial members = a",
+            f"mon host = [v2:127.0.0.1:{self._mon}]",
+            "public addr = 127.0.0.1",
+            f"keyring = {self._keyring}",
+            "auth allow insecure global id reclaim = false",
+            "osd pool default size = 1",
+            "osd pool default min size = 1",
+            "osd pool default pg num = 4",
+            "osd crush chooseleaf type = 0",
+            "osd crush update on start = false",
+            "mon allow pool size one = true",
+            "mon max pg per osd = 1000",
+            "mon data avail crit = 1",
+            "osd objectstore = memstore",
+            "memstore device bytes = 4294967296",
+            f"mon data = {here}/mon",
+            f"osd data = {here}/osd",
+            f"rgw data = {here}/rgw",
+            f"rgw frontends = beast endpoint=127.0.0.1:{self._port}",
+            f"run dir = {here}/run",
+            f"crash dir = {here}/run",
+            f"log file = {here}/$name.log",
+            f"admin socket = {here}/run/$name.$pid.asok",
+            f"pid file = {here}/run/$name.pid",
+        )
+        return "\n".join(lines) + "\n"
+
+
+@contextlib.contextmanager
+def ceph_gateway(folder: Path) -> Iterator[str]:
+    """Its address, and ended whatever happens."""
+    ceph = Ceph(folder)
+    try:
+        ceph.start()
+        yield ceph.url
+    finally:
+        ceph.stop()
+
+
+def _free_ports(count: int) -> list[int]:
+    """Held all at once, so that no two are the same."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]

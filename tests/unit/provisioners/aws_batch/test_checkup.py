@@ -1,0 +1,231 @@
+"""What AWS Batch needs is looked at one by one, by the real boto3 against a simulated account."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from spotfit.provision.checkup import Finding, Unseen
+from spotfit_localsim.wire.aws_batch import ACCOUNT, GONE, AwsBatchCloud
+from spotfit_localsim.wire.options import SimOptions
+from spotfit_localsim.wire.simulator import Simulator, serving
+from spotfit_provisioners.aws_batch import checkup
+from spotfit_provisioners.aws_batch import client as calls
+from spotfit_provisioners.aws_batch import provisioner as verbs
+from spotfit_provisioners.aws_batch.checkup import Who
+from spotfit_provisioners.aws_batch.provisioner import AwsBatchProvisioner
+
+pytest.importorskip("boto3")
+pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+
+AGENTS = f"arn:aws:iam::{ACCOUNT}:role/agents"
+EXECUTION = f"arn:aws:iam::{ACCOUNT}:role/execution"
+IMAGE = f"{ACCOUNT}.dkr.ecr.sim-east-1.amazonaws.com/worker"
+BUCKET = "s3://bucket/runs"
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulator]:
+    """One for all: the clients of boto3 take their time to be made."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "something")
+        for cache in (calls._client, verbs._client_of):
+            cache.cache_clear()
+        options = SimOptions(cloud="aws_batch", boot_s=0.0)
+        with serving(tmp_path_factory.mktemp("cloud"), options) as simulator:
+            yield simulator
+
+
+@pytest.fixture
+def sim(cloud: Simulator) -> Simulator:
+    """As sound as on its first day."""
+    cloud.cloud.__init__(cloud.site, cloud.troubles)  # type: ignore[misc]
+    cloud.troubles.forbid([])
+    return cloud
+
+
+def opened(sim: Simulator, **options: Any) -> AwsBatchProvisioner:
+    access = AwsBatchCloud.access(sim.server.url)
+    sound = {"job_role": AGENTS, "execution_role": EXECUTION, "image": f"{IMAGE}:sim"}
+    return AwsBatchProvisioner.with_options(**{**access.options, **sound, **options})
+
+
+def examined(sim: Simulator, storage: str = BUCKET, **options: Any) -> dict[str, Finding]:
+    return {one.what: one for one in opened(sim, **options).examine(storage)}
+
+
+def wrong(findings: dict[str, Finding]) -> dict[str, Finding]:
+    return {what: one for what, one in findings.items() if not one.well}
+
+
+def test_of_a_sound_account_everything_is_told(sim: Simulator) -> None:
+    findings = examined(sim)
+    assert not wrong(findings)
+    assert all(one.seen for one in findings.values())
+    assert list(findings) == [
+        "AWS knows who asks",
+        "the queue spot takes jobs",
+        "its environment spot rents spot machines",
+        "we may rent machines",
+        "the agents' role can be taken on",
+        "agents may rent machines",
+        "agents may use s3://bucket/runs",
+        "the execution role can be taken on",
+        "what machines print is kept",
+        "the image is there",
+    ]
+    assert findings["AWS knows who asks"].found.endswith(":user/sim")
+    assert "will be made" in findings["what machines print is kept"].found
+
+
+def test_everything_that_is_wrong_is_told_at_once(sim: Simulator) -> None:
+    sim.cloud.environments["spot"] = {  # type: ignore[attr-defined]
+        "state": "DISABLED",
+        "status": "INVALID",
+        "statusReason": "CLIENT_ERROR - subnet-1 does not exist",
+        "computeResources": {"type": "EC2", "maxvCpus": 0, "instanceTypes": ["g5.xlarge"]},
+    }
+    sim.cloud.roles["agents"] = "ec2.amazonaws.com"  # type: ignore[attr-defined]
+    sim.troubles.forbid(["batch:TerminateJob", "agents s3:PutObject", "agents s3:DeleteObject"])
+    told = wrong(examined(sim, image=f"{IMAGE}:other", execution_role=f"{EXECUTION}-2"))
+    environment = told.pop("its environment spot rents spot machines")
+    for what in ("disabled", "INVALID: CLIENT_ERROR - subnet-1", "type EC2", "0 vCPUs"):
+        assert what in environment.found
+    assert {what: one.found for what, one in told.items()} == {
+        "we may rent machines": f"arn:aws:iam::{ACCOUNT}:user/sim lacks batch:TerminateJob.",
+        "the agents' role can be taken on": (
+            f"{AGENTS} does not let ecs-tasks.amazonaws.com take it on."
+        ),
+        "agents may rent machines": f"{AGENTS} lacks batch:TerminateJob.",
+        "agents may use s3://bucket/runs": f"{AGENTS} lacks s3:PutObject, s3:DeleteObject.",
+        "the execution role can be taken on": f"There is no role {EXECUTION}-2.",
+        "the image is there": f"The registry has no {IMAGE}:other.",
+    }
+    assert all(one.do for one in told.values())
+
+
+@pytest.mark.parametrize(
+    ("queue", "told"),
+    [
+        (GONE, "There is no queue 'spot' in sim-east-1."),
+        (
+            {"state": "DISABLED", "statusReason": "by hand"},
+            "It is DISABLED and VALID: by hand.",
+        ),
+    ],
+)
+def test_a_queue_that_takes_nothing_is_told_and_the_rest_all_the_same(
+    sim: Simulator, queue: dict[str, Any], told: str
+) -> None:
+    sim.cloud.queues["spot"] = queue  # type: ignore[attr-defined]
+    findings = examined(sim)
+    assert [one.found for one in wrong(findings).values()] == [told]
+    assert "agents may rent machines" in findings
+
+
+def test_an_environment_that_is_gone_is_told(sim: Simulator) -> None:
+    calls_ = opened(sim)
+    [finding] = [
+        one
+        for one in checkup._queue("spot", lambda _: (NoEnvironments(calls_), "spot"))  # type: ignore[arg-type,return-value]
+        if not one.well
+    ]
+    assert finding.found == "It is gone."
+
+
+class NoEnvironments:
+    """A region whose queue is there, and what stands behind it is not."""
+
+    def __init__(self, provisioner: AwsBatchProvisioner) -> None:
+        self._client, _ = provisioner._at("spot")
+
+    def queue(self, name: str) -> Any:
+        return self._client.queue(name)
+
+    def environments(self, _: Any) -> list[Any]:
+        return []
+
+
+def test_who_may_not_ask_iam_tries_calls_that_come_to_nothing(sim: Simulator) -> None:
+    sim.troubles.forbid(["iam:SimulatePrincipalPolicy", "iam:GetRole", "batch:SubmitJob"])
+    findings = examined(sim)
+    assert list(wrong(findings)) == ["we have batch:SubmitJob"]
+    tried = [one for what, one in findings.items() if what.startswith("we have ")]
+    assert len(tried) == 6
+    unseen = {what for what, one in findings.items() if not one.seen}
+    assert {"agents may rent machines", "the agents' role can be taken on"} <= unseen
+    assert not sim.cloud.memory.jobs
+    assert not sim.cloud.memory.definitions
+
+
+def test_who_is_not_known_hears_of_it_and_of_what_nobody_needs_to_be_known_for(
+    sim: Simulator,
+) -> None:
+    sim.troubles.expect("credentials", 1)
+    findings = list(opened(sim).examine())
+    assert [one.well for one in findings] == [False, True, True]
+    assert "get-caller-identity" in findings[0].do
+
+
+def test_what_cannot_be_looked_at_is_not_held_to_be_wrong(sim: Simulator) -> None:
+    sim.troubles.forbid(["logs:DescribeLogGroups", "ecr:DescribeImages"])
+    findings = examined(sim, storage="gs://elsewhere", job_role="", execution_role="")
+    assert not wrong(findings)
+    assert {what for what, one in findings.items() if not one.seen} == {
+        "agents may do what they must",
+        "what machines print is kept",
+        "the image is there",
+    }
+    assert not examined(sim, image="docker.io/spotfit:1")["the image is there"].seen
+
+
+@pytest.mark.parametrize(
+    ("arn", "kind", "role"),
+    [
+        ("arn:aws:iam::1:user/team/me", "user", "me"),
+        ("arn:aws:sts::1:assumed-role/Admin/me@example.com", "assumed-role", "Admin"),
+        ("arn:aws:iam::1:role/aws-reserved/sso/Admin", "role", "Admin"),
+        ("arn:aws:iam::1:root", "root", "root"),
+    ],
+)
+def test_an_identity_is_taken_apart(arn: str, kind: str, role: str) -> None:
+    who = Who(arn)
+    assert (who.partition, who.account, who.kind, who.role) == ("aws", "1", kind, role)
+
+
+def test_of_a_session_the_role_is_asked_about_and_of_root_nobody(sim: Simulator) -> None:
+    options = opened(sim).options
+    session = Who(f"arn:aws:sts::{ACCOUNT}:assumed-role/agents/me")
+    assert checkup._Examiner(options, "", opened(sim)._at, session)._own_arn() == AGENTS
+    root = f"arn:aws:iam::{ACCOUNT}:root"
+    examiner = checkup._Examiner(options, "", opened(sim)._at, Who(root))
+    assert isinstance(examiner._allowed(root, examiner._needs()), Unseen)
+
+
+@pytest.mark.parametrize(
+    ("policy", "trusts"),
+    [
+        ({"Statement": {"Effect": "Allow", "Principal": {"Service": "s"}}}, True),
+        ({"Statement": [{"Effect": "Allow", "Principal": {"Service": ["x", "s"]}}]}, True),
+        ({"Statement": [{"Effect": "Deny", "Principal": {"Service": "s"}}]}, False),
+        ({"Statement": [{"Effect": "Allow", "Principal": "*"}]}, False),
+        ({}, False),
+    ],
+)
+def test_whom_a_role_trusts(policy: dict[str, Any], trusts: bool) -> None:
+    assert checkup._trusts(policy, "s") is trusts
+
+
+@pytest.mark.parametrize(
+    ("path", "repository", "which"),
+    [
+        ("a/b:1", "a/b", {"imageTag": "1"}),
+        ("a", "a", {"imageTag": "latest"}),
+        ("a:1@sha256:00", "a", {"imageDigest": "sha256:00"}),
+    ],
+)
+def test_an_image_is_taken_apart(path: str, repository: str, which: dict[str, str]) -> None:
+    assert checkup._taken_apart(path) == (repository, which)

@@ -1,0 +1,229 @@
+"""A group goes on from the newest state that all of its ranks can read."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotfit.checkpoint.saved import InMemory, Opened, Order, Saved, Wanted, at_once, open_saved
+from spotfit.checkpoint.segment import Segment
+from spotfit.checkpoint.snapshot import Piece
+from spotfit.core.errors import IntegrityError
+from spotfit.frameworks.torch.launched import LaunchedGroup
+from spotfit.host.clocks import SystemClock
+from spotfit.model.ranks import Ranks
+from spotfit.store.memory import MemoryStore
+from spotfit.worker.handover import IN_MEMORY
+from spotfit.worker.local import LocalSession
+from spotfit.worker.local_snapshots import LocalSnapshots
+from spotfit.worker.recall import Gather, Recall
+from tests.unit.checkpoint.snapshots import BIG, brought, bytes_of, filled
+from tests.unit.frameworks.torch.ranks import on_ranks
+
+
+class Shelf:
+    """What a run has saved, by name; None is no snapshot, an error is damage."""
+
+    def __init__(self, memory: Saved | None = None, **kept: Saved | IntegrityError | None) -> None:
+        self.memory = memory
+        self.kept = kept
+        self.mistrusted: list[str] = []
+        self.begun_from = next(iter(kept), None)
+
+    def open_memory(self) -> Saved | None:
+        return self.memory
+
+    def open(self, name: str) -> Saved | None:
+        found = self.kept[name]
+        if isinstance(found, IntegrityError):
+            raise found
+        return found
+
+    def reopen(self, opened: Opened) -> Saved | None:
+        return self.open(opened.name)
+
+    def earlier(self) -> list[str]:
+        return [*self.kept][1:]
+
+    def mistrust(self, name: str) -> None:
+        self.mistrusted.append(name)
+
+
+@pytest.fixture
+def a_state(tmp_path: Path) -> Callable[[str], Saved]:
+    def state(name: str) -> Saved:
+        segment = filled(tmp_path / name.replace(" ", "-"), [b"a tensor"])
+        return Saved([InMemory(Segment.open(segment))], name)
+
+    return state
+
+
+class Yielding(SystemClock):
+    """Lets the others work instead of waiting."""
+
+    def wait(self, seconds: float) -> None:
+        os.sched_yield()
+
+
+def found_in(shelf: Any, *, broken: tuple[str, ...] = (), told: str | None = None) -> str | None:
+    """Where all is read but what is `broken`; another rank finds what it has `told` of."""
+
+    def plan(saved: Saved) -> list[Order]:
+        if saved.name in broken:
+            raise IntegrityError(f"{saved.name} is torn")
+        return []
+
+    def gathered(mine: Any) -> list[Any]:
+        return [mine, told] if mine is None or isinstance(mine, str) else [mine]
+
+    context = LocalSession("run").context
+    found = Recall(shelf, context, gathered, Yielding()).newest(plan)
+    return found.name if found else None
+
+
+def test_memory_comes_first_and_then_the_latest_checkpoint(
+    a_state: Callable[[str], Saved],
+) -> None:
+    kept = {"b": a_state("b"), "a": a_state("a")}
+    assert found_in(Shelf(a_state(IN_MEMORY), **kept)) == IN_MEMORY
+    assert found_in(Shelf(**kept)) == "b"
+    assert found_in(Shelf()) is None
+
+
+def test_damage_leads_to_an_earlier_one_and_is_remembered(
+    a_state: Callable[[str], Saved], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shelf = Shelf(a_state(IN_MEMORY), c=IntegrityError("gone"), b=a_state("b"), a=a_state("a"))
+    assert found_in(shelf, broken=(IN_MEMORY, "b")) == "a"
+    assert shelf.mistrusted == ["c", "b"]
+    assert capsys.readouterr().err.count("checkpoint.broken") == 3
+
+
+def test_one_rank_that_cannot_read_is_enough(a_state: Callable[[str], Saved]) -> None:
+    with pytest.raises(IntegrityError, match="can be read any more"):
+        found_in(Shelf(b=a_state("b")), told="a byte is wrong")
+
+
+def test_reports_of_the_users_own_are_passed_over(a_state: Callable[[str], Saved]) -> None:
+    assert found_in(Shelf(b=None, a=a_state("a"))) == "a"
+
+
+def test_without_a_checkpoint_torn_memory_means_to_begin(a_state: Callable[[str], Saved]) -> None:
+    assert found_in(Shelf(a_state(IN_MEMORY)), broken=(IN_MEMORY,)) is None
+
+
+# --- several ranks of a machine ------------------------------------------------------------------
+
+RANKS = 2
+BODIES = [[bytes_of(10 * rank + n, BIG + n) for n in range(3)] for rank in range(RANKS)]
+"""Of each rank."""
+
+WHOLE = {*BODIES[0], *BODIES[1], bytes_of(100, BIG), bytes_of(101, BIG)}
+"""Of the first checkpoint."""
+
+
+class Counting(MemoryStore):
+    """Which objects were asked for, and how often."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: Counter[str] = Counter()
+
+    def get(self, key: str) -> bytes:
+        self.asked[key] += 1
+        return super().get(key)
+
+
+class Desk(LocalSnapshots):
+    """One rank's, of a run that has committed these checkpoints."""
+
+    def __init__(self, rank: int, folder: Path, store: MemoryStore, names: list[str]) -> None:
+        super().__init__(Ranks(rank, RANKS, rank, RANKS), lambda value: value, lambda *_: None)
+        self.__dict__["_root"] = folder
+        self.__dict__["_store"] = store
+        self._names = names
+
+    @property
+    def begun_from(self) -> str | None:
+        return self._names[0] if self._names else None
+
+    def earlier(self) -> Iterator[str]:
+        yield from self._names[1:]
+
+    def open(self, name: str) -> Saved | None:
+        return open_saved(self._store, name)
+
+
+def saved_by_all(folder: Path, *names: str) -> Counting:
+    """Each checkpoint holds other bytes than those before."""
+    store = Counting()
+    for nth, name in enumerate(names):
+        for rank in range(RANKS):
+            bodies = [*BODIES[rank], bytes_of(100 + 2 * nth + rank, BIG)]
+            brought(store, folder, name, bodies, rank=rank, world_size=RANKS)
+    store.asked.clear()
+    return store
+
+
+def read_by_all(store: MemoryStore, folder: Path, names: list[str]) -> list[tuple[str, set[bytes]]]:
+    """Of each rank: what it goes on from, and what it has read."""
+
+    def work(rank: int, gather: Gather) -> tuple[str, set[bytes]]:
+        got: dict[tuple[int, Piece], bytes] = {}
+
+        def put(saver: int, piece: Piece, body: memoryview) -> None:
+            got[saver, piece] = bytes(body)
+
+        def plan(saved: Saved) -> list[Order]:
+            return saved.orders(
+                Wanted(index.rank, piece, at_once(piece, partial(put, index.rank, piece)))
+                for index in saved.indices
+                for piece in index.pieces
+            )
+
+        context = LocalSession("run", LaunchedGroup(Ranks(rank, RANKS, rank, RANKS))).context
+        desk = Desk(rank, folder, store, names)
+        saved = Recall(desk, context, gather, Yielding()).newest(plan)
+        return saved.name if saved else "", set(got.values())
+
+    return on_ranks(RANKS, work)
+
+
+def test_each_object_is_read_by_one_of_them(tmp_path: Path) -> None:
+    store = saved_by_all(tmp_path, "a")
+    assert read_by_all(store, tmp_path, ["a"]) == [("a", WHOLE)] * RANKS
+    assert set(store.asked.values()) == {1}
+    assert list(tmp_path.glob("segments/*")) == [], "the lanes are gone"
+
+
+@pytest.mark.parametrize("harm", ["chunk", "index"])
+def test_where_one_finds_damage_all_take_the_one_before(
+    tmp_path: Path, harm: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = saved_by_all(tmp_path, "a", "b")
+    broken = max(
+        (found for found in store.list("b") if harm in found.key), key=lambda one: one.size_bytes
+    ).key
+    store.put(broken, store.get(broken)[:-1] + b"?")
+    found = read_by_all(store, tmp_path, ["b", "a"])
+    assert [name for name, _ in found] == ["a"] * RANKS
+    assert [read >= WHOLE for _, read in found] == [True] * RANKS
+    assert broken in capsys.readouterr().err
+
+
+def test_with_nothing_left_to_read_it_is_said(tmp_path: Path) -> None:
+    store = saved_by_all(tmp_path, "a")
+    for found in list(store.list("a/chunks")):
+        store.delete(found.key)
+    with pytest.raises(IntegrityError, match="can be read any more"):
+        read_by_all(store, tmp_path, ["a"])
+
+
+def test_a_run_without_checkpoints_begins(tmp_path: Path) -> None:
+    assert read_by_all(Counting(), tmp_path, []) == [("", set())] * RANKS
