@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from spotfit.model.view import View
 from spotfit.model.watch import Seat, Watch
 from spotfit.policy.actions import Wait
+from spotfit.policy.failure import verdict
 from spotfit.policy.recovery import from_memory
 
 
@@ -12,18 +15,21 @@ def awaited(view: View, watch: Watch, now: float) -> Wait | None:
     """Until when to wait for what workers of the last round gave away; None if for nothing.
 
     What it would save is the work done since the last commit. Waiting for as long as that at the
-    most, the run never loses more than twice what the wiser choice would have cost.
+    most, the run never loses more than twice what the wiser choice would have cost. Where no round
+    follows, the machines' memory ends with them, and nobody waits to go on: then all is awaited.
     """
     assert view.spec is not None
     last = view.last_round
     if view.round is not None or last is None:
         return None
+    final = verdict(view) is not None
     here = [place for place in last.places if place.agent in watch.seats]
-    if from_memory(view, here, watch.seats.values()) is not None:
+    if not final and from_memory(view, here, watch.seats.values()) is not None:
         return None  # the next round has what is being uploaded, and more
     tempo = view.spec.tempo
-    until = watch.turned_at + min(watch.unsaved_s, tempo.upload_patience_s)
-    stopped = watch.turned_at + min(watch.unsaved_s, tempo.stop_patience_s)
+    worth_s = math.inf if final else watch.unsaved_s
+    until = watch.turned_at + min(worth_s, tempo.upload_patience_s)
+    stopped = watch.turned_at + min(worth_s, tempo.stop_patience_s)
     carrying = [seat for seat in watch.seats.values() if seat.carrying == last.number]
     if carrying and now < until:
         return Wait(until, f"{len(carrying)} machines still upload what was reported")

@@ -6,13 +6,16 @@ import math
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from spotfit.model.events import Blame, RoundClosed
 from spotfit.model.holding import Part, State
 from spotfit.model.spec import Tempo
 from spotfit.model.watch import Watch
 from spotfit.policy.uploads import awaited
 from spotfit.testing.builders import a_member, a_round, a_seat, a_spec, a_view, a_watch, seats
 
+TOO_MANY = {Blame.WORKER: 1}
 CLOSED = a_view(last_round=a_round(3), spec=a_spec(tempo=Tempo(upload_patience_s=600.0)))
 
 
@@ -40,6 +43,19 @@ def test_nothing_is_awaited_of_what_all_machines_remember() -> None:
     watch = over(seats=seats(a_seat(1, carrying=3, held=held)))
     assert awaited(alone, watch, 100.0) is None
     assert awaited(alone, over(seats=seats(a_seat(1, carrying=3))), 100.0) is not None
+
+
+def test_a_run_that_has_failed_waits_for_all_of_it() -> None:
+    """No round follows that would have it from memory, and nobody waits to go on."""
+    alone = a_view(last_round=a_round(3, members=[a_member(1)]), spec=CLOSED.spec)
+    failed = replace(alone, last_closed=RoundClosed(3, Blame.WORKER, "bug"), failures=TOO_MANY)
+    held = (Part(State(3, 9), 0, 1),)
+    watch = over(unsaved_s=0.1, seats=seats(a_seat(1, carrying=3, held=held)))
+    wait = awaited(failed, watch, 120.0)
+    assert wait is not None
+    assert wait.until == 700.0
+    assert awaited(failed, watch, 700.0) is None
+    assert awaited(failed, over(seats=seats(a_seat(1))), 100.0) is None
 
 
 def test_never_for_ever() -> None:
