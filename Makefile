@@ -11,6 +11,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SKY := .bench/venv-skypilot
 PYTEST := $(BIN)/python -m pytest
+AGAIN := --max-suite-reruns=3 --rerun-show-tracebacks
 EVERYDAY := not slow and not gpu and not cloud
 CODE := sdk provisioners localsim tests examples benchmarks worker_image
 
@@ -28,7 +29,7 @@ demo: $(STAMP) ## train real digits on two local nodes, lose machines on the way
 
 .PHONY: test
 test: lint ## everything that CI runs
-	$(PYTEST) -m "$(EVERYDAY)" --durations=10
+	$(PYTEST) -m "$(EVERYDAY)" $(AGAIN) --durations=10
 
 .PHONY: quick
 quick: $(STAMP) ## ten seconds: ruff and the unit tests
@@ -53,7 +54,7 @@ format: $(STAMP) ## let ruff arrange the code
 
 .PHONY: live
 live: $(STAMP) ## real processes on loopback, real kills
-	$(PYTEST) -m "not gpu and not cloud" tests/live
+	$(PYTEST) -m "not gpu and not cloud" $(AGAIN) tests/live
 
 .PHONY: chaos
 chaos: $(STAMP) ## random schedules, LIVE=500 with real processes and VIRTUAL=20000 under a virtual clock
