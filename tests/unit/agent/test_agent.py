@@ -545,6 +545,41 @@ def test_once_saved_and_replaced_the_group_moves_on_without_losing_a_step() -> N
     assert world.view.round.checkpoint == "c1"
 
 
+def test_workers_are_told_when_their_replacement_stands_ready() -> None:
+    world = World()
+    world.train()
+    world.boots = False
+    world.holder(follower(world)).fate.notice = a_notice(seconds_left=60.0)
+    world.until(lambda: world.last(Intended).request.workers == 1)
+    assert not world.heard(0, Preempted)[-1].replaced
+    world.boot(world.last(Intended).request.token, 0)
+    world.until(lambda: world.heard(0, Preempted)[-1].replaced)
+    world.run(5.0)
+    told = [one.replaced for one in world.heard(0, Preempted)]
+    assert told == sorted(told), "and once is enough"
+    assert told.count(True) == 1
+
+
+def test_what_a_neighbour_has_of_a_leaving_machine_need_not_be_in_the_bucket_to_move_on() -> None:
+    world = World()
+    world.train()
+    leaving, staying = world.holder(follower(world)), world.holder(1 - follower(world))
+    leaving.crew.keeps_a_copy(follower(world), 3, staying.member.vault)
+    world.run(1.0)
+    leaving.fate.notice = a_notice(seconds_left=60.0)
+    world.until(lambda: len(world.nodes) == 3)
+    world.run(2.0)
+    assert world.all_of(RoundClosed) == [], "that was saved before the notice"
+    leaving.crew.keeps_a_copy(follower(world), 9, "10.9.9.9:7001")
+    world.run(2.0)
+    assert world.all_of(RoundClosed) == [], "and that is with nobody who stays"
+    leaving.crew.keeps_a_copy(follower(world), 9, staying.member.vault)
+    world.until(lambda: world.training and world.view.round and world.view.round.number == 2)
+    assert world.last(RoundClosed).safe
+    assert leaving.ranks == []
+    assert world.view.checkpoints == ()
+
+
 def test_a_replacement_is_changed_over_to_once_it_is_warm_and_says_so() -> None:
     world = World()
     world.train()

@@ -268,9 +268,9 @@ class FakeCrew:
         """Whether SIGKILL is not enough."""
         self.warm = True
         self.carrying: int | None = None
+        """The round some of whose uploads go on; set by the test."""
         self.copies_to: list[str] = []
         """Where copies were rerouted to."""
-        """The round some of whose uploads go on; set by the test."""
         self.held: tuple[Part, ...] = ()
         """What lies in its node's memory; set by the test."""
         self._events: list[CrewEvent] = []
@@ -499,7 +499,7 @@ class Node:
         host = f"{token}-{node}"
         again = "-again" if self.name in world.nodes else ""
         me = AgentId(f"a-{host}{again}")
-        self.member = Member(me, host, f"{host}:7000", 1, token, node)
+        self.member = Member(me, host, f"{host}:7000", 1, token, node, vault=f"{host}:7001")
         self.net = FakeNet(world.wire, self.member)
         self.crew = FakeCrew()
         self.assessor = FakeAssessor()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from spotfit.checkpoint.export import export_safetensors
 from spotfit.checkpoint.saved import Wanted
@@ -42,13 +43,19 @@ def test_everything_is_nested_as_it_was(tmp_path: Path) -> None:
     assert state["ema"][7] == "seven"
 
 
-def test_both_kinds_of_file_hold_the_same_bytes(tmp_path: Path) -> None:
-    saved = saved_by(2, tmp_path, a_state(2.0))
+def test_the_library_reads_what_we_call_safetensors(tmp_path: Path) -> None:
+    state = a_state(2.0)
+    state["model"] |= {
+        "half": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3),
+        "count": torch.tensor(7),
+        "mask": torch.tensor([True, False, True]),
+    }
+    saved = saved_by(2, tmp_path, state)
     export_safetensors(saved, tmp_path / "m.safetensors")
-    body = (tmp_path / "m.safetensors").read_bytes()
-    numbers = torch.frombuffer(
-        bytearray(body[8 + int.from_bytes(body[:8], "little") :]), dtype=torch.float32
-    )
-    assert sorted(numbers.tolist()) == sorted(
-        value for n in range(5) for value in [2.0 + n] * (4 * (n + 1))
-    )
+    export_torch(saved, tmp_path / "m.pt")
+    theirs = load_file(tmp_path / "m.safetensors")
+    ours = torch.load(tmp_path / "m.pt", weights_only=True)
+    assert theirs.keys() == ours.keys() >= {"half", "count", "mask"}
+    for name, tensor in theirs.items():
+        assert tensor.dtype == ours[name].dtype
+        assert torch.equal(tensor, ours[name])
