@@ -5,11 +5,16 @@ import contextlib
 import functools
 import http.client
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,6 +32,8 @@ class Server:
     address: str
     key_id: str
     key: str
+    certificate: str = ""
+    """The file with its own certificate, where it encrypts and no authority vouches for it."""
 
     @property
     def url(self) -> str:
@@ -38,7 +45,8 @@ class Server:
     @property
     def environment(self) -> dict[str, str]:
         """What whoever wants to speak with it has to know."""
-        return {"AWS_ACCESS_KEY_ID": self.key_id, "AWS_SECRET_ACCESS_KEY": self.key}
+        keys = {"AWS_ACCESS_KEY_ID": self.key_id, "AWS_SECRET_ACCESS_KEY": self.key}
+        return keys | ({"SSL_CERT_FILE": self.certificate} if self.certificate else {})
 
     def empty(self) -> None:
         """Have the bucket, and nothing in it."""
@@ -60,6 +68,7 @@ class Server:
             region_name="us-east-1",
             aws_access_key_id=self.key_id,
             aws_secret_access_key=self.key,
+            verify=self.certificate or None,
         )
 
 
@@ -69,7 +78,7 @@ def name() -> str:
 
 
 @functools.cache
-def server() -> Server:
+def server(*, encrypted: bool = False) -> Server:
     """The one of this process, which ends with it; or the one that `SPOTFIT_BENCH_S3` names."""
     if given := os.environ.get(GIVEN):
         keys = (os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"])
@@ -77,16 +86,43 @@ def server() -> Server:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    certificate, key = _certified() if encrypted else ("", "")
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     running = subprocess.Popen(
-        command,
+        [*command, "-c", certificate, "-k", key] if encrypted else command,
         env=os.environ | {"MOTO_S3_DEFAULT_KEY_BUFFER_SIZE": str(2**31)},  # no disk is measured
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     atexit.register(running.kill)
     _wait_for(port)
-    return Server(f"http://127.0.0.1:{port}", "bench", "bench")
+    scheme = "https" if encrypted else "http"
+    return Server(f"{scheme}://127.0.0.1:{port}", "bench", "bench", certificate)
+
+
+def _certified() -> tuple[str, str]:
+    """Files with a certificate for this address and its key; they go with this process."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "bench")])
+    here = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(here, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    (folder / "certificate").write_bytes(certificate.public_bytes(pem))
+    (folder / "key").write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+    return str(folder / "certificate"), str(folder / "key")
 
 
 def _wait_for(port: int) -> None:

@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
@@ -22,8 +22,6 @@ import torch.distributed as dist
 LAYERS = 43
 WIDTH = 1024
 """43 layers of 1024 by 1024 floats: 172 MiB of weights, with Adam's two averages 516 MiB."""
-PIECE_BYTES = 4 * 2**20
-"""What obstore alone puts at once: a layer's weight, as our chunks are."""
 PUTS, GETS = 4, 8
 """So many at once in each rank, as we do."""
 WARM_UP = 2
@@ -95,11 +93,12 @@ def saves(config: dict[str, Any]) -> list[dict[str, float]]:
     ckpt = _checkpointer(training, every="at_notice")
     copies = [tensor.clone() for tensor in training.tensors]
     raw = _raw(config)
-    body = os.urandom(PIECE_BYTES)
+    mine = training.tensors[rank :: dist.get_world_size()]
+    bodies = [tensor.numpy().data.cast("B") for tensor in mine]
+    own = dist.new_group(backend="gloo")  # its thread meets the others while we meet them, too
 
     def put(pair: int) -> None:
-        names = [f"raw-{pair}/{rank}-{n}" for n in range(_pieces(config))]
-        _each(PUTS, lambda name: raw.put(name, body), names)
+        _each(PUTS, lambda n: raw.put(f"raw-{pair}/{rank}-{n}", bodies[n]), range(len(bodies)))
 
     readings: list[dict[str, float]] = [{} for _ in range(config["pairs"] + WARM_UP)]
     for pair, side in alternately(("memcpy", "ours", "dcp", "raw"), len(readings)):
@@ -111,7 +110,8 @@ def saves(config: dict[str, Any]) -> list[dict[str, float]]:
             case "ours":
                 reading |= _saved(ckpt)
             case "dcp":
-                reading["dcp_s"] = _saved_by_dcp(training, Path(config["dcp"], str(pair)))
+                place = Path(config["dcp"], str(pair))
+                reading["dcp_s"] = _saved_by_dcp(training, place, own)
             case "raw":
                 reading["raw_put_s"] = together(partial(put, pair))
     return readings[WARM_UP:]
@@ -152,7 +152,7 @@ def _copy(copies: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> No
         copy.copy_(tensor)
 
 
-def _saved_by_dcp(training: Training, path: Path) -> float:
+def _saved_by_dcp(training: Training, path: Path, own: Any) -> float:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
@@ -161,16 +161,13 @@ def _saved_by_dcp(training: Training, path: Path) -> float:
     def save() -> None:
         weights, state = get_state_dict(training.model, training.optimizer)
         whole = {"model": weights, "optimizer": state}
-        saving.append(dcp.async_save(whole, checkpoint_id=str(path)))  # type: ignore[attr-defined]  # exported in fact
+        saving.append(
+            dcp.async_save(whole, checkpoint_id=str(path), process_group=own)  # type: ignore[attr-defined]  # exported in fact
+        )
 
     stall_s = together(save)
     saving[0].result()
     return stall_s
-
-
-def _pieces(config: dict[str, Any]) -> int:
-    """How many this rank puts, of the state that all put together."""
-    return -(-LAYERS * 3 // int(config["ranks"]))
 
 
 # ── restores ─────────────────────────────────────────────────────────────────────────────────────
@@ -301,11 +298,12 @@ def _raw(config: dict[str, Any]) -> Any:
         config["bucket"],
         endpoint=config["endpoint"],
         region="us-east-1",
+        config={"unsigned_payload": config["endpoint"].startswith("https")},  # as ours
         client_options={"allow_http": True},
     )
 
 
-def _each(at_once: int, call: Callable[[str], Any], names: Sequence[str]) -> None:
+def _each(at_once: int, call: Callable[[Any], Any], what: Iterable[Any]) -> None:
     with ThreadPoolExecutor(at_once) as pool:
-        for _ in pool.map(call, names):
+        for _ in pool.map(call, what):
             pass

@@ -72,8 +72,8 @@ class Place:
             "dcp": str(folder / "dcp"),
             "notes": str(folder / "notes"),
         }
-        if kind == "s3":
-            server = bucket.server()
+        if kind != "disk":
+            server = bucket.server(encrypted=kind == "https")
             server.empty()
             os.environ.update(server.environment)
             self.url = server.url
@@ -186,7 +186,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--steps", type=int, default=100, help="between two looks at the clock")
-    parser.add_argument("--storage", choices=["disk", "s3"], default="s3")
+    parser.add_argument("--storage", choices=["disk", "s3", "https"], default="s3")
     return parser.parse_args()
 
 

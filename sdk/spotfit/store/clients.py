@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
+from spotfit.host import env
 from spotfit.store.credentials import Keys
 from spotfit.store.url import RootUrl
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _CALL_WITHIN = timedelta(seconds=10)
 _PART_WITHIN = timedelta(minutes=5)
+_S3_ADDRESSES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_S3_UNSIGNED = "AWS_UNSIGNED_PAYLOAD"
 
 
 def build(root: RootUrl, keys: Keys, *, insists: bool) -> Client:
@@ -64,6 +67,8 @@ def _s3(root: RootUrl, keys: Keys, limits: ClientConfig, retries: RetryConfig) -
         config["aws_endpoint_url_s3"] = root.endpoint
     if root.region:
         config["region"] = root.region
+    if env.lookup(_S3_UNSIGNED) is None and _is_encrypted(root):
+        config["unsigned_payload"] = True
     return S3Store(
         root.bucket,
         prefix=root.prefix or None,
@@ -72,6 +77,12 @@ def _s3(root: RootUrl, keys: Keys, limits: ClientConfig, retries: RetryConfig) -
         retry_config=retries,
         credential_provider=None if keys else _aws_profile(),
     )
+
+
+def _is_encrypted(root: RootUrl) -> bool:
+    """Whether TLS guards what is sent; else only the SHA-256 in a request's signature does."""
+    addresses = (root.endpoint, *map(env.lookup, _S3_ADDRESSES))
+    return not next(filter(None, addresses), "").startswith("http://")
 
 
 def _gcs(root: RootUrl, keys: Keys, limits: ClientConfig, retries: RetryConfig) -> GCSStore:

@@ -17,6 +17,8 @@ class ScriptedBucket:
     objects: dict[str, bytes] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)
     signed_by: set[str] = field(default_factory=set)
+    hashes: list[str] = field(default_factory=list)
+    """What each request said of its body."""
     url: str = ""
 
     def will_answer(self, *statuses: int, code: str = "Code") -> None:
@@ -33,6 +35,7 @@ class _Answers(BaseHTTPRequestHandler):
         key = self.path.partition("?")[0]
         self.bucket.asked.append((self.command, key))
         self.bucket.signed_by.add(self.headers.get("authorization", ""))
+        self.bucket.hashes.append(self.headers.get("x-amz-content-sha256", ""))
         if self.bucket.script:
             status, code = self.bucket.script.popleft()
             self._say(status, f"<Error><Code>{code}</Code><Message>why</Message></Error>".encode())

@@ -1,3 +1,4 @@
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,37 @@ def test_credentials_that_were_given_are_used_and_no_others(
     for text in ("s3://bucket", "gs://bucket", "az://files?account_name=a"):
         config = dict(build(RootUrl.parse(text), nobody, insists=False).config)
         assert config["skip_signature"] == "true"
+
+
+@pytest.mark.parametrize(
+    ("text", "variables", "unsigned"),
+    [
+        ("s3://bucket", {}, True),
+        ("s3://bucket?endpoint_url=https://minio:9000", {}, True),
+        ("s3://bucket?endpoint_url=http://minio:9000", {}, False),
+        ("s3://bucket", {"AWS_ENDPOINT_URL": "http://minio:9000"}, False),
+        ("s3://bucket", {"AWS_ENDPOINT_URL_S3": "http://minio:9000"}, False),
+        ("s3://bucket", {"AWS_ENDPOINT": "http://minio:9000"}, False),
+        ("s3://bucket?endpoint_url=https://a", {"AWS_ENDPOINT_URL": "http://b"}, True),
+        ("s3://bucket", {"AWS_UNSIGNED_PAYLOAD": "false"}, False),
+    ],
+)
+def test_bodies_are_hashed_for_signatures_only_where_nothing_else_guards_them(
+    text: str, variables: dict[str, str], unsigned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert (config_of(text).get("unsigned_payload") == "true") is unsigned
+
+
+def test_what_goes_over_plain_http_is_signed_unless_the_environment_says_otherwise(
+    bucket: ScriptedBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(bucket.url)
+    store.put("a", b"x")
+    monkeypatch.setenv("AWS_UNSIGNED_PAYLOAD", "true")
+    store.under("b").put("c", b"x")
+    assert bucket.hashes == [hashlib.sha256(b"x").hexdigest(), "UNSIGNED-PAYLOAD"]
 
 
 def test_retries_are_either_outside_or_inside() -> None:
