@@ -105,6 +105,8 @@ class Checkpointer:
         self._incoming: dict[str, Any] = {}
         """What is read, until all ranks have read theirs."""
         self._put_back: Callable[[], None] = _nothing
+        self._roomy: list[torch.optim.Optimizer] = []
+        """Optimizers that never took a step, and have room for what is read."""
         self.steps = 0
         """Steps the training has done, those before a restart too."""
 
@@ -248,22 +250,33 @@ class Checkpointer:
         saved = self._recall.newest(self._planned)
         if saved is None:
             self._put_back()
+            self._take_room_away()
             return None
+        self._roomy = []
         self._training.adopt(self._incoming)
         return self._restored(saved)
 
     def _planned(self, saved: Saved) -> Sequence[Order]:
         """What this rank has to read of it."""
         from spotfit.frameworks.torch.reading import Loading
+        from spotfit.frameworks.torch.room import give_room
         from spotfit.frameworks.torch.state import kept
 
+        self._take_room_away()
+        self._roomy = give_room(self._training, saved)
         self._incoming = self._training.state()
         if self._desk.begun_from is None:  # were it torn, nothing else would overwrite it
-            self._put_back = kept(self._incoming)
+            known = [one.state for one in self._training.optimizers if one not in self._roomy]
+            in_use = {**self._incoming, "optimizer": [list(state.values()) for state in known]}
+            self._put_back = kept(in_use)
         try:
             return Loading(self._incoming, saved).orders
         except pickle.UnpicklingError as strange:
             raise IntegrityError(f"Its values cannot be read: {strange}") from strange
+
+    def _take_room_away(self) -> None:
+        for optimizer in self._roomy:
+            optimizer.state.clear()
 
     def _restored(self, saved: Saved) -> Restored:
         from spotfit.frameworks.torch.shares import unplain
