@@ -136,16 +136,18 @@ def _drive(assignment: Assignment, zygotes: ZygoteKeeper, clock: Clock, opened: 
         scratch=scratch,
     )
     log.info("agent.up", agent=me, hub=net.hub, slots=assignment.slots, scratch=scratch)
-    _tick_to_the_end(agent, loop, notices)
+    _tick_to_the_end(agent, loop, net, notices)
     log.info("agent.done", agent=me, given_up=agent.given_up, drained=agent.drained)
     if agent.drained:
         return Exit.DRAINED
     return Exit.GIVEN_UP if agent.given_up else Exit.DONE
 
 
-def _tick_to_the_end(agent: Agent, loop: Loop, notices: Sequence[NoticeSource]) -> None:
+def _tick_to_the_end(
+    agent: Agent, loop: Loop, net: TlsNet, notices: Sequence[NoticeSource]
+) -> None:
     while (wake := agent.tick(loop.clock.now())) is not None:
-        wait_s = max(0.0, wake - loop.clock.now())
+        wait_s = 0.0 if net.waiting else max(0.0, wake - loop.clock.now())
         loop.turn(min(wait_s, _NOTICE_POLL_S) if notices else wait_s)
 
 

@@ -53,6 +53,11 @@ class TlsNet:
         events, self._events = self._events, []
         return events
 
+    @property
+    def waiting(self) -> bool:
+        """Whether something came since `events` was called last; of our own hub no wire tells."""
+        return bool(self._events)
+
     def close(self) -> None:
         """Listen and speak no more."""
         self.hang_up()

@@ -1,5 +1,6 @@
 """The agent's process: it ends with a code its scheduler can read, and leaves nothing behind."""
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -8,17 +9,22 @@ from pathlib import Path
 import pytest
 
 from spotfit.agent import driver
+from spotfit.agent.loop import Loop
+from spotfit.agent.net import TlsNet
 from spotfit.agent.zygote import ZygoteKeeper
 from spotfit.core.ids import AgentId, RunId, Token
+from spotfit.host.clocks import SystemClock
 from spotfit.ledger import keys
 from spotfit.ledger.run import Ledger
 from spotfit.model.events import FitEnded, FitStarted
 from spotfit.model.spec import RunSpec
+from spotfit.model.wire import Beat
 from spotfit.model.world import Member
 from spotfit.provision.launch import Assignment, Exit, Launch
 from spotfit.ship.sign import RunKey
 from spotfit.store.local import LocalStore
 from spotfit.store.opening import open_store
+from tests.unit.agent.wires import join_of, net_in
 
 RUN = RunId("r" * 32)
 
@@ -99,6 +105,32 @@ def test_a_fault_of_ours_is_a_crash_with_its_traceback(
     assert driver.serve(assignment(tmp_path / "run"), zygotes=keeper) == Exit.CRASHED
     assert "ZeroDivisionError" in capsys.readouterr().err
     assert list((tmp_path / "scratch").iterdir()) == []
+
+
+class Asking:
+    """An agent that leads itself: it says something to its own hub, then waits for long."""
+
+    def __init__(self, net: TlsNet) -> None:
+        self._net = net
+        self._ticks = 0
+
+    def tick(self, now: float) -> float | None:
+        self._net.events()
+        self._ticks += 1
+        if self._ticks == 1:
+            self._net.send_up(Beat())
+        return None if self._ticks > 2 else now + 60
+
+
+def test_what_our_own_hub_is_told_is_heard_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float | None] = []
+    monkeypatch.setattr(Loop, "turn", lambda _, timeout_s: waits.append(timeout_s))
+    with contextlib.closing(Loop(SystemClock())) as loop, contextlib.closing(net_in(loop)) as net:
+        net.dial(net.hub, join_of("a"))
+        driver._tick_to_the_end(Asking(net), loop, net, ())  # type: ignore[arg-type]
+    assert waits[0] == 0
+    assert waits[1] is not None
+    assert waits[1] > 1
 
 
 def test_a_member_says_where_it_is(tmp_path: Path) -> None:

@@ -176,10 +176,12 @@ def test_our_own_hub_needs_no_wire(loop: Loop, hub: TlsNet) -> None:
     hub.dial(hub.hub, join_of("b"))
     hub.send_up(Beat())
     hub.send_down(B, Halt(1))
+    assert hub.waiting
     assert hub.events() == [FromAgent(B, join_of("b")), FromAgent(B, Beat()), FromHub(Halt(1))]
     hub.dismiss(B)
     hub.send_up(Beat())
     assert [type(event) for event in hub.events()] == [HubLost]
+    assert not hub.waiting
 
 
 def test_a_port_that_is_taken_is_told_at_once(loop: Loop, hub: TlsNet) -> None:

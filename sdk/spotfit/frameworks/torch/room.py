@@ -93,4 +93,3 @@ def _place(weight: torch.Tensor, piece: Piece) -> torch.Tensor | None:
     if kind is torch.Tensor or (kind is DTensor and not piece.shape and weight.dim()):
         return torch.empty(piece.shape, dtype=dtype)
     return None
-
