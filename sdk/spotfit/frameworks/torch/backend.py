@@ -61,6 +61,7 @@ class Torch:
             "spotfit.frameworks.torch.arena",
             "spotfit.frameworks.torch.position",
             "spotfit.frameworks.torch.reading",
+            "spotfit.frameworks.torch.room",
         ),
     )
     beside_peers = True  # NCCL's way between two GPUs of a node needs both to be seen

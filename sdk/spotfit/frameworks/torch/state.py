@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
@@ -64,7 +65,10 @@ class Training(NamedTuple):
         set_model_state_dict(self.model, state["model"])
         if self.optimizers:
             set_optimizer_state_dict(
-                self.model, list(self.optimizers), optim_state_dict=state["optimizer"]
+                self.model,
+                list(self.optimizers),
+                optim_state_dict=state["optimizer"],
+                options=StateDictOptions(strict=False),  # of a weight that never learned
             )
         for name, other in self.others.items():
             other.load_state_dict(joined(**state["others"][name]))

@@ -1,0 +1,154 @@
+"""Optimizers that never took a step get back what they knew, and take none for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from spotfit.checkpoint.saved import InMemory, Saved
+from spotfit.checkpoint.segment import Segment
+from spotfit.checkpoint.snapshot import Index, chunks_of
+from spotfit.frameworks.torch.arena import Arena
+from spotfit.frameworks.torch.reading import load_into
+from spotfit.frameworks.torch.room import give_room
+from spotfit.frameworks.torch.shares import Shares, plain
+from spotfit.frameworks.torch.state import Training
+
+Make = Callable[[nn.Module], Optimizer]
+
+
+@pytest.fixture
+def _group(tmp_path: Path) -> Iterator[None]:
+    address = f"file://{tmp_path}/store"
+    dist.init_process_group("gloo", init_method=address, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def adam(model: nn.Module) -> Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.1)
+
+
+def factored(model: nn.Module) -> Optimizer:
+    """It keeps rows and columns of a weight, not its shape."""
+    return torch.optim.Adafactor(model.parameters())
+
+
+def twice(model: nn.Module) -> Optimizer:
+    """What it keeps lies in lists."""
+    return torch.optim.LBFGS(model.parameters())
+
+
+def training(make: Make, *, steps: int, unused: bool = False) -> Training:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 4))
+    if unused:
+        model.register_parameter("unused", nn.Parameter(torch.ones(5)))
+    optimizer = make(model)
+    return trained(Training(model, [optimizer]), steps)
+
+
+def trained(training: Training, steps: int) -> Training:
+    optimizer = training.optimizers[0]
+
+    def loss() -> Any:
+        optimizer.zero_grad()
+        loss = training.model(torch.ones(5, 3)).square().sum()
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        optimizer.step(loss)
+    return training
+
+
+def saved_of(training: Training, folder: Path) -> Saved:
+    share = Shares(0, lambda mine: [mine]).of(training.state())
+    arena = Arena([folder], lambda where: where / "segment")
+    arena.fit(share.pieces)
+    arena.take(share.tensors)
+    values, chunks = plain(share.values), chunks_of(share.pieces)
+    arena.finish(Index(0, 1, 2, share.pieces, share.leaves, values, chunks=chunks))
+    return Saved([InMemory(Segment.open(arena.path))])
+
+
+def restored(training: Training, saved: Saved) -> None:
+    state = training.state()
+    load_into(state, saved)
+    training.adopt(state)
+
+
+def told(training: Training) -> Any:
+    """All it knows, comparable."""
+    known = training.state()
+    return str({"model": known["model"], "optimizer": known["optimizer"]})
+
+
+@pytest.mark.parametrize("make", [adam, factored])
+def test_what_was_kept_is_read_into_its_place(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = training(make, steps=2)
+    saved = saved_of(before, tmp_path)
+    again = training(make, steps=0)
+    (optimizer,) = again.optimizers
+    monkeypatch.setattr(type(optimizer), "step", lambda *_, **__: 1 / 0)
+    assert give_room(again, saved) == [optimizer]
+    restored(again, saved)
+    monkeypatch.undo()
+    assert told(again) == told(before)
+    assert told(trained(again, 2)) == told(trained(before, 2))
+
+
+def test_a_weight_that_never_learned_has_nothing_to_get_back(tmp_path: Path) -> None:
+    """A step of nothing would make up what was never saved."""
+    before = training(adam, steps=2, unused=True)
+    saved = saved_of(before, tmp_path)
+    again = training(adam, steps=0, unused=True)
+    give_room(again, saved)
+    restored(again, saved)
+    assert told(again) == told(before)
+
+
+def test_who_has_learned_keeps_its_places(tmp_path: Path) -> None:
+    saved = saved_of(training(adam, steps=2), tmp_path)
+    again = training(adam, steps=1)
+    before = {id(value) for known in again.optimizers[0].state.values() for value in known.values()}
+    assert give_room(again, saved) == []
+    after = {id(value) for known in again.optimizers[0].state.values() for value in known.values()}
+    assert after == before
+
+
+def test_what_is_nested_only_its_optimizer_can_place(tmp_path: Path) -> None:
+    saved = saved_of(training(twice, steps=2), tmp_path)
+    again = training(twice, steps=0)
+    assert give_room(again, saved) == []
+    assert not again.optimizers[0].state
+
+
+@pytest.mark.usefixtures("_group")
+def test_shards_get_back_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sharded(steps: int) -> Training:
+        torch.manual_seed(3)
+        model = nn.Linear(3, 2)
+        fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (1,)))
+        return trained(Training(model, [adam(model)]), steps)
+
+    before = sharded(2)
+    saved = saved_of(before, tmp_path)
+    again = sharded(0)
+    monkeypatch.setattr(torch.optim.Adam, "step", lambda *_, **__: 1 / 0)
+    assert len(give_room(again, saved)) == 1
+    averages = [known["exp_avg"] for known in again.optimizers[0].state.values()]
+    assert all(type(average) is DTensor for average in averages)
+    restored(again, saved)
+    assert told(again) == told(before)
