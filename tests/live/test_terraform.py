@@ -35,6 +35,7 @@ pytestmark = [
 ]
 
 REGION, BUCKET, RUN = "eu-west-1", "runs-of-a-test", "s3://runs-of-a-test/runs/digits"
+MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 A_SERVER = """
 import sys
 from moto.core.config import default_user_config
@@ -129,6 +130,7 @@ def test_what_is_printed_is_a_profile_by_which_machines_are_rented(profile: Path
 def test_the_doctor_finds_all_in_order_and_the_bucket_closed_to_whoever_speaks_in_the_clear(
     profile: Path, environment: Mapping[str, str]
 ) -> None:
+    _push(AwsBatchOptions(**resolve("aws_batch", {})).image)
     words = [sys.executable, "-m", "spotfit.cli", "doctor", "--storage", f"s3://{BUCKET}/runs"]
     done = subprocess.run(
         words,
@@ -140,7 +142,20 @@ def test_the_doctor_finds_all_in_order_and_the_bucket_closed_to_whoever_speaks_i
     bad = [line for line in done.stdout.splitlines() if line.startswith("✗")]
     assert len(bad) == 1, done.stdout + done.stderr
     assert f"s3://{BUCKET}/runs can be written" in bad[0], "moto speaks HTTP, and we deny that"
-    assert "the queue spotfit-spot takes spot jobs" in done.stdout
+    for good in ("the queue spotfit-spot takes jobs", "rents spot machines", "the image is there"):
+        assert good in done.stdout
+
+
+def _push(image: str) -> None:
+    """Its manifest, as `docker push` leaves it."""
+    import boto3
+
+    repository, _, tag = image.partition("/")[2].partition(":")
+    config = {"digest": "sha256:0", "mediaType": "application/vnd.docker.container.image.v1+json"}
+    manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": []}
+    boto3.client("ecr").put_image(
+        repositoryName=repository, imageTag=tag, imageManifest=json.dumps(manifest)
+    )
 
 
 def test_agents_may_do_what_a_controller_may_and_write_runs(stack: Path) -> None:

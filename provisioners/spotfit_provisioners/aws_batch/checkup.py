@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from spotfit.core.errors import ConfigError, ProvisionPermissionError
 from spotfit.provision.checkup import Finding, Unseen, look
-from spotfit_provisioners.aws_batch.client import Account, BatchClient, caller, refuses
+from spotfit_provisioners.aws_batch.client import Account, BatchClient, caller, refuses, unanswered
 from spotfit_provisioners.aws_batch.options import AwsBatchOptions
 
 LOG_GROUP = "/aws/batch/job"
@@ -209,6 +209,8 @@ class _Examiner:
             ]
         except ProvisionPermissionError as refused:
             return Unseen(refused.what)
+        except unanswered() as trouble:
+            return Unseen(f"IAM does not tell: {str(trouble).splitlines()[0]}")
         if lacking := [(need, actions) for need, actions in denied if actions]:
             names = [action for _, actions in lacking for action in actions]
             raise ProvisionPermissionError(

@@ -210,6 +210,13 @@ def refuses(call: Callable[[], Any], what: str) -> None:
         return  # it was looked at, hence it was allowed
 
 
+def unanswered() -> tuple[type[Exception], ...]:
+    """What boto3 raises where AWS gave no answer, or none that can be read: it may pass."""
+    errors = need("botocore.exceptions", extra="aws")
+    parsers = need("botocore.parsers", extra="aws")
+    return (errors.BotoCoreError, errors.ClientError, parsers.ResponseParserError)
+
+
 def cheapest_usd_per_hour(region: str, instance_types: Sequence[str], endpoint: str) -> float:
     """The lowest present spot price of those instance types in the region; inf without any."""
     now = datetime.fromtimestamp(clocks.wall_ms() / 1000, UTC)

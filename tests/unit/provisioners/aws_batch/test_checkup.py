@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,6 +19,9 @@ from spotfit_provisioners.aws_batch.checkup import Who
 from spotfit_provisioners.aws_batch.provisioner import AwsBatchProvisioner
 
 pytest.importorskip("boto3")
+from botocore.exceptions import EndpointConnectionError
+from botocore.parsers import ResponseParserError
+
 pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
 
 AGENTS = f"arn:aws:iam::{ACCOUNT}:role/agents"
@@ -159,6 +163,20 @@ def test_who_may_not_ask_iam_tries_calls_that_come_to_nothing(sim: Simulator) ->
     assert {"agents may rent machines", "the agents' role can be taken on"} <= unseen
     assert not sim.cloud.memory.jobs
     assert not sim.cloud.memory.definitions
+
+
+def test_of_an_iam_that_gives_no_answer_nothing_is_held_to_be_wrong(
+    sim: Simulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor of one that answers what nobody can read, as some stand-ins for AWS do."""
+    nonsense = "Unable to parse response, invalid XML received:\n<!doctype html>"
+    for trouble in (ResponseParserError(nonsense), EndpointConnectionError(endpoint_url="iam")):
+        monkeypatch.setattr(calls.Account, "denied", Mock(side_effect=trouble))
+        findings = examined(sim)
+        assert not wrong(findings)
+        told = findings["agents may rent machines"]
+        assert (told.seen, told.found.count("\n")) == (False, 0)
+        assert sum(what.startswith("we have ") for what in findings) == 6, "so it is tried"
 
 
 def test_who_is_not_known_hears_of_it_and_of_what_nobody_needs_to_be_known_for(
