@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import io
 import queue
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from spotfit.core.errors import (
 )
 from spotfit.host import env
 from spotfit.host.extras import need
+from spotfit.provision.output import tail
 from spotfit_provisioners.skypilot.render import ENDPOINT, NO_LOCAL_SERVER
 from spotfit_provisioners.skypilot.states import Job
 
@@ -145,6 +147,16 @@ class SkyClient:
         with self._told_as_ours("cancel managed jobs"):
             self._answer(self._sky.jobs.cancel(job_ids=list(ids)))
 
+    def printed_by_job(self, id_: int, last: int) -> tuple[str, ...]:
+        """The last lines of its task, which the jobs controller keeps when the machine is gone."""
+        with self._told_as_ours("tell what a managed job printed"):
+            return self._printed(
+                last,
+                lambda to: self._sky.jobs.tail_logs(
+                    job_id=id_, follow=False, tail=last, output_stream=to
+                ),
+            )
+
     # --- clusters ----------------------------------------------------------------------------
 
     def launch_cluster(self, task: Mapping[str, Any]) -> str:
@@ -168,6 +180,7 @@ class SkyClient:
     def launches(self, cluster: str) -> list[Request]:
         """Of that cluster, the newest first, as far as the server remembers."""
         with self._told_as_ours("look at requests"):
+            self._sky.api_info()  # before it is told a version, the SDK warns of an old server
             told = self._sky.api_status(all_status=True, cluster_name=cluster)
         mine = [one for one in told if one.name == _LAUNCH and one.cluster_name == cluster]
         mine.sort(key=lambda one: -float(one.created_at))
@@ -194,6 +207,22 @@ class SkyClient:
             except Exception as wrong:
                 if not _is(wrong, _NOT_THERE):
                     raise
+
+    def printed_by_cluster(self, cluster: str, last: int) -> tuple[str, ...]:
+        """The last lines of its task, which go with it; none of one that is not there, or not
+        yet."""
+        with self._told_as_ours("tell what a cluster printed"):
+            try:
+                return self._printed(
+                    last,
+                    lambda to: self._sky.tail_logs(
+                        cluster, job_id=None, follow=False, tail=last, output_stream=to
+                    ),
+                )
+            except Exception as wrong:
+                if not _is(wrong, _NOT_THERE, _NOT_UP):
+                    raise
+                return ()
 
     # --- requests ----------------------------------------------------------------------------
 
@@ -222,23 +251,32 @@ class SkyClient:
     def _task(self, body: Mapping[str, Any]) -> Any:
         return self._sky.Task.from_yaml_config(msgspec.json.decode(msgspec.json.encode(body)))
 
+    def _printed(self, last: int, print_to: Callable[[io.StringIO], object]) -> tuple[str, ...]:
+        said = io.StringIO()
+        self._in_time("told what was printed", lambda: print_to(said))
+        return tail(_COLOURS.sub("", said.getvalue()), last)
+
     def _answer(self, request: str) -> Any:
+        """What the server has to say."""
+        return self._in_time(f"done request {request}", lambda: self._sky.get(request))
+
+    def _in_time(self, what: str, ask: Callable[[], Any]) -> Any:
         """What the server has to say, if it does so in time: the SDK itself waits for ever."""
         answers: queue.Queue[tuple[Any, Exception | None]] = queue.Queue()
         context = contextvars.copy_context()
 
-        def ask() -> None:
+        def answer() -> None:
             try:
-                answers.put((context.run(self._sky.get, request), None))
+                answers.put((context.run(ask), None))
             except Exception as wrong:  # noqa: BLE001  # raised again by who waits
                 answers.put((None, wrong))
 
-        threading.Thread(target=ask, name="skypilot", daemon=True).start()
+        threading.Thread(target=answer, name="skypilot", daemon=True).start()
         try:
             told, wrong = answers.get(timeout=self._patience_s)
         except queue.Empty as late:
             raise MachineError(
-                f"SkyPilot's API server has not done request {request} in {self._patience_s:.0f} s."
+                f"SkyPilot's API server has not {what} in {self._patience_s:.0f} s."
             ) from late
         if wrong is not None:
             raise wrong

@@ -19,6 +19,7 @@ from spotfit.model.group import (
 from spotfit.provision.api import Refusal, Traits
 from spotfit.provision.checkup import Finding, look
 from spotfit.provision.launch import Launch
+from spotfit.provision.output import Said
 from spotfit_provisioners.skypilot import render, states
 from spotfit_provisioners.skypilot.client import SkyClient
 from spotfit_provisioners.skypilot.options import SkyPilotOptions
@@ -58,6 +59,7 @@ class SkyPilotProvisioner:
             requeues_itself=self.options.via == "jobs",
             observe_s=20.0,
             notices=("machine", "signal"),
+            keeps_output=True,
         )
 
     def plan(self, request: GroupRequest) -> GroupPlan:
@@ -93,6 +95,17 @@ class SkyPilotProvisioner:
             self._client.abort(under_way)
         for name in self._client.clusters(names):
             self._client.take_down(name)
+
+    def said(self, handle: GroupHandle, node: int, *, last: int) -> list[Said]:
+        """A managed job's by its controller, which keeps those of the last machine it had; a
+        cluster's as long as it is there."""
+        name = render.name(Token(handle.name), node)
+        if handle.detail["via"] == "clusters":
+            lines = self._client.printed_by_cluster(name, last)
+            return [Said(f"sky logs {name}", lines)] if lines else []
+        jobs = [job.id for job in self._client.jobs(name) if job.name == name]
+        told = {f"sky jobs logs {job}": self._client.printed_by_job(job, last) for job in jobs}
+        return [Said(where, lines) for where, lines in told.items() if lines]
 
     def examine(self, storage: str = "") -> Iterator[Finding]:
         """The API server, the clouds it has access to, and whether any has such a machine."""

@@ -15,6 +15,7 @@ from spotfit.core.errors import ProvisionError
 from spotfit.core.ids import RunId, Token
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatus, NodeState
 from spotfit.provision.launch import Launch
+from spotfit.provision.output import Said
 from spotfit_provisioners.skypilot.client import Failure, Request, SkyClient
 from spotfit_provisioners.skypilot.provisioner import SkyPilotProvisioner
 from spotfit_provisioners.skypilot.states import Job
@@ -37,6 +38,8 @@ class Server(SkyClient):
     failure: Failure = NO_ROOM
     late: list[Job] = field(default_factory=list)
     """Jobs that somebody else launches while we wait for ours."""
+    printed: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """By jobs, by their ids, and by clusters, by their names."""
 
     def server(self) -> str:
         return "version 0"
@@ -93,6 +96,12 @@ class Server(SkyClient):
 
     def take_down(self, cluster: str) -> None:
         del self.up[cluster]
+
+    def printed_by_job(self, id_: int, last: int) -> tuple[str, ...]:
+        return self.printed.get(str(id_), ())[-last:]
+
+    def printed_by_cluster(self, cluster: str, last: int) -> tuple[str, ...]:
+        return self.printed.get(cluster, ())[-last:]
 
 
 @pytest.fixture
@@ -199,6 +208,19 @@ def test_a_group_nobody_remembers_is_gone(server: Server) -> None:
     by(server).cancel(handle)
 
 
+def test_what_a_job_printed_is_asked_of_its_controller_and_of_no_other_job(server: Server) -> None:
+    provisioner = by(server)
+    handle = submitted(provisioner)
+    server.queue += [Job(3, "t-1-10", "RUNNING"), Job(4, "t-1-1", "CANCELLED")]
+    server.printed = {"2": ("one", "two", "three"), "3": ("another's",), "4": ("asked twice",)}
+    assert provisioner.said(handle, 1, last=2) == [
+        Said("sky jobs logs 2", ("two", "three")),
+        Said("sky jobs logs 4", ("asked twice",)),
+    ]
+    assert provisioner.said(handle, 0, last=2) == []
+    assert provisioner.traits.keeps_output
+
+
 # ── clusters ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -226,6 +248,14 @@ def test_a_cluster_that_could_not_be_launched_says_why(server: Server) -> None:
     status = provisioner.observe(handle)
     assert lives(status) == [NodeState.WAITING, NodeState.FAILED]
     assert (status.nodes[1].reason, status.refusal) == ("FAILED: the setup failed", "")
+
+
+def test_what_a_cluster_printed_is_told_while_it_is_there(server: Server) -> None:
+    provisioner = by(server, via="clusters")
+    handle = submitted(provisioner)
+    server.printed = {"t-1-1": ("one", "two")}
+    assert provisioner.said(handle, 1, last=1) == [Said("sky logs t-1-1", ("two",))]
+    assert provisioner.said(handle, 0, last=1) == []
 
 
 def test_a_cluster_nobody_remembers_is_gone(server: Server) -> None:
