@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import zlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,11 +16,10 @@ from spotfit.checkpoint.segment import Segment
 from spotfit.checkpoint.snapshot import Chunk, index_file, write_index
 from spotfit.core.codec import decoder, encode
 from spotfit.store.api import Store
+from spotfit.store.marks import mark_of
 from spotfit.store.transfer import FileRecord
 
 _AT_ONCE = 4
-_CACHED_BYTES = 2**18
-"""So much stays in a processor's cache until the second of two sums has been taken of it."""
 
 
 class SnapshotParcel(msgspec.Struct, frozen=True, tag="snapshot"):
@@ -59,13 +57,12 @@ class Brought:
         self._known[manifest.rank] = manifest
 
     def shared_by(self, store: Store, base: str, rank: int) -> dict[str, FileRecord]:
-        """Chunks of that checkpoint, by hash."""
+        """Chunks of that checkpoint, by mark."""
         last = self._known.get(rank)
         parts = (
             (last,) if last and last.name == base else newest_complete(manifests_of(store, base))
         )
-        files = [file for part in parts for file in _placed(part)]
-        return {file.sha256: file for file in files if file.name.startswith("chunks/")}
+        return {file.mark: file for part in parts for file in _placed(part) if file.mark}
 
 
 def bring_snapshot(store: Store, parcel: SnapshotParcel, known: Brought | None = None) -> Manifest:
@@ -82,8 +79,8 @@ def bring_snapshot(store: Store, parcel: SnapshotParcel, known: Brought | None =
 
         def send(chunk: Chunk) -> Chunk:
             piece = body[chunk.start : chunk.end]
-            sent = _marked(chunk, piece)
-            if found := there.get(sent.sha256):
+            sent = replace(chunk, mark=mark_of(piece))
+            if found := there.get(sent.mark):
                 return replace(sent, at=found.at)
             store.put(f"{part.folder}/{sent.file}", piece)
             return sent
@@ -102,20 +99,10 @@ def bring_snapshot(store: Store, parcel: SnapshotParcel, known: Brought | None =
     return manifest
 
 
-def _marked(chunk: Chunk, body: memoryview) -> Chunk:
-    """With its hash and its check sum; the bytes come from memory only once for both."""
-    named, crc32 = hashlib.sha256(), 0
-    for at in range(0, len(body), _CACHED_BYTES):
-        few = body[at : at + _CACHED_BYTES]
-        named.update(few)
-        crc32 = zlib.crc32(few, crc32)
-    return replace(chunk, sha256=named.hexdigest(), crc32=crc32)
-
-
 def _records(chunks: Iterable[Chunk]) -> Iterable[FileRecord]:
     """Each file once, though several chunks may hold the same."""
     named = {
-        chunk.file: FileRecord(chunk.file, chunk.size_bytes, chunk.sha256, chunk.at)
+        chunk.file: FileRecord(chunk.file, chunk.size_bytes, "", chunk.at, chunk.mark)
         for chunk in chunks
     }
     return named.values()

@@ -21,7 +21,7 @@ from spotfit.host import dice
 from spotfit.store.api import Store
 from spotfit.store.filesystem import store_on
 from spotfit.store.opening import in_arrow, open_store
-from spotfit.store.transfer import FileRecord, download_tree
+from spotfit.store.transfer import FileRecord, differs, download_tree
 from spotfit.store.url import RootUrl, checked_key
 
 METADATA = ".metadata.json"
@@ -204,9 +204,9 @@ class Checkpoint(metaclass=_Named):
             download_tree(self._store, self._folder, directory)
             return
         files = self._checked_files()
-        download_tree(self._store, self._folder, directory, [one for one in files if one.sha256])
+        download_tree(self._store, self._folder, directory, [one for one in files if one.tells])
         for record in files:
-            if not record.sha256:
+            if not record.tells:
                 self._fetch(record, directory)
         if noted := self.get_metadata():
             (directory / METADATA).write_bytes(msgspec.json.encode(noted))
@@ -320,15 +320,8 @@ def _check(directory: Path, files: Sequence[FileRecord]) -> None:
         path = directory / record.name
         if not path.is_file():
             raise _broken(str(directory), record, "is missing")
-        if path.stat().st_size != record.size_bytes or _differs(path, record):
+        if path.stat().st_size != record.size_bytes or differs(path, record):
             raise _broken(str(directory), record, "is not what was reported")
-
-
-def _differs(path: Path, record: FileRecord) -> bool:
-    if not record.sha256:
-        return False
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() != record.sha256
 
 
 def _broken(place: str, record: FileRecord, how: str) -> IntegrityError:

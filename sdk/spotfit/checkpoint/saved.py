@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +15,7 @@ from spotfit.checkpoint.segment import Segment
 from spotfit.checkpoint.snapshot import Chunk, Index, Piece, index_file, read_index, write_index
 from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError
 from spotfit.store.api import Store
+from spotfit.store.marks import mark_of
 from spotfit.store.transfer import FileRecord
 
 AT_ONCE = 8
@@ -222,8 +222,8 @@ def _holds(body: memoryview, size_bytes: int, chunk: Chunk) -> bool:
     """Whether that is the chunk; `size_bytes` is how many its file has."""
     if size_bytes != chunk.size_bytes:
         return False
-    if chunk.crc32 is not None:
-        return zlib.crc32(body) == chunk.crc32
+    if chunk.mark:
+        return mark_of(body) == chunk.mark
     return hashlib.sha256(body).hexdigest() == chunk.sha256
 
 

@@ -1,7 +1,7 @@
 """A snapshot: what one rank keeps of the training at one step, as bytes and an index of them.
 
 The bytes are pieces of tensors, one after the other. In memory they lie in a segment, in the bucket
-in chunks named by their hash, which later snapshots may share. No framework is needed to read them.
+in chunks named by their mark, which later snapshots may share. No framework is needed to read them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from spotfit.core.codec import UNREADABLE, decoder, encode
 from spotfit.core.errors import ConfigError, IntegrityError
 
-FORMAT = 1
+FORMAT = 2
 """Goes up when a reader of today could not read what is written then."""
 CHUNK_BYTES = 32 * 2**20
 """No chunk is bigger."""
@@ -53,16 +53,17 @@ class Chunk(msgspec.Struct, frozen=True, omit_defaults=True):
 
     start: int
     size_bytes: int
-    sha256: str = ""
+    mark: str = ""
+    """By which these bytes are known again (`store.marks`)."""
     at: str = ""
     """The checkpoint's folder that holds it, if not the snapshot's own."""
-    crc32: int | None = None
-    """Finds damage at a fraction of what the hash costs."""
+    sha256: str = ""
+    """What chunks of format 1 have in place of the mark."""
 
     @property
     def file(self) -> str:
         """Its name below that folder."""
-        return f"chunks/{self.sha256}"
+        return f"chunks/{self.mark or self.sha256}"
 
     @property
     def end(self) -> int:
@@ -86,7 +87,7 @@ class Index(msgspec.Struct, frozen=True, omit_defaults=True):
     consumed: int = 0
     """Samples all ranks together have taken in this epoch."""
     chunks: tuple[Chunk, ...] = ()
-    """All bytes, in order; their hashes are known once they are in the bucket."""
+    """All bytes, in order; their marks are known once they are in the bucket."""
     format: int = FORMAT
 
     @property

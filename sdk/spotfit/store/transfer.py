@@ -15,6 +15,7 @@ import msgspec
 
 from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError, StoreError
 from spotfit.store.api import Store
+from spotfit.store.marks import mark_of
 from spotfit.store.parts import appearing
 from spotfit.store.url import PART_NAME, checked_key
 
@@ -30,13 +31,20 @@ _AT_ONCE: Sequence[tuple[float, int]] = ((SMALL_BYTES, MOST_AT_ONCE), (BIG_BYTES
 
 
 class FileRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One file of a directory: its name below it with '/', its size, its SHA-256 in hex."""
+    """One file of a directory: its name below it with '/', its size, its SHA-256 in hex or ''."""
 
     name: str
     size_bytes: int
     sha256: str
     at: str = ""
     """Whose folder it lies in, if not its own directory's: it was there already and is shared."""
+    mark: str = ""
+    """Of a snapshot's chunk, in place of the SHA-256 (`store.marks`)."""
+
+    @property
+    def tells(self) -> bool:
+        """Whether it tells more of what is in the file than how long it is."""
+        return bool(self.sha256 or self.mark)
 
 
 def upload_tree(
@@ -111,6 +119,13 @@ def download_tree(
             _fetch(store, f"{folder}/{name}", part, record)
 
     _each(sizes, fetch, workers=workers)
+
+
+def differs(path: Path, record: FileRecord) -> bool:
+    """Whether the file holds something else than the record tells."""
+    if record.mark:
+        return mark_of(path.read_bytes()) != record.mark
+    return bool(record.sha256) and _digest(path) != record.sha256
 
 
 def fetched(store: Store, key: str) -> bytes:
@@ -222,7 +237,7 @@ def _fetch(store: Store, key: str, part: Path, record: FileRecord | None) -> Non
         raise IntegrityError(f"{key} is missing in {store.url}.") from error
     if record is not None and not _is(part, record):
         raise IntegrityError(
-            f"{key} in {store.url} is not what was uploaded: its size or SHA-256 differs.",
+            f"{key} in {store.url} is not what was uploaded: its size or hash differs.",
             do="It was damaged or replaced; use another checkpoint.",
             name=record.name,
         )
@@ -254,7 +269,8 @@ def _lane(lanes: Iterable[tuple[float, ThreadPoolExecutor]], size_bytes: int) ->
 
 def _is(path: Path, record: FileRecord) -> bool:
     try:
-        return path.stat().st_size == record.size_bytes and _digest(path) == record.sha256
+        same_size = path.stat().st_size == record.size_bytes
+        return same_size and record.tells and not differs(path, record)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return False
 

@@ -82,7 +82,14 @@ def test_it_is_a_checkpoint_as_any_other(tmp_path: Path) -> None:
         sizes = [path.stat().st_size for path in Path(directory, "chunks").iterdir()]
         assert Path(directory, "index-0.json").exists()
     assert sizes == [BIG, BIG]
-    store.delete(f"a/{open_saved(store, 'a').parts[0].index.chunks[0].file}")  # type: ignore[union-attr]
+    shared = f"a/{open_saved(store, 'a').parts[0].index.chunks[0].file}"  # type: ignore[union-attr]
+    store.put(shared, bytes_of(9, BIG))
+    with (
+        pytest.raises(IntegrityError, match="chunks/"),
+        open_committed(store, "b").as_directory(),
+    ):
+        pass
+    store.delete(shared)
     with pytest.raises(IntegrityError, match="chunks/"):
         check_present(store, "b")
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from spotfit.checkpoint.saved import (
     InMemory,
@@ -17,7 +19,7 @@ from spotfit.checkpoint.saved import (
     open_saved,
 )
 from spotfit.checkpoint.segment import Segment
-from spotfit.checkpoint.snapshot import CHUNK_BYTES
+from spotfit.checkpoint.snapshot import CHUNK_BYTES, write_index
 from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.store.memory import MemoryStore
 from tests.unit.checkpoint.kept import part
@@ -77,6 +79,22 @@ def test_harm_to_any_object_is_found(tmp_path: Path, harm: str) -> None:
             everything_in(opened(store))
         store.put(found.key, whole)
     assert everything_in(opened(store)) == [BODIES]
+
+
+def test_what_was_saved_before_there_were_marks_is_read(tmp_path: Path) -> None:
+    """Format 1 had chunks with the SHA-256 of each."""
+    index = Segment.open(filled(tmp_path / "s", [BODIES[1]])).index()
+    store = MemoryStore()
+    chunks = [
+        replace(chunk, sha256=hashlib.sha256(BODIES[1]).hexdigest()) for chunk in index.chunks
+    ]
+    for chunk in chunks:
+        store.put(f"a/chunks/{chunk.sha256}", BODIES[1])
+    store.put("a/index-0.json", write_index(replace(index, chunks=tuple(chunks), format=1)))
+    assert everything_in(open_folder(store, "a")) == [[BODIES[1]]]
+    store.put(f"a/{chunks[0].file}", bytes_of(9, BIG))
+    with pytest.raises(IntegrityError, match="is not what was saved"):
+        everything_in(open_folder(store, "a"))
 
 
 def test_a_checkpoint_of_the_users_own_is_none(tmp_path: Path) -> None:
