@@ -57,6 +57,13 @@ def expected_slots(view: View, watch: Watch) -> int:
     )
 
 
+def too_few(view: View, watch: Watch) -> bool:
+    """Whether the run needs more workers, at least, than have a place or will have one."""
+    assert view.spec is not None
+    here = sum(seat.member.slots for seat in usable_seats(view, watch))
+    return here + expected_slots(view, watch) < max(1, view.spec.workers_min)
+
+
 def missing_workers(view: View, watch: Watch) -> int:
     """How many more workers the run wants than it has or has asked for.
 

@@ -78,7 +78,7 @@ def _end_on_trouble(view: View, watch: Watch, now: float) -> Iterator[Action]:
     if view.training_ended is not None:
         return
     why = view.final_refusal or capacity.hopeless(view)
-    if why is not None and view.round is None:
+    if why is not None and view.round is None and capacity.too_few(view, watch):
         yield Write(FitEnded("failed", why, Blame.PLATFORM, metrics=watch.metrics))
     usable = capacity.usable_seats(view, watch)
     unable = next((seat.unable for seat in usable if seat.unable is not None), None)
@@ -212,10 +212,11 @@ def _until_surveyed(view: View, watch: Watch, now: float) -> Wait:
 
 
 def _order(view: View, watch: Watch, now: float) -> Iterator[Action]:
-    """Ask for what is missing, but not while those of the last round may still come back."""
+    """Ask for what is missing, but not while those of the last round may still come back, nor
+    whoever has said no for good: the run then lives on what it has."""
     assert view.spec is not None
     missing = capacity.missing_workers(view, watch)
-    if missing <= 0 or _is_over(view):
+    if missing <= 0 or _is_over(view) or view.final_refusal is not None:
         return
     asked_at = capacity.may_ask_at(view, watch)
     if now < asked_at:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from spotfit.checkpoint.manifest import Manifest
 from spotfit.core.codec import encode
-from spotfit.core.errors import StoreError, StorePermissionError
+from spotfit.core.errors import QuotaError, StoreError, StorePermissionError
 from spotfit.core.ids import Token
 from spotfit.ledger import keys
 from spotfit.model.events import (
@@ -21,6 +21,7 @@ from spotfit.model.events import (
     LeaderElected,
     NodeLost,
     Noticed,
+    Refused,
     Released,
     RoundClosed,
     RoundOpened,
@@ -30,6 +31,7 @@ from spotfit.model.events import (
     ValidationBegun,
     ValidationEnded,
 )
+from spotfit.model.group import NodeState, NodeStatus
 from spotfit.model.spec import Limits, ValidationSpec
 from spotfit.model.wire import (
     Assessed,
@@ -465,6 +467,28 @@ def test_a_caller_from_another_run_is_turned_away() -> None:
     said = [getattr(event, "message", event) for event in caller.net.events()]
     assert said[0] == Rejected("other_run")
     assert world.view.round is not None, "and disturbs nobody"
+
+
+def test_who_is_told_no_for_good_asks_no_more_and_lives_on_what_there_is() -> None:
+    """A machine on its last life is replaced while it works, but not at any price."""
+    world = World(limits=Limits(worker=-1))
+    world.boots = False
+    world.until(lambda: world.cloud.groups)
+    (token,) = world.cloud.groups
+    world.cloud.groups[token][0] = NodeStatus(NodeState.RUNNING, last=True)
+    world.run(1.0)
+    world.cloud.answers = [QuotaError("0 of 0")] * 99
+    world.boot(token, 0)
+    world.boot(token, 1)
+    world.until(lambda: world.all_of(Refused))
+    world.run(30.0)
+    assert len(world.all_of(Refused)) == 1
+    assert world.all_of(RoundClosed) == []
+    world.fail(0)
+    world.until(lambda: world.training and world.view.round and world.view.round.number == 2)
+    world.kill(world.holder(0))
+    world.until(lambda: world.view.ended)
+    assert world.last(FitEnded).why == "0 of 0"
 
 
 # --- machines that announce their end ------------------------------------------------------------

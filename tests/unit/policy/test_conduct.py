@@ -171,7 +171,7 @@ def test_a_machine_that_leaves_without_a_place_is_given_up() -> None:
 
 def test_machines_that_die_at_birth_again_and_again_end_the_run() -> None:
     assert isinstance(conduct(a_view(stillborn=40), a_watch(), NOW), Write)
-    event = written(a_view(stillborn=41), a_watch())
+    event = written(a_view(stillborn=41, groups={}), a_watch(seats={}))
     assert isinstance(event, FitEnded)
     assert event.why == "41 machines in a row ended before their agents could join"
 
@@ -375,9 +375,17 @@ def test_a_callback_that_raised_ends_the_run() -> None:
 
 
 def test_a_final_refusal_ends_the_run_once_no_round_is_open() -> None:
-    refused = a_view(final_refusal="no quota")
-    assert written(refused, a_watch()) == FitEnded("failed", "no quota", Blame.PLATFORM)
+    refused = a_view(final_refusal="no quota", groups={})
+    alone = a_watch(seats=seats(a_seat(0)))
+    assert written(refused, alone) == FitEnded("failed", "no quota", Blame.PLATFORM)
     assert isinstance(conduct(replace(OPEN, final_refusal="x"), a_watch(seats=BUSY), NOW), Wait)
+
+
+@pytest.mark.parametrize("wrong", [{"final_refusal": "no quota"}, {"stillborn": 99}])
+def test_whoever_has_its_machines_goes_on_though_there_are_no_more(wrong: dict[str, Any]) -> None:
+    assert isinstance(written(a_view(**wrong), a_watch()), RoundOpened)
+    alone = a_watch(seats=seats(a_seat(0)))
+    assert isinstance(conduct(a_view(**wrong), alone, NOW), Wait), "the other one still boots"
 
 
 def test_a_broken_budget_ends_the_run_with_the_workers_errors() -> None:
