@@ -105,6 +105,8 @@ class _Examiner:
         """Raises `ProvisionPermissionError` for an account or QOS that is not ours."""
         if not self._settings.get("AccountingStorageType", "").endswith("slurmdbd"):
             return "the cluster keeps no accounts"
+        if "associations" not in self._settings.get("AccountingStorageEnforce", "").lower():
+            return "the cluster lets everybody in, whatever account is named"
         ours = self._slurm.associations()
         account, qos = self._options.account, self._options.qos
         mine = [one for one in ours if account in ("", one[0])]

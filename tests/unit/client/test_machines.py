@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from spotfit.client import machines
 from spotfit.client.machines import ALL, last_words, machines_of, printed
-from spotfit.core.errors import ConfigError, ProvisionError
+from spotfit.core.errors import ConfigError, ProvisionError, TransientStoreError
 from spotfit.core.ids import Token
 from spotfit.ledger.run import Ledger
-from spotfit.model.events import Blame, Event, FitStarted, Intended, NodeLost, Submitted
+from spotfit.model.events import Blame, Event, FitEnded, FitStarted, Intended, NodeLost, Submitted
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
 from spotfit.provision.output import Said
 from spotfit.store.opening import open_store
@@ -32,12 +33,13 @@ class Backend:
 
     name = "backend"
 
-    def __init__(self, *, keeps: bool = True, fails: bool = False) -> None:
-        self.traits = SimpleNamespace(keeps_output=keeps)
-        self.fails = fails
+    def __init__(self) -> None:
+        self.traits = SimpleNamespace(keeps_output=True)
+        self.silent: set[int] = set()
+        """Nodes that cannot be asked."""
 
     def said(self, handle: GroupHandle, node: int, *, last: int) -> list[Said]:
-        if self.fails:
+        if node in self.silent:
             raise ProvisionError("nobody is at home")
         if handle.token == SECOND:
             return []
@@ -72,7 +74,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Backend:
 
 
 def test_every_machine_has_the_name_that_the_story_gives_it(ledger: Ledger) -> None:
-    assert list(machines_of(ledger.store).handles) == ["t-1/0", "t-1/1", "t-2/0"]
+    assert list(machines_of(ledger.store).known) == ["t-1/0", "t-1/1", "t-2/0"]
 
 
 @pytest.mark.parametrize("which", ["t-1/1", "1"])
@@ -109,15 +111,45 @@ def test_last_words_are_of_those_who_never_spoke_in_the_bucket(ledger: Ledger) -
     ]
 
 
-def test_who_cannot_be_asked_keeps_no_error_from_being_told(
+def test_who_cannot_be_asked_keeps_neither_the_others_nor_an_error_from_being_told(
     ledger: Ledger, backend: Backend
 ) -> None:
-    backend.fails = True
+    backend.silent = {0}
+    told = list(printed(ledger.store, ALL, last=5))
+    assert told[0] == "(t-1/0: cannot be told: nobody is at home)"
+    assert "(t-1/1) that is all" in told
+    assert last_words(ledger) == "", "the only one that never spoke"
+
+
+def test_a_bucket_that_does_not_answer_keeps_no_error_from_being_told(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "offers", Mock(side_effect=TransientStoreError("no answer")))
     assert last_words(ledger) == ""
+
+
+def test_each_is_asked_of_the_backend_that_its_own_fit_used(
+    ledger: Ledger, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later fit has its own machines, and its failure its own reasons."""
+    asked: list[str] = []
+
+    def opened(name: str, _options: dict[str, Any]) -> Backend:
+        asked.append(name)
+        return backend
+
+    monkeypatch.setattr(machines, "open_provisioner", opened)
+    ledger.append(FitEnded("failed", "no"), after=ledger.catch_up())
+    elsewhere = a_spec(fit_id="f2", provisioner="elsewhere")
+    ledger.append(FitStarted(elsewhere), after=ledger.catch_up())
+    assert last_words(ledger) == ""
+    list(printed(ledger.store, ALL, last=5))
+    assert asked == [a_spec().provisioner] * 3
 
 
 def test_a_backend_that_keeps_nothing_says_so(ledger: Ledger, backend: Any) -> None:
     backend.traits.keeps_output = False
-    [told] = printed(ledger.store, ALL, last=5)
-    assert "keeps nothing" in told
-    assert "nothing is told" in last_words(ledger)
+    told = list(printed(ledger.store, ALL, last=5))
+    assert len(told) == 3
+    assert all("keeps nothing" in line for line in told)
+    assert "keeps nothing" in last_words(ledger)

@@ -138,6 +138,27 @@ def test_what_becomes_of_a_preempted_task(mode: str, settings: dict[str, str], t
     assert told in examiner._comes_back("")
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"AccountingStorageType": "accounting_storage/none"}, "keeps no accounts"),
+        ({"AccountingStorageType": "accounting_storage/slurmdbd"}, "lets everybody in"),
+        (
+            {
+                "AccountingStorageType": "accounting_storage/slurmdbd",
+                "AccountingStorageEnforce": "none",
+            },
+            "lets everybody in",
+        ),
+    ],
+)
+def test_where_nobody_asks_for_an_account_none_is_missing(
+    settings: dict[str, str], told: str
+) -> None:
+    examiner = checkup._Examiner(SlurmOptions(), Told({}, settings))  # type: ignore[arg-type]
+    assert told in str(examiner._charged())
+
+
 @pytest.mark.parametrize("mode", ["SUSPEND", "GANG,SUSPEND"])
 def test_a_task_that_would_be_stopped_and_kept_is_a_trap(mode: str) -> None:
     examiner = checkup._Examiner(SlurmOptions(), Told({"PreemptMode": mode}, {}))  # type: ignore[arg-type]
