@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -123,6 +123,16 @@ def _certified() -> tuple[str, str]:
     (folder / "certificate").write_bytes(certificate.public_bytes(pem))
     (folder / "key").write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
     return str(folder / "certificate"), str(folder / "key")
+
+
+def narrowed(server: Server, gbit: float) -> Server:
+    """The same to a machine that gets so many gigabits a second from it, all together."""
+    there = urlsplit(server.address)
+    command = [sys.executable, str(Path(__file__).with_name("narrow.py")), there.netloc]
+    wire = subprocess.Popen([*command, "--gbit", str(gbit)], stdout=subprocess.PIPE, text=True)
+    atexit.register(wire.kill)
+    assert wire.stdout is not None
+    return replace(server, address=f"{there.scheme}://127.0.0.1:{int(wire.stdout.readline())}")
 
 
 def _wait_for(port: int) -> None:

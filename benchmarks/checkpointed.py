@@ -31,11 +31,11 @@ WARM_UP = 2
 class Training:
     """Weights and Adam's state, and a step that changes all of them."""
 
-    def __init__(self, prepared: Callable[[torch.nn.Module], Any], rank: int) -> None:
+    def __init__(self, prepared: Callable[[torch.nn.Module], Any], rank: int, layers: int) -> None:
         torch.set_num_threads(1)
         torch.manual_seed(rank)
-        layers = [torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
-        self.model = prepared(torch.nn.Sequential(*layers))
+        linear = [torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)]
+        self.model = prepared(torch.nn.Sequential(*linear))
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-4)
         self._inputs = torch.rand(8, WIDTH)
 
@@ -89,7 +89,7 @@ def alternately(sides: Sequence[str], pairs: int) -> Iterator[tuple[int, str]]:
 
 def saves(config: dict[str, Any]) -> list[dict[str, float]]:
     """Standstills, and what comes after ours until it is committed; rank 0's readings come back."""
-    rank, training = _begun()
+    rank, training = _begun(config)
     ckpt = _checkpointer(training, every="at_notice")
     copies = [tensor.clone() for tensor in training.tensors]
     raw = _raw(config)
@@ -119,7 +119,7 @@ def saves(config: dict[str, Any]) -> list[dict[str, float]]:
 
 def stalls(config: dict[str, Any]) -> list[float]:
     """Ours alone, each save after the commit of the one before."""
-    _, training = _begun()
+    _, training = _begun(config)
     ckpt = _checkpointer(training, every="at_notice")
     found = []
     for _ in range(config["saves"] + WARM_UP):
@@ -175,13 +175,13 @@ def _saved_by_dcp(training: Training, path: Path, own: Any) -> float:
 
 def one_save(config: dict[str, Any]) -> None:
     """What `restores` goes on from."""
-    _, training = _begun()
+    _, training = _begun(config)
     _saved(_checkpointer(training, every="at_notice"))
 
 
 def restores(config: dict[str, Any]) -> list[dict[str, float]]:
     """Every rank needs all of it; obstore alone fetches it once, each rank a share."""
-    rank, training = _begun()
+    rank, training = _begun(config)
     ckpt = _checkpointer(training, every="at_notice")
     raw = _raw(config)
     names = [one["path"] for page in raw.list() for one in page if "/chunks/" in one["path"]]
@@ -207,17 +207,18 @@ def _restore_from_bucket(ckpt: Any) -> None:
 
 def killed(config: dict[str, Any]) -> None:
     """A worker dies after every save; every second time all that was in memory goes with it."""
-    rank, training = _blank()
+    begun = time.monotonic()
+    rank, training = _blank(config)
     ckpt = _checkpointer(training, every="at_notice")
-    began = time.monotonic()
-    restored = ckpt.restore()
-    restored_at = time.monotonic()
-    if restored is None:
+    built = time.monotonic()
+    found = ckpt.restore()
+    restored = time.monotonic()
+    if found is None:
         training.begin()
     training.step()
-    life = int(restored.step) if restored is not None else 0
-    source = restored.source if restored is not None else ""
-    _note(config, "stepped", life, source=source, restore_s=restored_at - began)
+    life = int(found.step) if found is not None else 0
+    source = found.source if found is not None else ""
+    _note(config, "stepped", life, source=source, begun=begun, built=built, restored=restored)
     if life == config["kills"]:
         return
     ckpt.step()
@@ -245,7 +246,7 @@ def _note(config: dict[str, Any], what: str, life: int, **facts: Any) -> None:
 
 def steps(config: dict[str, Any]) -> list[dict[str, float]]:
     """Steps a second with and without, in turns; one Checkpointer goes on through all of them."""
-    _, training = _begun()
+    _, training = _begun(config)
     ckpt = _checkpointer(training, every="auto")
 
     def loop(*, saving: bool) -> None:
@@ -265,18 +266,18 @@ def steps(config: dict[str, Any]) -> list[dict[str, float]]:
 # ── all ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _begun() -> tuple[int, Training]:
-    rank, training = _blank()
+def _begun(config: dict[str, Any]) -> tuple[int, Training]:
+    rank, training = _blank(config)
     training.begin()
     return rank, training
 
 
-def _blank() -> tuple[int, Training]:
+def _blank(config: dict[str, Any]) -> tuple[int, Training]:
     import spotfit
     from spotfit.torch import prepare_model
 
     rank = spotfit.get_context().get_world_rank()
-    return rank, Training(prepare_model, rank)
+    return rank, Training(prepare_model, rank, config["layers"])
 
 
 def _checkpointer(training: Training, every: str) -> Any:

@@ -18,7 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -62,7 +62,7 @@ CLAIMS: Mapping[str, tuple[Claim, ...]] = {
 class Place:
     """Where runs are stored, for ours and for obstore alone."""
 
-    def __init__(self, kind: str, folder: Path) -> None:
+    def __init__(self, kind: str, folder: Path, gbit: float | None = None) -> None:
         self.folder = folder
         self.url = str(folder / "runs")
         self.config: dict[str, Any] = {
@@ -75,6 +75,8 @@ class Place:
         if kind != "disk":
             server = bucket.server(encrypted=kind == "https")
             server.empty()
+            if gbit is not None:
+                server = bucket.narrowed(server, gbit)
             os.environ.update(server.environment)
             self.url = server.url
             self.config["endpoint"] = server.address
@@ -88,7 +90,8 @@ def fit(
     from spotfit.torch import TorchTrainer
     from spotfit_localsim.live.options import LocalOptions
 
-    config = {**place.config, "ranks": asked.ranks, "pairs": asked.pairs, **more}
+    sizes = {"ranks": asked.ranks, "pairs": asked.pairs, "layers": asked.layers}
+    config = {**place.config, **sizes, **more}
     return (
         TorchTrainer(
             work,
@@ -128,10 +131,19 @@ def deaths(place: Place, asked: argparse.Namespace) -> Readings:
         assert len(again) == asked.ranks, again
         source = "bucket" if life % 2 else "memory"
         assert {one["source"] for one in again} == {source}, again
-        recovered_s = max(one["at"] for one in again) - at
-        restore_s = max(one["restore_s"] for one in again)
-        found[source].append({f"{source}_s": recovered_s, f"{source}_restore_s": restore_s})
+        found[source].append({f"{source}_{name}": took for name, took in _phases(again, at)})
     return [memory | other for memory, other in zip(found["memory"], found["bucket"], strict=True)]
+
+
+def _phases(again: Sequence[dict[str, Any]], died_at: float) -> Iterator[tuple[str, float]]:
+    """How long the whole recovery took, and each part of it until the last rank was through."""
+    yield "s", max(one["at"] for one in again) - died_at
+    before = died_at
+    for phase, moment in (("begin", "begun"), ("model", "built"), ("restore", "restored")):
+        last = max(one[moment] for one in again)
+        yield f"{phase}_s", last - before
+        before = last
+    yield "step_s", max(one["at"] for one in again) - before
 
 
 def steps(place: Place, asked: argparse.Namespace) -> Readings:
@@ -159,6 +171,7 @@ def _stalls_of_ray(python: str, place: Place, asked: argparse.Namespace) -> list
     notes = place.folder / "ray-stalls"
     config = {
         "ranks": asked.ranks,
+        "layers": asked.layers,
         "saves": _SAVES,
         "pause_s": _PAUSE_S,
         "storage": str(place.folder / "ray"),
@@ -187,13 +200,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--steps", type=int, default=100, help="between two looks at the clock")
     parser.add_argument("--storage", choices=["disk", "s3", "https"], default="s3")
+    parser.add_argument("--layers", type=int, default=checkpointed.LAYERS, help="of 12 MiB each")
+    parser.add_argument("--gbit", type=float, help="that a machine gets from the bucket a second")
     return parser.parse_args()
 
 
 def main() -> None:
     asked = arguments()
     with tempfile.TemporaryDirectory(dir=os.environ.get("SPOTFIT_BENCH_TMP")) as name:
-        readings = FIGURES[asked.figure](Place(asked.storage, Path(name)), asked)
+        place = Place(asked.storage, Path(name), asked.gbit)
+        readings = FIGURES[asked.figure](place, asked)
     for claim in CLAIMS[asked.figure]:
         verdict = ratios.verdict(claim.ratios(readings))
         answer = "yes" if verdict.clears(claim.asked) else "NO"
@@ -202,9 +218,10 @@ def main() -> None:
             f"(at least {verdict.lower:.2f}, asked {claim.asked:.2f}: {answer})"
         )
     medians = {name: round(median(one[name] for one in readings), 4) for name in readings[0]}
-    how: dict[str, Any] = {"ranks": asked.ranks, "storage": asked.storage, "pairs": asked.pairs}
+    how = {name: told for name, told in vars(asked).items() if name != "figure"}
     print(json.dumps({**how, "medians": medians}))
-    name = f"checkpointer_{asked.figure}_{asked.storage}_{asked.ranks}.json"
+    wire = "" if asked.gbit is None else f"_{asked.gbit}gbit"
+    name = f"checkpointer_{asked.figure}_{asked.storage}{wire}_{asked.ranks}_{asked.layers}.json"
     (peers.BENCH / "results").mkdir(parents=True, exist_ok=True)
     (peers.BENCH / "results" / name).write_text(json.dumps({**how, "readings": readings}))
 

@@ -17,7 +17,7 @@ from benchmarks.checkpointed import WARM_UP, Training, together
 
 def work(config: dict[str, Any]) -> None:
     rank = train.get_context().get_world_rank()
-    training = Training(prepare_model, rank)
+    training = Training(prepare_model, rank, config["layers"])
     training.begin()
     stalls = []
     for _ in range(config["saves"] + WARM_UP):
