@@ -23,6 +23,8 @@ from spotfit.frameworks.torch.state import State, Whole
 _FRACTION = 8
 """No more than such a part of what a rank has to write hangs on where one tensor ends."""
 
+_ROWS = (torch.Tensor, torch.nn.Parameter)
+
 Gather = Callable[[Any], list[Any]]
 """Every rank gives something, and gets what all gave, by rank."""
 
@@ -77,20 +79,21 @@ class Shares:
         if self._saves & (self._saves - 1) == 0 and any(self._gather(outline != self._dealt_of)):
             self._deal(planner, outline, drifting)
         elif outline != self._known:
-            self._find_mine(planner.create_local_plan(), outline)
+            self._find_mine(planner, outline)
         return _share(planner, self._mine)
 
     def _deal(self, planner: DefaultSavePlanner, outline: Any, drifting: Collection[str]) -> None:
-        whole = self._gather(planner.create_local_plan())
-        self._cut_bytes = _cut_bytes(whole)
-        plans = [_cut(plan, self._cut_bytes) for plan in whole]
+        told = self._gather((planner.create_local_plan(), _divisible(planner.state_dict)))
+        self._cut_bytes = _cut_bytes([plan for plan, _ in told])
+        plans = [_cut(plan, names, self._cut_bytes) for plan, names in told]
         self._mine = _dealt(_left_to_the_first(plans, drifting))[self._rank]
         self._dealt = {item.index for plan in plans for item in plan.items}
         self._dealt_of = self._known = outline
 
-    def _find_mine(self, plan: SavePlan, outline: Any) -> None:
+    def _find_mine(self, planner: DefaultSavePlanner, outline: Any) -> None:
         held = {item.index: item for item in self._mine}
-        items = _cut(plan, self._cut_bytes).items
+        plan = planner.create_local_plan()
+        items = _cut(plan, _divisible(planner.state_dict), self._cut_bytes).items
         self._mine = [item for item in items if item.index in held or item.index not in self._dealt]
         self._known = outline
 
@@ -103,15 +106,24 @@ def _cut_bytes(plans: Sequence[SavePlan]) -> float:
     return max(OWN_CHUNK_BYTES, sum(sizes.values()) / len(plans) / _FRACTION)
 
 
-def _cut(plan: SavePlan, cut_bytes: float) -> SavePlan:
-    """The same, with every tensor that is bigger in blocks of its rows."""
-    return replace(plan, items=[block for item in plan.items for block in _blocks(item, cut_bytes)])
+def _divisible(flat: State) -> frozenset[str]:
+    """The names of those that are rows of numbers. What another class of tensor keeps, such as
+    weights that are scaled or packed, only that class may divide: it is written by one rank."""
+    return frozenset(name for name, value in flat.items() if type(value) in _ROWS)
+
+
+def _cut(plan: SavePlan, names: Collection[str], cut_bytes: float) -> SavePlan:
+    """The same, with every tensor of these `names` that is bigger in blocks of its rows."""
+    items: list[WriteItem] = []
+    for item in plan.items:
+        bigger = item.index.fqn in names and _size_bytes(item) > cut_bytes
+        items += _blocks(item, cut_bytes) if bigger else [item]
+    return replace(plan, items=items)
 
 
 def _blocks(item: WriteItem, cut_bytes: float) -> list[WriteItem]:
     told, size_bytes = item.tensor_data, _size_bytes(item)
-    if item.type is not WriteItemType.TENSOR or told is None or size_bytes <= cut_bytes:
-        return [item]
+    assert told is not None  # it is no leaf
     rows = told.size[0]
     step = math.ceil(rows / math.ceil(size_bytes / cut_bytes))
     blocks = []
@@ -193,10 +205,7 @@ def _share(planner: DefaultSavePlanner, items: Sequence[WriteItem]) -> Share:
 def _found(planner: DefaultSavePlanner, item: WriteItem) -> Any:
     """The tensor, or the block of its rows, that is written."""
     whole = planner.state_dict[item.index.fqn]
-    if item.type is not WriteItemType.SHARD or type(whole) not in (
-        torch.Tensor,
-        torch.nn.Parameter,
-    ):
+    if item.type is not WriteItemType.SHARD or type(whole) not in _ROWS:
         return planner.resolve_data(item)
     assert item.tensor_data is not None  # it is no leaf
     chunk = item.tensor_data.chunk

@@ -57,6 +57,28 @@ def test_one_big_tensor_is_no_single_ranks_work(ranks: int) -> None:
     assert torch.equal(found, big)
 
 
+class Scaled(torch.Tensor):
+    """Weights as a library of the user's keeps them: no rows that anybody may narrow."""
+
+
+def test_a_big_tensor_of_another_class_is_one_ranks_and_whole() -> None:
+    big = torch.arange(2.0**20).view(-1, 512).as_subclass(Scaled)
+
+    def work(rank: int, gather: Gather) -> list[Share]:
+        shares = Shares(rank, gather)
+        return [shares.of(a_state(big=big, **more)) for more in ({}, {}, {"late": big[:1]})]
+
+    for shares in zip(*on_ranks(2, work), strict=True):
+        found = [
+            (piece.shape, piece.sizes, tensor)
+            for share in shares
+            for piece, tensor in zip(share.pieces, share.tensors, strict=True)
+            if piece.name == "big"
+        ]
+        assert [(shape, sizes) for shape, sizes, _ in found] == [((2048, 512), (2048, 512))]
+        assert torch.equal(found[0][2], big)
+
+
 def test_what_drifts_apart_is_all_the_first_ranks() -> None:
     drifting = {"model.w2", "model.w5", "model.w7"}
 
