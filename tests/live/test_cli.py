@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import pytest
 import spotfit
 from spotfit.core.errors import RunCancelledError
 from tests.live.cloud import PATIENCE_S, Cloud, eventually
+from tests.unit.localsim.live.stand_in import importable
 
 Config = dict[str, Any]
 
@@ -94,3 +96,22 @@ def test_sweep_revives_a_run_that_nobody_is_awake_for(cloud: Cloud) -> None:
 
     assert "The run is finished" in shell("sweep", cloud.url(), "--for-s", str(PATIENCE_S))
     assert spotfit.attach(cloud.url()).result(60).return_value == "revived"
+
+
+def hangs(*_: Any, **__: Any) -> None:
+    """An agent that never comes to speak."""
+    print("looking for a device that is not there", flush=True)
+    signal.pause()
+
+
+def test_logs_tell_what_a_machine_printed_whose_agent_never_spoke(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    importable(monkeypatch)
+    handle = cloud.submit(wait_for_enough, local={"agent": f"{__name__}:hangs"})
+    told = eventually(lambda: [line for line in handle.machine_logs() if "device" in line])
+    assert told[0].endswith("/0) looking for a device that is not there")
+    assert told[0] in shell("logs", cloud.url(), "--machine", "0")
+    handle.cancel()
+    with pytest.raises(RunCancelledError):
+        handle.result(PATIENCE_S)

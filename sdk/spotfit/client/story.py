@@ -75,7 +75,7 @@ def tell(event: Event) -> str:
             return f"refused: {why}"
         case NodeLost(token=token, node=node, agent=None, why=why):
             told = f"machine {token}/{node} is lost: {why}"
-            return f"{told} (what it printed: `spotfit logs --machine {token}/{node}`)"
+            return f"{told} (what is kept of its output: `spotfit logs --machine {token}/{node}`)"
         case NodeLost(token=token, node=node, why=why):
             return f"machine {token}/{node} is lost: {why}"
         case Released(token=token, others=others):

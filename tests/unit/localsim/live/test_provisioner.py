@@ -181,6 +181,20 @@ def test_an_agent_that_fails_is_told_with_its_last_words(town: Town) -> None:
     assert "the stand-in ends" in node.reason
 
 
+def test_what_a_machine_printed_is_there_until_its_group_is_let_go(town: Town) -> None:
+    handle = town.submit("a", 2)
+    up = town.next_up()
+    up.end(code=3)
+    see_out(up.machine.pid)
+    town.observe(handle)
+    (life,) = town.provisioner.said(handle, 0, last=1)
+    assert Path(life.where).is_file()
+    assert life.lines == ("the stand-in ends with code 3",)
+    assert town.provisioner.said(handle, 0, last=0)[0].lines == ()
+    town.provisioner.cancel(handle)
+    assert town.provisioner.said(handle, 0, last=1) == []
+
+
 def test_an_agent_that_ends_well_leaves_nothing(town: Town) -> None:
     handle = town.submit("a", 4)
     ups = [town.next_up(), town.next_up()]
