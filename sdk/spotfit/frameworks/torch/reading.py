@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -168,12 +169,23 @@ def _taking(planner: LoadPlanner, piece: Piece, items: Sequence[ReadItem]) -> Ta
         target = targets[0]
         whole = tuple(items[0].lengths) == piece.sizes
         if whole and target.is_contiguous() and target.dtype == _dtype(piece):
-            return partial(_run, target.view(-1).view(torch.uint8))
+            return _run_into(target.view(-1).view(torch.uint8))
     return at_once(piece, partial(_boxes, piece, items, targets))
+
+
+def _run_into(target: torch.Tensor) -> Take:
+    """numpy copies within main memory a third faster than torch does."""
+    if target.device.type != "cpu" or type(target) is not torch.Tensor:
+        return partial(_run, target)
+    return partial(_run_here, target.numpy())
 
 
 def _run(target: torch.Tensor, at: int, body: memoryview) -> None:
     target[at : at + len(body)].copy_(torch.frombuffer(body, dtype=torch.uint8))
+
+
+def _run_here(target: np.ndarray, at: int, body: memoryview) -> None:
+    np.copyto(target[at : at + len(body)], np.frombuffer(body, dtype=np.uint8))
 
 
 def _boxes(
