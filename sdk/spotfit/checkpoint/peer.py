@@ -18,7 +18,7 @@ from spotfit.store.parts import placed
 PATIENCE_S = 30.0
 """A machine that says nothing for so long is taken to be gone."""
 _CALL_S = 5.0
-"""And one that does not answer a call in this time."""
+"""And one whose kernel does not answer a call in this time; its agent may be slow to speak."""
 
 
 class InPeer:
@@ -59,12 +59,10 @@ class InPeer:
 def connected(address: str, tls: ssl.SSLContext) -> Iterator[ssl.SSLSocket]:
     """A connection to a vault. Raises `OSError`."""
     host, _, port = address.rpartition(":")
-    with (
-        socket.create_connection((host.strip("[]"), int(port)), _CALL_S) as plain,
-        tls.wrap_socket(plain) as wire,
-    ):
-        wire.settimeout(PATIENCE_S)
-        yield wire
+    with socket.create_connection((host.strip("[]"), int(port)), _CALL_S) as plain:
+        plain.settimeout(PATIENCE_S)
+        with tls.wrap_socket(plain) as wire:
+            yield wire
 
 
 def _gone(address: str, why: str) -> IntegrityError:
