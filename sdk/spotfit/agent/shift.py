@@ -198,6 +198,7 @@ class Shift:
             luggage=spec.luggage,
             checkpoint=opened.checkpoint,
             checkpoint_metrics=metrics,
+            snapshots=any(one.snapshot for one in view.checkpoints),
             memory=opened.memory if opened.holders else None,
             elsewhere=sources(opened, self._me) if opened.holders else (),
             copies_to=self._copies_to,

@@ -199,6 +199,8 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     luggage: dict[str, Any]
     checkpoint: str | None = None
     checkpoint_metrics: dict[str, Any] | None = None
+    snapshots: bool = False
+    """Whether a committed checkpoint is a Checkpointer's; the one to begin from need not be."""
     devices: tuple[str, ...] = ()
     scratch: str = ""
     """A directory of this run on this node, shared by its workers."""

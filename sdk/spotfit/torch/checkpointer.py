@@ -254,6 +254,7 @@ class Checkpointer:
             return None
         self._roomy = []
         self._training.adopt(self._incoming)
+        self._incoming, self._put_back = {}, _nothing  # a copy of the state each
         return self._restored(saved)
 
     def _planned(self, saved: Saved) -> Sequence[Order]:
@@ -265,7 +266,7 @@ class Checkpointer:
         self._take_room_away()
         self._roomy = give_room(self._training, saved)
         self._incoming = self._training.state()
-        if self._desk.begun_from is None:  # were it torn, nothing else would overwrite it
+        if not self._desk.has_snapshots:  # were it torn, nothing else would overwrite it
             known = [one.state for one in self._training.optimizers if one not in self._roomy]
             in_use = {**self._incoming, "optimizer": [list(state.values()) for state in known]}
             self._put_back = kept(in_use)

@@ -80,6 +80,11 @@ class Handover(Protocol):
         """The checkpoint to go on from."""
         ...
 
+    @property
+    def has_snapshots(self) -> bool:
+        """Whether any checkpoint is committed that a Checkpointer saved."""
+        ...
+
     def open_memory(self) -> Saved | None:
         """The state in memory to go on from; None if there is none. Raises `IntegrityError`."""
         ...

@@ -87,6 +87,10 @@ class LocalSnapshots:
     def begun_from(self) -> str | None:
         return self._last
 
+    @property
+    def has_snapshots(self) -> bool:
+        return self._last is not None
+
     def open_memory(self) -> Saved | None:
         return None
 

@@ -178,6 +178,10 @@ class Snapshots:
     def begun_from(self) -> str | None:
         return self._start.checkpoint
 
+    @property
+    def has_snapshots(self) -> bool:
+        return self._start.snapshots
+
     def open_memory(self) -> Saved | None:
         if self._start.memory is None:
             return None

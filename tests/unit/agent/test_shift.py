@@ -157,6 +157,7 @@ def test_a_round_is_entered_with_everything_its_workers_need(node: Node) -> None
     assert (start.rank, start.local_rank, start.node_rank) == (3, 1, 1)
     assert (start.world_size, start.local_world_size) == (4, 2)
     assert (start.checkpoint, start.checkpoint_metrics) == ("c1", {"loss": 0.5})
+    assert not start.snapshots, "that is a report of the user's own"
     assert (start.framework, start.framework_options) == ("torch", {"backend": "gloo"})
     assert (start.devices, start.scratch, start.secret) == (
         ("cuda:0", "cuda:1"),
@@ -164,6 +165,12 @@ def test_a_round_is_entered_with_everything_its_workers_need(node: Node) -> None
         "secret",
     )
     assert msgspec.json.decode(bytes(start.spec)) == msgspec.json.decode(encode(spec))
+
+
+def test_workers_are_told_whether_any_checkpoint_is_a_snapshot(node: Node) -> None:
+    commits = (a_commit("c1", snapshot=True), a_commit("c2"))
+    node.follow(a_view(round=a_round(3, members=WIDE, checkpoint="c2"), checkpoints=commits))
+    assert node.crew.workers[3].snapshots
 
 
 def test_workers_are_told_what_their_group_has_to_expect(node: Node) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from spotfit.checkpoint.saved import InMemory, Order, Saved, read_alone
 from spotfit.checkpoint.segment import Segment
 from spotfit.core.errors import ConfigError, IntegrityError, SessionMisuseError
 from spotfit.frameworks.torch.launched import LaunchedGroup
+from spotfit.frameworks.torch.state import kept
 from spotfit.model.ranks import Ranks
 from spotfit.torch import Checkpointer, export_checkpoint
 from spotfit.worker import current, recall
@@ -201,14 +204,20 @@ def test_a_save_before_the_first_step_changes_nothing(session: LocalSession) -> 
     assert second.train(15) == undisturbed
 
 
+@pytest.mark.parametrize("begun_from", [None, "a report of the user's own"])
 def test_what_was_read_of_a_torn_state_is_taken_back_where_nothing_else_is_saved(
-    session: LocalSession, remembered: list[Path], monkeypatch: pytest.MonkeyPatch
+    session: LocalSession,
+    remembered: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    begun_from: str | None,
 ) -> None:
     undisturbed = Life(every=100).train(15)
     first = Life(every=4)
     first.train(5)
     remembered.append(first.newest_segment)
-    monkeypatch.setattr(type(session.snapshots), "begun_from", None)
+    monkeypatch.setattr(type(session.snapshots), "begun_from", begun_from)
+    monkeypatch.setattr(type(session.snapshots), "has_snapshots", False)
+    monkeypatch.setattr(session.snapshots, "open", lambda name: None)
     monkeypatch.setattr(recall, "read_alone", torn)
     second = Life()
     assert second.ckpt.restore() is None
@@ -216,9 +225,31 @@ def test_what_was_read_of_a_torn_state_is_taken_back_where_nothing_else_is_saved
 
 
 def torn(orders: Sequence[Order]) -> None:
-    """All of it is handed over but for the last chunk."""
-    read_alone(orders[:-1])
+    """All of it is handed over, and then there should be more."""
+    read_alone(orders)
     raise IntegrityError("the other machine is gone")
+
+
+def test_nothing_of_the_state_before_is_kept_once_it_is_overwritten(
+    session: LocalSession, remembered: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Life(every=4)
+    first.train(5)
+    remembered.append(first.newest_segment)
+    monkeypatch.setattr(type(session.snapshots), "has_snapshots", False)
+    copies: list[weakref.ref[Any]] = []
+
+    def noted(in_use: dict[str, Any]) -> Callable[[], None]:
+        put_back = kept(in_use)
+        copies.append(weakref.ref(put_back))
+        return put_back
+
+    monkeypatch.setattr("spotfit.frameworks.torch.state.kept", noted)
+    second = Life()
+    assert second.ckpt.restore() is not None
+    gc.collect()
+    assert [copy() for copy in copies] == [None]
+    assert second.ckpt._incoming == {}
 
 
 def test_a_state_in_memory_that_is_damaged_gives_way_to_the_checkpoint(

@@ -29,6 +29,7 @@ def test_it_is_reported_and_can_be_gone_on_from(session: LocalSession, tmp_path:
     assert snapshots.begun_from is None
     assert [given(snapshots, tmp_path, n) for n in (0, 1)] == [0, 1]
     assert session.metrics == {"n": 1}
+    assert snapshots.has_snapshots
     checkpoint = session.checkpoint()
     assert checkpoint is not None
     assert checkpoint.path.endswith("checkpoint_000001")
@@ -42,3 +43,4 @@ def test_it_is_reported_and_can_be_gone_on_from(session: LocalSession, tmp_path:
 def test_without_room_there_is_none(session: LocalSession) -> None:
     session.snapshots.withhold({}, "no room")
     assert session.snapshots.begun_from is None
+    assert not session.snapshots.has_snapshots

@@ -117,8 +117,10 @@ def test_segments_lie_in_memory_and_else_on_the_disk(snapshots: Snapshots, agent
 
 def test_what_there_is_to_go_on_from(agent: AgentEnd, store: MemoryStore, tmp_path: Path) -> None:
     brought(store, tmp_path, "b", [b"x"])
-    snapshots = Session(start(checkpoint="b"), agent.talk, store).snapshots
+    snapshots = Session(start(checkpoint="b", snapshots=True), agent.talk, store).snapshots
     assert snapshots.begun_from == "b"
+    assert snapshots.has_snapshots
+    assert not Session(start(checkpoint="b"), agent.talk, store).snapshots.has_snapshots
     saved = snapshots.open("b")
     assert saved is not None
     assert saved.indices[0].step == 5
