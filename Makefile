@@ -79,7 +79,11 @@ rgw: $(STAMP) ## the suite of stores on Ceph's own S3 server; apt-get install ra
 	$(PYTEST) -m slow -k TestCeph -o faulthandler_timeout=0 tests/contract/test_stores.py
 
 .PHONY: sky
-sky: $(SKY)/.installed ## SkyPilot's real SDK and API server, moto in AWS's place; needs rsync
+sky: sky-api ## SkyPilot rents nodes of a real Slurm, and one is lost; root's, wants rsync, openssh-server, slurmctld, slurmd
+	$(SKY)/bin/python -m pytest -o faulthandler_timeout=0 tests/live/test_skypilot.py
+
+.PHONY: sky-api
+sky-api: $(SKY)/.installed ## SkyPilot's real SDK and API server, moto in AWS's place; needs rsync
 	$(SKY)/bin/python -m pytest tests/unit/provisioners/skypilot tests/contract/test_skypilot.py
 
 .PHONY: docs
@@ -113,7 +117,7 @@ $(STAMP): pyproject.toml constraints.txt .ci/make-venv
 	touch $@
 
 # SkyPilot's requirements and ours for tests exclude each other (click, protobuf, kubernetes).
-$(SKY)/.installed: pyproject.toml .ci/make-venv
+$(SKY)/.installed: pyproject.toml constraints.txt .ci/make-venv
 	.ci/make-venv $(SKY)
-	$(SKY)/bin/python -m pip install --quiet -e '.[skypilot]' 'skypilot[aws]==0.14.*' 'hypothesis>=6.120' 'moto[server]>=5.0' 'pytest>=8.3' 'pytest-timeout>=2.3'
+	$(SKY)/bin/python -m pip install --quiet -e '.[skypilot]' 'skypilot[aws,slurm]==0.14.*' "$$(grep ^torch== constraints.txt)" numpy 'hypothesis>=6.120' 'moto[server]>=5.0' 'pytest>=8.3' 'pytest-timeout>=2.3'
 	touch $@

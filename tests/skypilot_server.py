@@ -62,38 +62,51 @@ _CATALOG = {
 
 @contextlib.contextmanager
 def skypilot_server(folder: Path) -> Iterator[str]:
-    """Where it answers. This process's environment leads SkyPilot's SDK there as well."""
-    port = _free_port()
-    home = folder / "home"
-    _furnish(home)
+    """Where one answers that has access to AWS, in whose place moto stands."""
     with _moto() as cloud, pytest.MonkeyPatch.context() as patch:
         for name, text in {
-            "HOME": str(home),
-            "SKYPILOT_API_SERVER_LOCAL_PORT": str(port),
-            "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
             "AWS_ENDPOINT_URL": cloud,
             "AWS_ACCESS_KEY_ID": "testing",
             "AWS_SECRET_ACCESS_KEY": "testing",
             "AWS_DEFAULT_REGION": "us-east-1",
         }.items():
             patch.setenv(name, text)
+        with server_with("aws", folder) as address:
+            yield address
+
+
+@contextlib.contextmanager
+def server_with(cloud: str, folder: Path, settings: str = "") -> Iterator[str]:
+    """Where one answers that has access to that cloud. This process's environment leads SkyPilot's
+    SDK there as well."""
+    port = _free_port()
+    home = folder / "home"
+    _furnish(home, settings)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, text in {
+            "HOME": str(home),
+            "SKYPILOT_API_SERVER_LOCAL_PORT": str(port),
+            "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
+            "SKYPILOT_POD_MEMORY_GB_LIMIT": "6",  # of more it makes use: controllers, and workers
+        }.items():
+            patch.setenv(name, text)
         patch.delenv("SKYPILOT_DISABLE_LOCAL_API_SERVER", raising=False)
         try:
             _start(folder)
-            _sky(folder, "check", "aws")
+            _sky(folder, "check", cloud)
             yield f"http://127.0.0.1:{port}"
         finally:
             _sky(folder, "api", "stop")
 
 
-def _furnish(home: Path) -> None:
-    (home / ".ssh").mkdir(parents=True)
+def _furnish(home: Path, settings: str) -> None:
+    (home / ".ssh").mkdir(parents=True, exist_ok=True)
     for name, lines in _CATALOG.items():
         path = home / ".sky/catalogs/v8" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(lines) + "\n")
-    settings = home / ".sky/config.yaml"
-    settings.write_text("jobs:\n  controller:\n    consolidation_mode: true\n")
+    consolidated = "jobs:\n  controller:\n    consolidation_mode: true\n"
+    (home / ".sky/config.yaml").write_text(consolidated + settings)
 
 
 def _start(folder: Path) -> None:

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,8 +51,11 @@ class SshHosts:
 
 
 @contextlib.contextmanager
-def ssh_hosts(folder: Path, count: int) -> Iterator[SshHosts]:
-    """So many of them; what runs there at the end is killed."""
+def ssh_hosts(
+    folder: Path, count: int, variables: Mapping[str, object] | None = None
+) -> Iterator[SshHosts]:
+    """So many of them, with these variables for whoever logs in; what runs there at the end is
+    killed."""
     assert _SSHD is not None
     for key in ("host", "user"):
         words = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key))
@@ -62,7 +65,7 @@ def ssh_hosts(folder: Path, count: int) -> Iterator[SshHosts]:
         port = int(free.getsockname()[1])
     names = tuple(f"h{number}" for number in range(1, count + 1))
     hosts = SshHosts(folder / "config", names, folder / "notes")
-    settings = _configured(folder, port, hosts)
+    settings = _configured(folder, port, hosts, variables or {})
     Path("/run/sshd").mkdir(exist_ok=True)  # where it separates its rights
     with (folder / "sshd.log").open("ab") as log:
         daemon = subprocess.Popen((_SSHD, "-D", "-e", "-f", str(settings)), stdout=log, stderr=log)
@@ -75,7 +78,7 @@ def ssh_hosts(folder: Path, count: int) -> Iterator[SshHosts]:
         hosts.kill()
 
 
-def _configured(folder: Path, port: int, hosts: SshHosts) -> Path:
+def _configured(folder: Path, port: int, hosts: SshHosts, variables: Mapping[str, object]) -> Path:
     shutil.copy(folder / "user.pub", folder / "authorized")
     key = (folder / "host.pub").read_text()
     (folder / "known").write_text(f"[127.0.0.1]:{port} {key}")
@@ -87,10 +90,12 @@ def _configured(folder: Path, port: int, hosts: SshHosts) -> Path:
         "Host down\n  HostName 127.0.0.1\n  Port 1\n"
     )
     settings = folder / "sshd_config"
+    told = " ".join(f'"{name}={text}"' for name, text in variables.items())
     settings.write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nPidFile none\n"
         f"AuthorizedKeysFile {folder}/authorized\nStrictModes no\nUsePAM no\n"
-        "PasswordAuthentication no\nPermitRootLogin prohibit-password\nMaxStartups 100\n"
+        "PasswordAuthentication no\nPermitRootLogin prohibit-password\n"
+        "MaxStartups 100\nMaxSessions 100\n" + (f"SetEnv {told}\n" if told else "")
     )
     return settings
 

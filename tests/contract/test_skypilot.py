@@ -1,7 +1,6 @@
-"""SkyPilot through its real SDK against its real API server; moto in AWS's place. `make sky`.
+"""SkyPilot through its real SDK against its real API server; moto in AWS's place. `make sky-api`.
 
-No machine comes: what a running one looks like is told by its states alone
-(tests/unit/provisioners/skypilot/test_states.py).
+No machine comes here: those are in tests/live/test_skypilot.py.
 """
 
 from __future__ import annotations
@@ -118,6 +117,8 @@ def test_two_who_ask_at_the_same_time_get_one_group_which_is_let_go(by: By, laun
     assert sorted(names) == [f"{plan.token}-0", f"{plan.token}-1"]
     status = until(provisioner, first, lambda status: status.refusal)
     assert all(node.state == NodeState.WAITING for node in status.nodes)
+    [life] = provisioner.said(first, 0, last=1)
+    assert life.where.startswith("sky jobs logs ")
     provisioner.cancel(first)
     until(provisioner, first, lambda status: status.over)
     provisioner.cancel(first)

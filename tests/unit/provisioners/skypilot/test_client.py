@@ -1,4 +1,4 @@
-"""SkyPilot's complaints in our words; the calls themselves are tried by `make sky`."""
+"""SkyPilot's complaints in our words; the calls themselves are tried by `make sky-api`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The four verbs on SkyPilot, against an API server that is a few dictionaries.
 
-What a real one says to the real SDK is tried by `make sky`.
+What a real one says to the real SDK is tried by `make sky-api`.
 """
 
 from __future__ import annotations

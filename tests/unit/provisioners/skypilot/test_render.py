@@ -91,7 +91,7 @@ def test_gpus_of_no_kind_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["plain", "everything", "clusters", "instance_type"])
 def test_skypilot_reads_the_task(name: str) -> None:
-    sky = pytest.importorskip("sky", reason="SkyPilot is not installed; `make sky`")
+    sky = pytest.importorskip("sky", reason="SkyPilot is not installed; `make sky-api`")
     body = msgspec.json.decode((GOLDEN / f"plan_{name}.json").read_bytes())["body"]["task"]
     task = sky.Task.from_yaml_config({**body, "name": "t-1-0", "secrets": {"A": "x"}})
     assert task.num_nodes == 1

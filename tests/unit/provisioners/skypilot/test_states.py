@@ -10,26 +10,30 @@ from spotfit_provisioners.skypilot.states import Job
 
 
 def test_every_state_of_a_managed_job_is_translated() -> None:
-    state = pytest.importorskip("sky.jobs.state", reason="SkyPilot is not installed; `make sky`")
+    state = pytest.importorskip(
+        "sky.jobs.state", reason="SkyPilot is not installed; `make sky-api`"
+    )
     assert {one.value for one in state.ManagedJobStatus} == set(states.JOBS)
 
 
 def test_what_skypilot_calls_the_end_is_ours() -> None:
-    state = pytest.importorskip("sky.jobs.state", reason="SkyPilot is not installed; `make sky`")
+    state = pytest.importorskip(
+        "sky.jobs.state", reason="SkyPilot is not installed; `make sky-api`"
+    )
     over = {one.value for one in state.ManagedJobStatus if one.is_terminal()}
     assert over == {name for name in states.JOBS if Job(1, "j", name).over}
 
 
 def test_every_state_of_a_cluster_is_translated() -> None:
     lib = pytest.importorskip(
-        "sky.utils.status_lib", reason="SkyPilot is not installed; `make sky`"
+        "sky.utils.status_lib", reason="SkyPilot is not installed; `make sky-api`"
     )
     assert {one.value for one in lib.ClusterStatus} == set(states.CLUSTERS)
 
 
 def test_every_state_of_a_request_is_translated() -> None:
     lib = pytest.importorskip(
-        "sky.server.requests.requests", reason="SkyPilot is not installed; `make sky`"
+        "sky.server.requests.requests", reason="SkyPilot is not installed; `make sky-api`"
     )
     assert {one.value for one in lib.RequestStatus} == set(states.REQUESTS)
 

@@ -1,0 +1,258 @@
+"""A Slurm that SkyPilot rents machines from: real daemons, real ssh, on this computer alone.
+
+SkyPilot's Slurm cloud logs in by ssh, and writes into the home of whoever it logs in as. So all of
+it lives in a mount and a network namespace of its own, where that home is a copy, and nothing
+outside can be reached. Two things stand in for the world: a page at an address on the internet,
+where SkyPilot looks whether it is connected; and a `uv` that gives SkyPilot, on its machines, the
+Python of the test with SkyPilot in it, in place of one that the real uv would download.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import getpass
+import os
+import pwd
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import slurm_cluster, ssh_hosts
+from tests.slurm_cluster import SlurmCluster
+
+_NAME = "lab"
+INFRA = f"slurm/{_NAME}"
+"""What SkyPilot calls the cluster."""
+
+_INTERNET = "8.8.8.8"
+"""Where SkyPilot's jobs controllers look whether they are connected: while they are not, they look
+at no job. (And Slurm finds itself by no name where there is no address but 127.0.0.1.)"""
+
+
+_CLONE_FS, _CLONE_NEWNS, _CLONE_NEWNET = 0x00000200, 0x00020000, 0x40000000
+_CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
+_SYSTEM = ctypes.CDLL(None, use_errno=True)
+
+
+def _may(*capabilities: int) -> bool:
+    """Whether this process has those of Linux's capabilities."""
+    status = Path("/proc/self/status").read_text()
+    [held] = [line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")]
+    return all(int(held, 16) >> one & 1 for one in capabilities)
+
+
+possible = pytest.mark.skipif(
+    not _may(_CAP_NET_ADMIN, _CAP_SYS_ADMIN),
+    reason="only root may have a mount and a network namespace of its own",
+)
+
+
+@contextlib.contextmanager
+def secluded() -> Iterator[None]:
+    """A mount and a network namespace of its own for this thread, and all that it starts."""
+    ours = Path("/proc/thread-self/ns")
+    with (ours / "mnt").open() as mounts, (ours / "net").open() as network:
+        _system(_SYSTEM.unshare, _CLONE_NEWNS | _CLONE_NEWNET)
+        try:
+            _run("mount", "--make-rprivate", "/")
+            _run("ip", "link", "set", "lo", "up")
+            _run("ip", "address", "add", f"{_INTERNET}/32", "dev", "lo")
+            yield
+        finally:
+            _system(_SYSTEM.unshare, _CLONE_FS)  # threads share it, and may not be moved with it
+            _system(_SYSTEM.setns, network.fileno(), _CLONE_NEWNET)
+            _system(_SYSTEM.setns, mounts.fileno(), _CLONE_NEWNS)
+
+
+def _system(call: Any, *words: int) -> None:
+    if call(*words) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+@contextlib.contextmanager
+def slurm_for_skypilot(folder: Path, nodes: int) -> Iterator[SlurmCluster]:
+    """A cluster that a SkyPilot finds whose home lies in that folder, too."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(secluded())
+        stack.enter_context(_internet(folder))
+        login = stack.enter_context(_home_of_its_own(folder))
+        stack.enter_context(_hosts_by_name(folder, nodes))
+        stack.enter_context(_without_survivors(folder / "slurm"))
+        cluster = stack.enter_context(slurm_cluster.slurm_cluster(folder / "slurm", nodes))
+        _equip(folder, login)
+        variables = {"SLURM_CONF": cluster.conf, "TMPDIR": _made(folder / "tmp")}
+        hosts = stack.enter_context(ssh_hosts.ssh_hosts(_made(folder / "ssh"), 1, variables))
+        _introduce(hosts, folder / "home")
+        yield cluster
+
+
+def lose(cluster: SlurmCluster, job: str) -> None:
+    """The machine that this job of Slurm is: at once, and without a word."""
+    _kill(f"SLURM_CONF={cluster.conf}", f"SLURM_JOB_ID={job}")
+    cluster.ask("scancel", "--signal=KILL", job)
+
+
+def settings(folder: Path) -> str:
+    """What SkyPilot must be told of the nodes: where things may lie there."""
+    places = {"workdir": folder / "work", "tmpdir": folder / "tmp"}
+    lines = "".join(f"      {name}: {path}\n" for name, path in places.items())
+    return f"slurm:\n  cluster_configs:\n    {_NAME}:\n{lines}"
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+@contextlib.contextmanager
+def _without_survivors(folder: Path) -> Iterator[None]:
+    """Slurm's own list of what belongs to a job is without cgroups, and loses processes whose
+    parents have ended first."""
+    folder.mkdir()
+    try:
+        yield
+    finally:
+        _kill(f"SLURM_CONF={folder}/slurm.conf")
+
+
+def _kill(*variables: str) -> None:
+    """All whose environments have them, and whoever they have started meanwhile."""
+    wanted = {variable.encode() for variable in variables}
+    while doomed := [one for one in Path("/proc").glob("[0-9]*") if wanted <= _environment(one)]:
+        for process in doomed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+def _environment(process: Path) -> set[bytes]:
+    try:
+        return set((process / "environ").read_bytes().split(b"\0"))
+    except OSError:
+        return set()  # it has ended
+
+
+@contextlib.contextmanager
+def _home_of_its_own(folder: Path) -> Iterator[Path]:
+    """The home of whoever logs in, of which nothing that is written stays."""
+    home, layer = Path(pwd.getpwnam(getpass.getuser()).pw_dir), _made(folder / "layer")
+    _run("mount", "-t", "tmpfs", "tmpfs", str(layer))
+    up, work = _made(layer / "up"), _made(layer / "work")
+    layers = f"lowerdir={home},upperdir={up},workdir={work}"
+    _run("mount", "-t", "overlay", "overlay", "-o", layers, str(home))
+    try:
+        yield home
+    finally:
+        _run("umount", "--lazy", str(home))
+        _run("umount", "--lazy", str(layer))
+
+
+@contextlib.contextmanager
+def _hosts_by_name(folder: Path, nodes: int) -> Iterator[None]:
+    """SkyPilot looks nodes up by their names."""
+    names = (socket.gethostname(), "localhost", *(f"n{n}" for n in range(1, nodes + 1)))
+    hosts = folder / "hosts"
+    hosts.write_text("".join(f"127.0.0.1 {name}\n" for name in names))
+    _run("mount", "--bind", str(hosts), "/etc/hosts")
+    try:
+        yield
+    finally:
+        _run("umount", "--lazy", "/etc/hosts")
+
+
+@contextlib.contextmanager
+def _internet(folder: Path) -> Iterator[None]:
+    """All there is of it: who asks for a page is given an empty one."""
+    key, certificate = folder / "internet.key", folder / "internet.crt"
+    names = ("-subj", f"/CN={_INTERNET}", "-addext", f"subjectAltName=IP:{_INTERNET}")
+    made = ("-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(certificate))
+    _run("openssl", "req", "-x509", *made, *names)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server = ThreadingHTTPServer((_INTERNET, 443), _EmptyPage)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_FILE", str(certificate))
+        try:
+            yield
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+
+class _EmptyPage(BaseHTTPRequestHandler):
+    def do_HEAD(self) -> None:
+        self.send_response(HTTPStatus.NO_CONTENT)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Not a word."""
+
+
+_UV = """\
+#!/bin/sh
+# Stands in for uv, which SkyPilot downloads on a machine to install itself there from PyPI, into a
+# Python that uv downloads as well: here it finds itself in the Python of the test.
+case "$1 $2" in
+"venv --seed")
+    {python} -m venv --without-pip "$3" &&
+        echo {packages} >"$3/lib/{folder}/site-packages/it.pth" ;;
+esac
+"""
+_CURL = """\
+#!/bin/sh
+# Stands in for the one download that SkyPilot makes on a machine: the installer of uv.
+case "$*" in
+*astral.sh/uv/install.sh*) echo 'mkdir -p "$UV_INSTALL_DIR" && cp {uv} "$UV_INSTALL_DIR/uv"' ;;
+*) echo "nothing else is expected to be downloaded: $*" >&2; exit 1 ;;
+esac
+"""
+
+
+def _equip(folder: Path, login: Path) -> None:
+    """What there is on the machines."""
+    tools = _made(folder / "tools")
+    _write(
+        tools / "uv",
+        _UV.format(
+            python=sys.executable,
+            packages=sysconfig.get_path("purelib"),
+            folder=Path(sysconfig.get_path("stdlib")).name,
+        ),
+    )
+    _write(tools / "curl", _CURL.format(uv=tools / "uv"))
+    (login / ".profile").write_text(f"export PATH={tools}:$PATH\n")
+    (login / ".bashrc").write_text("")  # whatever is there takes its time, at every command
+
+
+def _write(path: Path, script: str) -> None:
+    path.write_text(script)
+    path.chmod(0o755)
+
+
+def _introduce(hosts: ssh_hosts.SshHosts, home: Path) -> None:
+    """As SkyPilot wants to be told of a login node."""
+    told = _run("ssh", "-G", "-F", str(hosts.config), hosts.names[0]).splitlines()
+    names = ("hostname", "port", "user", "identityfile")
+    lines = (line for line in told if line.partition(" ")[0] in names)
+    config = home / ".slurm/config"
+    config.parent.mkdir(parents=True)
+    config.write_text("\n  ".join((f"Host {_NAME}", *lines)) + "\n")
+
+
+def _run(*words: str) -> str:
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
