@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from spotfit.agent.carrier import Order
 from spotfit.checkpoint.bring import SnapshotParcel, packed
 from spotfit.checkpoint.manifest import Manifest
+from spotfit.checkpoint.relay import LANE
 from spotfit.checkpoint.segment import Segment
 from spotfit.core.codec import decoder
 from spotfit.core.errors import IntegrityError
@@ -51,6 +52,7 @@ class Snapshots:
             self._round = start.round
             self._waiting.clear()
             self._copied.clear()
+            self._free_others(self._left(f"*{LANE}"))  # whoever read through them is gone
         self._copies_to = start.copies_to
         remembered = self._remembered(start) if start.memory is not None else ()
         return replace(start, segments=self._folder, remembered=remembered)
@@ -78,7 +80,7 @@ class Snapshots:
         snapshot = self._waiting.pop((rank, named.n), None)
         if snapshot is None or not named.name:
             return None
-        self._free_others(f"{self._round}-")
+        self._free_others(self._segments())
         self._copied[rank] = Path(snapshot.segment)
         self._copy(self._copied[rank])
         metrics = _metrics.decode(named.metrics)
@@ -102,14 +104,18 @@ class Snapshots:
         """Its report will never be matched."""
         self._waiting.pop((rank, n), None)
 
-    def _free_others(self, begins: str) -> None:
-        for segment in self._segments():
-            if not segment.name.startswith(begins):
+    def _free_others(self, files: Iterable[Path]) -> None:
+        """Those of other rounds."""
+        for path in files:
+            if not path.name.startswith(f"{self._round}-"):
                 with suppress(OSError):
-                    segment.unlink()
+                    path.unlink()
 
     def _segments(self) -> list[Path]:
-        return [path for folder in self._folders for path in folder.glob("*.segment")]
+        return self._left("*.segment")
+
+    def _left(self, pattern: str) -> list[Path]:
+        return [path for folder in self._folders for path in folder.glob(pattern)]
 
     def _remembered(self, start: Start) -> tuple[str, ...]:
         """The segments of the state to begin from, by rank; empty for what lies elsewhere."""

@@ -28,6 +28,9 @@ from spotfit.core.clock import Clock
 from spotfit.core.errors import IntegrityError
 from spotfit.host import log
 
+LANE = ".lane"
+"""The ending of a lane's name. Of workers that were killed while they read lanes are left."""
+
 _PAGE = 4096
 _HEAD = struct.Struct("<8sIIQI")
 _MAGIC = b"spotlane"

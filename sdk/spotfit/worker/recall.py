@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from spotfit.checkpoint.relay import Company, lane, needs_of, read_together
+from spotfit.checkpoint.relay import LANE, Company, lane, needs_of, read_together
 from spotfit.checkpoint.saved import Opened, Order, Saved, read_alone, told
 from spotfit.core.clock import Clock
 from spotfit.core.errors import IntegrityError
@@ -119,7 +119,7 @@ class Recall:
         if self._fellows == 1 or not needs_of(orders):
             yield None
             return
-        path = self._desk.path_for(self._desk.folders[0])
+        path = self._desk.path_for(self._desk.folders[0]).with_suffix(LANE)
         biggest_bytes = max(order.chunk.size_bytes for order in orders)
         with lane(
             path, fellows=self._fellows, chunks=len(orders), place_bytes=biggest_bytes

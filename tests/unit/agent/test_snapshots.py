@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from spotfit.agent.snapshots import Snapshots
 from spotfit.checkpoint.bring import unpacked
+from spotfit.checkpoint.relay import LANE
 from spotfit.checkpoint.segment import Segment
 from spotfit.core.codec import decoder
 from spotfit.model.holding import Part, State
@@ -64,6 +65,23 @@ def test_a_round_frees_what_earlier_ones_left_once_it_has_its_own(tmp_path: Path
     snapshots.named(0, Named(0, "c", (0,), _METRICS))
     assert not old.exists()
     assert new.exists()
+
+
+def test_a_round_frees_the_lanes_of_workers_that_were_killed_while_they_read(
+    tmp_path: Path,
+) -> None:
+    lanes = [tmp_path / f"{name}{LANE}" for name in ("1-0-1", "11-0-1")]
+    segment = tmp_path / "1-0-2.segment"
+    for path in (*lanes, segment):
+        path.touch()
+    snapshots = Snapshots(str(tmp_path))
+    for _ in range(2):
+        snapshots.enter(start(11))
+        assert [path.exists() for path in lanes] == [False, True]
+    snapshots.enter(start(12))
+    assert not lanes[1].exists()
+    assert segment.exists()
+    assert snapshots.held() == ()
 
 
 def test_what_is_whole_is_held_and_the_next_round_is_told_where(tmp_path: Path) -> None:

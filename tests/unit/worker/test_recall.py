@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from spotfit.checkpoint.relay import LANE
 from spotfit.checkpoint.saved import InMemory, Opened, Order, Saved, Wanted, at_once, open_saved
 from spotfit.checkpoint.segment import Segment
 from spotfit.checkpoint.snapshot import Piece
@@ -129,14 +130,17 @@ WHOLE = {*BODIES[0], *BODIES[1], bytes_of(100, BIG), bytes_of(101, BIG)}
 
 
 class Counting(MemoryStore):
-    """Which objects were asked for, and how often."""
+    """Which objects were asked for, and how often; and what lay in shared memory then."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__()
         self.asked: Counter[str] = Counter()
+        self.shared: set[str] = set()
+        self._segments = folder / "segments"
 
     def get(self, key: str) -> bytes:
         self.asked[key] += 1
+        self.shared |= {path.suffix for path in self._segments.glob("*")}
         return super().get(key)
 
 
@@ -162,7 +166,7 @@ class Desk(LocalSnapshots):
 
 def saved_by_all(folder: Path, *names: str) -> Counting:
     """Each checkpoint holds other bytes than those before."""
-    store = Counting()
+    store = Counting(folder)
     for nth, name in enumerate(names):
         for rank in range(RANKS):
             bodies = [*BODIES[rank], bytes_of(100 + 2 * nth + rank, BIG)]
@@ -199,6 +203,7 @@ def test_each_object_is_read_by_one_of_them(tmp_path: Path) -> None:
     store = saved_by_all(tmp_path, "a")
     assert read_by_all(store, tmp_path, ["a"]) == [("a", WHOLE)] * RANKS
     assert set(store.asked.values()) == {1}
+    assert store.shared == {LANE}, "who frees what the killed have left knows it by that"
     assert list(tmp_path.glob("segments/*")) == [], "the lanes are gone"
 
 
@@ -226,4 +231,4 @@ def test_with_nothing_left_to_read_it_is_said(tmp_path: Path) -> None:
 
 
 def test_a_run_without_checkpoints_begins(tmp_path: Path) -> None:
-    assert read_by_all(Counting(), tmp_path, []) == [("", set())] * RANKS
+    assert read_by_all(Counting(tmp_path), tmp_path, []) == [("", set())] * RANKS
