@@ -68,7 +68,8 @@ class Handover(Protocol):
 
     @property
     def peer_bytes_per_s(self) -> float:
-        """How fast copies go to another machine; 0 where none are kept."""
+        """How fast this rank's copies go to another machine, while those of all ranks of this one
+        do; 0 where none are kept."""
         ...
 
     def advice(self) -> tuple[float, str] | None:

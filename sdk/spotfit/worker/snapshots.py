@@ -167,7 +167,9 @@ class Snapshots:
 
     @property
     def peer_bytes_per_s(self) -> float:
-        return COPY_BYTES_PER_S if self._start.copies_to else 0.0
+        if not self._start.copies_to:
+            return 0.0
+        return COPY_BYTES_PER_S / self._start.local_world_size  # one vault sends for all of them
 
     def advice(self) -> tuple[float, str] | None:
         return self._desk.advice()

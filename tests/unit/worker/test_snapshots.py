@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from spotfit.core.errors import IntegrityError
 from spotfit.ledger.journal import Journal
 from spotfit.model.holding import State
+from spotfit.model.vault import COPY_BYTES_PER_S
 from spotfit.model.wire import (
     Carried,
     Committed,
@@ -113,6 +115,17 @@ def test_segments_lie_in_memory_and_else_on_the_disk(snapshots: Snapshots, agent
     assert Session(start(scratch="/s"), agent.talk, MemoryStore()).snapshots.folders == [
         Path("/s/segments")
     ]
+
+
+def test_the_ranks_of_a_machine_share_what_carries_their_copies(
+    agent: AgentEnd, store: MemoryStore
+) -> None:
+    def speed(**given: Any) -> float:
+        return Session(start(**given), agent.talk, store).snapshots.peer_bytes_per_s
+
+    assert speed(copies_to="a:9", local_world_size=1) == COPY_BYTES_PER_S
+    assert speed(copies_to="a:9", local_world_size=8) == COPY_BYTES_PER_S / 8
+    assert speed(local_world_size=8) == 0.0
 
 
 def test_what_there_is_to_go_on_from(agent: AgentEnd, store: MemoryStore, tmp_path: Path) -> None:
