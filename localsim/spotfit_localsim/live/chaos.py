@@ -377,6 +377,8 @@ def _damage(store: Store, key: str, how: str, dice: Stream) -> None:
         return
     if how == "cut":
         del body[len(body) // 2 :]
+    elif not body:  # there is nothing to flip
+        body.append(1)
     else:
         body[int(dice.random() * len(body))] ^= 1
     store.put(key, bytes(body))
