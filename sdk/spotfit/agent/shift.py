@@ -155,7 +155,7 @@ class Shift:
         if number == self.round:
             self.stop()
         else:
-            self._net.send_up(Stopped(number))
+            self._net.send_up(Stopped(number, held=self.held))
 
     def examine(self, number: int, examination: int) -> None:
         """Find out what the workers of that round are doing."""

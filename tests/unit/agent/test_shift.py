@@ -290,6 +290,16 @@ def test_a_halt_ends_the_round_before_the_journal_says_so(working: Node) -> None
     assert working.hear() == [Stopped(3)], "how they ended is our own doing"
 
 
+def test_a_halt_that_comes_after_the_last_worker_is_gone_does_not_hide_what_memory_holds(
+    working: Node,
+) -> None:
+    working.crew.held = (Part(State(3, 9), 2, 4),)
+    working.crew.halt()
+    first = working.hear()
+    working.shift.halt(3)
+    assert working.told() == first == [Stopped(3, held=working.crew.held)]
+
+
 def test_a_round_halted_before_it_was_entered_never_is(node: Node) -> None:
     node.shift.halt(3)
     assert node.told() == [Stopped(3)]
