@@ -58,7 +58,13 @@ class _Keeper:
         self._found: dict[tuple[int, str], bytes] = {}
 
     def train(self) -> str:
-        recall = Recall(self._desk, self._context, self._gather, SystemClock())
+        recall = Recall(
+            self._desk,
+            self._context,
+            gather=self._gather,
+            broadcast=lambda mine: self._gather(mine)[0],
+            clock=SystemClock(),
+        )
         found = recall.newest(self._plan)
         if found is not None:
             self._check(found)

@@ -95,7 +95,13 @@ class Checkpointer:
         self._training = _training_of(model, optimizer, others)
         self._loader = loader
         self._place = _place_in(loader, rank=self._rank, world_size=self._world_size)
-        self._recall = Recall(self._desk, session.context, _gathered, self._clock)
+        self._recall = Recall(
+            self._desk,
+            session.context,
+            gather=_gathered,
+            broadcast=_broadcast,
+            clock=self._clock,
+        )
         self._shares = Shares(self._rank, _gathered)
         self._pace = self._paced(cadence)
         self._slots = [_Slot(Arena(self._desk.folders, self._desk.path_for)) for _ in range(SLOTS)]
@@ -361,6 +367,17 @@ def _gathered(mine: Any) -> list[Any]:
     all_s: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(all_s, mine)
     return all_s
+
+
+def _broadcast(mine: Any) -> Any:
+    """What rank 0 gave."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return mine
+    box = [mine]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
 
 
 def _check_group(world_size: int) -> None:

@@ -19,6 +19,9 @@ from spotfit.worker.handover import IN_MEMORY, Handover
 Gather = Callable[[Any], list[Any]]
 """Every rank gives something, and gets what all gave."""
 
+Broadcast = Callable[[Any], Any]
+"""Every rank gives something, and gets what rank 0 gave."""
+
 Plan = Callable[[Saved], Sequence[Order]]
 """What this rank has to read of a state. Raises `IntegrityError`."""
 
@@ -48,12 +51,21 @@ class _Told(NamedTuple):
 class Recall:
     """All ranks look at the same states, and agree on each. Those of a machine read together."""
 
-    def __init__(self, desk: Handover, context: TrainContext, gather: Gather, clock: Clock) -> None:
+    def __init__(
+        self,
+        desk: Handover,
+        context: TrainContext,
+        *,
+        gather: Gather,
+        broadcast: Broadcast,
+        clock: Clock,
+    ) -> None:
         self._desk = desk
         self._node = context.get_node_rank()
         self._rank = context.get_world_rank()
         self._fellows = context.get_local_world_size()
         self._gather = gather
+        self._broadcast = broadcast
         self._clock = clock
 
     def newest(self, plan: Plan) -> Saved | None:
@@ -65,7 +77,8 @@ class Recall:
         saved = self._read(IN_MEMORY, self._desk.open_memory, plan)
         offers = self._offers() if self._rank == 0 else iter(())
         found_any = False
-        while saved is None and (offer := self._gather(next(offers, None))[0]) is not None:
+        # Not gathered: everybody's would be made as big as rank 0's, which holds all indices.
+        while saved is None and (offer := self._broadcast(next(offers, None))) is not None:
             found_any = True
             saved = self._read(offer.name, partial(self._accepted, offer), plan)
         if saved is None and found_any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -84,7 +85,8 @@ def found_in(shelf: Any, *, broken: tuple[str, ...] = (), told: str | None = Non
         return [mine, told] if mine is None or isinstance(mine, str) else [mine]
 
     context = LocalSession("run").context
-    found = Recall(shelf, context, gathered, Yielding()).newest(plan)
+    recall = Recall(shelf, context, gather=gathered, broadcast=lambda mine: mine, clock=Yielding())
+    found = recall.newest(plan)
     return found.name if found else None
 
 
@@ -164,6 +166,22 @@ class Desk(LocalSnapshots):
         return open_saved(self._store, name)
 
 
+class Said:
+    """How much each rank tells all others, and how much one tells all of them."""
+
+    def __init__(self) -> None:
+        self.gathered_bytes: list[int] = []
+        self.broadcast_bytes: list[int] = []
+
+    def to_all(self, mine: Any) -> Any:
+        self.gathered_bytes.append(len(pickle.dumps(mine)))
+        return mine
+
+    def once(self, mine: Any) -> Any:
+        self.broadcast_bytes.append(len(pickle.dumps(mine)))
+        return mine
+
+
 def saved_by_all(folder: Path, *names: str) -> Counting:
     """Each checkpoint holds other bytes than those before."""
     store = Counting(folder)
@@ -175,8 +193,11 @@ def saved_by_all(folder: Path, *names: str) -> Counting:
     return store
 
 
-def read_by_all(store: MemoryStore, folder: Path, names: list[str]) -> list[tuple[str, set[bytes]]]:
+def read_by_all(
+    store: MemoryStore, folder: Path, names: list[str], said: Said | None = None
+) -> list[tuple[str, set[bytes]]]:
     """Of each rank: what it goes on from, and what it has read."""
+    said = said or Said()
 
     def work(rank: int, gather: Gather) -> tuple[str, set[bytes]]:
         got: dict[tuple[int, Piece], bytes] = {}
@@ -193,7 +214,14 @@ def read_by_all(store: MemoryStore, folder: Path, names: list[str]) -> list[tupl
 
         context = LocalSession("run", LaunchedGroup(Ranks(rank, RANKS, rank, RANKS))).context
         desk = Desk(rank, folder, store, names)
-        saved = Recall(desk, context, gather, Yielding()).newest(plan)
+        recall = Recall(
+            desk,
+            context,
+            gather=lambda mine: gather(said.to_all(mine)),
+            broadcast=lambda mine: gather(said.once(mine))[0],
+            clock=Yielding(),
+        )
+        saved = recall.newest(plan)
         return saved.name if saved else "", set(got.values())
 
     return on_ranks(RANKS, work)
@@ -205,6 +233,15 @@ def test_each_object_is_read_by_one_of_them(tmp_path: Path) -> None:
     assert set(store.asked.values()) == {1}
     assert store.shared == {LANE}, "who frees what the killed have left knows it by that"
     assert list(tmp_path.glob("segments/*")) == [], "the lanes are gone"
+
+
+def test_what_is_as_big_as_the_state_has_chunks_is_told_by_one_rank_only(tmp_path: Path) -> None:
+    said = Said()
+    store = saved_by_all(tmp_path, "a")
+    read_by_all(store, tmp_path, ["a"], said)
+    indices_bytes = sum(one.size_bytes for one in store.list("a") if "index" in one.key)
+    assert max(said.broadcast_bytes) >= indices_bytes
+    assert max(said.gathered_bytes) < indices_bytes
 
 
 @pytest.mark.parametrize("harm", ["chunk", "index"])
