@@ -138,6 +138,8 @@ class Leader:
         """What uploads that outlive the last round share files with."""
         self._damaged: set[str] = set()
         """Checkpoints that ranks of earlier rounds could not read."""
+        self._first_round: int | None = None
+        """Of those that this leader has opened."""
         self._withheld: list[Answer] = []
         """Names that are given once what lies under them is deleted."""
         self._last_news: News | None = None
@@ -378,11 +380,13 @@ class Leader:
     def _open(self, opened: Round, now: float) -> None:
         spec = self._ledger.view.spec
         assert spec is not None
+        if self._first_round is None:
+            self._first_round = opened.number
         self._hub = Hub(
             opened.number,
             opened.world_size,
             name_for=self._name_for,
-            base_for=self._latest_snapshot,
+            base_for=self._sound_snapshot,
             collective_timeout_s=spec.collective_timeout_s,
             collective_warn_s=spec.collective_warn_s,
             keep_all=spec.callbacks,
@@ -563,12 +567,19 @@ class Leader:
         )
         return self._watch
 
-    def _latest_snapshot(self) -> str:
-        """The latest snapshot that is committed: it stays until there is another. None that is
-        known to be damaged: whatever shares its files would be so, too."""
+    def _sound_snapshot(self) -> str:
+        """The latest snapshot that is committed, for the next one to share files with: it stays
+        until there is another. '' where it is known to be damaged: whatever shares its files would
+        be so, too.
+
+        What an earlier leader knew of damage went with it, so none of its snapshots is shared:
+        after a change of leaders the first one is uploaded in full.
+        """
         damaged = self._damaged | (self._hub.damaged if self._hub else set())
-        snapshots = [one.name for one in self._ledger.view.checkpoints if one.snapshot]
-        return snapshots[-1] if snapshots and snapshots[-1] not in damaged else ""
+        snapshots = [one for one in self._ledger.view.checkpoints if one.snapshot]
+        if not snapshots or self._first_round is None or snapshots[-1].round < self._first_round:
+            return ""
+        return snapshots[-1].name if snapshots[-1].name not in damaged else ""
 
     def _latest_metrics(self) -> dict[str, Any] | None:
         latest = self._hub.metrics if self._hub else None

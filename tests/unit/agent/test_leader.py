@@ -27,6 +27,7 @@ from spotfit.model.spec import Keep, Limits, Vigil
 from spotfit.model.watch import Trouble
 from spotfit.model.wire import (
     Call,
+    Damaged,
     Files,
     Gather,
     Gathered,
@@ -387,6 +388,47 @@ def test_files_of_a_dropped_name_that_is_in_use_again_stay() -> None:
     assert world.last(CheckpointDropped).name == "c1"
     assert world.object_at("c0/model") == b"weights"
     assert not any(key.startswith("c1/") for (key, _) in world.store.list())
+
+
+def snapshot(world: World, n: int) -> tuple[str, str]:
+    """All ranks hand a snapshot over as their n-th report, and it is committed: its name, and that
+    of the one it may share files with."""
+    for rank in (0, 1):
+        world.say(rank, Files(n, msgspec.Raw(b"{}"), shares=True))
+    named = world.heard(0, Named)[-1]
+    for rank in (0, 1):
+        world.say(rank, Saved(n, named.name, 10))
+    world.until(lambda: world.last(CheckpointCommitted).name == named.name)
+    return named.name, named.base
+
+
+def test_a_snapshot_shares_files_with_the_one_before_unless_that_is_damaged() -> None:
+    world = World(limits=ANY_FAILURES)
+    world.train()
+    first, base = snapshot(world, 0)
+    assert base == ""
+    second, base = snapshot(world, 1)
+    assert base == first
+    world.fail(1)
+    world.train()
+    world.say(0, Damaged(second))
+    third, base = snapshot(world, 0)
+    assert base == ""
+    assert snapshot(world, 1)[1] == third
+
+
+def test_what_an_earlier_leader_may_have_known_to_be_damaged_is_not_shared() -> None:
+    world = World()
+    world.train()
+    snapshot(world, 0)
+    world.say(0, Damaged(snapshot(world, 1)[0]))
+    gone = world.leader
+    world.kill(gone)
+    world.until(lambda: world.last(RoundOpened).round.number == 2 and world.training)
+    assert world.last(LeaderElected).lost == gone.me
+    first, base = snapshot(world, 0)
+    assert base == ""
+    assert snapshot(world, 1)[1] == first
 
 
 def half_saved_by_rank_0(world: World, n: int) -> str:
