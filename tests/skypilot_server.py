@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 _START_S = 300.0
-_TRIES = 3
+_TRIES = 5
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("sky") is None or shutil.which("rsync") is None,
@@ -79,20 +79,18 @@ def skypilot_server(folder: Path) -> Iterator[str]:
 def server_with(cloud: str, folder: Path, settings: str = "") -> Iterator[str]:
     """Where one answers that has access to that cloud. This process's environment leads SkyPilot's
     SDK there as well."""
-    port = _free_port()
     home = folder / "home"
     _furnish(home, settings)
     with pytest.MonkeyPatch.context() as patch:
         for name, text in {
             "HOME": str(home),
-            "SKYPILOT_API_SERVER_LOCAL_PORT": str(port),
             "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
             "SKYPILOT_POD_MEMORY_GB_LIMIT": "6",  # of more it makes use: controllers, and workers
         }.items():
             patch.setenv(name, text)
         patch.delenv("SKYPILOT_DISABLE_LOCAL_API_SERVER", raising=False)
         try:
-            _start(folder)
+            port = _start(folder, patch)
             _sky(folder, "check", cloud)
             yield f"http://127.0.0.1:{port}"
         finally:
@@ -109,12 +107,23 @@ def _furnish(home: Path, settings: str) -> None:
     (home / ".sky/config.yaml").write_text(consolidated + settings)
 
 
-def _start(folder: Path) -> None:
-    """SkyPilot gives its server a minute, which is not enough on a busy machine."""
+def _start(folder: Path, patch: pytest.MonkeyPatch) -> int:
+    """At which port. SkyPilot gives its server a minute, which is not enough on a busy machine,
+    and has it listen at a second port that it reckons from this one, free or not."""
     for _ in range(_TRIES - 1):
         with contextlib.suppress(subprocess.CalledProcessError):
-            return _sky(folder, "api", "start")
-    return _sky(folder, "api", "start")
+            return _start_at(_free_port(), folder, patch)
+    return _start_at(_free_port(), folder, patch)
+
+
+def _start_at(port: int, folder: Path, patch: pytest.MonkeyPatch) -> int:
+    patch.setenv("SKYPILOT_API_SERVER_LOCAL_PORT", str(port))
+    try:
+        _sky(folder, "api", "start")
+    except subprocess.CalledProcessError:
+        _sky(folder, "api", "stop")  # it may be about to come
+        raise
+    return port
 
 
 def _sky(folder: Path, *words: str) -> None:

@@ -117,12 +117,18 @@ def test_two_who_ask_at_the_same_time_get_one_group_which_is_let_go(by: By, laun
     assert sorted(names) == [f"{plan.token}-0", f"{plan.token}-1"]
     status = until(provisioner, first, lambda status: status.refusal)
     assert all(node.state == NodeState.WAITING for node in status.nodes)
-    [life] = provisioner.said(first, 0, last=1)
-    assert life.where.startswith("sky jobs logs ")
+    waits = next(job.id for job in going if job.state != "CANCELLING")
+    assert f"sky jobs logs {waits}" not in told_of(provisioner, first), "for its machine"
     provisioner.cancel(first)
     until(provisioner, first, lambda status: status.over)
+    assert f"sky jobs logs {waits}" in told_of(provisioner, first)
     provisioner.cancel(first)
     assert provisioner.observe(granted(provisioner, plan, launch)).over, "it does not come back"
+
+
+def told_of(provisioner: SkyPilotProvisioner, handle: GroupHandle) -> list[str]:
+    """Where what any of its machines printed is kept."""
+    return [life.where for node in range(2) for life in provisioner.said(handle, node, last=5)]
 
 
 def test_a_cluster_that_cannot_come_says_why_and_asking_twice_is_asking_once(

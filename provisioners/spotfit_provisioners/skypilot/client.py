@@ -58,6 +58,15 @@ _NO_SERVER = ("ApiServerConnectionError",)
 _NOT_STARTED = "starting a local API server on this machine is disabled"
 _NOT_UP = "ClusterNotUpError"
 _NOT_THERE = "ClusterDoesNotExist"
+_DUMB = ("CommandError", "FetchClusterInfoError", "SkyletUnavailableError")
+"""Said of a machine that is there for SkyPilot, and does not answer: it may just have been lost."""
+
+
+_LISTEN_S = 60.0
+
+
+class _LateError(MachineError):
+    """The server has not answered in time."""
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -209,8 +218,8 @@ class SkyClient:
                     raise
 
     def printed_by_cluster(self, cluster: str, last: int) -> tuple[str, ...]:
-        """The last lines of its task, which go with it; none of one that is not there, or not
-        yet."""
+        """The last lines of its task, which go with it; none of one that is not there, not yet,
+        or does not answer."""
         with self._told_as_ours("tell what a cluster printed"):
             try:
                 return self._printed(
@@ -220,7 +229,7 @@ class SkyClient:
                     ),
                 )
             except Exception as wrong:
-                if not _is(wrong, _NOT_THERE, _NOT_UP):
+                if not _is(wrong, _NOT_THERE, _NOT_UP, *_DUMB):
                     raise
                 return ()
 
@@ -252,15 +261,19 @@ class SkyClient:
         return self._sky.Task.from_yaml_config(msgspec.json.decode(msgspec.json.encode(body)))
 
     def _printed(self, last: int, print_to: Callable[[io.StringIO], object]) -> tuple[str, ...]:
+        """What comes in a minute: for a machine that was lost SkyPilot waits until it is back."""
         said = io.StringIO()
-        self._in_time("told what was printed", lambda: print_to(said))
+        with contextlib.suppress(_LateError):
+            self._in_time("told what was printed", lambda: print_to(said), patience_s=_LISTEN_S)
         return tail(_COLOURS.sub("", said.getvalue()), last)
 
     def _answer(self, request: str) -> Any:
         """What the server has to say."""
-        return self._in_time(f"done request {request}", lambda: self._sky.get(request))
+        return self._in_time(
+            f"done request {request}", lambda: self._sky.get(request), patience_s=self._patience_s
+        )
 
-    def _in_time(self, what: str, ask: Callable[[], Any]) -> Any:
+    def _in_time(self, what: str, ask: Callable[[], Any], *, patience_s: float) -> Any:
         """What the server has to say, if it does so in time: the SDK itself waits for ever."""
         answers: queue.Queue[tuple[Any, Exception | None]] = queue.Queue()
         context = contextvars.copy_context()
@@ -273,10 +286,10 @@ class SkyClient:
 
         threading.Thread(target=answer, name="skypilot", daemon=True).start()
         try:
-            told, wrong = answers.get(timeout=self._patience_s)
+            told, wrong = answers.get(timeout=patience_s)
         except queue.Empty as late:
-            raise MachineError(
-                f"SkyPilot's API server has not {what} in {self._patience_s:.0f} s."
+            raise _LateError(
+                f"SkyPilot's API server has not {what} in {patience_s:.0f} s."
             ) from late
         if wrong is not None:
             raise wrong

@@ -103,7 +103,7 @@ class SkyPilotProvisioner:
         if handle.detail["via"] == "clusters":
             lines = self._client.printed_by_cluster(name, last)
             return [Said(f"sky logs {name}", lines)] if lines else []
-        jobs = [job.id for job in self._client.jobs(name) if job.name == name]
+        jobs = [job.id for job in self._client.jobs(name) if job.name == name and job.tells]
         told = {f"sky jobs logs {job}": self._client.printed_by_job(job, last) for job in jobs}
         return [Said(where, lines) for where, lines in told.items() if lines]
 

@@ -47,6 +47,7 @@ REQUESTS: Mapping[str, NodeState] = {
 _NO_ROOM = "FAILED_NO_RESOURCE"
 _BACKING_OFF = "in backoff"
 """In what is told of a job for which no place had a machine; all are asked again after a pause."""
+_TELL = ("RUNNING", "CANCELLING")
 _UNTOLD = ("", "-", "None")
 _SHOWN = 500
 
@@ -63,6 +64,11 @@ class Job:
     @property
     def over(self) -> bool:
         return job(self).over
+
+    @property
+    def tells(self) -> bool:
+        """Whether what it printed is told at once: SkyPilot waits for the machine of any other."""
+        return self.over or self.state in _TELL
 
 
 def job(told: Job) -> NodeStatus:

@@ -87,6 +87,7 @@ def test_colours_and_lines_are_taken_out_of_what_they_say() -> None:
         *client._MISTAKE,
         client._NOT_UP,
         client._NOT_THERE,
+        *client._DUMB,
     ],
 )
 def test_the_names_are_theirs(name: str) -> None:
