@@ -87,7 +87,8 @@ def server(*, encrypted: bool = False) -> Server:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     certificate, key = _certified() if encrypted else ("", "")
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    program = str(Path(__file__).with_name("one_creator.py"))
+    command = [sys.executable, program, "-H", "127.0.0.1", "-p", str(port)]
     running = subprocess.Popen(
         [*command, "-c", certificate, "-k", key] if encrypted else command,
         env=os.environ | {"MOTO_S3_DEFAULT_KEY_BUFFER_SIZE": str(2**31)},  # no disk is measured

@@ -174,7 +174,7 @@ def _stalls_of_ray(python: str, place: Place, asked: argparse.Namespace) -> list
         "layers": asked.layers,
         "saves": _SAVES,
         "pause_s": _PAUSE_S,
-        "storage": str(place.folder / "ray"),
+        "storage": tempfile.mkdtemp(dir=place.folder),
         "notes": str(notes),
     }
     program = str(peers.SIDES / "ray_async_save.py")

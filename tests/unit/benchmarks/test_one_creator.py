@@ -1,0 +1,22 @@
+"""Of several who create an object at once one is served at a time; others need not wait."""
+
+from typing import Any
+
+import pytest
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+
+from benchmarks.one_creator import OneCreator
+
+
+def test_who_creates_is_alone_and_who_writes_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone: list[bool] = []
+
+    def served(_: Any, environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        alone.append(OneCreator.creating.locked())
+        return [b"done"]
+
+    monkeypatch.setattr(DomainDispatcherApplication, "__call__", served)
+    moto = OneCreator(create_backend_app)
+    for asked in ({"HTTP_IF_NONE_MATCH": "*"}, {"HTTP_IF_NONE_MATCH": '"tag"'}, {}):
+        assert moto(asked, None) == [b"done"]
+    assert alone == [True, False, False]
