@@ -53,7 +53,10 @@ CLAIMS: Mapping[str, tuple[Claim, ...]] = {
         Claim("obstore alone putting / our snapshot to commit", "raw_put_s", "commit_s", 0.8),
     ),
     "restores": (Claim("obstore alone fetching / our restore()", "raw_get_s", "restore_s", 0.7),),
-    "deaths": (Claim("recovery from the bucket / from memory", "bucket_s", "memory_s", 5.0),),
+    "deaths": (
+        Claim("recovery from the bucket / from memory", "bucket_s", "memory_s", 5.0),
+        Claim("of it restore() alone", "bucket_restore_s", "memory_restore_s", 5.0),
+    ),
     "steps": (Claim("steps a second with every='auto' / without", "auto", "never", 0.99),),
     "ray": (Claim("standstill of Ray's report(ASYNC) / ours", "ray_s", "ours_s", 10.0),),
 }
