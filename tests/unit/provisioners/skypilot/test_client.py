@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import threading
 
 import pytest
 
@@ -116,6 +117,23 @@ def test_a_launch_is_found_by_what_it_asks_for() -> None:
 def test_a_request_is_under_way_until_it_is_over() -> None:
     assert Request("r", "WAITING").under_way
     assert not Request("r", "FAILED").under_way
+
+
+def test_the_last_lines_are_told_without_their_colours() -> None:
+    told = SkyClient("", patience_s=1.0)._printed(
+        2, lambda to: to.write("one\n\x1b[36mtwo\x1b[0m\nthree\n")
+    )
+    assert told == ("two", "three")
+
+
+def test_nobody_waits_for_lines_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came before is told: here it may be nothing yet."""
+    monkeypatch.setattr(client, "_LISTEN_S", 0.0)
+    for_ever = threading.Event()
+    try:
+        assert SkyClient("", patience_s=1.0)._printed(2, lambda _: for_ever.wait()) == ()
+    finally:
+        for_ever.set()
 
 
 def test_without_the_extra_it_says_what_to_install() -> None:

@@ -24,6 +24,11 @@ def test_what_skypilot_calls_the_end_is_ours() -> None:
     assert over == {name for name in states.JOBS if Job(1, "j", name).over}
 
 
+def test_only_of_jobs_on_a_machine_and_of_those_that_are_over_what_they_printed_is_asked() -> None:
+    waits = {name for name in states.JOBS if not Job(1, "j", name).tells}
+    assert waits == {"PENDING", "SUBMITTED", "STARTING", "WINDING_DOWN", "RECOVERING"}
+
+
 def test_every_state_of_a_cluster_is_translated() -> None:
     lib = pytest.importorskip(
         "sky.utils.status_lib", reason="SkyPilot is not installed; `make sky-api`"
