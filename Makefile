@@ -117,7 +117,7 @@ $(STAMP): pyproject.toml constraints.txt .ci/make-venv
 	touch $@
 
 # SkyPilot's requirements and ours for tests exclude each other (click, protobuf, kubernetes).
-$(SKY)/.installed: pyproject.toml constraints.txt .ci/make-venv
+$(SKY)/.installed: pyproject.toml .ci/skypilot.txt .ci/make-venv
 	.ci/make-venv $(SKY)
-	$(SKY)/bin/python -m pip install --quiet -e '.[skypilot]' 'skypilot[aws,slurm]==0.14.*' "$$(grep ^torch== constraints.txt)" numpy 'hypothesis>=6.120' 'moto[server]>=5.0' 'pytest>=8.3' 'pytest-timeout>=2.3'
+	$(SKY)/bin/python -m pip install --quiet -c .ci/skypilot.txt -e '.[skypilot]' 'skypilot[aws,slurm]==0.14.*' torch numpy 'hypothesis>=6.120' 'moto[server]>=5.0' 'pytest>=8.3' 'pytest-timeout>=2.3'
 	touch $@
