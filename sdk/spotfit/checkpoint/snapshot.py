@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from spotfit.core.codec import UNREADABLE, decoder, encode
 from spotfit.core.errors import ConfigError, IntegrityError
@@ -88,7 +89,8 @@ class Index(msgspec.Struct, frozen=True, omit_defaults=True):
     """Samples all ranks together have taken in this epoch."""
     chunks: tuple[Chunk, ...] = ()
     """All bytes, in order; their marks are known once they are in the bucket."""
-    format: int = FORMAT
+    format: int = 1
+    """The first did not say so."""
 
     @property
     def size_bytes(self) -> int:
@@ -97,7 +99,7 @@ class Index(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _Written(msgspec.Struct):
-    format: int = FORMAT
+    format: int = 1
 
 
 _indices = decoder(Index)
@@ -130,7 +132,7 @@ def read_index(body: bytes | memoryview) -> Index:
 
 def write_index(index: Index) -> bytes:
     """The file."""
-    return encode(index)
+    return encode(replace(index, format=FORMAT))
 
 
 def starts(sizes_bytes: Iterable[int]) -> list[int]:

@@ -41,6 +41,7 @@ def test_nothing_is_cut_into_nothing() -> None:
 
 def test_what_a_later_format_says_is_not_guessed() -> None:
     index = write_index(Index(0, 1, 1, ()))
+    assert msgspec.json.decode(index)["format"] == FORMAT, "the one before shall know"
     later = {**msgspec.json.decode(index), "format": FORMAT + 1}
     with pytest.raises(ConfigError, match=f"format {FORMAT + 1}"):
         read_index(msgspec.json.encode(later))

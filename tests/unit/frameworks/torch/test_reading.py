@@ -10,7 +10,7 @@ import torch
 
 from spotfit.checkpoint.saved import InMemory, Saved, open_saved
 from spotfit.checkpoint.segment import Segment
-from spotfit.checkpoint.snapshot import Index, Piece, chunks_of
+from spotfit.checkpoint.snapshot import FORMAT, Index, Piece, chunks_of
 from spotfit.core.errors import ConfigError
 from spotfit.frameworks.torch.arena import Arena
 from spotfit.frameworks.torch.reading import load_into
@@ -19,7 +19,7 @@ from spotfit.frameworks.torch.state import joined, split
 from spotfit.store.opening import open_store
 from tests.unit.frameworks.torch.ranks import on_ranks
 
-GOLDEN = Path(__file__).parents[3] / "golden/snapshot/v1"
+GOLDEN = Path(__file__).parents[3] / "golden/snapshot"
 
 
 def a_state(fill: float, lr: float = 0.1, **other: Any) -> dict[str, Any]:
@@ -110,9 +110,10 @@ def test_another_model_is_refused_with_all_that_differs(tmp_path: Path) -> None:
         load_into(state, saved)
 
 
-def test_what_the_first_version_wrote_loads_for_ever() -> None:
-    """Two ranks wrote `tests/golden/snapshot/v1`; never write it anew."""
-    saved = open_saved(open_store(str(GOLDEN)), "checkpoint")
+@pytest.mark.parametrize("version", range(1, FORMAT + 1))
+def test_what_every_version_wrote_loads_for_ever(version: int) -> None:
+    """Two ranks wrote each folder of `tests/golden/snapshot`; never write one anew."""
+    saved = open_saved(open_store(str(GOLDEN / f"v{version}")), "checkpoint")
     assert saved is not None
     state = a_state(0.0, ema={"shadow": torch.zeros(3)})
     load_into(state, saved)
