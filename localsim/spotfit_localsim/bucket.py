@@ -9,7 +9,6 @@ from pathlib import Path
 
 from spotfit.core.errors import AlreadyExistsError, NotFoundError, TransientStoreError
 from spotfit.store.api import ObjectInfo
-from spotfit.store.parts import placed
 from spotfit_localsim.engine import Process
 from spotfit_localsim.faults import GIVES_UP_S, Line
 
@@ -73,8 +72,8 @@ class SimStore:
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self.get(key)[start : start + length]
 
-    def get_into(self, key: str, place: memoryview) -> int:
-        return placed(self.get(key), place)
+    def view(self, key: str, spare: memoryview) -> memoryview:
+        return memoryview(self.get(key))
 
     def put(self, key: str, body: bytes | memoryview) -> None:
         self._do("put", partial(self._write, key, bytes(body)))

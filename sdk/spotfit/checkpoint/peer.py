@@ -7,13 +7,13 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from spotfit.checkpoint.saved import NONE
 from spotfit.checkpoint.snapshot import Chunk, read_index
 from spotfit.core.codec import encode
 from spotfit.core.errors import IntegrityError
 from spotfit.host import frames
 from spotfit.model.holding import Part
 from spotfit.model.vault import Fetch, Look, ToVault
-from spotfit.store.parts import placed
 
 PATIENCE_S = 30.0
 """A machine that says nothing for so long is taken to be gone."""
@@ -34,14 +34,11 @@ class InPeer:
     def at_hand(self) -> bool:
         return False
 
-    def fetch(self, chunk: Chunk, place: memoryview | None = None) -> memoryview:
+    def fetch(self, chunk: Chunk, spare: memoryview = NONE) -> memoryview:
         body = self._asked(Fetch(self._part, chunk.start, chunk.size_bytes))
         if len(body) != chunk.size_bytes:
             raise _gone(self._address, f"it gave {len(body)} of {chunk.size_bytes} bytes")
-        if place is None:
-            return memoryview(body)
-        placed(body, place)
-        return place[: len(body)]
+        return memoryview(body)
 
     def _asked(self, question: ToVault) -> bytes:
         try:

@@ -185,7 +185,10 @@ class _Relay:
         )
 
     def _fetch(self, n: int, order: Order) -> None:
-        body = order.part.fetch(order.chunk, self._mine.place_of(n))
+        place = self._mine.place_of(n)
+        body = order.part.fetch(order.chunk, place)
+        if body.obj is not place.obj:
+            place[: len(body)] = body
         self._mine.fill(n)
         order.hand_over(body)
         self._mine.take(self._place, n)
@@ -229,7 +232,7 @@ class Lane:
     def open(cls, path: Path) -> Self:
         """One that its rank has made. Raises `OSError`."""
         with path.open("r+b") as file:
-            return cls(mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED | mmap.MAP_POPULATE))
+            return cls(mmap.mmap(file.fileno(), 0))
 
     @property
     def wrong(self) -> str:

@@ -19,6 +19,7 @@ from spotfit.store.marks import mark_of
 from spotfit.store.transfer import FileRecord
 
 AT_ONCE = 8
+NONE = memoryview(b"")
 
 Take = Callable[[int, memoryview], None]
 """Gets bytes of a piece, and where in the piece they begin; once for each run, by any thread."""
@@ -37,8 +38,8 @@ class Part(Protocol):
         """Whether its bytes lie in this machine's memory, and need not be fetched."""
         ...
 
-    def fetch(self, chunk: Chunk, place: memoryview | None = None) -> memoryview:
-        """The bytes of one of its chunks, checked: in `place`, if they are not at hand.
+    def fetch(self, chunk: Chunk, spare: memoryview = NONE) -> memoryview:
+        """The bytes of one of its chunks, checked; maybe in `spare`, which nobody needs meanwhile.
 
         Raises `IntegrityError`.
         """
@@ -143,14 +144,14 @@ def read_alone(orders: Iterable[Order]) -> None:
 
 
 def read_each(orders: Iterable[Order], pool: ThreadPoolExecutor) -> list[Future[None]]:
-    """Have every chunk fetched and handed over, each thread with one place for all of its own."""
-    place = threading.local()
+    """Have every chunk fetched and handed over, each thread with spare memory of its own."""
+    own = threading.local()
 
     def read(order: Order) -> None:
-        size_bytes = order.chunk.size_bytes
-        if not order.part.at_hand and len(getattr(place, "bytes", b"")) < size_bytes:
-            place.bytes = memoryview(bytearray(size_bytes))
-        order.hand_over(order.part.fetch(order.chunk, getattr(place, "bytes", None)))
+        spare = getattr(own, "spare", NONE)
+        if not order.part.at_hand and len(spare) < order.chunk.size_bytes:
+            spare = own.spare = memoryview(bytearray(order.chunk.size_bytes))
+        order.hand_over(order.part.fetch(order.chunk, spare))
 
     return [pool.submit(read, order) for order in orders]
 
@@ -199,28 +200,20 @@ class InBucket:
     def at_hand(self) -> bool:
         return False
 
-    def fetch(self, chunk: Chunk, place: memoryview | None = None) -> memoryview:
+    def fetch(self, chunk: Chunk, spare: memoryview = NONE) -> memoryview:
         key = f"{chunk.at or self.folder}/{chunk.file}"
-        body = room_for(chunk, place)
         try:
-            size_bytes = self._store.get_into(key, body)
+            body = self._store.view(key, spare)
         except NotFoundError as missing:
             raise _broken(self._store, key, "is missing") from missing
-        if not _holds(body, size_bytes, chunk):
+        if not _holds(body, chunk):
             raise _broken(self._store, key, "is not what was saved")
         return body
 
 
-def room_for(chunk: Chunk, place: memoryview | None) -> memoryview:
-    """Where the chunk's bytes go: to the beginning of `place`, else to a place of their own."""
-    if place is None:
-        return memoryview(bytearray(chunk.size_bytes))
-    return place[: chunk.size_bytes]
-
-
-def _holds(body: memoryview, size_bytes: int, chunk: Chunk) -> bool:
-    """Whether that is the chunk; `size_bytes` is how many its file has."""
-    if size_bytes != chunk.size_bytes:
+def _holds(body: memoryview, chunk: Chunk) -> bool:
+    """Whether that is the chunk."""
+    if len(body) != chunk.size_bytes:
         return False
     if chunk.mark:
         return mark_of(body) == chunk.mark
@@ -328,5 +321,5 @@ class InMemory:
     def at_hand(self) -> bool:
         return True
 
-    def fetch(self, chunk: Chunk, place: memoryview | None = None) -> memoryview:
+    def fetch(self, chunk: Chunk, spare: memoryview = NONE) -> memoryview:
         return self._bytes[chunk.start : chunk.end]

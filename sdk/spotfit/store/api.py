@@ -36,10 +36,10 @@ class Store(Protocol):
         """`length` bytes from `start`, fewer where the object ends. Raises `NotFoundError`."""
         ...
 
-    def get_into(self, key: str, place: memoryview) -> int:
-        """The object's bytes into `place`, as many as fit there; and how many it has.
+    def view(self, key: str, spare: memoryview) -> memoryview:
+        """The whole object to look at, copied as seldom as can be. Raises `NotFoundError`.
 
-        Raises `NotFoundError`.
+        It may lie in `spare`, memory that nobody needs meanwhile.
         """
         ...
 

@@ -28,7 +28,7 @@ from spotfit.core.errors import (
 from spotfit.store.api import ObjectInfo, Store
 from spotfit.store.native import bucket_behind, kinds_of
 from spotfit.store.opening import open_store
-from spotfit.store.parts import appearing, placed
+from spotfit.store.parts import appearing
 from spotfit.store.url import checked_key
 
 _COPIED_AT_ONCE = 8 * 2**20
@@ -104,8 +104,8 @@ class FsspecStore:
             end = min(start + length, size_bytes)
             return bytes(self._fs.cat_file(self._full(key), start=start, end=end))
 
-    def get_into(self, key: str, place: memoryview) -> int:
-        return placed(self.get(key), place)
+    def view(self, key: str, spare: memoryview) -> memoryview:
+        return memoryview(self.get(key))
 
     def put(self, key: str, body: bytes | memoryview) -> None:
         self._write(key, lambda full: self._fs.pipe_file(full, bytes(body)))
@@ -185,8 +185,8 @@ class ArrowStore:
             start = min(start, file.size())
             return bytes(file.read_at(min(length, file.size() - start), start))
 
-    def get_into(self, key: str, place: memoryview) -> int:
-        return placed(self.get(key), place)
+    def view(self, key: str, spare: memoryview) -> memoryview:
+        return memoryview(self.get(key))
 
     def put(self, key: str, body: bytes | memoryview) -> None:
         with self._telling(key):

@@ -52,12 +52,15 @@ class LocalStore:
         with self._telling(key, reading=True), self._file(key).open("rb") as file:
             return os.pread(file.fileno(), length, start)
 
-    def get_into(self, key: str, place: memoryview) -> int:
+    def view(self, key: str, spare: memoryview) -> memoryview:
         with self._telling(key, reading=True), self._file(key).open("rb", buffering=0) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            if size_bytes > len(spare):
+                return memoryview(file.read())
             at = 0
-            while read := file.readinto(place[at:]):
+            while read := file.readinto(spare[at:size_bytes]):
                 at += read
-            return os.fstat(file.fileno()).st_size
+            return spare[:at]
 
     def put(self, key: str, body: bytes | memoryview) -> None:
         self._replace(key, lambda part: part.write_bytes(body))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from spotfit.core.errors import AlreadyExistsError, NotFoundError
 from spotfit.store.api import ObjectInfo, Store
-from spotfit.store.parts import appearing, placed
+from spotfit.store.parts import appearing
 from spotfit.store.url import RootUrl, checked_key
 
 Objects = dict[str, tuple[bytes]]
@@ -48,8 +48,8 @@ class MemoryStore:
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self.get(key)[start : start + length]
 
-    def get_into(self, key: str, place: memoryview) -> int:
-        return placed(self.get(key), place)
+    def view(self, key: str, spare: memoryview) -> memoryview:
+        return memoryview(self.get(key))
 
     def put(self, key: str, body: bytes | memoryview) -> None:
         self._objects[self._full(key)] = (bytes(body),)

@@ -22,7 +22,7 @@ from spotfit.store import driver
 from spotfit.store.api import ObjectInfo, Store
 from spotfit.store.budget import Budget
 from spotfit.store.credentials import Keys
-from spotfit.store.parts import appearing, placed
+from spotfit.store.parts import appearing
 from spotfit.store.retry import persistently
 from spotfit.store.url import RootUrl, checked_key
 
@@ -74,12 +74,11 @@ class ObjectStore:
         except _BeyondTheEndError:
             return b""
 
-    def get_into(self, key: str, place: memoryview) -> int:
+    def view(self, key: str, spare: memoryview) -> memoryview:
         def ask(client: Client) -> memoryview:
             return memoryview(client.get(key).bytes())
 
-        insisting = persistently(lambda: self._once(key, ask, insists=True), self._for_files)
-        return placed(insisting, place)
+        return persistently(lambda: self._once(key, ask, insists=True), self._for_files)
 
     def put(self, key: str, body: bytes | memoryview) -> None:
         if len(body) <= _SMALL_BYTES:

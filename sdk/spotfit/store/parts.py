@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and bytes that go to a place of the caller's."""
+"""Files that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -27,13 +27,6 @@ def appearing(path: Path) -> Iterator[Path]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-
-
-def placed(body: bytes | memoryview, place: memoryview) -> int:
-    """Copy as much of `body` as fits into `place`; how long it is."""
-    fitting = min(len(body), len(place))
-    place[:fitting] = memoryview(body)[:fitting]
-    return len(body)
 
 
 def beside(path: Path) -> Path:

@@ -101,11 +101,11 @@ class StoreSuite:
 
     def test_an_object_goes_to_a_place_of_the_callers(self, store: Store) -> None:
         store.put("object", b"0123456789")
-        for room_bytes in (10, 12, 4, 0):
-            place = bytearray(b"-" * room_bytes)
-            assert store.get_into("object", memoryview(place)) == 10
-            assert bytes(place) == b"0123456789--"[:room_bytes]
-        _refuses(NotFoundError, lambda: store.get_into("nothing", memoryview(bytearray(1))))
+        for spare_bytes in (10, 12, 4, 0):
+            spare = memoryview(bytearray(b"-" * spare_bytes))
+            assert bytes(store.view("object", spare)) == b"0123456789"
+            assert bytes(spare[10:]) == b"-" * (spare_bytes - 10)
+        _refuses(NotFoundError, lambda: store.view("nothing", memoryview(bytearray(1))))
 
     def test_delete_may_be_said_twice(self, store: Store) -> None:
         store.put("folder/object", b"x")

@@ -13,12 +13,23 @@ from pathlib import Path
 import pytest
 
 from spotfit.checkpoint.relay import Company, Lane, lane, needs_of, read_together
-from spotfit.checkpoint.saved import InBucket, InMemory, Order, Saved, Wanted, at_once, open_saved
+from spotfit.checkpoint.saved import (
+    NONE,
+    InBucket,
+    InMemory,
+    Order,
+    Saved,
+    Wanted,
+    at_once,
+    open_saved,
+)
 from spotfit.checkpoint.segment import Segment
 from spotfit.checkpoint.snapshot import Chunk
 from spotfit.core.errors import IntegrityError
 from spotfit.host.clocks import SystemClock
+from spotfit.store.api import Store
 from spotfit.store.memory import MemoryStore
+from spotfit.store.opening import open_store
 from tests.unit.checkpoint.snapshots import BIG, brought, bytes_of, filled
 
 BODIES = [bytes_of(1, 30), *(bytes_of(n, BIG + n) for n in range(2, 12)), b"", bytes_of(12, 70)]
@@ -49,7 +60,7 @@ class Reader:
         self.found[n] = bytes(body)
 
 
-def opened(store: MemoryStore) -> Saved:
+def opened(store: Store) -> Saved:
     saved = open_saved(store, "a")
     assert saved is not None
     return saved
@@ -80,20 +91,22 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     fetch = InBucket.fetch
     lock = threading.Lock()
 
-    def counted(part: InBucket, chunk: Chunk, place: memoryview | None = None) -> memoryview:
+    def counted(part: InBucket, chunk: Chunk, spare: memoryview = NONE) -> memoryview:
         with lock:
             times[chunk.file] += 1
-        return fetch(part, chunk, place)
+        return fetch(part, chunk, spare)
 
     monkeypatch.setattr(InBucket, "fetch", counted)
     return times
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("kind", ["bytes come by themselves", "bytes are read into a place"])
 def test_each_has_all_and_each_chunk_is_fetched_once(
-    tmp_path: Path, fetched: Counter[str], ranks: int
+    tmp_path: Path, fetched: Counter[str], ranks: int, kind: str
 ) -> None:
-    store = MemoryStore()
+    by_themselves = kind == "bytes come by themselves"
+    store: Store = MemoryStore() if by_themselves else open_store(str(tmp_path / "store"))
     brought(store, tmp_path, "a", BODIES)
     readers = [Reader(opened(store), range(len(BODIES))) for _ in range(ranks)]
     assert read(readers, tmp_path) == [""] * ranks
