@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 LAYERS = 43
 WIDTH = 1024
@@ -31,18 +33,27 @@ WARM_UP = 2
 class Training:
     """Weights and Adam's state, and a step that changes all of them."""
 
-    def __init__(self, prepared: Callable[[torch.nn.Module], Any], rank: int, layers: int) -> None:
+    def __init__(
+        self,
+        prepared: Callable[[torch.nn.Module], Any],
+        rank: int,
+        layers: int,
+        width: int = WIDTH,
+        *,
+        sharded: bool = False,
+    ) -> None:
         torch.set_num_threads(1)
         torch.manual_seed(rank)
-        linear = [torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)]
+        self._seed = rank if sharded else 0
+        linear = [torch.nn.Linear(width, width, bias=False) for _ in range(layers)]
         self.model = prepared(torch.nn.Sequential(*linear))
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-4)
-        self._inputs = torch.rand(8, WIDTH)
+        self._inputs = torch.rand(8, width)
 
     def begin(self) -> None:
         """Have Adam's state, too."""
         self.step()
-        torch.manual_seed(0)  # all ranks alike, and no two layers: equal bytes are sent only once
+        torch.manual_seed(self._seed)  # no two layers alike: equal bytes are sent only once
         for average in self._averages:
             average.uniform_()
 
@@ -53,13 +64,18 @@ class Training:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """All that is saved."""
-        return [tensor.detach() for tensor in (*self.model.parameters(), *self._averages)]
+        """All that this rank holds of what is saved."""
+        return [*map(_here, self.model.parameters()), *self._averages]
 
     @property
     def _averages(self) -> list[torch.Tensor]:
         known = [part for state in self.optimizer.state.values() for part in state.values()]
-        return [tensor for tensor in known if tensor.dim() > 0]
+        return [_here(tensor) for tensor in known if tensor.dim() > 0]
+
+
+def _here(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a tensor that is sharded over the ranks, this rank's part."""
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def together(work: Callable[[], object]) -> float:
@@ -180,19 +196,25 @@ def one_save(config: dict[str, Any]) -> None:
 
 
 def restores(config: dict[str, Any]) -> list[dict[str, float]]:
-    """Every rank needs all of it; obstore alone fetches it once, each rank a share."""
+    """obstore alone: all once, each rank a share; and for each rank all, where it needs that."""
     rank, training = _begun(config)
     ckpt = _checkpointer(training, every="at_notice")
     raw = _raw(config)
     names = [one["path"] for page in raw.list() for one in page if "/chunks/" in one["path"]]
     mine = sorted(names)[rank :: dist.get_world_size()]
+
+    def get(what: Sequence[str]) -> None:
+        _each(GETS, lambda name: len(raw.get(name).bytes()), what)
+
+    sides: dict[str, Callable[[], None]] = {
+        "restore_s": lambda: _restore_from_bucket(ckpt),
+        "raw_get_s": lambda: get(mine),
+    }
+    if not config["sharded"]:
+        sides["raw_each_s"] = lambda: get(names)
     readings: list[dict[str, float]] = [{} for _ in range(config["pairs"] + WARM_UP)]
-    for pair, side in alternately(("restore_s", "raw_get_s"), len(readings)):
-        readings[pair][side] = together(
-            (lambda: _restore_from_bucket(ckpt))
-            if side == "restore_s"
-            else (lambda: _each(GETS, lambda name: len(raw.get(name).bytes()), mine))
-        )
+    for pair, side in alternately([*sides], len(readings)):
+        readings[pair][side] = together(sides[side])
     return readings[WARM_UP:]
 
 
@@ -245,7 +267,7 @@ def _note(config: dict[str, Any], what: str, life: int, **facts: Any) -> None:
 
 
 def steps(config: dict[str, Any]) -> list[dict[str, float]]:
-    """Steps a second with and without, in turns; one Checkpointer goes on through all of them."""
+    """How long so many steps take, with and without; one Checkpointer goes through all of them."""
     _, training = _begun(config)
     ckpt = _checkpointer(training, every="auto")
 
@@ -258,8 +280,7 @@ def steps(config: dict[str, Any]) -> list[dict[str, float]]:
     loop(saving=True)
     readings: list[dict[str, float]] = [{} for _ in range(config["pairs"])]
     for pair, side in alternately(("never", "auto"), len(readings)):
-        took_s = together(partial(loop, saving=side == "auto"))
-        readings[pair][side] = config["steps"] / took_s
+        readings[pair][f"{side}_s"] = together(partial(loop, saving=side == "auto"))
     return readings
 
 
@@ -276,8 +297,19 @@ def _blank(config: dict[str, Any]) -> tuple[int, Training]:
     import spotfit
     from spotfit.torch import prepare_model
 
-    rank = spotfit.get_context().get_world_rank()
-    return rank, Training(prepare_model, rank, config["layers"])
+    rank, sharded = spotfit.get_context().get_world_rank(), config["sharded"]
+    prepared = _sharded if sharded else prepare_model
+    return rank, Training(prepared, rank, config["layers"], config["width"], sharded=sharded)
+
+
+def _sharded(model: torch.nn.Module) -> Any:
+    """FSDP2, layer by layer."""
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model.children():
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 def _checkpointer(training: Training, every: str) -> Any:

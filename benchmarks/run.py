@@ -16,6 +16,25 @@ from benchmarks import tables
 from benchmarks.measure import PAIRS, RESULTS
 
 HERE = Path(__file__).resolve().parent
+_SHARDED = ("--sharded", "--layers", "20", "--width", "2048")
+CHECKPOINTER: dict[str, tuple[str, ...]] = {
+    "saves_2": ("saves", "--ranks", "2"),
+    "saves_4": ("saves", "--ranks", "4"),
+    "saves_https": ("saves", "--ranks", "2", "--storage", "https"),
+    "restores_4": ("restores", "--ranks", "4"),
+    "restores_sharded": ("restores", "--ranks", "4", *_SHARDED),
+    "deaths_2": ("deaths", "--ranks", "2"),
+    "deaths_wire": ("deaths", "--ranks", "2", "--layers", "80", "--gbit", "0.75"),
+    "steps": ("steps", "--ranks", "2"),
+    "ray": ("ray", "--ranks", "2", "--storage", "disk"),
+}
+
+
+def _checkpointer(name: str, *flags: str) -> tuple[str, ...]:
+    named = ("--name", f"checkpointer_{name}", "--pairs", "{pairs}")
+    return ("checkpointer.py", *flags, *named)
+
+
 # By the name under which each is kept: the script, and what it is given besides --pairs.
 FIGURES: dict[str, tuple[str, ...]] = {
     "fit_to_first_line": ("fit_to_first_line.py",),
@@ -28,6 +47,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "uploads_many": ("uploads.py", "--of", "many", "--pairs", "{pairs}"),
     "node_killed": ("node_killed.py",),
     "simulated_scale": ("simulated_scale.py", "--agents", "1000"),
+    **{f"checkpointer_{name}": _checkpointer(name, *flags) for name, flags in CHECKPOINTER.items()},
 }
 
 

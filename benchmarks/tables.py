@@ -51,6 +51,9 @@ def summary(every: Sequence[Mapping[str, Any]]) -> str:
     """The table of the README: a row for each figure and family of peers."""
     rows = []
     for kept in every:
+        if "claims" in kept:
+            rows += [_row_of_claim(kept, claim) for claim in kept["claims"]]
+            continue
         families = sorted({race["rival"].partition("-")[0] for race in kept["races"]}, reverse=True)
         rows += [_family_row(kept, family) for family in families]
         if kept["alone"] is not None:
@@ -77,6 +80,17 @@ def _family_row(kept: Mapping[str, Any], family: str) -> tuple[str, ...]:
         _peer(races.get("tuned"), kept["unit"]),
         _ratio(claimed["ratio"], claimed["lower"]),
         _all_asked(kept, claimed["ours"], _bar(max(bars, default=None), claimed["lower"])),
+    )
+
+
+def _row_of_claim(kept: Mapping[str, Any], claim: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        f"{kept['title']}: {claim['words']}",
+        _number(claim["ours"], "s"),
+        "-",
+        _number(claim["theirs"], "s"),
+        _ratio(claim["ratio"], claim["lower"]),
+        _bar(claim["asked"], claim["lower"]),
     )
 
 

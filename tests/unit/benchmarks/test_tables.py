@@ -81,3 +81,20 @@ def test_what_is_counted_in_a_simulation_is_said_as_it_was() -> None:
     row = tables.summary([kept([]) | said]).splitlines()[2]
     assert "| no invariant broken |" in row
     assert "no invariant broken: reached" in row
+
+
+def test_each_claim_about_checkpoints_has_its_row() -> None:
+    claim = {
+        "words": "theirs / ours",
+        "ours": 1.0,
+        "theirs": 0.8,
+        "ratio": 0.8,
+        "lower": 0.6,
+        "asked": 0.7,
+    }
+    rows = tables.summary([{"title": "2 ranks", "claims": [claim, claim]}, kept([TUNED])])
+    assert (
+        rows.splitlines()[2:4]
+        == ["| 2 ranks: theirs / ours | 1 s | - | 0.8 s | 0.8x (0.6) | ≥ 0.7x: missed |"] * 2
+    )
+    assert "recovery" in rows
