@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from spotfit.core.errors import ConfigError, ProvisionPermissionError
-from spotfit.provision.checkup import Finding, Unseen, look
+from spotfit.provision.checkup import Finding, UnseenError, look, unseen_if_refused
 from spotfit_provisioners.aws_batch.client import Account, BatchClient, caller, refuses, unanswered
 from spotfit_provisioners.aws_batch.options import AwsBatchOptions
 
@@ -178,7 +178,7 @@ class _Examiner:
         arn = self._options.job_role
         if not arn:
             why = "no job_role given: agents have the role of their instance"
-            yield look("agents may do what they must", lambda: Unseen(why))
+            yield Finding("agents may do what they must", well=True, found=why, seen=False)
             return
         yield look("the agents' role can be taken on", lambda: self._trusted(arn))
         yield look("agents may rent machines", lambda: self._allowed(arn, self._needs()))
@@ -197,27 +197,25 @@ class _Examiner:
             return plain
         return str(found["Arn"]) if found else plain
 
-    def _allowed(self, arn: str, needs: Sequence[Need]) -> str | Unseen:
+    def _allowed(self, arn: str, needs: Sequence[Need]) -> str:
         """How many rights it has. Raises `ProvisionPermissionError` naming all that it lacks."""
         who = Who(arn)
         if who.kind in ("root", "federated-user"):
-            return Unseen(f"IAM does not tell what a {who.kind} may do")
-        try:
-            denied = [
-                (need, self._account.denied(arn, need.actions, need.resources, need.context))
-                for need in needs
-            ]
-        except ProvisionPermissionError as refused:
-            return Unseen(refused.what)
-        except unanswered() as trouble:
-            return Unseen(f"IAM does not tell: {str(trouble).splitlines()[0]}")
-        if lacking := [(need, actions) for need, actions in denied if actions]:
-            names = [action for _, actions in lacking for action in actions]
+            raise UnseenError(f"IAM does not tell what a {who.kind} may do")
+        if lacking := [(action, need.do) for need in needs for action in self._denied(arn, need)]:
             raise ProvisionPermissionError(
-                f"{arn} lacks {', '.join(names)}.",
-                do=" ".join(dict.fromkeys(need.do for need, _ in lacking)),
+                f"{arn} lacks {', '.join(action for action, _ in lacking)}.",
+                do=" ".join(dict.fromkeys(do for _, do in lacking)),
             )
         return f"{sum(len(need.actions) for need in needs)} rights of {who.role}"
+
+    def _denied(self, arn: str, need: Need) -> list[str]:
+        """Which of its actions are refused. Raises `UnseenError` where IAM gives no answer."""
+        try:
+            with unseen_if_refused():
+                return self._account.denied(arn, need.actions, need.resources, need.context)
+        except unanswered() as trouble:
+            raise UnseenError(f"IAM does not tell: {str(trouble).splitlines()[0]}") from trouble
 
     def _needs(self) -> list[Need]:
         return [*self._batch_needs(), *self._pass_needs(), self._log_need()]
@@ -255,12 +253,10 @@ class _Examiner:
         actions = tuple(f"s3:{one}" for one in objects)
         yield Need(actions, (f"{prefix}/x",), do=_GIVE_BUCKET)
 
-    def _trusted(self, arn: str) -> str | Unseen:
+    def _trusted(self, arn: str) -> str:
         """Raises `ConfigError` for a role that is not there, or that containers may not have."""
-        try:
+        with unseen_if_refused():
             found = self._account.role(Who(arn).role)
-        except ProvisionPermissionError as refused:
-            return Unseen(refused.what)
         if found is None:
             raise ConfigError(f"There is no role {arn}.", do="Correct it, or apply the stack.")
         if not _trusts(found["AssumeRolePolicyDocument"], _TASKS):
@@ -270,25 +266,21 @@ class _Examiner:
             )
         return f"{Who(arn).role}, by {_TASKS}"
 
-    def _logs(self) -> str | Unseen:
-        try:
+    def _logs(self) -> str:
+        with unseen_if_refused():
             there = self._account.has_log_group(LOG_GROUP)
-        except ProvisionPermissionError as refused:
-            return Unseen(refused.what)
         return LOG_GROUP if there else f"{LOG_GROUP} will be made with the first job"
 
-    def _image(self) -> str | Unseen:
+    def _image(self) -> str:
         """Looks into Amazon's own registry only. Raises `ConfigError` for an image not there."""
         image = self._options.image
         host, _, path = image.partition("/")
         words = host.split(".")
         if words[1:3] != ["dkr", "ecr"]:
-            return Unseen(f"{image} is in no registry of Amazon's")
+            raise UnseenError(f"{image} is in no registry of Amazon's")
         repository, which = _taken_apart(path)
-        try:
+        with unseen_if_refused():
             there = Account(words[3], self._options.endpoint).has_image(words[0], repository, which)
-        except ProvisionPermissionError as refused:
-            return Unseen(refused.what)
         if not there:
             raise ConfigError(
                 f"The registry has no {image}.",

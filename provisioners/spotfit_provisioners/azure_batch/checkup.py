@@ -13,7 +13,7 @@ from spotfit.core.errors import (
     ProvisionPermissionError,
     QuotaError,
 )
-from spotfit.provision.checkup import Finding, Unseen, look
+from spotfit.provision.checkup import Finding, UnseenError, look, unseen_if_refused
 from spotfit_provisioners.azure_batch import render
 from spotfit_provisioners.azure_batch.client import BatchClient, Management
 from spotfit_provisioners.azure_batch.options import AzureBatchOptions
@@ -49,7 +49,7 @@ def examine(options: AzureBatchOptions, open_: Callable[[], BatchClient]) -> Ite
 
 
 class _Examiner:
-    """Each question apart. What raises is wrong; what may not be looked at is `Unseen`."""
+    """Each question apart. What is wrong is raised, and `UnseenError` what cannot be looked at."""
 
     def __init__(self, options: AzureBatchOptions, open_: Callable[[], BatchClient]) -> None:
         self._options = options
@@ -90,11 +90,9 @@ class _Examiner:
 
     # --- the account -------------------------------------------------------------------------
 
-    def account(self) -> str | Unseen:
+    def account(self) -> str:
         """Raises `ConfigError` for an account that is not there, not whole or another one."""
         found = self._account()
-        if isinstance(found, Unseen):
-            return found
         properties = found["properties"]
         told, ours = properties.get("accountEndpoint", ""), urlsplit(self._options.endpoint)
         if ours.scheme == "https" and told and ours.netloc.lower() != told.lower():
@@ -106,19 +104,17 @@ class _Examiner:
             raise ConfigError(f"The account is {state}.", do="Wait, or make it again.")
         return f"{found['name']} in {found.get('location', 'nowhere')}"
 
-    def quotas(self) -> str | Unseen:
+    def quotas(self) -> str:
         """Raises `QuotaError` for all that leave no room for one machine."""
         found = self._account()
-        if isinstance(found, Unseen):
-            return found
         properties = found["properties"]
         if properties.get("poolAllocationMode") == "UserSubscription":
-            return Unseen("the account's machines count against the subscription's own quotas")
+            raise UnseenError("the account's machines count against the subscription's own quotas")
         cores = self._cores(str(found.get("location", "")))
         spot = int(properties.get("lowPriorityCoreQuota") or 0)
+        machine = self._options.vm_size or "a machine"
         limits = {
-            f"{spot} spot cores, and {self._options.vm_size or 'a machine'} has {cores}": spot
-            >= cores,
+            f"{spot} spot cores, and {machine} has {cores}": spot >= cores,
             "no pools": properties.get("poolQuota", 1) > 0,
             "no active jobs": properties.get("activeJobAndJobScheduleQuota", 1) > 0,
         }
@@ -139,29 +135,25 @@ class _Examiner:
             return 1
         return 1
 
-    def _account(self) -> dict[str, Any] | Unseen:
+    def _account(self) -> dict[str, Any]:
         path = self._options.account_id
         if not path:
-            return Unseen(_NO_ACCOUNT)
-        try:
+            raise UnseenError(_NO_ACCOUNT)
+        with unseen_if_refused():
             found = self._management.get(path, _BATCH, "look at the Batch account")
-        except ProvisionPermissionError as refused:
-            return Unseen(refused.what)
         if found is None:
             raise ConfigError(f"There is no {path}.", do="Correct account_id, or make the account.")
         return found
 
     # --- who agents are, and what we may -----------------------------------------------------
 
-    def identity(self) -> str | Unseen:
+    def identity(self) -> str:
         """Raises `ConfigError` for one that is not there, or whose client id is another."""
         path, client_id = self._options.identity, self._options.identity_client_id
         if not path:
-            return Unseen("no identity given: nodes have that of their pool")
-        try:
+            raise UnseenError("no identity given: nodes have that of their pool")
+        with unseen_if_refused():
             found = self._management.get(path, _IDENTITY, "look at the identity")
-        except ProvisionPermissionError as refused:
-            return Unseen(refused.what)
         if found is None:
             raise ConfigError(f"There is no {path}.", do="Correct identity, or make it.")
         told = found["properties"].get("clientId", "")
@@ -172,19 +164,17 @@ class _Examiner:
             )
         return f"{path.rpartition('/')[2]}, client {told}"
 
-    def rights(self) -> str | Unseen:
+    def rights(self) -> str:
         """Raises `ProvisionPermissionError` for all that we lack."""
         account, identity = self._options.account_id, self._options.identity
         if not account:
-            return Unseen(_NO_ACCOUNT)
+            raise UnseenError(_NO_ACCOUNT)
         makes = self._options.makes_pool
         pools = (_SEES_POOLS, *((_MAKES_POOLS,) if makes else ()))
-        try:
+        with unseen_if_refused():
             lacking = [*_lacking(self._granted(account), pools, _RENTS)]
             if makes:
                 lacking += _lacking(self._granted(identity), (_GIVES_IDENTITY,), ())
-        except ProvisionPermissionError as refused:
-            return Unseen(refused.what)
         if lacking:
             raise ProvisionPermissionError(f"We lack {', '.join(lacking)}.", do=_GRANT)
         return f"{len(pools) + len(_RENTS) + makes} rights"

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from spotfit.core.errors import ConfigError, ProvisionPermissionError
-from spotfit.provision.checkup import Finding, Unseen, look
+from spotfit.provision.checkup import Finding, UnseenError, look, unseen_if_refused
 from spotfit_provisioners.gcp_batch.client import BatchClient, Services
 from spotfit_provisioners.gcp_batch.options import GcpBatchOptions
 
@@ -73,23 +73,21 @@ class _Examiner:
                 "https://docs.cloud.google.com/batch/docs/locations.",
             )
 
-    def _machines(self) -> str | Unseen:
+    def _machines(self) -> str:
         """In which zones. Raises `ConfigError` for zones, machines or GPUs that are not there."""
-        try:
+        with unseen_if_refused():
             return self._found_in(self._zones())
-        except ProvisionPermissionError as refused:
-            return Unseen(refused.what)
 
     def _zones(self) -> list[str]:
         region = self._compute(f"regions/{self._options.region}")
         there = [str(url).rpartition("/")[2] for url in (region or {}).get("zones", [])]
         strange = [zone for zone in self._options.zones if zone not in there]
-        if not there or strange:
+        do = "`gcloud compute zones list` tells all there are."
+        if not there:
+            raise ConfigError(f"There is no region {self._options.region}.", do=do)
+        if strange:
             raise ConfigError(
-                f"The region {self._options.region} has no zone {', '.join(strange)}."
-                if there
-                else f"There is no region {self._options.region}.",
-                do="`gcloud compute zones list` tells all there are.",
+                f"The region {self._options.region} has no zone {', '.join(strange)}.", do=do
             )
         return list(self._options.zones) or there
 
@@ -115,17 +113,15 @@ class _Examiner:
 
     # --- rights ------------------------------------------------------------------------------
 
-    def _ours(self, rights: tuple[str, ...]) -> str | Unseen:
+    def _ours(self, rights: tuple[str, ...]) -> str:
         """Raises `ProvisionPermissionError` for all that we lack."""
         path = f"/v1/projects/{self._project}:testIamPermissions"
         return self._tested("cloudresourcemanager", path, rights, "whoever asks")
 
-    def _account(self) -> str | Unseen:
+    def _account(self) -> str:
         """Raises for a service account that is not there, or that we may not hand to agents."""
-        try:
+        with unseen_if_refused():
             email = self._email()
-        except ProvisionPermissionError as refused:
-            return Unseen(refused.what)
         path = f"/v1/projects/-/serviceAccounts/{quote(email)}:testIamPermissions"
         return self._tested("iam", path, (ACTS_AS,), email)
 
@@ -137,12 +133,10 @@ class _Examiner:
         told = self._services.get("cloudresourcemanager", path, "look at the project") or {}
         return f"{told.get('projectNumber', '0')}-compute@developer.gserviceaccount.com"
 
-    def _tested(self, service: str, path: str, rights: tuple[str, ...], whom: str) -> str | Unseen:
+    def _tested(self, service: str, path: str, rights: tuple[str, ...], whom: str) -> str:
         what = "ask what we may do (testIamPermissions)"
-        try:
+        with unseen_if_refused():
             told = self._services.post(service, path, {"permissions": list(rights)}, what)
-        except ProvisionPermissionError as refused:
-            return Unseen(refused.what)
         if told is None:
             raise ConfigError(
                 f"There is no {whom}.", do="Correct GcpBatchOptions(service_account=…), or make it."
@@ -153,34 +147,32 @@ class _Examiner:
             raise ProvisionPermissionError(f"We lack {', '.join(lacking)}{about}.", do=_GRANT)
         return f"{whom}: {', '.join(rights)}"
 
-    def _agents(self) -> str | Unseen:
+    def _agents(self) -> str:
         """The roles that the project's policy gives them by name. Groups and roles of one's own
         are not looked into: what is missing here may come from there."""
         path = f"/v1/projects/{self._project}:getIamPolicy"
-        try:
+        with unseen_if_refused():
             member = f"serviceAccount:{self._email()}"
             told = self._services.post("cloudresourcemanager", path, {}, "read the policy") or {}
-        except ProvisionPermissionError as refused:
-            return Unseen(refused.what)
         bindings = told.get("bindings", [])
         roles = {one["role"] for one in bindings if member in one.get("members", [])}
-        missing = [] if roles & set(_BROADER) else [r for r in AGENTS_ROLES if r not in roles]
-        if missing:
-            return Unseen(f"the project's policy does not give them {', '.join(missing)} by name")
+        missing = [role for role in AGENTS_ROLES if role not in roles]
+        if missing and roles.isdisjoint(_BROADER):
+            raise UnseenError(
+                f"the project's policy does not give them {', '.join(missing)} by name"
+            )
         return ", ".join(sorted(roles))
 
     # --- the image ---------------------------------------------------------------------------
 
-    def _image(self) -> str | Unseen:
+    def _image(self) -> str:
         """Looks into Artifact Registry only. Raises `ConfigError` for an image not there."""
         image = self._options.image
         path = _in_registry(image)
         if path is None:
-            return Unseen(f"{image} is not in Artifact Registry")
-        try:
+            raise UnseenError(f"{image} is not in Artifact Registry")
+        with unseen_if_refused():
             found = self._services.get("artifactregistry", path, "look at images")
-        except ProvisionPermissionError as refused:
-            return Unseen(refused.what)
         if found is None:
             raise ConfigError(
                 f"The registry has no {image}.",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from spotfit.core.errors import ConfigError, ProvisionPermissionError
 from spotfit.core.ids import Token
 from spotfit.model.group import GroupRequest
-from spotfit.provision.checkup import Finding, Unseen, look
+from spotfit.provision.checkup import Finding, look, unseen_if_refused
 from spotfit_provisioners.kubernetes import render
 from spotfit_provisioners.kubernetes.client import Cluster, Right
 from spotfit_provisioners.kubernetes.options import KubernetesOptions
@@ -94,35 +94,29 @@ def _ours(cluster: Cluster, right: Right) -> None:
         )
 
 
-def _theirs(cluster: Cluster, who: str) -> str | Unseen:
+def _theirs(cluster: Cluster, who: str) -> str:
     """Raises `ProvisionPermissionError` for all the rights that account lacks."""
-    try:
+    with unseen_if_refused():
         lacking = [right.told for right in RENTS if not cluster.may(right, who)]
-    except ProvisionPermissionError as refused:
-        return Unseen(refused.what)
     if lacking:
         raise ProvisionPermissionError(f"{who} may not {', '.join(lacking)}.", do=f"{_BIND} {who}.")
     return who
 
 
-def _taints(cluster: Cluster, who: str) -> str | Unseen:
+def _taints(cluster: Cluster, who: str) -> str:
     """By its taints, before their pods get SIGTERM, if they may look: a nicety, no need."""
-    try:
+    with unseen_if_refused():
         early = cluster.may(SEES_TAINTS, who)
-    except ProvisionPermissionError as refused:
-        return Unseen(refused.what)
-    late = "by SIGTERM; `reads_nodes` of infra/terraform/modules/kubernetes lets them look earlier"
-    return "by its taints, and by SIGTERM" if early else late
+    if early:
+        return "by its taints, and by SIGTERM"
+    return "by SIGTERM; `reads_nodes` of infra/terraform/modules/kubernetes lets them look earlier"
 
 
-def _there(cluster: Cluster, kind: str, name: str, do: str) -> Unseen | None:
-    try:
+def _there(cluster: Cluster, kind: str, name: str, do: str) -> None:
+    with unseen_if_refused():
         there = cluster.has(kind, name)
-    except ProvisionPermissionError as refused:
-        return Unseen(refused.what)
     if not there:
         raise ConfigError(f"There is no {kind} {name}.", do=do)
-    return None
 
 
 def _try(cluster: Cluster, options: KubernetesOptions) -> str:

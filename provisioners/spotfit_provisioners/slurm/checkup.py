@@ -9,7 +9,7 @@ from pathlib import Path
 from spotfit.core.errors import ConfigError, ProvisionPermissionError
 from spotfit.core.ids import Token
 from spotfit.model.group import GroupRequest
-from spotfit.provision.checkup import Finding, Unseen, look
+from spotfit.provision.checkup import Finding, UnseenError, look
 from spotfit_provisioners.slurm import render
 from spotfit_provisioners.slurm.client import Slurm
 from spotfit_provisioners.slurm.options import SlurmOptions
@@ -101,7 +101,7 @@ class _Examiner:
 
     # --- who is charged, what is taken -------------------------------------------------------
 
-    def _charged(self) -> str | Unseen:
+    def _charged(self) -> str:
         """Raises `ProvisionPermissionError` for an account or QOS that is not ours."""
         if not self._settings.get("AccountingStorageType", "").endswith("slurmdbd"):
             return "the cluster keeps no accounts"
@@ -140,11 +140,11 @@ class _Examiner:
         early = "preempt_send_user_signal" in self._settings.get("SlurmctldParameters", "")
         return f"KillWait {wait_s:.0f} s" + ("; preemption is announced" if early else "")
 
-    def _folder(self) -> str | Unseen:
+    def _folder(self) -> str:
         """Looked at here: nodes must see the same folder."""
         folder = Path(self._options.folder or Path.cwd())
         if not folder.is_dir():
-            return Unseen(f"{folder} is not on this machine")
+            raise UnseenError(f"{folder} is not on this machine")
         if not os.access(folder, os.W_OK):
             raise ConfigError(
                 f"We may not write to {folder}.", do="Name another one in SlurmOptions(folder=…)."

@@ -17,7 +17,7 @@ from spotfit.model.group import (
     NodeStatus,
 )
 from spotfit.provision.api import Refusal, Traits
-from spotfit.provision.checkup import Finding, Unseen, look
+from spotfit.provision.checkup import Finding, UnseenError, look
 from spotfit.provision.launch import Launch
 from spotfit.provision.output import Said
 from spotfit_provisioners.ssh import client, render, states
@@ -130,16 +130,17 @@ class SshProvisioner:
         """Agents ask for replacements there; a run trains without that, too."""
         other = self.options.hosts[(number + 1) % len(self.options.hosts)]
 
-        def told() -> Unseen | None:
+        def tell() -> None:
             said = self._hosts.run(host, render.reach(self._hosts.words(), other))
             last = said.rpartition("\n")[2]
-            return None if last == "reached" else Unseen(f"it does not: {last}")
+            if last != "reached":
+                raise UnseenError(f"it does not: {last}")
 
         do = (
             f"Let `ssh -o BatchMode=yes {other} true` work on {host}: else a lost host is replaced "
             "only while whoever called fit() is awake."
         )
-        return look(f"{host} reaches {other}", told, do=do)
+        return look(f"{host} reaches {other}", tell, do=do)
 
     def _sound(self, host: str) -> str:
         """What an agent would find there. Raises `ConfigError` where it could not read what we

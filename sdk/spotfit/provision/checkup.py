@@ -8,10 +8,11 @@ would have to reach, where one was named.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from spotfit.core.errors import SpotfitError
+from spotfit.core.errors import ProvisionPermissionError, SpotfitError
 from spotfit.core.ids import Token
 from spotfit.model.group import GroupRequest
 from spotfit.provision.api import Provisioner
@@ -29,23 +30,33 @@ class Finding:
     """Whether it could be looked at; what could not is not held to be wrong."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unseen:
-    """What a check gives that may not look: why not."""
+class UnseenError(Exception):
+    """What a check raises that cannot look: why not. It goes no further than to `look`."""
 
-    why: str
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+@contextmanager
+def unseen_if_refused() -> Iterator[None]:
+    """Around what a check asks: who may not ask has not looked, and nothing is held to be wrong."""
+    try:
+        yield
+    except ProvisionPermissionError as refused:
+        raise UnseenError(refused.what) from refused
 
 
 def look(what: str, check: Callable[[], Any], *, do: str = "") -> Finding:
-    """What the check gives, as text or `Unseen`; what it raises is what is wrong."""
+    """What the check gives, as text. What it raises is what is wrong, but for `UnseenError`."""
     try:
         found = check()
+    except UnseenError as unseen:
+        return Finding(what, well=True, found=unseen.why, do=do, seen=False)
     except SpotfitError as wrong:
         return Finding(what, well=False, found=wrong.what, do=wrong.do or do)
     except Exception as wrong:  # noqa: BLE001  # each client library has its own errors
         return Finding(what, well=False, found=f"{type(wrong).__name__}: {wrong}", do=do)
-    if isinstance(found, Unseen):
-        return Finding(what, well=True, found=found.why, do=do, seen=False)
     return Finding(what, well=True, found="" if found is None else str(found))
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from spotfit.core.errors import ConfigError, ProvisionPermissionError
 from spotfit.model.group import GroupPlan, GroupRequest
-from spotfit.provision.checkup import Finding, Unseen, examine, look
+from spotfit.provision.checkup import Finding, UnseenError, examine, look, unseen_if_refused
 
 
 class Backend:
@@ -55,6 +57,43 @@ def test_a_backend_hears_of_the_bucket_its_machines_would_have_to_reach() -> Non
     assert who.found == "somebody with s3://bucket/runs"
 
 
-def test_what_may_not_be_looked_at_is_told_and_not_held_to_be_wrong() -> None:
-    finding = look("a right", lambda: Unseen("nobody may ask"), do="Ask.")
+def test_what_cannot_be_looked_at_is_told_and_not_held_to_be_wrong() -> None:
+    def unseen() -> None:
+        raise UnseenError("nobody may ask")
+
+    finding = look("a right", unseen, do="Ask.")
     assert finding == Finding("a right", True, "nobody may ask", "Ask.", seen=False)
+
+
+def test_who_may_not_ask_has_not_looked() -> None:
+    """The remedy is the check's: what would let us ask mends nothing of what was to be seen."""
+
+    def ask() -> str:
+        with unseen_if_refused():
+            raise ProvisionPermissionError("nobody may ask", do="Ask your administrator.")
+
+    finding = look("a right", ask, do="Look yourself.")
+    assert finding == Finding("a right", True, "nobody may ask", "Look yourself.", seen=False)
+
+
+def test_the_refusal_is_kept_as_the_cause() -> None:
+    refused = ProvisionPermissionError("nobody may ask")
+    with pytest.raises(UnseenError, match="nobody may ask") as told, unseen_if_refused():
+        raise refused
+    assert told.value.__cause__ is refused
+
+
+def test_only_a_refusal_makes_a_check_unseen() -> None:
+    def ask() -> str:
+        with unseen_if_refused():
+            raise ConfigError("no such queue", do="Make one.")
+
+    assert look("a queue", ask) == Finding("a queue", False, "no such queue", "Make one.")
+
+
+def test_a_check_that_may_ask_gives_what_it_finds() -> None:
+    def ask() -> str:
+        with unseen_if_refused():
+            return "a right"
+
+    assert look("a right", ask) == Finding("a right", True, "a right")
