@@ -84,6 +84,16 @@ def test_a_storm_that_once_broke_something_does_so_no_more(seed: int, found: str
     assert simulate(random_storm(seed), seed).broken is None, found
 
 
+@pytest.mark.parametrize(
+    ("seed", "found"),
+    [
+        (9100614, "a connection broke, was made anew, and a snapshot lacked the part lost with it"),
+    ],
+)
+def test_saves_that_once_went_wrong_do_so_no_more(seed: int, found: str) -> None:
+    assert simulate(random_saves(seed), seed).broken is None, found
+
+
 def test_the_same_seed_tells_the_same_story() -> None:
     first, again = (simulate(random_storm(5), 5) for _ in range(2))
     assert str(first) == str(again)

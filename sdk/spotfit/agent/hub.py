@@ -10,7 +10,7 @@ choose and the manifest must tell who else brings files.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -95,6 +95,8 @@ class Hub:
         self._matched = 0
         self._excused: frozenset[int] = frozenset()
         """Ranks that collectives of ours need not wait for, because their machine is leaving."""
+        self._cut_off: set[int] = set()
+        """Ranks of whose words some may be missing."""
         self._gathered_without: dict[Key, Gathered] = {}
         """Collectives that were completed before everybody had come."""
         self.running: set[int] = set()
@@ -184,6 +186,14 @@ class Hub:
         gathers = [key for key in self._collectives.waiting if key.kind != REPORT]
         return answers + [told for key in gathers for told in self._complete(key)]
 
+    def cut_off(self, ranks: Iterable[int]) -> None:
+        """The connection to these ranks broke, and with it may be lost what they said.
+
+        What they report, gather or return from now on does not count: of the group's reports
+        none shall be complete, and no checkpoint saved, that lacks what was lost.
+        """
+        self._cut_off.update(ranks)
+
     def take(self, rank: int, frame: msgspec.Raw, now: float) -> list[Answer]:
         """A frame of that rank; what it makes the hub say. Raises `msgspec.ValidationError`."""
         said = _frames.decode(frame)
@@ -195,6 +205,8 @@ class Hub:
 
     def _take(self, rank: int, frame: FromWorker, now: float) -> list[Answer]:
         match frame:
+            case Report() | Files() | Gather() | Returned() if rank in self._cut_off:
+                return []
             case Report(n=n, metrics=metrics, dir_name=dir_name):
                 return self._report(rank, n, metrics, dir_name, files=False)
             case Files(n=n, metrics=metrics, dir_name=dir_name) as asked:
@@ -277,6 +289,9 @@ class Hub:
         first = wishes.get(ranks[0])  # whether it is validated is up to the first who brings files
         snapshot = n in self._sharing
         self._sharing.discard(n)
+        if snapshot and len(ranks) < self.world_size:
+            missing = sorted(set(range(self.world_size)).difference(ranks))
+            self._never.setdefault(n, f"ranks {missing} left without their part of the snapshot")
         base = self._base_for() if snapshot else ""
         why = self._reasons.pop(n, "")
         self._saving[n] = _Saving(

@@ -244,7 +244,10 @@ class Leader:
         self._dirty = True
         view = self._ledger.view
         place = view.round.place_of(agent) if self._hub and view.round else None
-        if place is not None and not may_outlive(view, place):
+        if place is None or self._hub is None:
+            return
+        self._hub.cut_off(place.ranks)
+        if not may_outlive(view, place):
             self._doom(now)
 
     def _is_of(self, number: int) -> bool:
@@ -416,8 +419,10 @@ class Leader:
             copies={},
             surveyed=True,
         )
-        if not all(self._seating.can_enter(place, opened.number) for place in opened.places):
-            self._doom(now)  # somebody left between the decision and its entry
+        for place in opened.places:
+            if not self._seating.can_enter(place, opened.number):
+                self._hub.cut_off(place.ranks)
+                self._doom(now)  # it left between the decision and its entry
         self._hear_early(opened, now)
 
     def _close(self, closed: RoundClosed, now: float) -> None:

@@ -287,6 +287,40 @@ def test_whoever_waits_already_goes_on_at_once() -> None:
     assert {told for _, told in answers[1:]} == {Gathered("preemption_info", 0, b"v")}
 
 
+def test_a_report_with_a_part_that_was_lost_on_a_broken_wire_is_never_complete() -> None:
+    hub = a_hub(2)
+    take(hub, 0, files(0, "c0"))
+    hub.cut_off([1])  # and with it, say, what rank 1 brought to report 0
+    assert take(hub, 1, files(1, "c1")) == take(hub, 0, files(1, "c1")) == []
+    take(hub, 1, Returned(2))
+    assert not hub.told
+    assert not hub.saving
+    assert hub.returned == set()
+
+
+def test_what_was_matched_before_its_wire_broke_may_be_saved_yet() -> None:
+    hub = a_hub(2)
+    take(hub, 0, files(0, "c0"))
+    take(hub, 1, files(0, "c0"))
+    hub.cut_off([1])
+    take(hub, 0, Saved(0, "c0", 1))
+    take(hub, 1, Saved(0, "c0", 1))
+    assert [one.name for one in hub.ready] == ["c0"]
+
+
+def test_a_snapshot_is_of_all_ranks_or_none() -> None:
+    """Though reports, and checkpoints of the user's own, may do without those who leave."""
+    hub = a_hub(3)
+    hub.excuse(LEAVES)
+    shared = Files(0, raw(), "c0", shares=True)
+    answers = [*take(hub, 0, shared), *take(hub, 1, shared)]
+    assert [rank for rank, frame in answers if isinstance(frame, Uncarried)] == [0, 1]
+    take(hub, 0, Saved(0, "c0", 1))
+    take(hub, 1, Saved(0, "c0", 1))
+    assert not hub.ready
+    assert [told.checkpoint for told in hub.told] == [None]
+
+
 def test_who_comes_after_all_is_told_and_keeps_nobody_waiting() -> None:
     hub = a_hub(3, keep_all=True)
     hub.excuse(LEAVES)
