@@ -14,6 +14,7 @@ from spotfit.core.errors import ConfigError, IntegrityError, MachineError, NotFo
 from spotfit.host import extras
 from spotfit.ledger.run import Ledger
 from spotfit.model.events import CheckpointCommitted, CheckpointDropped
+from spotfit.model.metrics import metrics_from_json
 from spotfit.store.api import Store
 
 _SAFETENSORS = ".safetensors"
@@ -141,12 +142,13 @@ def _named(ledger: Ledger, name: str) -> CheckpointCommitted:
 
 
 def _told(store: Store, one: CheckpointCommitted) -> Kept:
+    metrics = metrics_from_json(one.metrics)
     try:
         saved = open_saved(store, one.name)
     except IntegrityError as broken:
-        return Kept(one.name, one.size_bytes, one.metrics, None, broken.what, one.why)
+        return Kept(one.name, one.size_bytes, metrics, None, broken.what, one.why)
     content = None if saved is None else _content(saved)
-    return Kept(one.name, one.size_bytes, one.metrics, content, why=one.why)
+    return Kept(one.name, one.size_bytes, metrics, content, why=one.why)
 
 
 def _content(saved: Saved) -> Content:

@@ -16,6 +16,7 @@ from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.host import log
 from spotfit.host.clocks import SystemClock
 from spotfit.model.cadence import MAX_OVERHEAD, Cadence, parse_cadence
+from spotfit.model.metrics import metrics_to_json
 from spotfit.worker.current import current
 from spotfit.worker.handover import IN_MEMORY
 from spotfit.worker.pace import Pace
@@ -73,8 +74,11 @@ class Checkpointer:
         every: Any = "auto",
         max_overhead: float = MAX_OVERHEAD,
         extra: Mapping[str, Any] | None = None,
+        own: Mapping[str, Any] | None = None,
     ) -> None:
-        """`scheduler`, `scaler` and those in `extra` have `state_dict` and `load_state_dict`.
+        """`scheduler`, `scaler`, and what `extra` and `own` name, have `state_dict` and
+        `load_state_dict`. What is in `extra` is the same on all ranks; what is in `own` is each
+        rank's own, such as its place in a stream, and ties the training to its number of workers.
 
         `loader` is this rank's: its place in the epoch is kept, too. `every` says when to save:
         "auto", a time like "10m", a number of steps, "epoch", "at_notice", or a list of them.
@@ -91,7 +95,8 @@ class Checkpointer:
         self._world_size = session.context.get_world_size()
         self._clock = SystemClock()
         _check_group(self._world_size)
-        others = {"scheduler": scheduler, "scaler": scaler, **_checked(extra or {})}
+        others = {"scheduler": scheduler, "scaler": scaler, **_checked(extra or {}, "extra")}
+        self._own = dict(_checked(own or {}, "own"))
         self._training = _training_of(model, optimizer, others)
         self._loader = loader
         self._place = _place_in(loader, rank=self._rank, world_size=self._world_size)
@@ -106,6 +111,8 @@ class Checkpointer:
         self._pace = self._paced(cadence)
         self._slots = [_Slot(Arena(self._desk.folders, self._desk.path_for)) for _ in range(SLOTS)]
         self._preparing: threading.Thread | None = None
+        self._has_saved = False
+        """Whether a save was begun since the round began, by this rank and all others."""
         self._checked = False
         """Whether what is no tensor was seen to come back without a pickle."""
         self._incoming: dict[str, Any] = {}
@@ -132,25 +139,35 @@ class Checkpointer:
 
     # --- saving ------------------------------------------------------------------------------
 
-    def step(self, metrics: dict[str, Any] | None = None) -> None:
+    def step(self, metrics: dict[str, Any] | None = None, *, accumulating: bool = False) -> None:
         """One more batch is trained on, by every rank. Saves where that is due.
 
         `metrics` come with the checkpoint: rank 0's are kept, and the score of `CheckpointConfig`
-        is looked up in them. They are no report by themselves.
+        is looked up in them. They are no report by themselves. After a batch whose gradients wait
+        to be added to the next one's say `accumulating=True`, on every rank: gradients are not
+        saved, so nothing is until the optimizer has taken them. Raises `ConfigError` for metrics
+        that cannot be told.
         """
         self.steps += 1
         if self._place is not None:
             self._place.advance()
+        if accumulating:
+            return
         ends_epoch = self._place is not None and self._place.at_end
         self._note_fates()
         why = self._pace.due(self.steps, ends_epoch=ends_epoch)
         if why is not None:
             self._save(metrics or {}, why)
-        elif self._preparing is None:
+            return
+        metrics_to_json(metrics or {})  # it shall not show at the first save only
+        if self._preparing is None:
             self._prepare()
 
     def save(self, metrics: dict[str, Any] | None = None) -> None:
-        """Save now, on every rank, whatever `every` says."""
+        """Save now, on every rank, whatever `every` says.
+
+        Raises `ConfigError` for metrics that cannot be told; then nothing is saved.
+        """
         self._save(metrics or {}, "asked for")
 
     def _prepare(self) -> None:
@@ -168,7 +185,13 @@ class Checkpointer:
     def _save(self, metrics: dict[str, Any], why: str) -> None:
         if self._preparing is not None:
             self._preparing.join()
+        self._has_saved = True
         self._pace.saved(self.steps)
+        try:
+            metrics_to_json(metrics)
+        except ConfigError as unfit:
+            self._desk.withhold({}, unfit.what)  # the other ranks' part of it waits for ours
+            raise
         slot = self._free_slot()
         began = self._clock.now()
         try:
@@ -194,7 +217,7 @@ class Checkpointer:
         share = self._share()
         check, self._checked = not self._checked, True
         values = plain(share.values, of=share.leaves, check=check)
-        own = plain({"dice": dice(), **self._loader_state()}, check=check)
+        own = plain({"dice": dice(), **self._own_state()}, check=check)
         index = Index(
             rank=self._rank,
             world_size=self._world_size,
@@ -211,11 +234,15 @@ class Checkpointer:
         arena.take(share.tensors)
         arena.finish(index)
 
-    def _loader_state(self) -> dict[str, Any]:
-        if self._loader is None or self._place is not None:
-            return {}
+    def _own_state(self) -> dict[str, Any]:
+        """What is this rank's alone, beside its dice."""
+        found: dict[str, Any] = {}
         inner = getattr(self._loader, "state_dict", None)
-        return {"loader": inner()} if inner is not None else {}
+        if self._place is None and inner is not None:
+            found["loader"] = inner()
+        if self._own:
+            found["own"] = {name: one.state_dict() for name, one in self._own.items()}
+        return found
 
     def _free_slot(self) -> _Slot:
         """The one whose snapshot is the oldest: the last one stays whole while another is taken.
@@ -249,11 +276,13 @@ class Checkpointer:
         """Go on from the newest state that is whole; None where the run has none.
 
         That is the last snapshot, where it still lies in the machines' memory, else the latest
-        checkpoint. All ranks have to call it, before their loops. One that is damaged is told of,
-        and an earlier one taken. Raises `IntegrityError` where no checkpoint is left that can be
-        read, and `ConfigError` where model or optimizer are not those that were saved.
+        checkpoint; after saves of this very function the latest that is committed, to take steps
+        back that went wrong. All ranks have to call it, before their loops or between two steps.
+        One that is damaged is told of, and an earlier one taken. Raises `IntegrityError` where no
+        checkpoint is left that can be read, and `ConfigError` where model or optimizer are not
+        those that were saved.
         """
-        saved = self._recall.newest(self._planned)
+        saved = self._recall.newest(self._planned, saved_since=self._has_saved)
         if saved is None:
             self._put_back()
             self._take_room_away()
@@ -306,6 +335,9 @@ class Checkpointer:
         from spotfit.frameworks.torch.state import put_back
 
         put_back(own["dice"])
+        for name, state in own.get("own", {}).items():
+            if name in self._own:
+                self._own[name].load_state_dict(state)
         if self._place is not None:
             self._place.go_on(epoch, consumed)
             if (epoch, consumed) != (0, 0):
@@ -319,6 +351,12 @@ class Checkpointer:
         from spotfit.frameworks.torch.shares import unplain
 
         first = saved.indices[0]
+        if self._own and "own" in unplain(first.own):
+            raise ConfigError(
+                f"{', '.join(sorted(self._own))} was kept by {first.world_size} ranks, each its "
+                f"own, and {self._world_size} are to go on.",
+                do="Keep the number of workers, or keep in extra={…} what all ranks share.",
+            )
         if self._place is not None:
             self._place.go_on(first.epoch, first.consumed)
             return
@@ -413,16 +451,16 @@ def _place_in(loader: DataLoader[Any] | None, *, rank: int, world_size: int) -> 
     return position_in(loader, rank=rank, world_size=world_size)
 
 
-def _checked(extra: Mapping[str, Any]) -> Mapping[str, Any]:
-    taken = sorted(set(extra) & set(_PLAIN))
+def _checked(given: Mapping[str, Any], what: str) -> Mapping[str, Any]:
+    taken = sorted(set(given) & set(_PLAIN))
     if taken:
         raise ConfigError(
-            f"extra may not use the names {', '.join(taken)}.", do="Call them something else."
+            f"{what} may not use the names {', '.join(taken)}.", do="Call them something else."
         )
-    for name, one in extra.items():
+    for name, one in given.items():
         if not all(hasattr(one, method) for method in ("state_dict", "load_state_dict")):
             raise ConfigError(
-                f"extra[{name!r}], a {type(one).__name__}, has no state_dict and load_state_dict.",
+                f"{what}[{name!r}], a {type(one).__name__}, has no state_dict and load_state_dict.",
                 do="Give it both.",
             )
-    return extra
+    return given

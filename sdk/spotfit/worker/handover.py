@@ -102,6 +102,10 @@ class Handover(Protocol):
         """That checkpoint, which another rank has opened."""
         ...
 
+    def committed(self) -> Iterator[str]:
+        """All checkpoints there are by now, the latest first."""
+        ...
+
     def earlier(self) -> Iterator[str]:
         """Checkpoints before that one, the latest first."""
         ...

@@ -14,6 +14,7 @@ from spotfit.checkpoint.manifest import Manifest
 from spotfit.checkpoint.saved import Opened, Saved, open_folder, reopened
 from spotfit.host import log
 from spotfit.model.cadence import Odds
+from spotfit.model.metrics import plain_json
 from spotfit.model.ranks import Ranks
 from spotfit.store.api import Store
 from spotfit.store.opening import open_store
@@ -46,7 +47,7 @@ class LocalSnapshots:
         n, self._given = self._given, self._given + 1
         name, rank = f"checkpoint_{n:06d}", self._ranks.world_rank
         ranks = tuple(range(self._ranks.world_size))
-        part = Manifest(name, 0, n, rank, ranks, metrics, (), why=why)
+        part = Manifest(name, 0, n, rank, ranks, plain_json(metrics), (), why=why)
         bring_snapshot(self._store, SnapshotParcel(str(segment), part, self._last or ""))
         self._last = name
         self._reported(metrics, Checkpoint.in_store(self._store, name))
@@ -102,6 +103,10 @@ class LocalSnapshots:
 
     def reopen(self, opened: Opened) -> Saved:
         return reopened(self._store, opened)
+
+    def committed(self) -> Iterator[str]:
+        if self._last is not None:
+            yield self._last
 
     def earlier(self) -> Iterator[str]:
         yield from ()

@@ -68,14 +68,16 @@ class Recall:
         self._broadcast = broadcast
         self._clock = clock
 
-    def newest(self, plan: Plan) -> Saved | None:
+    def newest(self, plan: Plan, *, saved_since: bool = False) -> Saved | None:
         """The newest state of which every rank has read what it planned; None if there is none.
 
-        One that is damaged is told of, and an earlier one taken. Raises `IntegrityError` where no
-        checkpoint is left that can be read.
+        That is what the round began from; if it has `saved_since`, the latest checkpoint. One that
+        is damaged is told of, and an earlier one taken. Raises `IntegrityError` where no checkpoint
+        is left that can be read.
         """
-        saved = self._read(IN_MEMORY, self._desk.open_memory, plan)
-        offers = self._offers() if self._rank == 0 else iter(())
+        saved = None if saved_since else self._read(IN_MEMORY, self._desk.open_memory, plan)
+        names = self._desk.committed() if saved_since else self._begun_from()
+        offers = self._offers(names) if self._rank == 0 else iter(())
         found_any = False
         # Not gathered: everybody's would be made as big as rank 0's, which holds all indices.
         while saved is None and (offer := self._broadcast(next(offers, None))) is not None:
@@ -88,9 +90,9 @@ class Recall:
             )
         return saved
 
-    def _offers(self) -> Iterator[_Offer]:
+    def _offers(self, names: Iterator[str]) -> Iterator[_Offer]:
         """Checkpoints that a Checkpointer has saved, the newest first: one rank looks for all."""
-        for name in self._names():
+        for name in names:
             try:
                 saved = self._desk.open(name)
             except IntegrityError as broken:
@@ -99,7 +101,7 @@ class Recall:
                 if saved is not None:
                     yield _Offer(name, told(saved))
 
-    def _names(self) -> Iterator[str]:
+    def _begun_from(self) -> Iterator[str]:
         if self._desk.begun_from is not None:
             yield self._desk.begun_from
             yield from self._desk.earlier()

@@ -216,6 +216,10 @@ class Snapshots:
     def reopen(self, opened: Opened) -> Saved:
         return reopened(self._store, opened)
 
+    def committed(self) -> Iterator[str]:
+        names = [one.name for one in Journal(self._store).catch_up().checkpoints]
+        yield from dict.fromkeys(reversed(names))
+
     def earlier(self) -> Iterator[str]:
         names = [one.name for one in Journal(self._store).catch_up().checkpoints]
         begun_from = self.begun_from

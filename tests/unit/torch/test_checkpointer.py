@@ -161,6 +161,80 @@ def test_one_can_be_asked_for(session: LocalSession) -> None:
     assert session.metrics == {"by": "hand"}
 
 
+class Stream:
+    """A place of this rank's alone."""
+
+    def __init__(self) -> None:
+        self.place = torch.zeros(1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place, "name": "mine"}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state["name"] == "mine"
+        self.place = state["place"]
+
+
+def test_what_is_each_ranks_own_comes_back_to_it(session: LocalSession) -> None:
+    stream = Stream()
+    first = Life(own={"stream": stream})
+    stream.place += 7
+    first.train(4)
+    again = Stream()
+    assert Life(own={"stream": again}).ckpt.restore() is not None
+    assert again.place == 7
+
+
+def test_what_is_each_ranks_own_ties_it_to_the_number_of_workers(session: LocalSession) -> None:
+    Life(own={"stream": Stream()}).train(4)
+    second = Life(own={"stream": Stream()})
+    second.ckpt._world_size = 2
+    with pytest.raises(ConfigError, match="stream was kept by 1 ranks, each its own, and 2 are"):
+        second.ckpt.restore()
+
+
+def test_while_gradients_are_added_up_nothing_is_saved(session: LocalSession) -> None:
+    life = Life(every=2)
+    for _ in range(3):
+        life.ckpt.step(accumulating=True)
+    assert session.checkpoint() is None
+    life.train(4)
+    restored = Life().ckpt.restore()
+    assert restored is not None
+    assert restored.step == 4
+
+
+def test_metrics_that_cannot_be_told_are_refused_at_the_first_step(session: LocalSession) -> None:
+    life = Life(every=100)
+    with pytest.raises(ConfigError, match="loss"):
+        life.ckpt.step({"loss": torch.ones(1)})
+
+
+def test_a_save_with_unfit_metrics_holds_no_other_rank_up(
+    session: LocalSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    life = Life(every=100)
+    with pytest.raises(ConfigError, match="loss"):
+        life.ckpt.save({"loss": torch.ones(1)})
+    assert "checkpoint.withheld" in capsys.readouterr().err
+    assert session.checkpoint() is None
+
+
+def test_steps_that_went_wrong_are_taken_back_to_the_latest_checkpoint(
+    session: LocalSession, remembered: list[Path]
+) -> None:
+    early = Life(every=4)
+    early.train(5)
+    remembered.append(early.newest_segment)
+    life = Life(every=4)
+    assert life.ckpt.restore() == ("", 4, 0, "memory")
+    assert life.ckpt.restore() == ("", 4, 0, "memory")
+    life.train(9)
+    restored = life.ckpt.restore()
+    assert restored is not None
+    assert (restored.step, restored.source, life.ckpt.steps) == (8, "bucket", 8)
+
+
 def test_damage_is_never_restored(session: LocalSession) -> None:
     Life().train(4)
     for chunk in session.snapshots.folders[0].parent.glob("checkpoint_*/chunks/*"):

@@ -53,6 +53,9 @@ class Shelf:
     def earlier(self) -> list[str]:
         return [*self.kept][1:]
 
+    def committed(self) -> list[str]:
+        return [*self.kept]
+
     def mistrust(self, name: str) -> None:
         self.mistrusted.append(name)
 
@@ -73,7 +76,9 @@ class Yielding(SystemClock):
         os.sched_yield()
 
 
-def found_in(shelf: Any, *, broken: tuple[str, ...] = (), told: str | None = None) -> str | None:
+def found_in(
+    shelf: Any, *, broken: tuple[str, ...] = (), told: str | None = None, saved_since: bool = False
+) -> str | None:
     """Where all is read but what is `broken`; another rank finds what it has `told` of."""
 
     def plan(saved: Saved) -> list[Order]:
@@ -86,7 +91,7 @@ def found_in(shelf: Any, *, broken: tuple[str, ...] = (), told: str | None = Non
 
     context = LocalSession("run").context
     recall = Recall(shelf, context, gather=gathered, broadcast=lambda mine: mine, clock=Yielding())
-    found = recall.newest(plan)
+    found = recall.newest(plan, saved_since=saved_since)
     return found.name if found else None
 
 
@@ -97,6 +102,14 @@ def test_memory_comes_first_and_then_the_latest_checkpoint(
     assert found_in(Shelf(a_state(IN_MEMORY), **kept)) == IN_MEMORY
     assert found_in(Shelf(**kept)) == "b"
     assert found_in(Shelf()) is None
+
+
+def test_what_the_round_began_from_is_passed_over_once_it_has_saved(
+    a_state: Callable[[str], Saved],
+) -> None:
+    shelf = Shelf(a_state(IN_MEMORY), c=a_state("c"), b=a_state("b"))
+    shelf.begun_from = "b"
+    assert found_in(shelf, saved_since=True) == "c"
 
 
 def test_damage_leads_to_an_earlier_one_and_is_remembered(

@@ -21,6 +21,8 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 State = dict[str, Any]
+_SMALL_BYTES = 2**20
+"""Rank 0 may write so much more than the others."""
 
 
 class Training(NamedTuple):
@@ -47,18 +49,22 @@ class Training(NamedTuple):
         return found
 
     def drifting(self, state: State) -> frozenset[str]:
-        """What each rank may have its own of: the model's buffers, such as running means.
+        """What each rank may have its own of: the model's buffers, such as running means, and
+        small objects beside the model.
 
-        DDP has every rank begin a step with rank 0's, and then go its own way.
+        DDP has every rank begin a step with rank 0's buffers, and then go its own way. An object
+        that is big is taken to be alike on all ranks, for they save it together.
         """
         places = {buffer.data_ptr() for buffer in self.model.buffers()} - {0}
-        return frozenset(
+        buffers = {
             f"model.{name}"
             for name, value in state["model"].items()
             if isinstance(value, torch.Tensor)
             and not isinstance(value, DTensor)
             and value.data_ptr() in places
-        )
+        }
+        others = (_names_in(name, one) for name, one in state["others"].items() if _is_small(one))
+        return frozenset(buffers.union(*others))
 
     def adopt(self, state: State) -> None:
         """Go on from `state`, which has the form of `state()`."""
@@ -99,6 +105,16 @@ def _forget_step(optimizer: Optimizer) -> None:
         if isinstance(step := known.get("step"), torch.Tensor):
             step.zero_()
     optimizer.state.clear()
+
+
+def _is_small(other: State) -> bool:
+    tensors: dict[str, torch.Tensor] = other["tensors"]
+    return sum(tensor.nbytes for tensor in tensors.values()) <= _SMALL_BYTES
+
+
+def _names_in(name: str, other: State) -> set[str]:
+    """What that object's tensors, and all else of it, are called in a saved state."""
+    return {f"others.{name}.whole"} | {f"others.{name}.tensors.{one}" for one in other["tensors"]}
 
 
 class Whole:

@@ -44,6 +44,21 @@ def test_buffers_are_what_ranks_may_have_their_own_of() -> None:
     assert training.drifting(training.state()) == means
 
 
+class Holder:
+    def __init__(self, count: int) -> None:
+        self.held = torch.zeros(count)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"held": self.held, "name": "it"}
+
+
+def test_a_small_object_may_be_each_ranks_own_and_is_saved_by_one_of_them() -> None:
+    """A big one is saved by all together: it has to be alike."""
+    training = Training(nn.Linear(1, 1), (), {"small": Holder(9), "big": Holder(2**20)})
+    drifting = training.drifting(training.state())
+    assert drifting == {"others.small.whole", "others.small.tensors./held"}
+
+
 def test_another_training_goes_on_from_it() -> None:
     model, optimizer = trained(0.25)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 9])
