@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spotfit.checkpoint.handle import Checkpoint
-from spotfit.core.errors import ConfigError, IntegrityError
+from spotfit.core.errors import ConfigError
 from spotfit.host import log
 from spotfit.host.clocks import SystemClock
 from spotfit.model.cadence import MAX_OVERHEAD, Cadence, parse_cadence
@@ -113,8 +112,6 @@ class Checkpointer:
         self._preparing: threading.Thread | None = None
         self._has_saved = False
         """Whether a save was begun since the round began, by this rank and all others."""
-        self._checked = False
-        """Whether what is no tensor was seen to come back without a pickle."""
         self._incoming: dict[str, Any] = {}
         """What is read, until all ranks have read theirs."""
         self._put_back: Callable[[], None] = _nothing
@@ -215,9 +212,8 @@ class Checkpointer:
         from spotfit.frameworks.torch.state import dice
 
         share = self._share()
-        check, self._checked = not self._checked, True
-        values = plain(share.values, of=share.leaves, check=check)
-        own = plain({"dice": dice(), **self._own_state()}, check=check)
+        values = plain(share.values, of=share.leaves)
+        own = plain({"dice": dice(), **self._own_state()})
         index = Index(
             rank=self._rank,
             world_size=self._world_size,
@@ -305,10 +301,7 @@ class Checkpointer:
             known = [one.state for one in self._training.optimizers if one not in self._roomy]
             in_use = {**self._incoming, "optimizer": [list(state.values()) for state in known]}
             self._put_back = kept(in_use)
-        try:
-            return Loading(self._incoming, saved).orders
-        except pickle.UnpicklingError as strange:
-            raise IntegrityError(f"Its values cannot be read: {strange}") from strange
+        return Loading(self._incoming, saved).orders
 
     def _take_room_away(self) -> None:
         for optimizer in self._roomy:

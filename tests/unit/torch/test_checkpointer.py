@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -364,6 +365,34 @@ def test_what_cannot_be_kept_is_refused_at_once(session: LocalSession) -> None:
     with pytest.raises(ConfigError, match="may not use the names model"):
         Checkpointer(model=model, extra={"model": model})
     assert session.snapshots.folders
+
+
+class Best:
+    """A score of the user's own, which begins late."""
+
+    def __init__(self) -> None:
+        self.score: Any = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"score": self.score}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.score = state["score"]
+
+
+def test_every_save_looks_at_what_it_keeps_not_only_the_first(session: LocalSession) -> None:
+    best = Best()
+    ckpt = Checkpointer(model=nn.Linear(1, 1), extra={"best": best}, every="at_notice")
+    ckpt.save()
+    best.score = np.float64(0.5)
+    ckpt.save()
+    again = Best()
+    assert Checkpointer(model=nn.Linear(1, 1), extra={"best": again}).restore() is not None
+    assert (again.score, type(again.score)) == (0.5, float)
+    best.score = object()
+    with pytest.raises(ConfigError, match=r"The state of others\.best\.whole holds"):
+        ckpt.save()
+    assert Checkpointer(model=nn.Linear(1, 1), extra={"best": again}).restore() is not None
 
 
 def test_workers_that_do_not_know_each_other_are_told() -> None:

@@ -44,10 +44,10 @@ def whole_state(saved: Saved, *, only: str | None = None) -> State:
             ]
     saved.read(wanted)
     for index in saved.indices:
-        values = unplain(index.plain) if index.leaves else ()
-        for key, value in zip(index.leaves, values, strict=True):
-            if only in (None, key[0]):
-                _put(state, key, value)
+        wanted_leaves = [key for key in index.leaves if only in (None, key[0])]
+        values = dict(zip(index.leaves, unplain(index.plain), strict=True)) if wanted_leaves else {}
+        for key in wanted_leaves:
+            _put(state, key, values[key])
     others = state.pop("others", {})
     return state | {
         name: joined(split["whole"], split.get("tensors", {})) for name, split in others.items()

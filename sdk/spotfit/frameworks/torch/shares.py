@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import io
 import math
+import operator
 import pickle
-from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 
-from spotfit.checkpoint.snapshot import OWN_CHUNK_BYTES, Key, Piece, starts
-from spotfit.core.errors import ConfigError
+from spotfit.checkpoint.snapshot import OWN_CHUNK_BYTES, Key, Piece, name_of, starts
+from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.frameworks.torch.state import State, Whole
 
 _FRACTION = 8
 """No more than such a part of what a rank has to write hangs on where one tensor ends."""
 
 _ROWS = (torch.Tensor, torch.nn.Parameter)
+
+_BIG = 2**63
+"""Whole numbers up to here are read by every reader of torch's."""
 
 Gather = Callable[[Any], list[Any]]
 """Every rank gives something, and gets what all gave, by rank."""
@@ -239,30 +244,32 @@ def _piece(key: Any, item: WriteItem, tensor: torch.Tensor, start: int) -> Piece
 # --- what is no tensor ---------------------------------------------------------------------------
 
 
-def plain(values: Any, *, of: Sequence[Key] = (), check: bool = True) -> bytes:
-    """Values as torch saves them. A `check` raises `ConfigError` for what only a pickle could hold.
+def plain(values: Any, *, of: Sequence[Key] = ()) -> bytes:
+    """Values as torch saves them. Raises `ConfigError` for what only a pickle could hold.
 
-    A pickle is code: nothing that comes from a bucket is unpickled.
+    A pickle is code: nothing that comes from a bucket is unpickled. `values` are a list, with the
+    keys they are `of`, or a dictionary; numbers of numpy become Python's.
     """
-    body = _saved(values)
-    try:
-        if check:
-            unplain(body)
-    except pickle.UnpicklingError:
-        names = [".".join(map(str, key)) for key in of]
-        strange = [name for name, value in zip(names, values, strict=False) if _is_strange(value)]
+    ours = _of_python(values)
+    told = dict(zip(of, ours, strict=True)) if of else ours if isinstance(ours, dict) else {}
+    strange = [name for name, value in told.items() if _is_strange(value)]
+    if strange or (not told and _is_strange(ours)):
+        names = [name if isinstance(name, str) else name_of(name) for name in strange]
         raise ConfigError(
-            f"The state of {', '.join(strange) or 'this training'} holds objects that only a "
+            f"The state of {', '.join(names) or 'this training'} holds objects that only a "
             "pickle could keep.",
             do="Have its state_dict() return tensors, numbers, texts, and lists and dictionaries "
             "of them.",
-        ) from None
-    return body
+        )
+    return _saved(ours)
 
 
 def unplain(body: bytes) -> Any:
-    """What was saved. Raises `pickle.UnpicklingError` where it would run code."""
-    return torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+    """What was saved. Raises `IntegrityError` where it would run code."""
+    try:
+        return torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as strange:
+        raise IntegrityError(f"Its values cannot be read: {strange}") from strange
 
 
 def _saved(values: Any) -> bytes:
@@ -271,9 +278,44 @@ def _saved(values: Any) -> bytes:
     return sink.getvalue()
 
 
+def _of_python(value: Any) -> Any:
+    """The same with numpy's numbers as Python's, and the very same where there are none."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) in (dict, OrderedDict):
+        parts = {_of_python(key): _of_python(part) for key, part in value.items()}
+        return value if all(new is old for new, old in _pairs(parts, value)) else type(value)(parts)
+    if type(value) in (list, tuple):
+        items = [_of_python(part) for part in value]
+        return value if all(map(operator.is_, items, value)) else type(value)(items)
+    return value
+
+
+def _pairs(one: dict[Any, Any], other: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
+    """Keys with keys, and values with values."""
+    yield from zip(one, other, strict=True)
+    yield from zip(one.values(), other.values(), strict=True)
+
+
 def _is_strange(value: Any) -> bool:
+    """Whether it would not be read again. Only what is not plainly harmless is tried."""
+    if _is_harmless(value):
+        return False
     try:
         unplain(_saved(value))
-    except (pickle.UnpicklingError, pickle.PicklingError, AttributeError, TypeError):
+    except (IntegrityError, pickle.PicklingError, AttributeError, TypeError, RuntimeError):
         return True
     return False
+
+
+def _is_harmless(value: Any) -> bool:
+    kind = type(value)
+    if kind in (list, tuple):
+        return all(map(_is_harmless, value))
+    if kind is dict:
+        return all(map(_is_harmless, value)) and all(map(_is_harmless, value.values()))
+    if kind is int:
+        return bool(abs(value) < _BIG)
+    if kind is torch.Tensor:
+        return value.layout is torch.strided and not value.is_quantized
+    return kind in (float, bool, str, type(None))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from spotfit.checkpoint.export import export_safetensors
-from spotfit.checkpoint.saved import Wanted
+from spotfit.checkpoint.saved import InMemory, Saved, Wanted
+from spotfit.checkpoint.segment import Segment
+from spotfit.core.errors import IntegrityError
 from spotfit.frameworks.torch.export import export_torch, whole_state
 from tests.unit.frameworks.torch.test_reading import a_state, saved_by
 
@@ -30,6 +34,17 @@ def test_for_the_model_alone_nothing_else_is_read(
     monkeypatch.setattr(saved, "read", read.extend)
     assert whole_state(saved, only="model").keys() == {"model"}
     assert {one.piece.key[0] for one in read} == {"model"}
+
+
+def test_values_of_others_that_nobody_can_read_are_in_no_models_way(tmp_path: Path) -> None:
+    saved_by(1, tmp_path, a_state(2.0))
+    part = InMemory(Segment.open(tmp_path / "0"))
+    body = io.BytesIO()  # as it was saved before every save looked at its values
+    torch.save([Wanted] * len(part.index.leaves), body)
+    part.index = msgspec.structs.replace(part.index, plain=body.getvalue())
+    assert whole_state(Saved([part]), only="model").keys() == {"model"}
+    with pytest.raises(IntegrityError, match="values cannot be read"):
+        whole_state(Saved([part]))
 
 
 def test_everything_is_nested_as_it_was(tmp_path: Path) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import pickle
-from collections import Counter
+import threading
+from collections import Counter, OrderedDict
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from spotfit.core.errors import ConfigError
+from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.frameworks.torch.shares import Gather, Share, Shares, plain, unplain
 from tests.unit.frameworks.torch.ranks import on_ranks
+
+
+class Strange:
+    """An object of the user's."""
 
 
 def a_state(**more: Any) -> dict[str, Any]:
@@ -159,14 +164,24 @@ def test_what_only_a_pickle_could_hold_is_refused_by_name() -> None:
         plain([1, {"clock": Strange()}], of=keys)
 
 
+@pytest.mark.parametrize("value", [lambda: 1, threading.Lock(), {1: [Strange]}, np.ones(2)])
+def test_what_no_reader_would_take_is_refused_before_it_is_written(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"The state of loader holds"):
+        plain({"loader": value})
+
+
+def test_numbers_of_numpy_become_numbers() -> None:
+    values = [{"best": np.float64(0.5), np.int64(3): [np.bool_(True)]}, OrderedDict(n=np.int8(2))]
+    read = unplain(plain(values))
+    assert read == [{"best": 0.5, 3: [True]}, {"n": 2}]
+    assert [type(one) for one in read[0].values()] == [float, list]
+    assert type(read[1]) is OrderedDict
+
+
 def test_a_pickle_in_the_bucket_is_never_run() -> None:
     import io
 
     body = io.BytesIO()
     torch.save([Strange()], body)
-    with pytest.raises(pickle.UnpicklingError):
+    with pytest.raises(IntegrityError, match="cannot be read"):
         unplain(body.getvalue())
-
-
-class Strange:
-    """An object of the user's."""
