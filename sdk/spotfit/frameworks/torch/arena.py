@@ -60,8 +60,7 @@ class Arena:
         capacity_bytes = max((piece.end for piece in pieces), default=0)
         self._segment = self._created(capacity_bytes, index_bytes)
         self._pinned = _pinned(self._segment)
-        whole = torch.frombuffer(self._segment.bytes, dtype=torch.uint8)
-        self._views = [_view(whole, piece) for piece in pieces]
+        self._views = _views(self._segment, pieces)
         self._pieces = pieces
 
     def take(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -110,14 +109,22 @@ class Arena:
         return Segment.create(self._path_for(folder), capacity_bytes, index_bytes)
 
 
+def _views(segment: Segment, pieces: Sequence[Piece]) -> list[torch.Tensor]:
+    """A tensor for each piece, which lies in its place."""
+    if not segment.capacity_bytes:  # of no bytes torch makes no tensor
+        return [torch.empty(piece.sizes, dtype=getattr(torch, piece.dtype)) for piece in pieces]
+    whole = torch.frombuffer(segment.bytes, dtype=torch.uint8)
+    return [_view(whole, piece) for piece in pieces]
+
+
 def _view(whole: torch.Tensor, piece: Piece) -> torch.Tensor:
     dtype = getattr(torch, piece.dtype)
     return whole[piece.start : piece.end].view(dtype).view(piece.sizes)
 
 
 def _pinned(segment: Segment) -> int | None:
-    """Where it begins, once a GPU may copy into it by itself; None without a GPU."""
-    if not gpu_in_use():
+    """Where it begins, once a GPU may copy into it by itself; None without a GPU or any bytes."""
+    if not segment.capacity_bytes or not gpu_in_use():
         return None
     address = torch.frombuffer(segment.bytes, dtype=torch.uint8).data_ptr()
     refused = _driver().cudaHostRegister(address, segment.capacity_bytes, _PORTABLE)

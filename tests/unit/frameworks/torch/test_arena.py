@@ -51,6 +51,18 @@ def test_tensors_of_any_kind_are_found_as_they_were(tmp_path: Path) -> None:
         assert torch.equal(found, tensor)
 
 
+@pytest.mark.parametrize("tensors", [{}, {"none": torch.empty(0, 4)}])
+def test_a_rank_with_nothing_to_write_writes_a_snapshot_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tensors: dict[str, torch.Tensor]
+) -> None:
+    """Of a tiny model with plain SGD not every one of four workers has a part."""
+    monkeypatch.setattr("spotfit.frameworks.torch.arena.gpu_in_use", lambda: True)  # nothing to pin
+    arena = arena_in(tmp_path)
+    share = share_of(**tensors)
+    assert [found.shape for found in taken(arena, share)] == [one.shape for one in share.tensors]
+    assert [found.shape for found in taken(arena, share)] == [one.shape for one in share.tensors]
+
+
 def test_the_same_memory_is_used_again_and_another_form_gets_another(tmp_path: Path) -> None:
     arena = arena_in(tmp_path)
     share = share_of(a=torch.ones(5))
