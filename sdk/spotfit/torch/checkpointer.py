@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _PLAIN_BYTES = 2**17
 SLOTS = 2
 """So many snapshots of a rank may be on their way; a third waits for the first."""
+_ON_THEIR_WAY = ("given", "carried")
+_LOOK_S = 0.01
 _PLAIN = ("model", "optimizer", "scheduler", "scaler")
 
 
@@ -278,6 +280,8 @@ class Checkpointer:
         checkpoint is left that can be read, and `ConfigError` where model or optimizer are not
         those that were saved.
         """
+        if self._has_saved:
+            self._forget_saves()
         saved = self._recall.newest(self._planned, saved_since=self._has_saved)
         if saved is None:
             self._put_back()
@@ -287,6 +291,18 @@ class Checkpointer:
         self._training.adopt(self._incoming)
         self._incoming, self._put_back = {}, _nothing  # a copy of the state each
         return self._restored(saved)
+
+    def _forget_saves(self) -> None:
+        """What is on its way comes to its end, and memory keeps nothing that is newer: a later
+        life would go on from that, and not from the checkpoint that is taken now."""
+        for slot in self._slots:
+            while slot.report is not None and self._desk.fate(slot.report) in _ON_THEIR_WAY:
+                self._clock.wait(_LOOK_S)
+        self._note_fates()
+        for slot in self._slots:
+            slot.report = None
+            slot.arena.close()
+        self._preparing = None
 
     def _planned(self, saved: Saved) -> Sequence[Order]:
         """What this rank has to read of it."""
