@@ -86,7 +86,7 @@ class Index(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is this rank's alone, as torch saves it: dice, and where its loader stands."""
     epoch: int = 0
     consumed: int = 0
-    """Samples all ranks together have taken in this epoch."""
+    """Samples taken in this epoch by all who read it together: all ranks, or this one alone."""
     chunks: tuple[Chunk, ...] = ()
     """All bytes, in order; their marks are known once they are in the bucket."""
     format: int = 1

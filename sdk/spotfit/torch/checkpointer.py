@@ -100,7 +100,7 @@ class Checkpointer:
         self._own = dict(_checked(own or {}, "own"))
         self._training = _training_of(model, optimizer, others)
         self._loader = loader
-        self._place = _place_in(loader, rank=self._rank, world_size=self._world_size)
+        self._place = _place_in(loader, world_size=self._world_size)
         self._recall = Recall(
             self._desk,
             session.context,
@@ -235,8 +235,9 @@ class Checkpointer:
     def _own_state(self) -> dict[str, Any]:
         """What is this rank's alone, beside its dice."""
         found: dict[str, Any] = {}
-        inner = getattr(self._loader, "state_dict", None)
-        if self._place is None and inner is not None:
+        if self._place is not None:
+            found = self._place.state
+        elif (inner := getattr(self._loader, "state_dict", None)) is not None:
             found["loader"] = inner()
         if self._own:
             found["own"] = {name: one.state_dict() for name, one in self._own.items()}
@@ -329,13 +330,14 @@ class Checkpointer:
         first = saved.indices[0]
         self.steps = first.step
         self._pace.begin(self.steps)
+        mine = first
         if self._world_size == first.world_size:
-            own = unplain(saved.indices[self._rank].own)
-            self._go_on_with(own, first.epoch, first.consumed)
+            mine = saved.indices[self._rank]
+            self._go_on_with(unplain(mine.own), mine.epoch, mine.consumed)
         else:
             self._go_on_resized(saved)
         name, source = ("", "memory") if saved.name == IN_MEMORY else (saved.name, "bucket")
-        told = Restored(name, first.step, first.epoch, source)
+        told = Restored(name, first.step, mine.epoch, source)
         if self._rank == 0:
             log.info("checkpoint.restored", name=saved.name, step=first.step, source=told.source)
         return told
@@ -348,7 +350,7 @@ class Checkpointer:
             if name in self._own:
                 self._own[name].load_state_dict(state)
         if self._place is not None:
-            self._place.go_on(epoch, consumed)
+            self._place.go_on(epoch, consumed, own)
             if (epoch, consumed) != (0, 0):
                 # A loader throws dice when it begins: those were thrown after this epoch did.
                 self._place.resumed = partial(put_back, own["dice"])
@@ -360,16 +362,17 @@ class Checkpointer:
         from spotfit.frameworks.torch.shares import unplain
 
         first = saved.indices[0]
-        if self._own and "own" in unplain(first.own):
+        owns = [unplain(index.own) for index in saved.indices]
+        if self._own and "own" in owns[0]:
             raise ConfigError(
                 f"{', '.join(sorted(self._own))} was kept by {first.world_size} ranks, each its "
                 f"own, and {self._world_size} are to go on.",
                 do="Keep the number of workers, or keep in extra={…} what all ranks share.",
             )
         if self._place is not None:
-            self._place.go_on(first.epoch, first.consumed)
+            self._place.go_on_resized(first.epoch, first.consumed, owns)
             return
-        states = [unplain(index.own).get("loader") for index in saved.indices]
+        states = [own.get("loader") for own in owns]
         if self._loader is not None and states[0] is not None:
             if any(one != states[0] for one in states):
                 raise ConfigError(
@@ -451,13 +454,13 @@ def _training_of(model: torch.nn.Module, optimizer: Any, others: Mapping[str, An
     )
 
 
-def _place_in(loader: DataLoader[Any] | None, *, rank: int, world_size: int) -> Position | None:
+def _place_in(loader: DataLoader[Any] | None, *, world_size: int) -> Position | None:
     """Where this rank stands in its data; None where nobody has to know but the loader."""
     from spotfit.frameworks.torch.position import keeps_its_own, position_in
 
     if loader is None or keeps_its_own(loader):
         return None
-    return position_in(loader, rank=rank, world_size=world_size)
+    return position_in(loader, world_size=world_size)
 
 
 def _checked(given: Mapping[str, Any], what: str) -> Mapping[str, Any]:

@@ -1,15 +1,21 @@
-"""Where in its data a training stands, in samples that all ranks together have taken.
+"""Where in its data a training stands, in samples that all replicas together have taken.
 
 The order of an epoch depends on its number and the sampler's seed, never on how many workers there
 are. So however many go on, what is left of the epoch is dealt out among them, and no sample comes
 twice or is left out, but for those that fill the last batch up.
+
+A DistributedSampler says how many replicas there are, and which of them this rank is: ranks that
+share a model's parts read the same. Any other sampler deals nothing out: each rank reads what its
+loader yields, and has a place of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
+import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -21,6 +27,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from spotfit.core.errors import ConfigError
 from spotfit.host import log
 
 Loader = DataLoader[Any]
@@ -28,6 +35,9 @@ _DO = (
     "use a loader with state_dict and load_state_dict, like torchdata's StatefulDataLoader, or "
     "keep the place in extra={...}; else a restart begins the data anew"
 )
+_NONE: Mapping[str, Any] = MappingProxyType({})
+_SHARED = {"shared": True}
+"""What earlier checkpoints, which do not say it, are taken for."""
 
 
 class Position(Sampler[int]):
@@ -37,21 +47,24 @@ class Position(Sampler[int]):
     Epochs are counted here; a sampler's `set_epoch` says the same, or is not heard.
     """
 
-    def __init__(self, loader: Loader, *, rank: int, world_size: int) -> None:
-        self._sampler = loader.sampler
-        self._batch = loader.batch_size or 1
-        self._drops = loader.drop_last
-        self._rank = rank
-        self._world_size = world_size
-        self._order = _order_of_one(loader.sampler)
+    def __init__(self, loader: Loader, *, world_size: int) -> None:
+        batches: Any = loader.batch_sampler  # where a user gave it, the loader's own sizes are none
+        self.given = _sampler_of(batches)
+        self._batch = batches.batch_size
+        self._drops = batches.drop_last
+        self._replicas = getattr(self.given, "num_replicas", 1)
+        self._replica = getattr(self.given, "rank", 0)
+        self._shared = world_size == 1 or isinstance(self.given, DistributedSampler)
+        """Whether all ranks read one epoch together, so that others can go on with its rest."""
+        self._order = _order_of_one(self.given)
         self._resumes = False
+        """Whether no batch was taken yet since `go_on`."""
         self._begun = False
-        """Whether a batch of this epoch was taken, or the epoch went on from a checkpoint."""
+        """Whether a batch of this epoch was taken."""
         self.resumed: Callable[[], None] = _nothing
-        """Called when the first pass after `go_on` begins."""
+        """Called when a pass begins after `go_on`."""
         self.epoch = 0
         self.consumed = 0
-        batches: Any = loader.batch_sampler
         batches.sampler = self
 
     @property
@@ -60,27 +73,47 @@ class Position(Sampler[int]):
         count = len(self._mine(self.consumed))
         return count < (self._batch if self._drops else 1)
 
+    @property
+    def state(self) -> dict[str, Any]:
+        """What a rank keeps beside the epoch and what was consumed of it."""
+        return {"place": {"seed": getattr(self._order, "seed", None), "shared": self._shared}}
+
     def advance(self) -> None:
         """Every rank has trained on one more batch."""
-        self._begun = True
-        self.consumed = min(len(self._order), self.consumed + self._batch * self._world_size)
+        self._begun, self._resumes = True, False
+        self.consumed = min(len(self._order), self.consumed + self._batch * self._replicas)
 
-    def go_on(self, epoch: int, consumed: int) -> None:
-        """The next pass over the loader takes what is left of that epoch."""
-        self._resumes = self._begun = True
+    def go_on(self, epoch: int, consumed: int, own: Mapping[str, Any] = _NONE) -> None:
+        """The next pass over the loader takes what is left of that epoch, in the order it had."""
+        self._resumes, self._begun = True, False
         self.epoch, self.consumed = epoch, consumed
+        seed = own.get("place", _NONE).get("seed")
+        if seed is not None and isinstance(self._order, DistributedSampler):
+            self._order.seed = seed
+
+    def go_on_resized(self, epoch: int, consumed: int, owns: Sequence[Mapping[str, Any]]) -> None:
+        """With another number of ranks. Raises `ConfigError` where the rest cannot be dealt out."""
+        shared = ("loader" not in own and own.get("place", _SHARED)["shared"] for own in owns)
+        if not self._shared or not all(shared):
+            raise ConfigError(
+                "Each rank reads what its own loader yields, so the place of each is its own: it "
+                f"was kept by {len(owns)}, and now there is another number of them.",
+                do="Share one dataset out with prepare_data_loader or a DistributedSampler, or "
+                "keep the number of workers.",
+            )
+        self.go_on(epoch, consumed, owns[0])
 
     def __len__(self) -> int:
         """Of this rank in a whole epoch: what is planned with it must not change."""
-        return len(self._sampler)  # type: ignore[arg-type]  # those we take the place of have one
+        return len(self.given)
 
     def __iter__(self) -> Iterator[int]:
-        if self._resumes:
-            self._resumes = False
-            self.resumed()
-        elif self._begun:
+        if self._begun:
             self.epoch, self.consumed = self.epoch + 1, 0
-            self._begun = False
+            self._resumes = False
+        elif self._resumes:
+            self.resumed()
+        self._begun = self.at_end  # of an epoch that was over, one pass takes the nothing left
         order = self._order
         if isinstance(order, DistributedSampler):
             order.set_epoch(self.epoch)
@@ -93,22 +126,22 @@ class Position(Sampler[int]):
         Beyond the end they mean the beginning again: all ranks have the same number of samples.
         """
         end = len(self._order)
-        over = (end - begin) % self._world_size
-        if over and getattr(self._sampler, "drop_last", False):
+        over = (end - begin) % self._replicas
+        if over and getattr(self.given, "drop_last", False):
             end -= over
         elif over:
-            end += self._world_size - over
-        return range(begin + self._rank, end, self._world_size)
+            end += self._replicas - over
+        return range(begin + self._replica, end, self._replicas)
 
 
-def position_in(loader: Loader, *, rank: int, world_size: int) -> Position | None:
+def position_in(loader: Loader, *, world_size: int) -> Position | None:
     """A place in that loader's data; None where there is none that we could know."""
     inner = getattr(loader, "_loader", loader)
     why = _why_not(inner)
     if why is not None:
         log.warning("checkpoint.no_position", why=why, do=_DO)
         return None
-    return Position(inner, rank=rank, world_size=world_size)
+    return Position(inner, world_size=world_size)
 
 
 def keeps_its_own(loader: Any) -> bool:
@@ -117,28 +150,53 @@ def keeps_its_own(loader: Any) -> bool:
     return all(callable(getattr(inner, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
-def _why_not(loader: Loader) -> str | None:
+def _why_not(loader: Any) -> str | None:
+    if not isinstance(loader, DataLoader):
+        return f"a {type(loader).__name__} is no DataLoader"
     if isinstance(loader.dataset, IterableDataset):
         return "an IterableDataset has no order we could know"
-    if type(loader.batch_sampler) is not BatchSampler:
-        return f"only {type(loader.batch_sampler).__name__} knows the loader's batches"
-    if _order_of_one(loader.sampler) is None:
-        return f"only {type(loader.sampler).__name__} knows the loader's order"
+    batches: Any = loader.batch_sampler
+    if batches is None:
+        return "a loader with batch_size=None has no batches to count"
+    if type(batches) is not BatchSampler:
+        return f"only {type(batches).__name__} knows the loader's batches"
+    sampler = _sampler_of(batches)
+    if _order_of_one(sampler) is None:
+        return f"only {type(sampler).__name__} knows the loader's order"
     return None
 
 
+def _sampler_of(batches: BatchSampler) -> Any:
+    """The user's, also where a `Position` has taken its place before."""
+    sampler: Any = batches.sampler
+    return sampler.given if isinstance(sampler, Position) else sampler
+
+
 def _order_of_one(sampler: Any) -> Any:
-    """The order in which one worker alone would read; None if it is the sampler's secret."""
-    if isinstance(sampler, DistributedSampler):
+    """The order in which one worker alone would read; None if it is the sampler's secret.
+
+    One of a class of the user's may do anything, whatever it is made from.
+    """
+    if type(sampler) is DistributedSampler:
         dataset, shuffle, seed = sampler.dataset, sampler.shuffle, sampler.seed
-    elif isinstance(sampler, RandomSampler) and not sampler.replacement:
+    elif type(sampler) is RandomSampler and _takes_each_once(sampler):
         # Its order hangs on all dice thrown before. This one can be found again.
-        dataset, shuffle, seed = cast("Dataset[Any]", sampler.data_source), True, 0
-    elif isinstance(sampler, SequentialSampler):
+        dataset, shuffle, seed = cast("Dataset[Any]", sampler.data_source), True, _seed(sampler)
+    elif type(sampler) is SequentialSampler:
         return sampler
     else:
         return None
     return DistributedSampler(dataset, num_replicas=1, rank=0, shuffle=shuffle, seed=seed)
+
+
+def _takes_each_once(sampler: RandomSampler) -> bool:
+    return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+
+
+def _seed(sampler: RandomSampler) -> int:
+    """What its dice were seeded with: another seed is another order."""
+    dice = sampler.generator or torch.default_generator
+    return dice.initial_seed() % 2**63  # epochs are added to it
 
 
 def _nothing() -> None:

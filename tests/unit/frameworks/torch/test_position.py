@@ -11,18 +11,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     DistributedSampler,
     IterableDataset,
+    RandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
 
+from spotfit.core.errors import ConfigError
 from spotfit.frameworks.torch.loader import with_share
 from spotfit.frameworks.torch.position import Position, keeps_its_own, position_in
 
 SAMPLES = 96
 DATA = TensorDataset(torch.arange(SAMPLES))
+Own = dict[str, Any]
 
 
 def loader_of(rank: int, world_size: int, *, shuffle: bool = True, batch: int = 4) -> Any:
@@ -32,7 +36,7 @@ def loader_of(rank: int, world_size: int, *, shuffle: bool = True, batch: int = 
 
 def placed(rank: int, world_size: int, **how: Any) -> tuple[DataLoader[Any], Position]:
     loader = loader_of(rank, world_size, **how)
-    place = position_in(loader, rank=rank, world_size=world_size)
+    place = position_in(loader, world_size=world_size)
     assert place is not None
     return loader, place
 
@@ -47,26 +51,28 @@ def joined(batches: Iterable[list[int]]) -> list[int]:
 
 
 def taken(
-    world_size: int, begin: tuple[int, int], batches: int, **how: Any
-) -> tuple[list[int], Any]:
+    world_size: int, begin: tuple[int, int, Own], batches: int, **how: Any
+) -> tuple[list[int], tuple[int, int, Own]]:
     """What all ranks take together in so many batches, and where they stand then."""
+    epoch, consumed, own = begin
     seen: list[int] = []
     ends = set()
     for rank in range(world_size):
         loader, place = placed(rank, world_size, **how)
-        place.go_on(*begin)
+        place.go_on_resized(epoch, consumed, [own])
         for _, batch in zip(range(batches), numbers(loader), strict=False):
             seen += batch
             place.advance()
         ends.add((place.epoch, place.consumed))
-    (end,) = ends
-    return seen, end
+        own = place.state
+    ((epoch, consumed),) = ends
+    return seen, (epoch, consumed, own)
 
 
 @given(sizes=st.lists(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=1, max_size=4))
 def test_however_many_go_on_each_sample_comes_once(sizes: list[int]) -> None:
     seen: list[int] = []
-    where = (3, 0)
+    where: tuple[int, int, Own] = (3, 0, {})
     for world_size in sizes:
         more, where = taken(world_size, where, 2)
         seen += more
@@ -119,6 +125,20 @@ def test_who_looks_at_the_loader_before_begins_no_epoch() -> None:
     assert place.epoch == 0
 
 
+def test_who_looks_before_going_on_takes_nothing_away_from_it() -> None:
+    loader, place = placed(0, 2)
+    told: list[str] = []
+    place.resumed = lambda: told.append("the dice are put back")
+    place.go_on(1, 5 * 8)
+    (looked,) = next(iter(loader))
+    rest = list(numbers(loader))
+    assert (len(rest), rest[0], place.epoch) == (12 - 5, looked.tolist(), 1)
+    assert len(told) == 2, "a look throws dice, too"
+    place.advance()
+    next(numbers(loader))
+    assert (place.epoch, len(told)) == (2, 2)
+
+
 def test_after_the_last_batch_of_an_epoch_nothing_is_left_of_it() -> None:
     loader, place = placed(0, 2)
     place.go_on(1, SAMPLES)
@@ -142,13 +162,136 @@ def test_it_is_told_when_the_first_pass_begins() -> None:
     batches = numbers(loader)
     assert told == []
     next(batches)
+    place.advance()
     list(numbers(loader))
     assert told == ["now"]
+
+
+def test_ranks_that_share_a_model_s_parts_read_what_their_sampler_says() -> None:
+    """Four ranks, two of them a replica: what a sampler deals out is dealt the same way."""
+
+    def loader(rank: int) -> DataLoader[Any]:
+        sampler: DistributedSampler[Any] = DistributedSampler(DATA, 2, rank // 2, seed=9)
+        return DataLoader(DATA, batch_size=4, sampler=sampler)
+
+    for rank in range(4):
+        mine = loader(rank)
+        place = position_in(mine, world_size=4)
+        assert place is not None
+        for batch, as_torch_has_it in zip(numbers(mine), numbers(loader(rank)), strict=True):
+            place.advance()
+            assert batch == as_torch_has_it
+        assert place.at_end
+        assert place.consumed == SAMPLES
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_shard_of_a_rank_s_own_is_read_whole(shuffle: bool) -> None:
+    loader: DataLoader[Any] = DataLoader(DATA, batch_size=4, shuffle=shuffle)
+    place = position_in(loader, world_size=3)
+    assert place is not None
+    seen = []
+    for batch in numbers(loader):
+        seen += batch
+        place.advance()
+        assert place.consumed == len(seen)
+    assert sorted(seen) == list(range(SAMPLES))
+    assert place.at_end
+
+
+def test_who_reads_a_shard_of_its_own_reads_in_an_order_of_its_own() -> None:
+    def order(seed: int) -> list[int]:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            loader: DataLoader[Any] = DataLoader(DATA, shuffle=True)
+            assert position_in(loader, world_size=2)
+        return joined(numbers(loader))
+
+    assert order(1) == order(1) != order(2)
+
+
+def plain(world_size: int) -> Position:
+    place = position_in(DataLoader(DATA, shuffle=True), world_size=world_size)
+    assert place is not None
+    return place
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (plain(2), plain(3)),
+        (plain(2), plain(1)),
+        (plain(1), plain(2)),
+        (placed(0, 2)[1], plain(3)),
+        (plain(2), placed(0, 3)[1]),
+    ],
+)
+def test_places_of_their_own_are_no_epoch_that_others_could_go_on_with(
+    before: Position, after: Position
+) -> None:
+    with pytest.raises(ConfigError, match="place of each is its own"):
+        after.go_on_resized(0, 8, [before.state])
+
+
+def test_a_place_that_only_the_loader_knew_cannot_be_dealt_out() -> None:
+    with pytest.raises(ConfigError, match="place of each is its own"):
+        placed(0, 2)[1].go_on_resized(0, 0, [{"loader": {}}])
+
+
+def test_batches_of_torch_s_that_a_user_made_are_read_in_their_order() -> None:
+    def loader(rank: int) -> DataLoader[Any]:
+        sampler: DistributedSampler[Any] = DistributedSampler(DATA, 2, rank, seed=7)
+        return DataLoader(DATA, batch_sampler=BatchSampler(sampler, 5, drop_last=True))
+
+    for rank in (0, 1):
+        mine, again = loader(rank), loader(rank)
+        as_torch_has_them = list(numbers(loader(rank)))
+        place, next_place = (position_in(one, world_size=2) for one in (mine, again))
+        assert place is not None
+        assert next_place is not None
+        for _, batch in zip(range(3), numbers(mine), strict=False):
+            assert batch == as_torch_has_them[place.consumed // 10]
+            place.advance()
+        next_place.go_on(place.epoch, place.consumed, place.state)
+        assert list(numbers(again)) == as_torch_has_them[3:]
+        assert len(as_torch_has_them) == 9, "the rest of three is dropped"
+
+
+def test_a_loader_s_own_dice_say_which_order_it_is_and_it_is_kept() -> None:
+    def loader(seed: int) -> tuple[DataLoader[Any], Position]:
+        dice = torch.Generator().manual_seed(seed)
+        one: DataLoader[Any] = DataLoader(DATA, batch_size=4, shuffle=True, generator=dice)
+        place = position_in(one, world_size=1)
+        assert place is not None
+        return one, place
+
+    (first, place), (second, other) = loader(1), loader(2)
+    order = list(numbers(first))
+    assert order != list(numbers(second))
+    other.go_on(0, 8, place.state)
+    assert list(numbers(second)) == order[2:]
+
+
+def test_a_second_place_in_a_loader_is_that_of_the_sampler_it_had() -> None:
+    loader, first = placed(1, 2)
+    second = position_in(loader, world_size=2)
+    assert second is not None
+    assert second.given is first.given
 
 
 class Stream(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         yield from range(4)
+
+
+class Mine(DistributedSampler[Any]):
+    def __iter__(self) -> Iterator[int]:
+        return iter([7] * len(self))
+
+
+class Hard(RandomSampler):
+    def __iter__(self) -> Iterator[int]:
+        return iter([7] * len(self))
 
 
 class Stateful(DataLoader[Any]):
@@ -165,12 +308,17 @@ class Stateful(DataLoader[Any]):
         (DataLoader(Stream()), "IterableDataset"),
         (DataLoader(DATA, batch_sampler=[[1]]), "list knows the loader's batches"),
         (DataLoader(DATA, sampler=WeightedRandomSampler([1.0], 5)), "WeightedRandomSampler knows"),
+        (DataLoader(DATA, sampler=RandomSampler(DATA, num_samples=8)), "RandomSampler knows"),
+        (DataLoader(DATA, sampler=Mine(DATA, 1, 0)), "Mine knows the loader's order"),
+        (DataLoader(DATA, sampler=Hard(DATA)), "Hard knows the loader's order"),
+        (DataLoader(DATA, batch_size=None), "batch_size=None"),
+        (["a", "b"], "a list is no DataLoader"),
     ],
 )
 def test_what_no_place_can_be_told_of_says_so(
-    loader: DataLoader[Any], why: str, capsys: pytest.CaptureFixture[str]
+    loader: Any, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert position_in(loader, rank=0, world_size=1) is None
+    assert position_in(loader, world_size=1) is None
     assert why in capsys.readouterr().err
 
 
@@ -182,7 +330,7 @@ def test_a_loader_may_keep_its_own_place() -> None:
 def test_a_sampler_that_drops_the_rest_drops_it_after_a_change_too() -> None:
     sampler: DistributedSampler[Any] = DistributedSampler(DATA, 5, 0, drop_last=True)
     loader: DataLoader[Any] = DataLoader(DATA, batch_size=4, sampler=sampler)
-    place = position_in(loader, rank=0, world_size=5)
+    place = position_in(loader, world_size=5)
     assert place is not None
     place.go_on(0, 90)
     assert sum(len(batch) for batch in numbers(loader)) == 1
