@@ -227,8 +227,8 @@ def test_steps_that_went_wrong_are_taken_back_to_the_latest_checkpoint(
     early = Life(every=4)
     early.train(5)
     remembered.append(early.newest_segment)
-    segments = lambda: {*session.snapshots.folders[0].glob("*.segment")}  # noqa: E731
-    before = segments()
+    folder = session.snapshots.folders[0]
+    before = {*folder.glob("*.segment")}
     life = Life(every=4)
     assert life.ckpt.restore() == ("", 4, 0, "memory")
     assert life.ckpt.restore() == ("", 4, 0, "memory")
@@ -236,7 +236,7 @@ def test_steps_that_went_wrong_are_taken_back_to_the_latest_checkpoint(
     restored = life.ckpt.restore()
     assert restored is not None
     assert (restored.step, restored.source, life.ckpt.steps) == (8, "bucket", 8)
-    assert segments() == before, "nothing newer is left to go on from"
+    assert {*folder.glob("*.segment")} == before, "nothing newer is left to go on from"
     life.train(13)
     again = life.ckpt.restore()
     assert again is not None
