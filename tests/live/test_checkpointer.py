@@ -209,3 +209,30 @@ def test_a_flipped_bit_costs_one_checkpoint_and_nothing_else(cloud: Cloud) -> No
     again = life(cloud, "again", run="run")
     assert begun(cloud, "again") == 6
     assert again == undisturbed
+
+
+def train_and_go_back(config: Config) -> list[Any]:
+    """Saves three times, goes back to the last, and dies; tells what its next life begins from."""
+    model = prepare_model(nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    ckpt = Checkpointer(model=model, optimizer=optimizer, every=2)
+    restored = ckpt.restore()
+    if restored is not None:
+        return [restored.step, restored.source]
+    for _ in range(7):
+        optimizer.zero_grad()
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        ckpt.step()
+    back = ckpt.restore()
+    assert back is not None
+    assert (back.step, ckpt.steps) == (6, 6)
+    os.kill(os.getpid(), signal.SIGKILL)
+    return []
+
+
+def test_what_was_taken_back_is_not_gone_on_from_either(cloud: Cloud) -> None:
+    fitted = cloud.fit(
+        train_and_go_back, workers=2, name="back", kind=TorchTrainer, max_failures=1, config={}
+    )
+    assert fitted.return_value == [6, "bucket"]
