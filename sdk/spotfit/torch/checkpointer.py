@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from spotfit.checkpoint.saved import Order, Saved
     from spotfit.frameworks.torch.arena import Arena
     from spotfit.frameworks.torch.position import Position
+    from spotfit.frameworks.torch.room import Room
     from spotfit.frameworks.torch.shares import Share
     from spotfit.frameworks.torch.state import Training
 
@@ -117,8 +118,8 @@ class Checkpointer:
         self._incoming: dict[str, Any] = {}
         """What is read, until all ranks have read theirs."""
         self._put_back: Callable[[], None] = _nothing
-        self._roomy: list[torch.optim.Optimizer] = []
-        """Optimizers that never took a step, and have room for what is read."""
+        self._room: Room = {}
+        """What optimizers knew that have room for what is read."""
         self.steps = 0
         """Steps the training has done, those before a restart too."""
 
@@ -288,7 +289,7 @@ class Checkpointer:
             self._put_back()
             self._take_room_away()
             return None
-        self._roomy = []
+        self._room = {}
         self._training.adopt(self._incoming)
         self._incoming, self._put_back = {}, _nothing  # a copy of the state each
         return self._restored(saved)
@@ -312,17 +313,19 @@ class Checkpointer:
         from spotfit.frameworks.torch.state import kept
 
         self._take_room_away()
-        self._roomy = give_room(self._training, saved)
+        self._room = give_room(self._training, saved)
         self._incoming = self._training.state()
         if not self._desk.has_snapshots:  # were it torn, nothing else would overwrite it
-            known = [one.state for one in self._training.optimizers if one not in self._roomy]
+            known = [one.state for one in self._training.optimizers if one not in self._room]
             in_use = {**self._incoming, "optimizer": [list(state.values()) for state in known]}
             self._put_back = kept(in_use)
         return Loading(self._incoming, saved).orders
 
     def _take_room_away(self) -> None:
-        for optimizer in self._roomy:
-            optimizer.state.clear()
+        from spotfit.frameworks.torch.room import take_away
+
+        take_away(self._room)
+        self._room = {}
 
     def _restored(self, saved: Saved) -> Restored:
         from spotfit.frameworks.torch.shares import unplain

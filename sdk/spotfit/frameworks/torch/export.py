@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from spotfit.checkpoint.export import tensors_of
 from spotfit.checkpoint.saved import Saved, Wanted, at_once
-from spotfit.checkpoint.snapshot import Key, Piece
+from spotfit.checkpoint.snapshot import Piece
 from spotfit.frameworks.torch.reading import as_tensor
 from spotfit.frameworks.torch.shares import unplain
-from spotfit.frameworks.torch.state import State, joined
+from spotfit.frameworks.torch.state import State, joined, put
 from spotfit.store.parts import appearing
 
 
@@ -37,7 +36,7 @@ def whole_state(saved: Saved, *, only: str | None = None) -> State:
         for key, pieces in tensors_of(saved, str(part)).items():
             first = pieces[0][1]
             whole = torch.empty(first.shape, dtype=getattr(torch, first.dtype))
-            _put(state, key, whole)
+            put(state, key, whole)
             wanted += [
                 Wanted(rank, piece, at_once(piece, partial(_fill, whole, piece)))
                 for rank, piece in pieces
@@ -47,7 +46,7 @@ def whole_state(saved: Saved, *, only: str | None = None) -> State:
         wanted_leaves = [key for key in index.leaves if only in (None, key[0])]
         values = dict(zip(index.leaves, unplain(index.plain), strict=True)) if wanted_leaves else {}
         for key in wanted_leaves:
-            _put(state, key, values[key])
+            put(state, key, values[key])
     others = state.pop("others", {})
     return state | {
         name: joined(split["whole"], split.get("tensors", {})) for name, split in others.items()
@@ -59,16 +58,3 @@ def _fill(whole: torch.Tensor, piece: Piece, body: memoryview) -> None:
     for dimension, (begin, length) in enumerate(zip(piece.offsets, piece.sizes, strict=True)):
         box = box.narrow(dimension, begin, length)
     box.copy_(as_tensor(piece, body))
-
-
-def _put(state: Any, key: Key, value: Any) -> None:
-    """Where the key says: names lead into dictionaries, numbers into lists."""
-    for part, following in zip(key, (*key[1:], None), strict=True):
-        new = value if following is None else [] if isinstance(following, int) else {}
-        if isinstance(part, int):
-            state.extend([None] * (part + 1 - len(state)))
-            if state[part] is None or following is None:
-                state[part] = new
-        elif part not in state or following is None:
-            state[part] = new
-        state = state[part]

@@ -8,17 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
+
+from spotfit.checkpoint.snapshot import Key
+from spotfit.frameworks.torch.optimizers import go_on_from, kept_by
 
 State = dict[str, Any]
 _SMALL_BYTES = 2**20
@@ -40,11 +37,7 @@ class Training(NamedTuple):
         """
         found: State = {"model": get_model_state_dict(self.model)}
         if self.optimizers:
-            optimizers = list(self.optimizers)
-            blank = [one for one in optimizers if not one.state]
-            found["optimizer"] = get_optimizer_state_dict(self.model, optimizers)
-            for optimizer in blank:
-                _forget_step(optimizer)
+            found["optimizer"] = kept_by(self.optimizers, self.model)
         found["others"] = {name: split(one.state_dict()) for name, one in self.others.items()}
         return found
 
@@ -70,12 +63,7 @@ class Training(NamedTuple):
         """Go on from `state`, which has the form of `state()`."""
         set_model_state_dict(self.model, state["model"])
         if self.optimizers:
-            set_optimizer_state_dict(
-                self.model,
-                list(self.optimizers),
-                optim_state_dict=state["optimizer"],
-                options=StateDictOptions(strict=False),  # of a weight that never learned
-            )
+            go_on_from(state["optimizer"], self.optimizers, self.model)
         for name, other in self.others.items():
             other.load_state_dict(joined(**state["others"][name]))
 
@@ -99,14 +87,6 @@ def kept(state: State) -> Callable[[], None]:
     return put_back
 
 
-def _forget_step(optimizer: Optimizer) -> None:
-    """To have a state to show torch has an optimizer take a step of nothing: it never took one."""
-    for known in optimizer.state.values():
-        if isinstance(step := known.get("step"), torch.Tensor):
-            step.zero_()
-    optimizer.state.clear()
-
-
 def _is_small(other: State) -> bool:
     tensors: dict[str, torch.Tensor] = other["tensors"]
     return sum(tensor.nbytes for tensor in tensors.values()) <= _SMALL_BYTES
@@ -115,6 +95,19 @@ def _is_small(other: State) -> bool:
 def _names_in(name: str, other: State) -> set[str]:
     """What that object's tensors, and all else of it, are called in a saved state."""
     return {f"others.{name}.whole"} | {f"others.{name}.tensors.{one}" for one in other["tensors"]}
+
+
+def put(state: Any, key: Key, value: Any) -> None:
+    """Where the key says: names lead into dictionaries, numbers into lists."""
+    for part, following in zip(key, (*key[1:], None), strict=True):
+        new = value if following is None else [] if isinstance(following, int) else {}
+        if isinstance(part, int):
+            state.extend([None] * (part + 1 - len(state)))
+            if state[part] is None or following is None:
+                state[part] = new
+        elif part not in state or following is None:
+            state[part] = new
+        state = state[part]
 
 
 class Whole:

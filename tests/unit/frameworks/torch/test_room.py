@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from pprint import pformat
 from typing import Any
 
 import pytest
@@ -17,9 +18,10 @@ from torch.optim import Optimizer
 from spotfit.checkpoint.saved import InMemory, Saved
 from spotfit.checkpoint.segment import Segment
 from spotfit.checkpoint.snapshot import Index, chunks_of
+from spotfit.core.errors import ConfigError
 from spotfit.frameworks.torch.arena import Arena
 from spotfit.frameworks.torch.reading import load_into
-from spotfit.frameworks.torch.room import give_room
+from spotfit.frameworks.torch.room import give_room, take_away
 from spotfit.frameworks.torch.shares import Shares, plain
 from spotfit.frameworks.torch.state import Training
 
@@ -43,9 +45,9 @@ def factored(model: nn.Module) -> Optimizer:
     return torch.optim.Adafactor(model.parameters())
 
 
-def twice(model: nn.Module) -> Optimizer:
-    """What it keeps lies in lists."""
-    return torch.optim.LBFGS(model.parameters())
+def listed(model: nn.Module) -> Optimizer:
+    """What it keeps of all weights lies in lists, beside one of them."""
+    return torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=2)
 
 
 def training(make: Make, *, steps: int, unused: bool = False) -> Training:
@@ -88,12 +90,12 @@ def restored(training: Training, saved: Saved) -> None:
 
 
 def told(training: Training) -> Any:
-    """All it knows, comparable."""
+    """All it knows, comparable, in whatever order it was come to know."""
     known = training.state()
-    return str({"model": known["model"], "optimizer": known["optimizer"]})
+    return pformat({"model": dict(known["model"]), "optimizer": known["optimizer"]})
 
 
-@pytest.mark.parametrize("make", [adam, factored])
+@pytest.mark.parametrize("make", [adam, factored, listed])
 def test_what_was_kept_is_read_into_its_place(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +104,7 @@ def test_what_was_kept_is_read_into_its_place(
     again = training(make, steps=0)
     (optimizer,) = again.optimizers
     monkeypatch.setattr(type(optimizer), "step", lambda *_, **__: 1 / 0)
-    assert give_room(again, saved) == [optimizer]
+    assert give_room(again, saved).keys() == {optimizer}
     restored(again, saved)
     monkeypatch.undo()
     assert told(again) == told(before)
@@ -123,16 +125,75 @@ def test_who_has_learned_keeps_its_places(tmp_path: Path) -> None:
     saved = saved_of(training(adam, steps=2), tmp_path)
     again = training(adam, steps=1)
     before = {id(value) for known in again.optimizers[0].state.values() for value in known.values()}
-    assert give_room(again, saved) == []
+    assert not give_room(again, saved)
     after = {id(value) for known in again.optimizers[0].state.values() for value in known.values()}
     assert after == before
 
 
-def test_what_is_nested_only_its_optimizer_can_place(tmp_path: Path) -> None:
-    saved = saved_of(training(twice, steps=2), tmp_path)
-    again = training(twice, steps=0)
-    assert give_room(again, saved) == []
+def test_who_knows_something_of_another_form_has_room_for_what_was_saved(tmp_path: Path) -> None:
+    """LBFGS looks back at more steps with every step."""
+    before = training(listed, steps=2)
+    saved = saved_of(before, tmp_path)
+    again = training(listed, steps=4)
+    unchanged = told(again)
+    room = give_room(again, saved)
+    assert room
+    take_away(room)
+    assert told(again) == unchanged
+    give_room(again, saved)
+    restored(again, saved)
+    assert told(trained(again, 2)) == told(trained(before, 2))
+
+
+def test_who_knew_nothing_then_knows_nothing_again(tmp_path: Path) -> None:
+    """To go back before the first step."""
+    before = training(adam, steps=0)
+    saved = saved_of(before, tmp_path)
+    again = training(adam, steps=2)
+    give_room(again, saved)
+    restored(again, saved)
     assert not again.optimizers[0].state
+    assert told(again) == told(before)
+
+
+class Counted(torch.optim.SGD):
+    """Only it knows that its keys are numbers."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    known = self.state[weight].setdefault("seen", {0: torch.zeros(3)})
+                    known[0] += 1
+
+
+def counted(model: nn.Module) -> Optimizer:
+    return Counted(model.parameters(), lr=0.1)
+
+
+def test_where_only_it_knows_the_places_it_is_asked_once(tmp_path: Path) -> None:
+    before = training(counted, steps=2, unused=True)
+    saved = saved_of(before, tmp_path)
+    again = training(counted, steps=0, unused=True)
+    gradient = torch.ones_like(next(again.model.parameters()))
+    next(again.model.parameters()).grad = gradient
+    give_room(again, saved)
+    assert next(again.model.parameters()).grad is gradient
+    restored(again, saved)
+    assert told(again) == told(before)
+    assert [known["seen"].keys() for known in again.optimizers[0].state.values()] == [{0}] * 4
+
+
+@pytest.mark.parametrize("broken", [lambda *_, **__: 1 / 0, lambda *_, **__: None])
+def test_an_optimizer_that_cannot_tell_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: Callable[..., Any]
+) -> None:
+    saved = saved_of(training(counted, steps=2), tmp_path)
+    again = training(counted, steps=0)
+    monkeypatch.setattr(Counted, "step", broken)
+    with pytest.raises(ConfigError, match="no telling where Counted would keep"):
+        give_room(again, saved)
 
 
 @pytest.mark.usefixtures("_group")

@@ -1,0 +1,118 @@
+"""What optimizers keep, by the names of their weights: looked at and taken over without a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    _get_fqns,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from spotfit.core.errors import ConfigError
+
+Names = Mapping[torch.Tensor, str]
+"""What a weight is called in a saved state."""
+
+
+def names_in(model: Module) -> Names:
+    """The names of all weights, whatever wraps the model."""
+    return {weight: next(iter(_get_fqns(model, name))) for name, weight in model.named_parameters()}
+
+
+def is_flattened(model: Module) -> bool:
+    """Whether weights lie in rows of FSDP's first kind, where only torch finds them."""
+    return bool(FullyShardedDataParallel.fsdp_modules(model))
+
+
+def kept_by(optimizers: Sequence[Optimizer], model: Module) -> dict[str, Any]:
+    """What all of them keep, in the form of torch's `get_optimizer_state_dict`.
+
+    Torch's own has an optimizer that keeps nothing take a step first, which its hooks see, and with
+    plain SGD that would be at every save. Raises `ConfigError` for weights of no model, and for
+    what is kept of no weight.
+    """
+    if is_flattened(model):
+        return _kept_of_flattened(optimizers, model)
+    names = names_in(model)
+    found: dict[str, Any] = {"state": {}, "param_groups": []}
+    for optimizer in optimizers:
+        ours, said = _in_order(optimizer, names), optimizer.state_dict()
+        _refuse_unnamed(optimizer, said["state"])
+        found["state"] |= {ours[place]: known for place, known in said["state"].items()}
+        found["param_groups"] += [
+            {**group, "params": [ours[place] for place in group["params"]]}
+            for group in said["param_groups"]
+        ]
+    return found
+
+
+def go_on_from(kept: Mapping[str, Any], optimizers: Sequence[Optimizer], model: Module) -> None:
+    """Have them know what was kept of their weights, and nothing else."""
+    if is_flattened(model):
+        options = StateDictOptions(strict=False)  # of a weight that never learned
+        set_optimizer_state_dict(
+            model, list(optimizers), optim_state_dict=dict(kept), options=options
+        )
+        return
+    names = names_in(model)
+    groups = {name: group for group in kept["param_groups"] for name in group["params"]}
+    for optimizer in optimizers:
+        ours, said = _in_order(optimizer, names), optimizer.state_dict()
+        said["state"] = {
+            place: kept["state"][name] for place, name in enumerate(ours) if name in kept["state"]
+        }
+        said["param_groups"] = [
+            {**groups.get(ours[places[0]], group), "params": places}
+            if (places := group["params"])
+            else group
+            for group in said["param_groups"]
+        ]
+        optimizer.load_state_dict(said)
+
+
+def _in_order(optimizer: Optimizer, names: Names) -> list[str]:
+    """The names of its weights, as it numbers them."""
+    weights = list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
+    strange = [weight for weight in weights if weight not in names]
+    if strange:
+        raise ConfigError(
+            f"{type(optimizer).__name__} has {len(strange)} parameters that the model has not; the "
+            f"first is of shape {tuple(strange[0].shape)}.",
+            do="Give Checkpointer a model that holds all its optimizers learn, such as a "
+            "torch.nn.ModuleDict of several, and make optimizers once the model is prepared.",
+        )
+    return [names[weight] for weight in weights]
+
+
+def _refuse_unnamed(optimizer: Optimizer, state: Mapping[Any, Any]) -> None:
+    unnamed = [key for key in state if not isinstance(key, int)]
+    if unnamed:
+        raise ConfigError(
+            f"{type(optimizer).__name__} keeps {unnamed[0]!r} in its state, which is of no weight.",
+            do="Keep it in a group of parameters, or in an object that is named in extra={…}.",
+        )
+
+
+def _kept_of_flattened(optimizers: Sequence[Optimizer], model: Module) -> dict[str, Any]:
+    blank = [one for one in optimizers if not one.state]
+    found: dict[str, Any] = get_optimizer_state_dict(model, list(optimizers))
+    for optimizer in blank:
+        _forget_step(optimizer)
+    return found
+
+
+def _forget_step(optimizer: Optimizer) -> None:
+    """To have a state to show torch has an optimizer take a step of nothing: it never took one."""
+    for known in optimizer.state.values():
+        if isinstance(step := known.get("step"), torch.Tensor):
+            step.zero_()
+    optimizer.state.clear()
