@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from spotfit.checkpoint.saved import Order, Saved
     from spotfit.frameworks.torch.arena import Arena
-    from spotfit.frameworks.torch.position import Position
+    from spotfit.frameworks.torch.position import Passes, Position
     from spotfit.frameworks.torch.room import Room
     from spotfit.frameworks.torch.shares import Share
     from spotfit.frameworks.torch.state import Training
@@ -100,8 +100,7 @@ class Checkpointer:
         others = {"scheduler": scheduler, "scaler": scaler, **_checked(extra or {}, "extra")}
         self._own = dict(_checked(own or {}, "own"))
         self._training = _training_of(model, optimizer, others)
-        self._loader = loader
-        self._place = _place_in(loader, world_size=self._world_size)
+        self._place = _place_in(loader, cadence, world_size=self._world_size)
         self._recall = Recall(
             self._desk,
             session.context,
@@ -235,11 +234,7 @@ class Checkpointer:
 
     def _own_state(self) -> dict[str, Any]:
         """What is this rank's alone, beside its dice."""
-        found: dict[str, Any] = {}
-        if self._place is not None:
-            found = self._place.state
-        elif (inner := getattr(self._loader, "state_dict", None)) is not None:
-            found["loader"] = inner()
+        found = self._place.state() if self._place is not None else {}
         if self._own:
             found["own"] = {name: one.state_dict() for name, one in self._own.items()}
         return found
@@ -353,12 +348,7 @@ class Checkpointer:
             if name in self._own:
                 self._own[name].load_state_dict(state)
         if self._place is not None:
-            self._place.go_on(epoch, consumed, own)
-            if (epoch, consumed) != (0, 0):
-                # A loader throws dice when it begins: those were thrown after this epoch did.
-                self._place.resumed = partial(put_back, own["dice"])
-        elif "loader" in own and self._loader is not None:
-            self._loader.load_state_dict(own["loader"])  # type: ignore[attr-defined]
+            self._place.go_on(epoch, consumed, own, partial(put_back, own["dice"]))
 
     def _go_on_resized(self, saved: Saved) -> None:
         """With another number of ranks the dice are new, and what is left of the data is dealt."""
@@ -374,16 +364,6 @@ class Checkpointer:
             )
         if self._place is not None:
             self._place.go_on_resized(first.epoch, first.consumed, owns)
-            return
-        states = [own.get("loader") for own in owns]
-        if self._loader is not None and states[0] is not None:
-            if any(one != states[0] for one in states):
-                raise ConfigError(
-                    f"The loader's place was kept by {len(states)} ranks, each its own, and "
-                    f"{self._world_size} are to go on.",
-                    do="Use a loader over a dataset with a length, or keep the number of workers.",
-                )
-            self._loader.load_state_dict(states[0])  # type: ignore[attr-defined]
 
 
 def export_checkpoint(
@@ -457,13 +437,21 @@ def _training_of(model: torch.nn.Module, optimizer: Any, others: Mapping[str, An
     )
 
 
-def _place_in(loader: DataLoader[Any] | None, *, world_size: int) -> Position | None:
-    """Where this rank stands in its data; None where nobody has to know but the loader."""
-    from spotfit.frameworks.torch.position import keeps_its_own, position_in
+def _place_in(
+    loader: DataLoader[Any] | None, cadence: Cadence, *, world_size: int
+) -> Position | Passes | None:
+    """Where this rank stands in its data; None without a loader."""
+    from spotfit.frameworks.torch.position import place_in
 
-    if loader is None or keeps_its_own(loader):
-        return None
-    return position_in(loader, world_size=world_size)
+    place = None if loader is None else place_in(loader, world_size=world_size)
+    if cadence.epochs and (place is None or not place.knows_end):
+        raise ConfigError(
+            'every="epoch" needs to know where an epoch ends, and '
+            + ("there is no loader." if loader is None else "only the loader knows."),
+            do="Give loader= a DataLoader over a dataset with a length, with torch's own samplers; "
+            "or say a number of steps or a time, or call save() after each epoch.",
+        )
+    return place
 
 
 def _checked(given: Mapping[str, Any], what: str) -> Mapping[str, Any]:

@@ -51,7 +51,8 @@ def prepare_data_loader(
     Its batch size is per worker, and shares are filled up to equal length. A DistributedSampler of
     your own is kept, any other sampler replaced by one; an IterableDataset is not split. Call
     `loader.sampler.set_epoch(epoch)` to shuffle anew each epoch. With `auto_transfer` the next
-    batch moves to a GPU while you work on this one: give the loader pin_memory=True for that.
+    batch moves to a GPU while you work on this one: give the loader pin_memory=True for that. One
+    that keeps its own place (`state_dict`) is not asked for a batch before its time.
     """
     from spotfit.frameworks.torch import loader, prepare
 

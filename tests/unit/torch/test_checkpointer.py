@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import spotfit.torch
 from spotfit.checkpoint.handle import Checkpoint
@@ -400,6 +400,49 @@ def test_every_save_looks_at_what_it_keeps_not_only_the_first(session: LocalSess
     with pytest.raises(ConfigError, match=r"The state of others\.best\.whole holds"):
         ckpt.save()
     assert Checkpointer(model=nn.Linear(1, 1), extra={"best": again}).restore() is not None
+
+
+class Numbers(IterableDataset[torch.Tensor]):
+    """No length, and no end that could be known before it comes."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from torch.arange(4.0)
+
+
+@pytest.mark.parametrize("every", ["epoch", ["10m", "epoch"]])
+@pytest.mark.parametrize(
+    ("loader", "why"),
+    [
+        (None, "there is no loader"),
+        (DataLoader(Numbers()), "only the loader knows"),
+        (DataLoader(Squares(), batch_sampler=[[1], [2]]), "only the loader knows"),
+    ],
+)
+def test_an_epoch_of_which_no_end_is_known_is_no_time_to_save(
+    session: LocalSession, loader: Any, why: str, every: Any
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        Checkpointer(model=nn.Linear(1, 1), loader=loader, every=every)
+    shutil.os.makedirs(session.snapshots.folders[0], exist_ok=True)  # type: ignore[attr-defined]
+
+
+def test_epochs_are_counted_where_only_the_loader_knows_its_place(session: LocalSession) -> None:
+    def life(steps: int) -> tuple[int, list[int]]:
+        """As the guide's loop has it: three epochs of four batches."""
+        loader: DataLoader[Any] = DataLoader(Numbers())
+        ckpt = Checkpointer(model=nn.Linear(1, 1), loader=loader, every=5)
+        restored = ckpt.restore()
+        first, epochs = restored.epoch if restored else 0, []
+        for epoch in range(first, 3):
+            for _ in loader:
+                epochs.append(epoch)
+                ckpt.step()
+                if ckpt.steps == steps:
+                    return first, epochs
+        return first, epochs
+
+    assert life(10) == (0, [0, 0, 0, 0, 1, 1, 1, 1, 2, 2])
+    assert life(-1) == (2, [2, 2, 2, 2])
 
 
 def test_workers_that_do_not_know_each_other_are_told() -> None:

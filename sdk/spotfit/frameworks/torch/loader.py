@@ -18,6 +18,7 @@ from torch.utils.data import (
 )
 
 from spotfit.core.errors import ConfigError
+from spotfit.frameworks.torch.position import keeps_its_own
 from spotfit.host import log
 
 Loader = DataLoader[Any]
@@ -126,7 +127,8 @@ class MovingLoader(Loader):
         self.__dict__.update(loader.__dict__)
         self._loader = loader
         self._device = device
-        self._ahead = ahead and device.type == "cuda"
+        # The state of a loader that keeps its own place is that of the batch fetched last.
+        self._ahead = ahead and device.type == "cuda" and not keeps_its_own(loader)
 
     def __len__(self) -> int:
         return len(self._loader)

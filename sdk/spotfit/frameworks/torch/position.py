@@ -40,12 +40,18 @@ _SHARED = {"shared": True}
 """What earlier checkpoints, which do not say it, are taken for."""
 
 
+def _nothing() -> None:
+    return
+
+
 class Position(Sampler[int]):
     """Takes a loader's sampler's place, and tells and finds its place in the data.
 
     A batch counts as taken when `advance` is called: what is fetched ahead is not trained on yet.
     Epochs are counted here; a sampler's `set_epoch` says the same, or is not heard.
     """
+
+    knows_end = True
 
     def __init__(self, loader: Loader, *, world_size: int) -> None:
         batches: Any = loader.batch_sampler  # where a user gave it, the loader's own sizes are none
@@ -61,8 +67,7 @@ class Position(Sampler[int]):
         """Whether no batch was taken yet since `go_on`."""
         self._begun = False
         """Whether a batch of this epoch was taken."""
-        self.resumed: Callable[[], None] = _nothing
-        """Called when a pass begins after `go_on`."""
+        self._resumed: Callable[[], None] = _nothing
         self.epoch = 0
         self.consumed = 0
         batches.sampler = self
@@ -73,7 +78,6 @@ class Position(Sampler[int]):
         count = len(self._mine(self.consumed))
         return count < (self._batch if self._drops else 1)
 
-    @property
     def state(self) -> dict[str, Any]:
         """What a rank keeps beside the epoch and what was consumed of it."""
         return {"place": {"seed": getattr(self._order, "seed", None), "shared": self._shared}}
@@ -83,10 +87,21 @@ class Position(Sampler[int]):
         self._begun, self._resumes = True, False
         self.consumed = min(len(self._order), self.consumed + self._batch * self._replicas)
 
-    def go_on(self, epoch: int, consumed: int, own: Mapping[str, Any] = _NONE) -> None:
-        """The next pass over the loader takes what is left of that epoch, in the order it had."""
+    def go_on(
+        self,
+        epoch: int,
+        consumed: int,
+        own: Mapping[str, Any] = _NONE,
+        put_back: Callable[[], None] = _nothing,
+    ) -> None:
+        """The next pass over the loader takes what is left of that epoch, in the order it had.
+
+        A loader throws dice when it begins, and those in the checkpoint were thrown after that:
+        they are put back once it has begun again.
+        """
         self._resumes, self._begun = True, False
         self.epoch, self.consumed = epoch, consumed
+        self._resumed = put_back if (epoch, consumed) != (0, 0) else _nothing
         seed = own.get("place", _NONE).get("seed")
         if seed is not None and isinstance(self._order, DistributedSampler):
             self._order.seed = seed
@@ -112,7 +127,7 @@ class Position(Sampler[int]):
             self.epoch, self.consumed = self.epoch + 1, 0
             self._resumes = False
         elif self._resumes:
-            self.resumed()
+            self._resumed()
         self._begun = self.at_end  # of an epoch that was over, one pass takes the nothing left
         order = self._order
         if isinstance(order, DistributedSampler):
@@ -134,20 +149,122 @@ class Position(Sampler[int]):
         return range(begin + self._replica, end, self._replicas)
 
 
-def position_in(loader: Loader, *, world_size: int) -> Position | None:
-    """A place in that loader's data; None where there is none that we could know."""
+class Passes:
+    """Counts the passes over a loader whose place is its own secret, and keeps its state, if any.
+
+    A pass counts if it was trained on, or gave nothing: that is what is left of one that was saved
+    after its last batch. The state is the loader's own, so it is of use to as many ranks only.
+    """
+
+    knows_end = at_end = False
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._keeps = keeps_its_own(loader)
+        self._resumes: Mapping[str, Any] = _NONE
+        """What was kept by the life before, until a batch was taken."""
+        self._resumed: Callable[[], None] = _nothing
+        self._begun = False
+        """Whether a batch of this pass was taken."""
+        self.epoch = 0
+        self.consumed = 0
+        """Batches of this pass, those before a restart too."""
+        _have_told(loader, self)
+
+    def state(self) -> dict[str, Any]:
+        """What a rank keeps beside the epoch and what was consumed of it."""
+        if "loader" in self._resumes:
+            return {"loader": self._resumes["loader"]}
+        return {"loader": self._loader.state_dict()} if self._keeps else {}
+
+    def advance(self) -> None:
+        """One more batch of this pass was trained on."""
+        self.consumed += 1
+        self._begun, self._resumes = True, _NONE
+
+    def go_on(
+        self,
+        epoch: int,
+        consumed: int,
+        own: Mapping[str, Any] = _NONE,
+        put_back: Callable[[], None] = _nothing,
+    ) -> None:
+        """The next pass is that one's rest, if the loader knows where it was."""
+        self._begun, self._resumes = False, own
+        self._resumed = put_back if consumed else _nothing
+        self.epoch, self.consumed = epoch, consumed
+        self._load()
+
+    def go_on_resized(self, epoch: int, consumed: int, owns: Sequence[Mapping[str, Any]]) -> None:
+        """With another number of ranks. Raises `ConfigError` where the loader keeps its place."""
+        if self._keeps and any("loader" in own for own in owns):
+            raise ConfigError(
+                f"The loader's place was kept by {len(owns)} ranks, each its own, and now there is "
+                "another number of them.",
+                do="Keep the number of workers, or use a DataLoader over a dataset with a length.",
+            )
+        self.go_on(epoch, consumed)
+
+    def begun(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """The batches of the pass that `begin` begins."""
+        if self._begun:
+            self._over()
+        self._load()
+        batches = begin()
+        if self._resumes:
+            self._resumed()
+        return self._told(batches)
+
+    def _told(self, batches: Iterator[Any]) -> Iterator[Any]:
+        empty = True
+        for batch in batches:
+            empty = False
+            yield batch
+        if empty or self._begun:
+            self._over()
+
+    def _over(self) -> None:
+        self.epoch, self.consumed = self.epoch + 1, 0
+        self._begun, self._resumes = False, _NONE
+
+    def _load(self) -> None:
+        """Once more where somebody has only looked: that has used the state up."""
+        if self._keeps and "loader" in self._resumes:
+            self._loader.load_state_dict(self._resumes["loader"])
+
+
+def place_in(loader: Any, *, world_size: int) -> Position | Passes:
+    """Where this rank stands in that loader's data, as far as it can be known."""
     inner = getattr(loader, "_loader", loader)
+    if keeps_its_own(inner):
+        return Passes(inner)
     why = _why_not(inner)
     if why is not None:
         log.warning("checkpoint.no_position", why=why, do=_DO)
-        return None
+        return Passes(inner)
     return Position(inner, world_size=world_size)
 
 
 def keeps_its_own(loader: Any) -> bool:
     """Whether the loader has a state, and goes on from one."""
-    inner = getattr(loader, "_loader", loader)
-    return all(callable(getattr(inner, name, None)) for name in ("state_dict", "load_state_dict"))
+    return all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def _have_told(loader: Any, passes: Passes) -> None:
+    """Python asks the class for an iterator, so the loader gets one that tells.
+
+    Lists and others whose class cannot change are not counted: their epoch stays 0.
+    """
+    kind = getattr(type(loader), "untold", type(loader))
+
+    def told(one: Any) -> Iterator[Any]:
+        return passes.begun(lambda: kind.__iter__(one))
+
+    parts = {"__module__": kind.__module__, "__iter__": told, "untold": kind}
+    try:
+        loader.__class__ = type(kind.__name__, (kind,), parts)
+    except TypeError:
+        log.warning("checkpoint.epochs_unknown", loader=kind.__name__, do="count them in extra")
 
 
 def _why_not(loader: Any) -> str | None:
@@ -197,7 +314,3 @@ def _seed(sampler: RandomSampler) -> int:
     """What its dice were seeded with: another seed is another order."""
     dice = sampler.generator or torch.default_generator
     return dice.initial_seed() % 2**63  # epochs are added to it
-
-
-def _nothing() -> None:
-    return

@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections import OrderedDict, UserDict, namedtuple
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -203,6 +204,50 @@ def test_a_moving_loader_can_whatever_the_given_one_can() -> None:
     assert len(copy.copy(moving)) == len(pickle.loads(pickle.dumps(moving))) == 10
     with pytest.raises(AttributeError, match="no_such_thing"):
         moving.no_such_thing  # noqa: B018
+
+
+class Counting(DataLoader[Any]):
+    """Keeps its place: the batches it has given."""
+
+    given = 0
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        for batch in super().__iter__():
+            self.given += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.given = state["given"]
+
+
+class Lane:
+    """Instead of a GPU's stream: there is nothing to wait for."""
+
+    def wait_stream(self, other: Lane) -> None: ...
+
+
+@pytest.mark.parametrize(("kind", "given"), [(Counting, 1), (DataLoader, 2)])
+def test_a_loader_that_keeps_its_place_gives_no_batch_before_its_time(
+    monkeypatch: pytest.MonkeyPatch, kind: Any, given: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Lane())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Lane())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    fetched: list[Any] = []
+
+    def collate(items: list[Any]) -> str:
+        fetched.append(items)
+        return "a batch without tensors"
+
+    loader = kind(NUMBERS, collate_fn=collate)
+    moving: Any = MovingLoader(loader, torch.device("cuda"), ahead=True)
+    assert next(iter(moving)) == "a batch without tensors"
+    assert len(fetched) == given
+    if kind is Counting:
+        assert moving.state_dict() == {"given": 1}
 
 
 class Tokens(UserDict[str, Any]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from torch.utils.data import (
 
 from spotfit.core.errors import ConfigError
 from spotfit.frameworks.torch.loader import with_share
-from spotfit.frameworks.torch.position import Position, keeps_its_own, position_in
+from spotfit.frameworks.torch.position import Passes, Position, keeps_its_own, place_in
 
 SAMPLES = 96
 DATA = TensorDataset(torch.arange(SAMPLES))
@@ -34,10 +35,15 @@ def loader_of(rank: int, world_size: int, *, shuffle: bool = True, batch: int = 
     return with_share(plain, world_size=world_size, rank=rank)
 
 
+def known(loader: DataLoader[Any], *, world_size: int) -> Position:
+    place = place_in(loader, world_size=world_size)
+    assert isinstance(place, Position)
+    return place
+
+
 def placed(rank: int, world_size: int, **how: Any) -> tuple[DataLoader[Any], Position]:
     loader = loader_of(rank, world_size, **how)
-    place = position_in(loader, world_size=world_size)
-    assert place is not None
+    place = known(loader, world_size=world_size)
     return loader, place
 
 
@@ -64,7 +70,7 @@ def taken(
             seen += batch
             place.advance()
         ends.add((place.epoch, place.consumed))
-        own = place.state
+        own = place.state()
     ((epoch, consumed),) = ends
     return seen, (epoch, consumed, own)
 
@@ -128,8 +134,7 @@ def test_who_looks_at_the_loader_before_begins_no_epoch() -> None:
 def test_who_looks_before_going_on_takes_nothing_away_from_it() -> None:
     loader, place = placed(0, 2)
     told: list[str] = []
-    place.resumed = lambda: told.append("the dice are put back")
-    place.go_on(1, 5 * 8)
+    place.go_on(1, 5 * 8, put_back=lambda: told.append("the dice are put back"))
     (looked,) = next(iter(loader))
     rest = list(numbers(loader))
     assert (len(rest), rest[0], place.epoch) == (12 - 5, looked.tolist(), 1)
@@ -154,11 +159,10 @@ def test_an_order_of_dice_is_replaced_by_one_that_can_be_found_again() -> None:
     assert joined(first) != list(range(SAMPLES))
 
 
-def test_it_is_told_when_the_first_pass_begins() -> None:
+def test_the_dice_are_put_back_when_the_first_pass_has_begun() -> None:
     loader, place = placed(0, 1)
     told: list[str] = []
-    place.resumed = lambda: told.append("now")
-    place.go_on(0, 0)
+    place.go_on(0, 4, put_back=lambda: told.append("now"))
     batches = numbers(loader)
     assert told == []
     next(batches)
@@ -176,8 +180,7 @@ def test_ranks_that_share_a_model_s_parts_read_what_their_sampler_says() -> None
 
     for rank in range(4):
         mine = loader(rank)
-        place = position_in(mine, world_size=4)
-        assert place is not None
+        place = known(mine, world_size=4)
         for batch, as_torch_has_it in zip(numbers(mine), numbers(loader(rank)), strict=True):
             place.advance()
             assert batch == as_torch_has_it
@@ -188,8 +191,7 @@ def test_ranks_that_share_a_model_s_parts_read_what_their_sampler_says() -> None
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_a_shard_of_a_rank_s_own_is_read_whole(shuffle: bool) -> None:
     loader: DataLoader[Any] = DataLoader(DATA, batch_size=4, shuffle=shuffle)
-    place = position_in(loader, world_size=3)
-    assert place is not None
+    place = known(loader, world_size=3)
     seen = []
     for batch in numbers(loader):
         seen += batch
@@ -204,16 +206,14 @@ def test_who_reads_a_shard_of_its_own_reads_in_an_order_of_its_own() -> None:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             loader: DataLoader[Any] = DataLoader(DATA, shuffle=True)
-            assert position_in(loader, world_size=2)
+            known(loader, world_size=2)
         return joined(numbers(loader))
 
     assert order(1) == order(1) != order(2)
 
 
 def plain(world_size: int) -> Position:
-    place = position_in(DataLoader(DATA, shuffle=True), world_size=world_size)
-    assert place is not None
-    return place
+    return known(DataLoader(DATA, shuffle=True), world_size=world_size)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_places_of_their_own_are_no_epoch_that_others_could_go_on_with(
     before: Position, after: Position
 ) -> None:
     with pytest.raises(ConfigError, match="place of each is its own"):
-        after.go_on_resized(0, 8, [before.state])
+        after.go_on_resized(0, 8, [before.state()])
 
 
 def test_a_place_that_only_the_loader_knew_cannot_be_dealt_out() -> None:
@@ -246,13 +246,11 @@ def test_batches_of_torch_s_that_a_user_made_are_read_in_their_order() -> None:
     for rank in (0, 1):
         mine, again = loader(rank), loader(rank)
         as_torch_has_them = list(numbers(loader(rank)))
-        place, next_place = (position_in(one, world_size=2) for one in (mine, again))
-        assert place is not None
-        assert next_place is not None
+        place, next_place = (known(one, world_size=2) for one in (mine, again))
         for _, batch in zip(range(3), numbers(mine), strict=False):
             assert batch == as_torch_has_them[place.consumed // 10]
             place.advance()
-        next_place.go_on(place.epoch, place.consumed, place.state)
+        next_place.go_on(place.epoch, place.consumed, place.state())
         assert list(numbers(again)) == as_torch_has_them[3:]
         assert len(as_torch_has_them) == 9, "the rest of three is dropped"
 
@@ -261,21 +259,18 @@ def test_a_loader_s_own_dice_say_which_order_it_is_and_it_is_kept() -> None:
     def loader(seed: int) -> tuple[DataLoader[Any], Position]:
         dice = torch.Generator().manual_seed(seed)
         one: DataLoader[Any] = DataLoader(DATA, batch_size=4, shuffle=True, generator=dice)
-        place = position_in(one, world_size=1)
-        assert place is not None
-        return one, place
+        return one, known(one, world_size=1)
 
     (first, place), (second, other) = loader(1), loader(2)
     order = list(numbers(first))
     assert order != list(numbers(second))
-    other.go_on(0, 8, place.state)
+    other.go_on(0, 8, place.state())
     assert list(numbers(second)) == order[2:]
 
 
 def test_a_second_place_in_a_loader_is_that_of_the_sampler_it_had() -> None:
     loader, first = placed(1, 2)
-    second = position_in(loader, world_size=2)
-    assert second is not None
+    second = known(loader, world_size=2)
     assert second.given is first.given
 
 
@@ -295,11 +290,22 @@ class Hard(RandomSampler):
 
 
 class Stateful(DataLoader[Any]):
+    """Keeps its place as torchdata's does: a pass that came to its end is followed by a new one."""
+
+    begins_at = given = 0
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        self.given, self.begins_at = self.begins_at, 0
+        for batch in islice(super().__iter__(), self.given, None):
+            self.given += 1
+            yield batch
+        self.given = 0
+
     def state_dict(self) -> dict[str, int]:
-        return {}
+        return {"given": self.given}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes on."""
+        self.begins_at = state["given"]
 
 
 @pytest.mark.parametrize(
@@ -318,7 +324,7 @@ class Stateful(DataLoader[Any]):
 def test_what_no_place_can_be_told_of_says_so(
     loader: Any, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert position_in(loader, world_size=1) is None
+    assert isinstance(place_in(loader, world_size=1), Passes)
     assert why in capsys.readouterr().err
 
 
@@ -330,7 +336,92 @@ def test_a_loader_may_keep_its_own_place() -> None:
 def test_a_sampler_that_drops_the_rest_drops_it_after_a_change_too() -> None:
     sampler: DistributedSampler[Any] = DistributedSampler(DATA, 5, 0, drop_last=True)
     loader: DataLoader[Any] = DataLoader(DATA, batch_size=4, sampler=sampler)
-    place = position_in(loader, world_size=5)
-    assert place is not None
+    place = known(loader, world_size=5)
     place.go_on(0, 90)
     assert sum(len(batch) for batch in numbers(loader)) == 1
+
+
+def kept(loader: Any) -> Passes:
+    place = place_in(loader, world_size=1)
+    assert isinstance(place, Passes)
+    return place
+
+
+def epochs_of(loader: Any, place: Passes, steps: int) -> list[int]:
+    """The epoch of each of so many steps."""
+    told: list[int] = []
+    while True:
+        for _ in loader:
+            place.advance()
+            told.append(place.epoch)
+            if len(told) == steps:
+                return told
+
+
+@pytest.mark.parametrize("kind", [Stateful, DataLoader])
+def test_passes_are_counted_where_only_the_loader_knows_its_place(kind: Any) -> None:
+    loader = kind(Stream(), batch_size=2) if kind is DataLoader else kind(DATA, batch_size=48)
+    place = kept(loader)
+    next(iter(loader))
+    assert epochs_of(loader, place, 5) == [0, 0, 1, 1, 2]
+    assert (isinstance(loader, kind), len(list(loader))) == (True, 2)
+
+
+def test_a_pass_that_was_broken_off_counts() -> None:
+    loader = Stateful(DATA, batch_size=4)
+    place = kept(loader)
+    for epoch in range(3):
+        for _ in zip(range(2), loader, strict=False):
+            place.advance()
+            assert place.epoch == epoch
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5])
+def test_a_loader_that_keeps_its_place_goes_on_in_its_epoch(steps: int) -> None:
+    """Two batches are a pass: some are saved after its last."""
+    first, second = Stateful(DATA, batch_size=48), Stateful(DATA, batch_size=48)
+    before, after = kept(first), kept(second)
+    told = epochs_of(first, before, steps)
+    saved = before.state()
+    after.go_on(before.epoch, before.consumed, saved)
+    assert after.state() == saved, "until a batch is taken, it is what it was"
+    assert told + epochs_of(second, after, 6 - steps) == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_loader_that_was_saved_after_a_pass_begins_the_next() -> None:
+    first, second = Stateful(DATA, batch_size=48), Stateful(DATA, batch_size=48)
+    before, after = kept(first), kept(second)
+    for _ in first:
+        before.advance()
+    assert before.epoch == 1
+    after.go_on(before.epoch, before.consumed, before.state())
+    assert epochs_of(second, after, 3) == [1, 1, 2]
+
+
+def test_who_looks_into_a_loader_that_goes_on_takes_nothing_away_from_it() -> None:
+    loader = Stateful(DATA, batch_size=8)
+    place = kept(loader)
+    told: list[str] = []
+    place.go_on(1, 9, {"loader": {"given": 9}}, lambda: told.append("the dice are put back"))
+    (looked,) = next(iter(loader))
+    rest = list(numbers(loader))
+    assert (len(rest), rest[0], len(told)) == (3, looked.tolist(), 2)
+
+
+def test_what_a_loader_kept_is_of_no_use_to_another_number_of_ranks() -> None:
+    """Equal places are no proof that all read the same: samplers deal out what they count."""
+    with pytest.raises(ConfigError, match="kept by 2 ranks, each its own"):
+        kept(Stateful(DATA)).go_on_resized(1, 3, [{"loader": {"given": 3}}] * 2)
+
+
+def test_without_a_state_of_its_loader_any_number_begins_the_epoch_anew() -> None:
+    loader = DataLoader(Stream())
+    place = kept(loader)
+    place.go_on_resized(2, 3, [{}, {}])
+    assert epochs_of(loader, place, 5) == [2, 2, 2, 2, 3]
+
+
+def test_what_cannot_tell_of_its_passes_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    loader = [1, 2]
+    assert epochs_of(loader, kept(loader), 3) == [0, 0, 0]
+    assert "checkpoint.epochs_unknown" in capsys.readouterr().err
