@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from spotfit.checkpoint.saved import Order, Saved
     from spotfit.frameworks.torch.arena import Arena
+    from spotfit.frameworks.torch.given import Given
     from spotfit.frameworks.torch.position import Passes, Position
     from spotfit.frameworks.torch.room import Room
     from spotfit.frameworks.torch.shares import Share
@@ -37,7 +38,6 @@ SLOTS = 2
 """So many snapshots of a rank may be on their way; a third waits for the first."""
 _ON_THEIR_WAY = ("given", "carried")
 _LOOK_S = 0.01
-_PLAIN = ("model", "optimizer", "scheduler", "scaler")
 
 
 class Restored(NamedTuple):
@@ -90,6 +90,7 @@ class Checkpointer:
         session = current("spotfit.torch.Checkpointer")
         cadence = parse_cadence(every, max_overhead=max_overhead)
         from spotfit.frameworks.torch.arena import Arena
+        from spotfit.frameworks.torch.given import Given
         from spotfit.frameworks.torch.shares import Shares
 
         self._desk = session.snapshots
@@ -97,9 +98,10 @@ class Checkpointer:
         self._world_size = session.context.get_world_size()
         self._clock = SystemClock()
         _check_group(self._world_size)
-        others = {"scheduler": scheduler, "scaler": scaler, **_checked(extra or {}, "extra")}
-        self._own = dict(_checked(own or {}, "own"))
-        self._training = _training_of(model, optimizer, others)
+        given = Given(model, optimizer, scheduler, scaler, loader, extra, own)
+        given.check()
+        self._own = dict(own or {})
+        self._training = _training_of(given)
         self._place = _place_in(loader, cadence, world_size=self._world_size)
         self._recall = Recall(
             self._desk,
@@ -426,13 +428,13 @@ def _check_group(world_size: int) -> None:
         )
 
 
-def _training_of(model: torch.nn.Module, optimizer: Any, others: Mapping[str, Any]) -> Training:
+def _training_of(given: Given) -> Training:
     from spotfit.frameworks.torch.state import Training
 
-    optimizers = optimizer if isinstance(optimizer, Sequence) else (optimizer,)
+    others = {"scheduler": given.scheduler, "scaler": given.scaler, **(given.extra or {})}
     return Training(
-        model,
-        tuple(one for one in optimizers if one is not None),
+        given.model,
+        given.optimizers,
         {name: one for name, one in others.items() if one is not None},
     )
 
@@ -452,18 +454,3 @@ def _place_in(
             "or say a number of steps or a time, or call save() after each epoch.",
         )
     return place
-
-
-def _checked(given: Mapping[str, Any], what: str) -> Mapping[str, Any]:
-    taken = sorted(set(given) & set(_PLAIN))
-    if taken:
-        raise ConfigError(
-            f"{what} may not use the names {', '.join(taken)}.", do="Call them something else."
-        )
-    for name, one in given.items():
-        if not all(hasattr(one, method) for method in ("state_dict", "load_state_dict")):
-            raise ConfigError(
-                f"{what}[{name!r}], a {type(one).__name__}, has no state_dict and load_state_dict.",
-                do="Give it both.",
-            )
-    return given

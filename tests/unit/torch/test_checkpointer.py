@@ -367,7 +367,9 @@ def test_a_full_machine_costs_a_checkpoint_and_no_training(
 
 def test_what_cannot_be_kept_is_refused_at_once(session: LocalSession) -> None:
     model = nn.Linear(1, 1)
-    with pytest.raises(ConfigError, match=r"extra\['clock'\], a object, has no state_dict"):
+    with pytest.raises(
+        ConfigError, match=r"extra\['clock'\] is an object, which has no state_dict"
+    ):
         Checkpointer(model=model, extra={"clock": object()})
     with pytest.raises(ConfigError, match="may not use the names model"):
         Checkpointer(model=model, extra={"model": model})
