@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from spotfit.frameworks.torch.arena import Arena
     from spotfit.frameworks.torch.given import Given
     from spotfit.frameworks.torch.position import Passes, Position
+    from spotfit.frameworks.torch.reading import Loading
     from spotfit.frameworks.torch.room import Room
     from spotfit.frameworks.torch.shares import Share
     from spotfit.frameworks.torch.state import Training
@@ -118,6 +119,7 @@ class Checkpointer:
         """Whether a save was begun since the round began, by this rank and all others."""
         self._incoming: dict[str, Any] = {}
         """What is read, until all ranks have read theirs."""
+        self._loading: Loading | None = None
         self._put_back: Callable[[], None] = _nothing
         self._room: Room = {}
         """What optimizers knew that have room for what is read."""
@@ -283,10 +285,12 @@ class Checkpointer:
             self._forget_saves()
         saved = self._recall.newest(self._planned, saved_since=self._has_saved)
         if saved is None:
+            self._loading = None
             self._put_back()
             self._take_room_away()
             return None
         self._room = {}
+        self._compare()
         self._training.adopt(self._incoming)
         self._incoming, self._put_back = {}, _nothing  # a copy of the state each
         return self._restored(saved)
@@ -316,7 +320,18 @@ class Checkpointer:
             known = [one.state for one in self._training.optimizers if one not in self._room]
             in_use = {**self._incoming, "optimizer": [list(state.values()) for state in known]}
             self._put_back = kept(in_use)
-        return Loading(self._incoming, saved).orders
+        self._loading = Loading(self._incoming, saved)
+        return self._loading.orders
+
+    def _compare(self) -> None:
+        """Tell what is not as it was: all ranks have read what they have a place for."""
+        from spotfit.frameworks.torch.reading import refuse_left
+
+        loading, self._loading = self._loading, None
+        assert loading is not None  # it was read
+        refuse_left(_gathered(loading.left))
+        if loading.cast and self._rank == 0:
+            log.warning("checkpoint.cast", weights=len(loading.cast), such_as=loading.cast[0])
 
     def _take_room_away(self) -> None:
         from spotfit.frameworks.torch.room import take_away

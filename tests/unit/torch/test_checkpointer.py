@@ -447,6 +447,17 @@ def test_epochs_are_counted_where_only_the_loader_knows_its_place(session: Local
     assert life(-1) == (2, [2, 2, 2, 2])
 
 
+def test_another_model_is_never_gone_on_from_in_silence(
+    session: LocalSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Checkpointer(model=nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))).save()
+    with pytest.raises(ConfigError, match=r"model\.1\.bias, model\.1\.weight would be lost"):
+        Checkpointer(model=nn.Sequential(nn.Linear(1, 1))).restore()
+    halves = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)).bfloat16()
+    assert Checkpointer(model=halves).restore() is not None
+    assert "checkpoint.cast" in capsys.readouterr().err
+
+
 def test_workers_that_do_not_know_each_other_are_told() -> None:
     current.enter(LocalSession("run", LaunchedGroup(Ranks(world_rank=1, world_size=2))))
     try:

@@ -29,6 +29,9 @@ from spotfit.core.errors import ConfigError
 from spotfit.frameworks.torch.shares import unplain
 from spotfit.frameworks.torch.state import State
 
+_MODEL = "model."
+"""What the names of its weights begin with."""
+
 
 class Loading:
     """What of a saved state goes where in a running one. Nothing is fetched before it is told to.
@@ -45,6 +48,10 @@ class Loading:
         plan = planner.finish_plan(planner.create_local_plan())
         self.orders = saved.orders(reader.wanted(plan, planner))
         """Chunks that this rank needs: when all are handed over, the state is what was saved."""
+        self.left = _left(planner.state_dict, reader.metadata)
+        """The names of what was saved of a model, and this rank's has no place for."""
+        self.cast = _cast(planner.state_dict, reader.metadata)
+        """Which weights have other types of numbers now than they had."""
 
 
 def load_into(state: State, saved: Saved) -> None:
@@ -91,6 +98,42 @@ def _refuse_others(flat: State, metadata: Metadata) -> None:
             f"{f' and {len(told) - 5} more' if len(told) > 5 else ''}.",
             do="Build the same model and optimizer as the run that saved it, or name a new run.",
         )
+
+
+def refuse_left(left: Sequence[frozenset[str]]) -> None:
+    """Raises `ConfigError` for weights that no rank has a place for; each has said which it lacks.
+
+    Of a model in stages each rank has a part only.
+    """
+    names = sorted(frozenset.intersection(*left))
+    if names:
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        raise ConfigError(
+            f"The checkpoint is of another model: {', '.join(names[:5])}{more} would be lost, for "
+            "there is no such weight any more.",
+            do="Build the same model as the run that saved it, or name a new run and load what "
+            "export_checkpoint() writes.",
+        )
+
+
+def _left(flat: State, metadata: Metadata) -> frozenset[str]:
+    saved = {name for name in metadata.state_dict_metadata if name.startswith(_MODEL)}
+    return frozenset(saved - flat.keys())
+
+
+def _cast(flat: State, metadata: Metadata) -> list[str]:
+    return [
+        f"{name} is {_word(value.dtype)}, was {_word(saved.properties.dtype)}"
+        for name, saved in metadata.state_dict_metadata.items()
+        if name.startswith(_MODEL)
+        and isinstance(value := flat.get(name), torch.Tensor)
+        and isinstance(saved, TensorStorageMetadata)
+        and saved.properties.dtype != value.dtype
+    ]
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 with warnings.catch_warnings():  # once told, never again: what is fetched is only looked at

@@ -13,7 +13,7 @@ from spotfit.checkpoint.segment import Segment
 from spotfit.checkpoint.snapshot import FORMAT, Index, Piece, chunks_of
 from spotfit.core.errors import ConfigError
 from spotfit.frameworks.torch.arena import Arena
-from spotfit.frameworks.torch.reading import load_into
+from spotfit.frameworks.torch.reading import Loading, load_into, refuse_left
 from spotfit.frameworks.torch.shares import Gather, Shares, plain, unplain
 from spotfit.frameworks.torch.state import joined, split
 from spotfit.store.opening import open_store
@@ -108,6 +108,29 @@ def test_another_model_is_refused_with_all_that_differs(tmp_path: Path) -> None:
         ConfigError, match=r"model\.new was not saved; model\.w0 is \(9, 9\), was \(1, 4\)"
     ):
         load_into(state, saved)
+
+
+def test_weights_that_no_rank_has_a_place_for_are_told(tmp_path: Path) -> None:
+    saved = saved_by(1, tmp_path, a_state(1.0))
+    state = a_state(0.0)
+    stages = [{"w0", "w1"}, {"w2", "w4"}]  # each rank's own part of the model
+    left = [Loading(state | {"model": _only(state, names)}, saved).left for names in stages]
+    assert left == [{"model.w2", "model.w3", "model.w4"}, {"model.w0", "model.w1", "model.w3"}]
+    with pytest.raises(ConfigError, match=r"another model: model\.w3 would be lost"):
+        refuse_left(left)
+    refuse_left([*left, Loading(state, saved).left])
+
+
+def _only(state: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    return {name: weight for name, weight in state["model"].items() if name in names}
+
+
+def test_numbers_of_another_type_are_told(tmp_path: Path) -> None:
+    saved = saved_by(1, tmp_path, a_state(1.0))
+    state = a_state(0.0)
+    assert Loading(state, saved).cast == []
+    state["model"]["w2"] = state["model"]["w2"].bfloat16()
+    assert Loading(state, saved).cast == ["model.w2 is bfloat16, was float32"]
 
 
 @pytest.mark.parametrize("version", range(1, FORMAT + 1))
