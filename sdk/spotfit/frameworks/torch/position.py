@@ -159,16 +159,16 @@ class Passes:
     knows_end = at_end = False
 
     def __init__(self, loader: Any) -> None:
-        self._loader = loader
-        self._keeps = keeps_its_own(loader)
+        self._loader = _inner(loader)
+        self._keeps = keeps_its_own(self._loader)
         self._resumes: Mapping[str, Any] = _NONE
         """What was kept by the life before, until a batch was taken."""
         self._resumed: Callable[[], None] = _nothing
-        self._begun = False
-        """Whether a batch of this pass was taken."""
+        self._given = self._taken = 0
+        """Batches of this pass that the loader gave, and that were trained on."""
         self.epoch = 0
         self.consumed = 0
-        """Batches of this pass, those before a restart too."""
+        """Batches of this pass that were trained on, those before a restart too."""
         _have_told(loader, self)
 
     def state(self) -> dict[str, Any]:
@@ -180,7 +180,8 @@ class Passes:
     def advance(self) -> None:
         """One more batch of this pass was trained on."""
         self.consumed += 1
-        self._begun, self._resumes = True, _NONE
+        self._taken += 1
+        self._resumes = _NONE
 
     def go_on(
         self,
@@ -190,7 +191,7 @@ class Passes:
         put_back: Callable[[], None] = _nothing,
     ) -> None:
         """The next pass is that one's rest, if the loader knows where it was."""
-        self._begun, self._resumes = False, own
+        self._taken, self._resumes = 0, own
         self._resumed = put_back if consumed else _nothing
         self.epoch, self.consumed = epoch, consumed
         self._load()
@@ -207,25 +208,25 @@ class Passes:
 
     def begun(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """The batches of the pass that `begin` begins."""
-        if self._begun:
+        if self._taken:
             self._over()
         self._load()
+        self._given = 0
         batches = begin()
         if self._resumes:
             self._resumed()
         return self._told(batches)
 
     def _told(self, batches: Iterator[Any]) -> Iterator[Any]:
-        empty = True
         for batch in batches:
-            empty = False
+            self._given += 1
             yield batch
-        if empty or self._begun:
+        if self._given == self._taken:  # else some are on their way, or somebody only looked
             self._over()
 
     def _over(self) -> None:
         self.epoch, self.consumed = self.epoch + 1, 0
-        self._begun, self._resumes = False, _NONE
+        self._taken, self._resumes = 0, _NONE
 
     def _load(self) -> None:
         """Once more where somebody has only looked: that has used the state up."""
@@ -235,19 +236,24 @@ class Passes:
 
 def place_in(loader: Any, *, world_size: int) -> Position | Passes:
     """Where this rank stands in that loader's data, as far as it can be known."""
-    inner = getattr(loader, "_loader", loader)
+    inner = _inner(loader)
     if keeps_its_own(inner):
-        return Passes(inner)
+        return Passes(loader)
     why = _why_not(inner)
     if why is not None:
         log.warning("checkpoint.no_position", why=why, do=_DO)
-        return Passes(inner)
+        return Passes(loader)
     return Position(inner, world_size=world_size)
 
 
 def keeps_its_own(loader: Any) -> bool:
     """Whether the loader has a state, and goes on from one."""
     return all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def _inner(loader: Any) -> Any:
+    """The user's own, where it was given to one that moves its batches to a GPU."""
+    return getattr(loader, "_loader", loader)
 
 
 def _have_told(loader: Any, passes: Passes) -> None:

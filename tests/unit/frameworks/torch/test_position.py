@@ -425,3 +425,25 @@ def test_what_cannot_tell_of_its_passes_says_so(capsys: pytest.CaptureFixture[st
     loader = [1, 2]
     assert epochs_of(loader, kept(loader), 3) == [0, 0, 0]
     assert "checkpoint.epochs_unknown" in capsys.readouterr().err
+
+
+class Ahead:
+    """Gives a batch when it has fetched the next, as loaders for a GPU do."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        waiting: list[Any] = []
+        for batch in self._loader:
+            yield from waiting
+            waiting = [batch]
+        yield from waiting
+
+
+@pytest.mark.parametrize("watched", ["what looks ahead", "what it looks into"])
+def test_who_fetches_ahead_ends_no_pass_before_its_time(watched: str) -> None:
+    inner: DataLoader[Any] = DataLoader(Stream())
+    outer = Ahead(inner)
+    place = kept(outer if watched == "what looks ahead" else inner)
+    assert epochs_of(outer, place, 9) == [0, 0, 0, 0, 1, 1, 1, 1, 2]
