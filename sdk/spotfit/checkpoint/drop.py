@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain
 
 from spotfit.checkpoint.manifest import Manifest, manifests_of, read_manifest
 from spotfit.ledger import keys
@@ -29,7 +30,7 @@ def delete_all(
     run has.
     """
     for folder in sorted(folders):
-        needed = _needed_by_sharers(store, folder, but=name)
+        needed = {key for listed in _listed_by_sharers(store, folder, but=name) for key in listed}
         delete_below(store, folder, needed)
         if not needed:
             delete_below(store, f"{keys.SHARES}{folder}")
@@ -53,23 +54,31 @@ def note_sharing(store: Store, part: Manifest, folders: Iterable[str]) -> None:
 
 
 def _stop_sharing(store: Store, name: str, parts: Iterable[Manifest], folder: str) -> None:
-    """Delete what it alone still lists in that folder of another one, and the word that it does."""
-    mine = {key for part in parts for key in _listed_in(part, folder)}
-    owners = manifests_of(store, folder)
-    needed = {key for part in owners for key in _listed_in(part, folder)}
-    needed |= _needed_by_sharers(store, folder, but=name)
-    for key in sorted(mine - needed):
+    """Delete what it alone still lists in that folder of another one, and the word that it does.
+
+    As a rule the next one lists the same: then the manifests of all others need not be read.
+    """
+    alone = {key for part in parts for key in _listed_in(part, folder)}
+    is_needed = False
+    owners = (_listed_in(part, folder) for part in manifests_of(store, folder))
+    for listed in chain(owners, _listed_by_sharers(store, folder, but=name)):
+        alone -= listed
+        is_needed |= bool(listed)
+        if is_needed and not alone:
+            break
+    for key in sorted(alone):
         store.delete(key)
-    delete_below(store, f"{keys.SHARES}{folder}/{name}" if needed else f"{keys.SHARES}{folder}")
+    delete_below(store, f"{keys.SHARES}{folder}/{name}" if is_needed else f"{keys.SHARES}{folder}")
 
 
-def _needed_by_sharers(store: Store, folder: str, *, but: str) -> set[str]:
-    """What checkpoints of other names list in that folder."""
+def _listed_by_sharers(store: Store, folder: str, *, but: str) -> Iterator[set[str]]:
+    """What parts of checkpoints of other names list in that folder, the latest name first."""
     told = (keys.read_sharer(info.key, folder) for info in store.list(f"{keys.SHARES}{folder}"))
-    sharers = [one for one in told if one is not None and one.name != but]
-    parts = [read_manifest(store, keys.manifest(*one)) for one in sharers]
-    return {key for part in parts if part is not None for key in _listed_in(part, folder)}
+    for one in sorted(filter(None, told), reverse=True):
+        part = read_manifest(store, keys.manifest(*one)) if one.name != but else None
+        if part is not None:
+            yield _listed_in(part, folder)
 
 
-def _listed_in(part: Manifest, folder: str) -> Iterable[str]:
-    return (f"{folder}/{file.name}" for file in part.files if (file.at or part.folder) == folder)
+def _listed_in(part: Manifest, folder: str) -> set[str]:
+    return {f"{folder}/{file.name}" for file in part.files if (file.at or part.folder) == folder}

@@ -69,6 +69,20 @@ def test_however_many_checkpoints_a_run_has_little_is_read_to_drop_one(tmp_path:
     assert store.reads == 1, "its own manifest"
 
 
+def test_however_many_share_its_files_the_next_that_does_is_enough(tmp_path: Path) -> None:
+    store = CountsReads()
+    saved(store, tmp_path, part("ck-00"), frozen="1")
+    for n in range(1, 20):
+        sharing(store, f"ck-{n:02}", of="ck-00")
+    drop(store, "ck-00")
+    store.reads = 0
+    drop(store, "ck-01")
+    assert store.reads == 2, "its own manifest, and the latest one"
+    for n in range(2, 20):
+        drop(store, f"ck-{n:02}")
+    assert remaining(store) == []
+
+
 def test_what_others_list_stays_until_the_last_of_them_goes(tmp_path: Path) -> None:
     store = MemoryStore()
     saved(store, tmp_path, part("a"), frozen="1", own="1")
