@@ -458,6 +458,33 @@ def test_another_model_is_never_gone_on_from_in_silence(
     assert "checkpoint.cast" in capsys.readouterr().err
 
 
+def test_what_is_saved_after_an_epoch_s_last_word_does_not_say_it_again(
+    session: LocalSession,
+) -> None:
+    def life(ends: int) -> list[float]:
+        """A rate that is halved after each of three epochs, and then saved."""
+        life = Life(every="at_notice")
+        rates = torch.optim.lr_scheduler.StepLR(life.optimizer, 1, 0.5)
+        ckpt = Checkpointer(
+            model=life.model, optimizer=life.optimizer, scheduler=rates, loader=life.loader
+        )
+        restored = ckpt.restore()
+        told = []
+        for epoch in range(restored.epoch if restored else 0, 3):
+            for batch in life.loader:
+                told.append(float(rates.get_last_lr()[0]))
+                life.model(batch / 24).sum().backward()
+                life.optimizer.step()
+                ckpt.step()
+            rates.step()
+            ckpt.save()
+            if epoch == ends:
+                break
+        return told
+
+    assert life(0) + life(2) == [0.05] * 6 + [0.025] * 6 + [0.0125] * 6
+
+
 def test_workers_that_do_not_know_each_other_are_told() -> None:
     current.enter(LocalSession("run", LaunchedGroup(Ranks(world_rank=1, world_size=2))))
     try:

@@ -67,6 +67,10 @@ class Position(Sampler[int]):
         """Whether no batch was taken yet since `go_on`."""
         self._begun = False
         """Whether a batch of this epoch was taken."""
+        self._open = False
+        """Whether a pass over this epoch was begun, so that its loader has thrown its dice."""
+        self._given = self._taken = 0
+        """Batches of this pass that the loader gave, and that were trained on."""
         self._resumed: Callable[[], None] = _nothing
         self.epoch = 0
         self.consumed = 0
@@ -80,11 +84,13 @@ class Position(Sampler[int]):
 
     def state(self) -> dict[str, Any]:
         """What a rank keeps beside the epoch and what was consumed of it."""
-        return {"place": {"seed": getattr(self._order, "seed", None), "shared": self._shared}}
+        seed = getattr(self._order, "seed", None)
+        return {"place": {"seed": seed, "shared": self._shared, "open": self._open}}
 
     def advance(self) -> None:
         """Every rank has trained on one more batch."""
         self._begun, self._resumes = True, False
+        self._taken += 1
         self.consumed = min(len(self._order), self.consumed + self._batch * self._replicas)
 
     def go_on(
@@ -96,13 +102,15 @@ class Position(Sampler[int]):
     ) -> None:
         """The next pass over the loader takes what is left of that epoch, in the order it had.
 
-        A loader throws dice when it begins, and those in the checkpoint were thrown after that:
-        they are put back once it has begun again.
+        A loader throws dice when it begins, and those in the checkpoint were thrown after that if
+        it had begun: they are put back once it has begun again.
         """
         self._resumes, self._begun = True, False
         self.epoch, self.consumed = epoch, consumed
-        self._resumed = put_back if (epoch, consumed) != (0, 0) else _nothing
-        seed = own.get("place", _NONE).get("seed")
+        place = own.get("place", _NONE)
+        self._open = place.get("open", (epoch, consumed) != (0, 0))
+        self._resumed = put_back if self._open else _nothing
+        seed = place.get("seed")
         if seed is not None and isinstance(self._order, DistributedSampler):
             self._order.seed = seed
 
@@ -124,16 +132,36 @@ class Position(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         if self._begun:
-            self.epoch, self.consumed = self.epoch + 1, 0
-            self._resumes = False
+            self._over()
         elif self._resumes:
             self._resumed()
+        self._open = True
         self._begun = self.at_end  # of an epoch that was over, one pass takes the nothing left
         order = self._order
         if isinstance(order, DistributedSampler):
             order.set_epoch(self.epoch)
         whole = list(order)
         return (whole[place % len(whole)] for place in self._mine(self.consumed))
+
+    def begun(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """The batches of the pass that `begin` begins.
+
+        At its end the epoch is over: what is saved from then on goes on with the next one. What was
+        saved after its last batch had the end still before it, so its next pass is empty.
+        """
+        self._given = self._taken = 0
+        return self._told(begin())
+
+    def _told(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            self._given += 1
+            yield batch
+        if self.at_end and self._given == self._taken:  # else some are on their way
+            self._over()
+
+    def _over(self) -> None:
+        self.epoch, self.consumed = self.epoch + 1, 0
+        self._begun = self._open = self._resumes = False
 
     def _mine(self, begin: int) -> range:
         """Places in the epoch's order from there on that are this rank's.
@@ -243,7 +271,9 @@ def place_in(loader: Any, *, world_size: int) -> Position | Passes:
     if why is not None:
         log.warning("checkpoint.no_position", why=why, do=_DO)
         return Passes(loader)
-    return Position(inner, world_size=world_size)
+    place = Position(inner, world_size=world_size)
+    _have_told(loader, place)
+    return place
 
 
 def keeps_its_own(loader: Any) -> bool:
@@ -256,7 +286,7 @@ def _inner(loader: Any) -> Any:
     return getattr(loader, "_loader", loader)
 
 
-def _have_told(loader: Any, passes: Passes) -> None:
+def _have_told(loader: Any, place: Position | Passes) -> None:
     """Python asks the class for an iterator, so the loader gets one that tells.
 
     Lists and others whose class cannot change are not counted: their epoch stays 0.
@@ -264,7 +294,7 @@ def _have_told(loader: Any, passes: Passes) -> None:
     kind = getattr(type(loader), "untold", type(loader))
 
     def told(one: Any) -> Iterator[Any]:
-        return passes.begun(lambda: kind.__iter__(one))
+        return place.begun(lambda: kind.__iter__(one))
 
     parts = {"__module__": kind.__module__, "__iter__": told, "untold": kind}
     try:

@@ -79,11 +79,11 @@ def taken(
 def test_however_many_go_on_each_sample_comes_once(sizes: list[int]) -> None:
     seen: list[int] = []
     where: tuple[int, int, Own] = (3, 0, {})
-    for world_size in sizes:
-        more, where = taken(world_size, where, 2)
-        seen += more
-    rest, _ = taken(1, where, SAMPLES)
-    often = Counter(seen + rest)
+    for world_size, batches in [*((size, 2) for size in sizes), (1, SAMPLES)]:
+        if where[0] == 3:  # an epoch that was read to its end is over
+            more, where = taken(world_size, where, batches)
+            seen += more
+    often = Counter(seen)
     assert often.keys() == set(range(SAMPLES))
     assert often.total() - SAMPLES < max(sizes), "only the last batch was filled up"
 
@@ -128,7 +128,7 @@ def test_who_looks_at_the_loader_before_begins_no_epoch() -> None:
     next(numbers(loader))
     for _ in numbers(loader):
         place.advance()
-    assert place.epoch == 0
+        assert place.epoch == 0
 
 
 def test_who_looks_before_going_on_takes_nothing_away_from_it() -> None:
@@ -159,6 +159,25 @@ def test_an_order_of_dice_is_replaced_by_one_that_can_be_found_again() -> None:
     assert joined(first) != list(range(SAMPLES))
 
 
+def test_what_is_saved_after_the_loop_over_an_epoch_goes_on_with_the_next() -> None:
+    loader, before = placed(0, 2)
+    for _ in numbers(loader):
+        before.advance()
+    assert (before.epoch, before.consumed) == (1, 0)
+    again, after = placed(0, 2)
+    told: list[str] = []
+    after.go_on(before.epoch, 0, before.state(), lambda: told.append("the dice are put back"))
+    assert len(list(numbers(again))) == 12
+    assert after.epoch == 1
+    assert told == [], "the loader had not thrown its own yet"
+
+
+def test_who_only_looks_through_an_epoch_does_not_end_it() -> None:
+    loader, place = placed(0, 2)
+    first, second = list(numbers(loader)), list(numbers(loader))
+    assert (place.epoch, first) == (0, second)
+
+
 def test_the_dice_are_put_back_when_the_first_pass_has_begun() -> None:
     loader, place = placed(0, 1)
     told: list[str] = []
@@ -181,11 +200,12 @@ def test_ranks_that_share_a_model_s_parts_read_what_their_sampler_says() -> None
     for rank in range(4):
         mine = loader(rank)
         place = known(mine, world_size=4)
+        told = []
         for batch, as_torch_has_it in zip(numbers(mine), numbers(loader(rank)), strict=True):
             place.advance()
             assert batch == as_torch_has_it
-        assert place.at_end
-        assert place.consumed == SAMPLES
+            told.append((place.consumed, place.at_end))
+        assert told[-2:] == [(SAMPLES - 8, False), (SAMPLES, True)]
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -198,7 +218,7 @@ def test_a_shard_of_a_rank_s_own_is_read_whole(shuffle: bool) -> None:
         place.advance()
         assert place.consumed == len(seen)
     assert sorted(seen) == list(range(SAMPLES))
-    assert place.at_end
+    assert place.epoch == 1
 
 
 def test_who_reads_a_shard_of_its_own_reads_in_an_order_of_its_own() -> None:
