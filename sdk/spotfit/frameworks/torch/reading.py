@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,12 +22,13 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.tensor import DTensor, empty
 
 from spotfit.checkpoint.saved import Saved, Take, Wanted, at_once, read_alone
 from spotfit.checkpoint.snapshot import Piece, name_of
 from spotfit.core.errors import ConfigError
 from spotfit.frameworks.torch.shares import unplain
-from spotfit.frameworks.torch.state import State
+from spotfit.frameworks.torch.state import CPU, State
 
 _MODEL = "model."
 """What the names of its weights begin with."""
@@ -41,7 +42,7 @@ class Loading:
 
     def __init__(self, state: State, saved: Saved) -> None:
         reader = Reader(saved)
-        _make_room(state["others"], saved)
+        _make_room(state, saved, reader)
         planner = _Planner()
         planner.set_up_planner(state, reader.metadata, is_coordinator=False)
         _refuse_others(planner.state_dict, reader.metadata)
@@ -63,7 +64,7 @@ def load_into(state: State, saved: Saved) -> None:
     read_alone(Loading(state, saved).orders)
 
 
-def _make_room(others: State, saved: Saved) -> None:
+def _make_room(state: State, saved: Saved, reader: Reader) -> None:
     """What other objects keep is theirs to say: their tensors are those that were saved."""
     found: dict[str, dict[str, Piece]] = defaultdict(dict)
     for index in saved.indices:
@@ -71,14 +72,35 @@ def _make_room(others: State, saved: Saved) -> None:
             match piece.key:
                 case ("others", str(owner), "tensors", str(name)):
                     found[owner][name] = piece
-    for owner, split in others.items():
+    weights = {name: one for name, one in state["model"].items() if isinstance(one, torch.Tensor)}
+    for owner, split in state["others"].items():
+        split.pop("homes", None)
+        homes = reader.value(f"others.{owner}.homes", {})
         here = split["tensors"]
         split["tensors"] = {
             name: here[name]
             if name in here and here[name].shape == piece.shape
-            else torch.empty(piece.shape, dtype=_dtype(piece))
+            else room_for(piece, homes.get(name, CPU), weights)
             for name, piece in found[owner].items()
         }
+
+
+def room_for(
+    piece: Piece, home: tuple[str, bool], weights: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
+    """For a tensor that its object has not made yet: on the weights' device if it was on such a
+    one; and if it was sharded, like the weight it is named after, or else one of its shape."""
+    device, was_sharded = home
+    shards = {name: one for name, one in weights.items() if isinstance(one, DTensor)}
+    if was_sharded and shards:
+        alike = [name for name, one in shards.items() if one.shape == piece.shape]
+        named = [name for name in alike if str(piece.key[-1]).endswith(f"/{name}")]
+        for name in (named or alike)[:1]:
+            return torch.empty_like(shards[name], dtype=_dtype(piece), requires_grad=False)
+        mesh = next(iter(shards.values())).device_mesh
+        return empty(piece.shape, dtype=_dtype(piece), device_mesh=mesh)
+    there = [one.device for one in weights.values() if one.device.type == device]
+    return torch.empty(piece.shape, dtype=_dtype(piece), device=there[0] if there else None)
 
 
 def _refuse_others(flat: State, metadata: Metadata) -> None:
@@ -163,6 +185,10 @@ class Reader:
             for key, value in zip(index.leaves, values, strict=True):
                 self._leaves.setdefault(name_of(key), value)
         self.metadata = Metadata({**self._told_tensors(), **self._told_leaves()})
+
+    def value(self, name: str, default: Any) -> Any:
+        """One that is no tensor."""
+        return self._leaves.get(name, default)
 
     def wanted(self, plan: LoadPlan, planner: LoadPlanner) -> list[Wanted]:
         """All pieces that the plan asks for; values that are no tensors are handed over at once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random  # noqa: TID251 - it is the user's dice that are kept here
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from spotfit.checkpoint.snapshot import Key
+from spotfit.core.errors import ConfigError
 from spotfit.frameworks.torch.optimizers import go_on_from, kept_by
 
 State = dict[str, Any]
@@ -34,8 +36,10 @@ class Training(NamedTuple):
         """All of it, nested; tensors are the ones in use, sharded as they are.
 
         Weights and what optimizers know of them go by the weights' names, at any world size.
+        Raises `ConfigError` for what has no rows of numbers.
         """
         found: State = {"model": get_model_state_dict(self.model)}
+        _refuse_sparse(found["model"])
         if self.optimizers:
             found["optimizer"] = kept_by(self.optimizers, self.model)
         found["others"] = {name: split(one.state_dict()) for name, one in self.others.items()}
@@ -68,6 +72,20 @@ class Training(NamedTuple):
             other.load_state_dict(joined(**state["others"][name]))
 
 
+def _refuse_sparse(weights: Mapping[str, Any]) -> None:
+    sparse = [
+        name
+        for name, one in weights.items()
+        if isinstance(one, torch.Tensor) and one.layout is not torch.strided
+    ]
+    if sparse:
+        raise ConfigError(
+            f"{', '.join(sparse)} of the model is sparse, and only dense tensors are kept.",
+            do="Register it with persistent=False and make it anew, or keep it in an object that "
+            "is named in extra={…}.",
+        )
+
+
 def kept(state: State) -> Callable[[], None]:
     """Puts the tensors of `state` back as they are now. Copies them to this machine's memory."""
     tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -94,7 +112,8 @@ def _is_small(other: State) -> bool:
 
 def _names_in(name: str, other: State) -> set[str]:
     """What that object's tensors, and all else of it, are called in a saved state."""
-    return {f"others.{name}.whole"} | {f"others.{name}.tensors.{one}" for one in other["tensors"]}
+    values = {f"others.{name}.{part}" for part in other if part != "tensors"}
+    return values | {f"others.{name}.tensors.{one}" for one in other["tensors"]}
 
 
 def put(state: Any, key: Key, value: Any) -> None:
@@ -118,28 +137,42 @@ class Whole:
 
 
 def split(value: Any) -> State:
-    """The same with its tensors apart: what remains is kept to the letter, keys and kinds."""
+    """The same with its tensors apart: what remains is kept to the letter, keys and kinds.
+
+    `homes` says where tensors are that are not simply in this machine's memory.
+    """
     tensors: dict[str, torch.Tensor] = {}
-    return {"whole": Whole(_without(value, "", tensors)), "tensors": tensors}
+    whole = Whole(_without(value, "", tensors))
+    homes = {name: home for name, one in tensors.items() if (home := _home(one)) != CPU}
+    return {"whole": whole, "tensors": tensors} | ({"homes": Whole(homes)} if homes else {})
 
 
-def joined(whole: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """What was split."""
+def joined(whole: Any, tensors: Mapping[str, torch.Tensor], homes: Any = None) -> Any:
+    """What was split; tensors are at home wherever they are."""
     return _with(whole.value if isinstance(whole, Whole) else whole, tensors)
 
 
 _TENSOR = "spotfit: tensor"
+CPU = ("cpu", False)
+"""The home of most tensors: the kind of device, and whether ranks hold parts of it."""
+
+
+def _home(tensor: torch.Tensor) -> tuple[str, bool]:
+    return (tensor.device.type, isinstance(tensor, DTensor))
 
 
 def _without(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        while name in tensors:  # {1: …, "1": …}
+            name += "'"
         tensors[name] = value
         return (_TENSOR, name)
     if isinstance(value, Mapping):
         parts = {key: _without(part, f"{name}/{key}", tensors) for key, part in value.items()}
-        same = all(part is value[key] for key, part in parts.items())
-        return value if same else parts
-    if isinstance(value, list | tuple):
+        if all(part is value[key] for key, part in parts.items()):
+            return value
+        return OrderedDict(parts) if type(value) is OrderedDict else parts
+    if type(value) in (list, tuple):
         items = [_without(part, f"{name}/{n}", tensors) for n, part in enumerate(value)]
         same = all(new is old for new, old in zip(items, value, strict=True))
         return value if same else type(value)(items)
@@ -147,10 +180,10 @@ def _without(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def _with(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    if isinstance(value, tuple) and len(value) == 2 and value[0] == _TENSOR:
+    if type(value) is tuple and len(value) == 2 and value[0] == _TENSOR and value[1] in tensors:
         return tensors[value[1]]
-    if type(value) is dict:
-        return {key: _with(part, tensors) for key, part in value.items()}
+    if type(value) in (dict, OrderedDict):
+        return type(value)((key, _with(part, tensors)) for key, part in value.items())
     if type(value) in (list, tuple):
         return type(value)(_with(part, tensors) for part in value)
     return value

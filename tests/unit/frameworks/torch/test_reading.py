@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from spotfit.checkpoint.saved import InMemory, Saved, open_saved
 from spotfit.checkpoint.segment import Segment
 from spotfit.checkpoint.snapshot import FORMAT, Index, Piece, chunks_of
 from spotfit.core.errors import ConfigError
 from spotfit.frameworks.torch.arena import Arena
-from spotfit.frameworks.torch.reading import Loading, load_into, refuse_left
+from spotfit.frameworks.torch.reading import Loading, load_into, refuse_left, room_for
 from spotfit.frameworks.torch.shares import Gather, Shares, plain, unplain
-from spotfit.frameworks.torch.state import joined, split
+from spotfit.frameworks.torch.state import CPU, joined, split
 from spotfit.store.opening import open_store
 from tests.unit.frameworks.torch.ranks import on_ranks
 
@@ -79,6 +82,55 @@ def test_an_object_that_has_not_begun_gets_what_it_had(tmp_path: Path) -> None:
     state = a_state(0.0, ema={})
     load_into(state, saved)
     assert joined(**state["others"]["ema"])["shadow"].tolist() == [1.0] * 3
+
+
+@pytest.fixture
+def _group(tmp_path: Path) -> Iterator[None]:
+    address = f"file://{tmp_path}/store"
+    dist.init_process_group("gloo", init_method=address, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_group")
+def test_what_begins_late_is_sharded_as_it_was(tmp_path: Path) -> None:
+    mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+
+    def sharded(fill: float, *shape: int, by: int = 0) -> DTensor:
+        return distribute_tensor(torch.full(shape, float(fill)), mesh, [Shard(by)])
+
+    weights = {"w": sharded(1, 4, 4), "out.w": sharded(2, 4, 4, by=1), "b": torch.ones(2)}
+    kept = {
+        "w": weights["w"] + 1,
+        "out.w": weights["out.w"] + 1,
+        "odd": sharded(4, 3),
+        "n": torch.ones(1),
+    }
+    state = {"model": weights, "others": {"average": split(kept)}}
+    saved = saved_by(1, tmp_path, state)
+    again: dict[str, Any] = {"model": weights, "others": {"average": split({"w": None})}}
+    load_into(again, saved)
+    average = joined(**again["others"]["average"])
+    assert str(average["w"].lerp(weights["w"], 0.5)) == str(weights["w"] + 0.5)
+    assert average["out.w"].placements == (Shard(1),)
+    assert average["odd"].placements == (Replicate(),)
+    assert average["odd"].full_tensor().tolist() == [4.0] * 3
+    assert type(average["n"]) is torch.Tensor
+    alone: dict[str, Any] = {
+        "model": {name: torch.zeros(one.shape) for name, one in weights.items()},
+        "others": {"average": split({"w": None})},
+    }
+    load_into(alone, saved)
+    assert joined(**alone["others"]["average"])["w"].tolist() == [[2.0] * 4] * 4
+
+
+def test_what_begins_late_lies_on_the_device_of_the_weights_if_it_did() -> None:
+    piece = Piece(("others", "average", "tensors", "/x"), "float32", (2,), (0,), (2,), 0, 8)
+    weights = {"w": torch.empty(1, device="meta")}
+    assert room_for(piece, ("meta", False), weights).device.type == "meta"
+    assert room_for(piece, ("meta", True), weights).device.type == "meta"
+    assert room_for(piece, ("cuda", False), weights).device.type == "cpu"
+    assert room_for(piece, CPU, weights).device.type == "cpu"
 
 
 def test_shards_are_cut_anew(tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
-from typing import Any
+from collections import Counter, OrderedDict
+from typing import Any, NamedTuple
 
 import numpy
+import pytest
 import torch
 from torch import nn
 
+from spotfit.core.errors import ConfigError
+from spotfit.frameworks.torch.shares import plain
 from spotfit.frameworks.torch.state import (
     Training,
     Whole,
@@ -85,6 +88,47 @@ def test_tensors_lie_apart_and_come_together_again() -> None:
     again = joined(**apart)
     assert str(again) == str(value)
     assert type(again["kind"]) is Counter
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a/b": torch.zeros(1), "a": {"b": torch.ones(1)}},
+        {1: torch.zeros(1), "1": torch.ones(1), "1'": torch.ones(2)},
+        OrderedDict(x=torch.ones(1), y=OrderedDict(z=torch.zeros(1))),
+        {"x": ("spotfit: tensor", "of the user's own")},
+        {"mask": torch.eye(2).to_sparse(), "dense": torch.ones(1)},
+    ],
+)
+def test_whatever_keys_are_called_each_tensor_comes_back_to_its_own(value: Any) -> None:
+    apart = split(value)
+    assert all(tensor.layout is torch.strided for tensor in apart["tensors"].values())
+    assert str(joined(**apart)) == str(value)
+
+
+class Pair(NamedTuple):
+    weight: torch.Tensor
+    steps: int
+
+
+def test_a_class_of_the_users_is_told_by_its_place() -> None:
+    whole = split({"pair": Pair(torch.ones(1), 2)})["whole"].value
+    with pytest.raises(ConfigError, match=r"others\.mine\.whole"):
+        plain([whole], of=[("others", "mine", "whole")])
+
+
+def test_a_sparse_buffer_is_told_by_its_name() -> None:
+    model = nn.Linear(2, 1)
+    model.register_buffer("mask", torch.eye(2).to_sparse())
+    with pytest.raises(ConfigError, match="mask of the model is sparse"):
+        Training(model).state()
+    model.register_buffer("mask", torch.eye(2).to_sparse(), persistent=False)
+    Training(model).state()
+
+
+def test_only_of_tensors_elsewhere_it_is_told_where() -> None:
+    assert "homes" not in split({"x": torch.ones(1)})
+    assert split({"x": torch.empty(1, device="meta")})["homes"].value == {"/x": ("meta", False)}
 
 
 def test_what_holds_no_tensor_is_kept_as_it_is() -> None:
