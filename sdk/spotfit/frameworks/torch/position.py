@@ -33,7 +33,7 @@ from spotfit.host import log
 Loader = DataLoader[Any]
 _DO = (
     "use a loader with state_dict and load_state_dict, like torchdata's StatefulDataLoader, or "
-    "keep the place in extra={...}; else a restart begins the data anew"
+    "keep the place in own={...}; else a restart begins the data of the epoch anew"
 )
 _NONE: Mapping[str, Any] = MappingProxyType({})
 _SHARED = {"shared": True}
@@ -300,7 +300,9 @@ def _have_told(loader: Any, place: Position | Passes) -> None:
     try:
         loader.__class__ = type(kind.__name__, (kind,), parts)
     except TypeError:
-        log.warning("checkpoint.epochs_unknown", loader=kind.__name__, do="count them in extra")
+        log.warning(
+            "checkpoint.epochs_unknown", loader=kind.__name__, do="count them in extra={...}"
+        )
 
 
 def _why_not(loader: Any) -> str | None:
