@@ -399,7 +399,7 @@ def test_every_save_looks_at_what_it_keeps_not_only_the_first(session: LocalSess
     assert Checkpointer(model=nn.Linear(1, 1), extra={"best": again}).restore() is not None
     assert (again.score, type(again.score)) == (0.5, float)
     best.score = object()
-    with pytest.raises(ConfigError, match=r"The state of others\.best\.whole holds"):
+    with pytest.raises(ConfigError, match=r"The state of others\.best\.whole\.score holds"):
         ckpt.save()
     assert Checkpointer(model=nn.Linear(1, 1), extra={"best": again}).restore() is not None
 

@@ -9,6 +9,7 @@ import pickle
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -251,13 +252,12 @@ def plain(values: Any, *, of: Sequence[Key] = ()) -> bytes:
     keys they are `of`, or a dictionary; numbers of numpy become Python's.
     """
     ours = _of_python(values)
-    told = dict(zip(of, ours, strict=True)) if of else ours if isinstance(ours, dict) else {}
-    strange = [name for name, value in told.items() if _is_strange(value)]
-    if strange or (not told and _is_strange(ours)):
-        names = [name if isinstance(name, str) else name_of(name) for name in strange]
+    parts = zip(of, ours, strict=True) if of else _parts(ours)
+    strange = [(key, part) for key, part in parts if _is_strange(part)]
+    if strange:
+        names = chain.from_iterable(_strange_in(name_of(key), part) for key, part in strange)
         raise ConfigError(
-            f"The state of {', '.join(names) or 'this training'} holds objects that only a "
-            "pickle could keep.",
+            f"The state of {', '.join(names)} holds objects that only a pickle could keep.",
             do="Have its state_dict() return tensors, numbers, texts, and lists and dictionaries "
             "of them.",
         )
@@ -295,6 +295,21 @@ def _pairs(one: dict[Any, Any], other: dict[Any, Any]) -> Iterator[tuple[Any, An
     """Keys with keys, and values with values."""
     yield from zip(one, other, strict=True)
     yield from zip(one.values(), other.values(), strict=True)
+
+
+def _parts(value: Any) -> Iterator[tuple[Key, Any]]:
+    if type(value) in (dict, OrderedDict):
+        yield from (((str(name),), part) for name, part in value.items())
+    elif type(value) in (list, tuple):
+        yield from (((place,), part) for place, part in enumerate(value))
+
+
+def _strange_in(name: str, value: Any) -> list[str]:
+    """The names of what would not be read again, as far in as it can be told."""
+    if not _is_strange(value):
+        return []
+    inner = [one for key, part in _parts(value) for one in _strange_in(name_of((name, *key)), part)]
+    return inner or [name]
 
 
 def _is_strange(value: Any) -> bool:

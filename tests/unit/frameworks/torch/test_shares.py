@@ -160,14 +160,14 @@ def test_plain_values_come_back_in_kind() -> None:
 
 def test_what_only_a_pickle_could_hold_is_refused_by_name() -> None:
     keys = [("others", "fine", "whole"), ("others", "ema", "whole")]
-    with pytest.raises(ConfigError, match=r"The state of others\.ema\.whole holds objects"):
+    with pytest.raises(ConfigError, match=r"The state of others\.ema\.whole\.clock holds objects"):
         plain([1, {"clock": Strange()}], of=keys)
 
 
 @pytest.mark.parametrize("value", [lambda: 1, threading.Lock(), {1: [Strange]}, np.ones(2)])
 def test_what_no_reader_would_take_is_refused_before_it_is_written(value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"The state of loader holds"):
-        plain({"loader": value})
+    with pytest.raises(ConfigError, match=r"The state of loader\S* holds"):
+        plain({"dice": [1], "loader": value})
 
 
 def test_numbers_of_numpy_become_numbers() -> None:

@@ -113,7 +113,7 @@ class Pair(NamedTuple):
 
 def test_a_class_of_the_users_is_told_by_its_place() -> None:
     whole = split({"pair": Pair(torch.ones(1), 2)})["whole"].value
-    with pytest.raises(ConfigError, match=r"others\.mine\.whole"):
+    with pytest.raises(ConfigError, match=r"others\.mine\.whole\.pair holds"):
         plain([whole], of=[("others", "mine", "whole")])
 
 
