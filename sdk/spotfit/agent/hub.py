@@ -218,7 +218,7 @@ class Hub:
                     self._wishes.setdefault(n, {})[rank] = asked.validation
                 return self._report(rank, n, metrics, dir_name, files=True)
             case Saved(n=n) as saved:
-                self._save(rank, n, saved)
+                return self._save(rank, n, saved)
             case Unsaved(n=n, why=why):
                 return self._unsave(n, f"rank {rank}: {why}")
             case Damaged(name=name):
@@ -307,14 +307,17 @@ class Hub:
         named: list[Answer] = [(rank, Named(n, name, ranks, metrics, base)) for rank in ranks]
         return named + (self._unsave(n, self._never.pop(n)) if n in self._never else [])
 
-    def _save(self, rank: int, n: int, saved: Saved) -> None:
+    def _save(self, rank: int, n: int, saved: Saved) -> list[Answer]:
         saving = self._saving.get(n)
         if saving is None:
-            return
+            return []
+        if saving.done and saving.step != saved.step:
+            return self._unsave(n, f"rank {rank} saved step {saved.step}, others {saving.step}")
         saving.done.add(rank)
         saving.size_bytes += saved.size_bytes
         saving.step = saved.step
         self._tell_saved()
+        return []
 
     def _unsave(self, n: int, why: str) -> list[Answer]:
         """It will never be complete: nobody waits for it any longer."""

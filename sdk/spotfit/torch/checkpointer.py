@@ -117,6 +117,8 @@ class Checkpointer:
         self._preparing: threading.Thread | None = None
         self._has_saved = False
         """Whether a save was begun since the round began, by this rank and all others."""
+        self._epoch_ended = False
+        """Whether it has since the optimizer's last step: its last batch may only add gradients."""
         self._incoming: dict[str, Any] = {}
         """What is read, until all ranks have read theirs."""
         self._loading: Loading | None = None
@@ -154,17 +156,18 @@ class Checkpointer:
         self.steps += 1
         if self._place is not None:
             self._place.advance()
+            self._epoch_ended |= self._place.at_end
         if accumulating:
             return
-        ends_epoch = self._place is not None and self._place.at_end
+        ends_epoch, self._epoch_ended = self._epoch_ended, False
         self._note_fates()
         why = self._pace.due(self.steps, ends_epoch=ends_epoch)
         if why is not None:
             self._save(metrics or {}, why)
             return
-        metrics_to_json(metrics or {})  # it shall not show at the first save only
         if self._preparing is None:
             self._prepare()
+        metrics_to_json(metrics or {})  # it shall not show at the first save only
 
     def save(self, metrics: dict[str, Any] | None = None) -> None:
         """Save now, on every rank, whatever `every` says.
@@ -193,7 +196,8 @@ class Checkpointer:
         try:
             metrics_to_json(metrics)
         except ConfigError as unfit:
-            self._desk.withhold({}, unfit.what)  # the other ranks' part of it waits for ours
+            self._share()  # the other ranks deal the state out with us,
+            self._desk.withhold({}, unfit.what)  # and their parts of it wait for ours
             raise
         slot = self._free_slot()
         began = self._clock.now()
@@ -344,6 +348,7 @@ class Checkpointer:
 
         first = saved.indices[0]
         self.steps = first.step
+        self._epoch_ended = False
         self._pace.begin(self.steps)
         mine = first
         if self._world_size == first.world_size:
@@ -461,11 +466,19 @@ def _place_in(
     from spotfit.frameworks.torch.position import place_in
 
     place = None if loader is None else place_in(loader, world_size=world_size)
-    if cadence.epochs and (place is None or not place.knows_end):
+    if not cadence.epochs:
+        return place
+    lengths = _gathered(place.batches if place is not None else None)
+    if None in lengths:
         raise ConfigError(
             'every="epoch" needs to know where an epoch ends, and '
             + ("there is no loader." if loader is None else "only the loader knows."),
             do="Give loader= a DataLoader over a dataset with a length, with torch's own samplers; "
             "or say a number of steps or a time, or call save() after each epoch.",
+        )
+    if len(set(lengths)) > 1:
+        raise ConfigError(
+            f'every="epoch" saves where all ranks end one; here they have {lengths} batches.',
+            do="Give every rank as many, or say a number of steps or a time.",
         )
     return place

@@ -34,6 +34,7 @@ class LocalSnapshots:
         self._given = 0
         self._segments = 0
         self._last: str | None = None
+        self._brought: list[str] = []
 
     @property
     def folders(self) -> list[Path]:
@@ -50,6 +51,7 @@ class LocalSnapshots:
         part = Manifest(name, 0, n, rank, ranks, plain_json(metrics), (), why=why)
         bring_snapshot(self._store, SnapshotParcel(str(segment), part, self._last or ""))
         self._last = name
+        self._brought.append(name)
         self._reported(metrics, Checkpoint.in_store(self._store, name))
         return n
 
@@ -99,14 +101,14 @@ class LocalSnapshots:
         return open_folder(self._store, name)
 
     def mistrust(self, name: str) -> None:
+        self._brought = [one for one in self._brought if one != name]
         self._last = None if name == self._last else self._last
 
     def reopen(self, opened: Opened) -> Saved:
         return reopened(self._store, opened)
 
     def committed(self) -> Iterator[str]:
-        if self._last is not None:
-            yield self._last
+        yield from reversed(self._brought)
 
     def earlier(self) -> Iterator[str]:
         yield from ()

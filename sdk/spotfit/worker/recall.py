@@ -76,6 +76,8 @@ class Recall:
         is left that can be read.
         """
         saved = None if saved_since else self._read(IN_MEMORY, self._desk.open_memory, plan)
+        if saved_since:
+            self._gather(None)  # whoever saves without an agent has brought its part by then
         names = self._desk.committed() if saved_since else self._begun_from()
         offers = self._offers(names) if self._rank == 0 else iter(())
         found_any = False

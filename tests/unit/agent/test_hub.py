@@ -308,6 +308,16 @@ def test_what_was_matched_before_its_wire_broke_may_be_saved_yet() -> None:
     assert [one.name for one in hub.ready] == ["c0"]
 
 
+def test_parts_of_different_steps_are_no_checkpoint() -> None:
+    hub = a_hub(2)
+    take(hub, 0, files(0, "c0"))
+    take(hub, 1, files(0, "c0"))
+    take(hub, 0, Saved(0, "c0", 1, step=4))
+    answers = take(hub, 1, Saved(0, "c0", 1, step=5))
+    assert [rank for rank, _ in only(Uncarried, answers)] == [0, 1]
+    assert not hub.ready
+
+
 def test_a_snapshot_is_of_all_ranks_or_none() -> None:
     """Though reports, and checkpoints of the user's own, may do without those who leave."""
     hub = a_hub(3)

@@ -205,6 +205,25 @@ def test_while_gradients_are_added_up_nothing_is_saved(session: LocalSession) ->
     assert restored.step == 4
 
 
+def test_an_epoch_that_ends_while_gradients_are_added_up_is_saved_with_the_next_step(
+    session: LocalSession,
+) -> None:
+    life = Life(every="epoch")
+    for epoch in range(2):
+        for n, _ in enumerate(life.loader):
+            life.ckpt.step(accumulating=n % 4 != 3)
+        assert (session.checkpoint() is not None) == (epoch == 1)
+
+
+def test_epochs_have_to_end_on_all_ranks_at_once(
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spotfit.torch.checkpointer._gathered", lambda mine: [mine, 7])
+    with pytest.raises(ConfigError, match=r"here they have \[6, 7\] batches"):
+        Life(every="epoch")
+    assert session.checkpoint() is None
+
+
 def test_metrics_that_cannot_be_told_are_refused_at_the_first_step(session: LocalSession) -> None:
     life = Life(every=100)
     with pytest.raises(ConfigError, match="loss"):

@@ -65,18 +65,35 @@ def go_on_from(kept: Mapping[str, Any], optimizers: Sequence[Optimizer], model: 
         return
     names = names_in(model)
     groups = {name: group for group in kept["param_groups"] for name in group["params"]}
+    in_order = iter(kept["param_groups"])
     for optimizer in optimizers:
         ours, said = _in_order(optimizer, names), optimizer.state_dict()
         said["state"] = {
             place: kept["state"][name] for place, name in enumerate(ours) if name in kept["state"]
         }
         said["param_groups"] = [
-            {**groups.get(ours[places[0]], group), "params": places}
-            if (places := group["params"])
-            else group
+            {
+                **group,
+                **_options_of(group, ours, groups, next(in_order, {})),
+                "params": group["params"],
+            }
             for group in said["param_groups"]
         ]
         optimizer.load_state_dict(said)
+
+
+def _options_of(
+    group: Mapping[str, Any],
+    names: Sequence[str],
+    groups: Mapping[str, Mapping[str, Any]],
+    at_its_place: Mapping[str, Any],
+) -> Mapping[str, Any]:
+    """What was kept of the group with its first weight, else of the one in its place.
+
+    Of a model in stages groups are kept with the weights of one stage only.
+    """
+    places = group["params"]
+    return groups.get(names[places[0]], at_its_place) if places else {}
 
 
 def _in_order(optimizer: Optimizer, names: Names) -> list[str]:

@@ -51,8 +51,6 @@ class Position(Sampler[int]):
     Epochs are counted here; a sampler's `set_epoch` says the same, or is not heard.
     """
 
-    knows_end = True
-
     def __init__(self, loader: Loader, *, world_size: int) -> None:
         batches: Any = loader.batch_sampler  # where a user gave it, the loader's own sizes are none
         self.given = _sampler_of(batches)
@@ -75,6 +73,12 @@ class Position(Sampler[int]):
         self.epoch = 0
         self.consumed = 0
         batches.sampler = self
+
+    @property
+    def batches(self) -> int | None:
+        """How many a rank takes in an epoch."""
+        count = len(self._mine(0))
+        return int(count // self._batch if self._drops else -(-count // self._batch))
 
     @property
     def at_end(self) -> bool:
@@ -110,7 +114,8 @@ class Position(Sampler[int]):
         place = own.get("place", _NONE)
         self._open = place.get("open", (epoch, consumed) != (0, 0))
         self._resumed = put_back if self._open else _nothing
-        seed = place.get("seed")
+        seed = place.get("seed", 0 if type(self.given) is RandomSampler else None)
+        # Checkpoints of before the seed was kept shuffled by none.
         if seed is not None and isinstance(self._order, DistributedSampler):
             self._order.seed = seed
 
@@ -184,7 +189,9 @@ class Passes:
     after its last batch. The state is the loader's own, so it is of use to as many ranks only.
     """
 
-    knows_end = at_end = False
+    at_end = False
+    batches: int | None = None
+    """In an epoch: nobody knows."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = _inner(loader)

@@ -130,3 +130,14 @@ def test_what_is_of_no_weight_is_told() -> None:
     optimizer.state["count"] = {"n": 1}  # type: ignore[index]
     with pytest.raises(ConfigError, match="keeps 'count' in its state"):
         kept_by([optimizer], model)
+
+
+def test_options_kept_with_another_stages_weights_are_found_by_their_place() -> None:
+    """Of a model in stages, one rank keeps the groups of all."""
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    kept = kept_by([torch.optim.SGD(first.parameters(), lr=0.125)], first)
+    groups = [{**group, "params": ["elsewhere.weight"]} for group in kept["param_groups"]]
+    optimizer = torch.optim.SGD(second.parameters(), lr=1.0)
+    go_on_from({"state": {}, "param_groups": groups}, [optimizer], second)
+    assert optimizer.param_groups[0]["lr"] == 0.125
+    assert optimizer.param_groups[0]["params"] == list(second.parameters())
