@@ -8,6 +8,7 @@ import pytest
 import spotfit.agent.agent
 import spotfit.agent.leader
 import spotfit.ledger.journal
+from spotfit.agent.collectives import Answer
 from spotfit.agent.hub import Hub
 from spotfit.agent.tidying import Tidying
 from spotfit.agent.validation import Validation
@@ -159,10 +160,10 @@ def test_caught_is_an_effect_before_its_intent(monkeypatch: pytest.MonkeyPatch) 
 def test_caught_is_a_hub_that_commits_before_all_ranks_have_saved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def hasty(self: Hub, rank: int, n: int, saved: Saved) -> None:
+    def hasty(self: Hub, rank: int, n: int, saved: Saved) -> list[Answer]:
         if n in self._saving:
             self._saving[n].done.update(self._saving[n].ranks)
-        save(self, rank, n, saved)
+        return save(self, rank, n, saved)
 
     save = Hub._save
     with monkeypatch.context() as patch:
