@@ -193,16 +193,14 @@ class Checkpointer:
             self._preparing.join()
         self._has_saved = True
         self._pace.saved(self.steps)
-        try:
-            metrics_to_json(metrics)
-        except ConfigError as unfit:
-            self._share()  # the other ranks deal the state out with us,
-            self._desk.withhold({}, unfit.what)  # and their parts of it wait for ours
-            raise
         slot = self._free_slot()
         began = self._clock.now()
         try:
             self._take(slot.arena)
+            metrics_to_json(metrics)
+        except ConfigError as unfit:
+            self._desk.withhold({}, unfit.what)  # the other ranks' parts wait for ours
+            raise
         except OSError as full:
             self._desk.withhold(metrics, f"There is no room for a snapshot: {full}")
             return

@@ -230,6 +230,18 @@ def test_metrics_that_cannot_be_told_are_refused_at_the_first_step(session: Loca
         life.ckpt.step({"loss": torch.ones(1)})
 
 
+def test_a_save_of_what_cannot_be_kept_holds_no_other_rank_up(
+    session: LocalSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = Stream()
+    life = Life(own={"stream": stream})
+    stream.place = object()  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="only a pickle"):
+        life.ckpt.save()
+    assert "checkpoint.withheld" in capsys.readouterr().err
+    assert session.checkpoint() is None
+
+
 def test_a_save_with_unfit_metrics_holds_no_other_rank_up(
     session: LocalSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
