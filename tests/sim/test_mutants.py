@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import spotfit.agent.agent
-import spotfit.agent.leader
+import spotfit.agent.legacy
 import spotfit.ledger.journal
 from spotfit.agent.collectives import Answer
 from spotfit.agent.hub import Hub
@@ -278,7 +278,7 @@ def test_caught_is_a_leader_that_adopts_what_an_abandoned_round_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(spotfit.agent.leader, "_is_news", lambda _view, _found: True)
+        patch.setattr(spotfit.agent.legacy, "_is_news", lambda _view, _found: True)
         patch.setattr(Tidying, "search", lambda *_, **__: None)  # what is deleted tempts nobody
         world, _ = caught(storms())  # it takes a rare coincidence all the same
     sound_in(world)

@@ -11,22 +11,21 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
-from spotfit.agent.collectives import Answer
 from spotfit.agent.hub import Hub
+from spotfit.agent.lease import Lease
+from spotfit.agent.legacy import Legacy
+from spotfit.agent.open_round import OpenRound
 from spotfit.agent.ports import AgentLost, Audience, FromAgent, Hooks, Net
 from spotfit.agent.reports import ReportSink
 from spotfit.agent.seating import Seating
 from spotfit.agent.staging import Staging
 from spotfit.agent.tidying import Tidying
 from spotfit.agent.warden import Warden
-from spotfit.checkpoint.manifest import ready_in
 from spotfit.control.conductor import Conductor
-from spotfit.control.errands import Errands, Insistent
+from spotfit.control.errands import Errands
 from spotfit.control.scribe import Scribe
-from spotfit.core.codec import UNREADABLE
 from spotfit.core.ids import AgentId, Token
 from spotfit.ledger import keys, snapshot
 from spotfit.model.events import (
@@ -46,7 +45,7 @@ from spotfit.model.events import (
 )
 from spotfit.model.spec import Tempo
 from spotfit.model.view import View
-from spotfit.model.watch import Copy, Ready, Trouble, Watch
+from spotfit.model.watch import Copy, Trouble, Watch
 from spotfit.model.wire import (
     Advise,
     Alarm,
@@ -55,15 +54,12 @@ from spotfit.model.wire import (
     Committed,
     Copied,
     Delivered,
-    Down,
     Ended,
     FromLeader,
     Halt,
     Join,
     Judged,
-    Named,
     News,
-    Preempted,
     Rejected,
     SaveSoon,
     Stacks,
@@ -78,8 +74,6 @@ from spotfit.model.world import Round
 from spotfit.policy import uploads
 from spotfit.policy.drain import may_outlive, replaced
 from spotfit.policy.election import LEFTOVERS_S
-from spotfit.policy.failure import taken
-from spotfit.policy.validation import outstanding
 
 _SOON_S = 0.1
 
@@ -111,8 +105,6 @@ class Leader:
         self._net = net
         self._conductor = conductor
         self._errands = errands
-        self._insistent = Insistent(errands)
-        self._journal_errands = journal_errands
         self._reports = reports
         self._audience = audience
         self._hooks = hooks
@@ -127,28 +119,15 @@ class Leader:
             surveyed=False,
             validation_at=now,
         )
-        self._hub: Hub | None = None
-        self._staging: Staging | None = None
-        self._warden: Warden | None = None
-        self._adopted: tuple[Ready, ...] = ()
+        self._round: OpenRound | None = None
+        """That this leader has opened, while it lasts."""
+        self._legacy = Legacy(ledger, errands)
+        self._lease = Lease(ledger, journal_errands, now)
         self._early: list[tuple[AgentId, Up | Ended | Stopped]] = []
         """Said in a round that our own store has not told us of yet."""
         self._tidying = Tidying(ledger.store, errands)
-        self._bases: set[str] = set()
-        """What uploads that outlive the last round share files with."""
-        self._damaged: set[str] = set()
-        """Checkpoints that ranks of earlier rounds could not read."""
-        self._first_round: int | None = None
-        """Of those that this leader has opened."""
-        self._withheld: list[Answer] = []
-        """Names that are given once what lies under them is deleted."""
         self._last_news: News | None = None
         self._beat_at = now
-        self._lease_at = now
-        self._renewing = False
-        """Whether the lease is being renewed."""
-        self._told_replaced = False
-        """Whether workers know that only their save is waited for."""
         self._dirty = True
         self._wait_until = now
         if ledger.view.round is not None:
@@ -180,8 +159,8 @@ class Leader:
             self._early.append((agent, message))
             return
         match message:
-            case Up(round=number, rank=rank, frames=frames):
-                self._pass_on(agent, number, rank, frames, now)
+            case Up() as up:
+                self._pass_on(agent, up, now)
             case Ended(round=number, rank=rank, failure=failure):
                 self._note_end(number, rank, failure, now)
             case Stopped() as stopped:
@@ -192,16 +171,17 @@ class Leader:
                 self._seating.delivered(agent, number)
                 self._dirty = True
             case Unwell(round=number, rank=rank, silent_s=silent_s):
-                if self._warden is not None and self._is_of(number):
-                    self._warden.unwell(rank, silent_s)
+                if (round_ := self._if_open(number)) is not None:
+                    round_.warden.unwell(rank, silent_s)
             case Stacks(round=number) as stacks:
-                if self._warden is not None and self._is_of(number):
-                    self._warden.hear(stacks)
+                if (round_ := self._if_open(number)) is not None:
+                    round_.warden.hear(stacks)
             case Alarm(notice=notice):
                 self._seating.warned(agent, notice, now)
                 self._dirty = True
             case Advise(reason=reason):
-                self._answer([(None, SaveSoon(reason))])
+                if self._round is not None:
+                    self._round.answer([(None, SaveSoon(reason))])
             case Warm():
                 self._seating.warmed(agent)
                 self._dirty = True
@@ -230,7 +210,7 @@ class Leader:
         self._seating.join(agent, join, now)
         if self._last_news is not None and join.next_slot < self._ledger.view.next_slot:
             self._net.send_down(agent, self._last_news)
-        if self._hub is not None and join.running == self._hub.round:
+        if self._if_open(join.running) is not None:
             self._doom(now)  # it was on the way when its connection broke
         round_ = self._ledger.view.round
         if self._watch.doomed_since is not None and round_ is not None and round_.place_of(agent):
@@ -243,18 +223,19 @@ class Leader:
         self._conductor.observe_soon()
         self._dirty = True
         view = self._ledger.view
-        place = view.round.place_of(agent) if self._hub and view.round else None
-        if place is None or self._hub is None:
+        place = view.round.place_of(agent) if view.round else None
+        if place is None or self._round is None:
             return
-        self._hub.cut_off(place.ranks)
+        self._round.hub.cut_off(place.ranks)
         if not may_outlive(view, place):
             self._doom(now)
 
-    def _is_of(self, number: int) -> bool:
-        return self._hub is not None and self._hub.round == number
+    def _if_open(self, number: int | None) -> OpenRound | None:
+        """The round of that number, if that is the one we have opened."""
+        return self._round if self._round and self._round.hub.round == number else None
 
     def _note_end(self, number: int, rank: int, failure: RankFailure | None, now: float) -> None:
-        if self._hub is None or number != self._hub.round or failure is None:
+        if failure is None or self._if_open(number) is None:
             return
         if rank not in self._watch.failures:
             self._watch = replace(self._watch, failures={**self._watch.failures, rank: failure})
@@ -265,53 +246,28 @@ class Leader:
         number = stopped.round
         self._seating.stopped(agent, number, carrying=stopped.carrying, held=stopped.held)
         self._dirty = True
-        round_ = self._ledger.view.round
-        if self._hub is None or round_ is None or number != self._hub.round:
-            return
-        place = round_.place_of(agent)
-        if place is not None and not self._hub.returned.issuperset(place.ranks):
+        view, round_ = self._ledger.view, self._if_open(number)
+        place = view.round.place_of(agent) if view.round and round_ else None
+        if place is not None and round_ and not round_.hub.returned.issuperset(place.ranks):
             self._doom(now)
 
     def _note_copy(self, copied: Copied, now: float) -> None:
-        if self._is_of(copied.round):
+        if self._if_open(copied.round) is not None:
             copy = Copy(copied.step, copied.vault, now)
             self._watch = replace(self._watch, copies={**self._watch.copies, copied.rank: copy})
             self._dirty = True
 
-    def _pass_on(
-        self, agent: AgentId, number: int, rank: int, frames: Sequence[msgspec.Raw], now: float
-    ) -> None:
-        hub, round_ = self._hub, self._ledger.view.round
-        if hub is None or round_ is None or number != hub.round:
+    def _pass_on(self, agent: AgentId, up: Up, now: float) -> None:
+        round_ = self._if_open(up.round)
+        if round_ is None:
             return
-        place = round_.place_of(agent)
-        if place is None or rank not in place.ranks:
-            return
+        hub = round_.hub
         returned = len(hub.returned)
-        for frame in frames:
-            try:
-                self._answer(hub.take(rank, frame, now))
-            except UNREADABLE as error:
-                told = f"The worker of rank {rank} sent something unreadable: {error}"
-                self._note_end(number, rank, RankFailure(rank, "died", told), now)
+        self._note_end(up.round, up.rank, round_.take(agent, up, now), now)
         if len(hub.returned) > returned:
             self._watch = replace(self._watch, returned_at=now)
         if hub.ready or len(hub.returned) > returned:
             self._dirty = True
-
-    def _answer(self, answers: Sequence[Answer]) -> None:
-        round_ = self._ledger.view.round
-        if round_ is None:
-            return
-        for rank, frame in answers:
-            if isinstance(frame, Named) and self._tidying.holds(frame.name):
-                self._withheld.append((rank, frame))
-            elif rank is None:
-                for place in round_.places:
-                    self._net.send_down(place.agent, Down(round_.number, None, frame))
-            else:
-                holder = round_.holder_of(rank).agent
-                self._net.send_down(holder, Down(round_.number, rank, frame))
 
     def _ask_places(self, round_: Round, message: FromLeader) -> None:
         for place in round_.places:
@@ -323,8 +279,8 @@ class Leader:
         if self._watch.doomed_since is not None:
             return
         self._watch = replace(self._watch, doomed_since=now)
-        if self._staging is not None:
-            self._staging.lose_workers()
+        if self._round is not None:
+            self._round.lose_workers()
         round_ = self._ledger.view.round
         if round_ is not None:
             self._ask_places(round_, Halt(round_.number))
@@ -341,20 +297,21 @@ class Leader:
             self._errands.send("snapshot", lambda: snapshot.write(self._ledger.store, view))
         match entry.event:
             case RoundOpened(round=opened):
-                self._open(opened, now)
+                self._begin_round(opened, now)
             case RoundClosed() as closed:
-                self._close(closed, now)
+                self._end_round(closed, now)
             case TrainingEnded():
                 self._end_training(now)
             case FitEnded():
                 self._watch = replace(self._watch, turned_at=now)
-                self._lease_at = now
+                self._lease.hasten(now)
             case CheckpointCommitted() as committed:
                 self._committed(committed, now)
             case CheckpointDropped(name=name):
                 self._tidying.drop(name)
             case Noticed():
-                self._announce(view)
+                if self._round is not None:
+                    self._round.announce(view, self._watch)
             case NodeLost(token=token, node=node, agent=agent):
                 self._seating.forget(token, node, agent)
                 self._turn_validation((token,), now)
@@ -364,7 +321,8 @@ class Leader:
                 self._watch = replace(self._watch, validation_at=now)
             case ValidationEnded(name=name):
                 self._watch = replace(self._watch, validation_at=now)
-                self._answer([(None, Judged(name))])
+                if self._round is not None:
+                    self._round.answer([(None, Judged(name))])
             case _:
                 return
 
@@ -380,32 +338,9 @@ class Leader:
             if message.round == opened.number and agent in self._seating.seats:
                 self._take(agent, message, now)
 
-    def _open(self, opened: Round, now: float) -> None:
-        spec = self._ledger.view.spec
-        assert spec is not None
-        if self._first_round is None:
-            self._first_round = opened.number
-        self._hub = Hub(
-            opened.number,
-            opened.world_size,
-            name_for=self._name_for,
-            base_for=self._sound_snapshot,
-            collective_timeout_s=spec.collective_timeout_s,
-            collective_warn_s=spec.collective_warn_s,
-            keep_all=spec.callbacks,
-            now=now,
-        )
-        self._warden = Warden(
-            self._hub,
-            spec.vigil,
-            ask=partial(self._ask_places, opened),
-            ledger=self._ledger,
-            errands=self._errands,
-        )
-        if self._hooks is not None:
-            self._staging = Staging(self._hub, self._hooks, spec.resources_per_worker)
-        self._adopted = ()
-        self._told_replaced = False
+    def _begin_round(self, opened: Round, now: float) -> None:
+        self._legacy.open(opened.number)
+        self._round = self._opened(opened, now)
         self._tidying.search(self._ledger.view, before=opened.number)
         self._seating.occupy(opened.places, opened.number)
         self._watch = replace(
@@ -421,21 +356,50 @@ class Leader:
         )
         for place in opened.places:
             if not self._seating.can_enter(place, opened.number):
-                self._hub.cut_off(place.ranks)
+                self._round.hub.cut_off(place.ranks)
                 self._doom(now)  # it left between the decision and its entry
         self._hear_early(opened, now)
 
-    def _close(self, closed: RoundClosed, now: float) -> None:
-        if self._hub is not None:
-            self._tell_matched(self._hub)  # what was committed a moment ago is told, too
-            self._note_names(self._hub)
+    def _opened(self, opened: Round, now: float) -> OpenRound:
+        spec = self._ledger.view.spec
+        assert spec is not None
+        hub = Hub(
+            opened.number,
+            opened.world_size,
+            name_for=self._name_for,
+            base_for=lambda: self._legacy.base(self._ledger.view, hub),
+            collective_timeout_s=spec.collective_timeout_s,
+            collective_warn_s=spec.collective_warn_s,
+            keep_all=spec.callbacks,
+            now=now,
+        )
+        return OpenRound(
+            opened,
+            hub,
+            Warden(
+                hub,
+                spec.vigil,
+                ask=partial(self._ask_places, opened),
+                ledger=self._ledger,
+                errands=self._errands,
+            ),
+            Staging(hub, self._hooks, spec.resources_per_worker) if self._hooks else None,
+            net=self._net,
+            tidying=self._tidying,
+            reports=self._reports,
+            audience=self._audience,
+        )
+
+    def _end_round(self, closed: RoundClosed, now: float) -> None:
+        if self._round is not None:
+            self._round.tell_matched()  # what was committed a moment ago is told, too
+            self._round.note_names()
+            self._legacy.adopt(self._round.hub)
         if self._audience is not None and closed.failures:
             pickles = {one.rank: one.pickle_key for one in closed.failures if one.pickle_key}
             self._audience.failed(pickles, {one.rank: one.told for one in closed.failures})
         if self._watch.doomed_since is None:
             self._seating.tell_all(Halt(closed.number))
-        self._adopted = tuple(self._hub.ready) if self._hub else ()
-        self._withheld = []
         self._watch = replace(
             self._watch,
             unsaved_s=self._unsaved_s(now),
@@ -448,25 +412,22 @@ class Leader:
         self._forget_the_round()
 
     def _forget_the_round(self) -> None:
-        if self._hub is not None:
-            self._bases = self._hub.bases
-            self._damaged |= self._hub.damaged
-        self._hub = self._warden = None
-        if self._staging is not None:
-            self._staging.close()
-            self._staging = None
+        if self._round is not None:
+            self._legacy.take(self._round.hub)
+            self._round.close()
+            self._round = None
 
     def _unsaved_s(self, now: float) -> float:
         """How long the round that ends has worked since it saved; only who opened it can say."""
-        if self._hub is None:
+        if self._round is None:
             return math.inf
         saved_at = self._watch.committed_at
         return now - (self._watch.turned_at if saved_at is None else saved_at)
 
     def _end_training(self, now: float) -> None:
         """No round follows; what the last one said is told, and its metrics stay."""
-        if self._hub is not None:
-            self._tell_matched(self._hub)
+        if self._round is not None:
+            self._round.tell_matched()
         self._watch = replace(
             self._watch,
             turned_at=now,
@@ -483,33 +444,13 @@ class Leader:
             self._watch = replace(self._watch, validation_at=now)
 
     def _committed(self, event: CheckpointCommitted, now: float) -> None:
-        self._adopted = tuple(one for one in self._adopted if one.name != event.name)
+        self._legacy.committed(event.name)
         self._watch = replace(self._watch, committed_at=now)
         if event.validation is not None and len(self._ledger.view.unvalidated) == 1:
             self._watch = replace(self._watch, validation_at=now)
-        if self._hub is not None and event.round == self._hub.round:
-            self._hub.ready = [one for one in self._hub.ready if one.report != event.report]
-            self._answer([(None, Committed(event.name, event.metrics))])
-
-    def _tell_if_replaced(self, view: View) -> None:
-        """Workers save at once where nothing else is waited for."""
-        if replaced(view, self._watch):
-            self._announce(view)
-
-    def _announce(self, view: View) -> None:
-        """Tell every worker which nodes will go; the collective makes the ranks agree."""
-        if view.round is None or self._hub is None:
-            return
-        leaving = [place for place in view.round.places if place.agent in view.notices]
-        if not leaving:
-            return
-        going = taken(leaving, view)
-        self._told_replaced = replaced(view, self._watch)
-        told = Preempted(going.deadline_ms, going.nodes, self._told_replaced)
-        self._answer([(None, told)])
-        if view.spec and view.spec.relax_collectives:
-            ranks = frozenset(rank for ranks in going.nodes.values() for rank in ranks)
-            self._answer(self._hub.excuse(ranks))
+        if (round_ := self._if_open(event.round)) is not None:
+            round_.hub.ready = [one for one in round_.hub.ready if one.report != event.report]
+            round_.answer([(None, Committed(event.name, event.metrics))])
 
     # --- one tick ----------------------------------------------------------------------------
 
@@ -521,8 +462,8 @@ class Leader:
         self._survey(view, now)
         self._tidy(view, now)
         self._tell(view, now)
-        if self._hub is not None:
-            self._answer(self._hub.late(now))
+        if self._round is not None:
+            self._round.answer(self._round.hub.late(now))
         self._look_for_hangs(now)
         self._conductor.observe(now, every_s=self._observe_every(view, view.spec.tempo))
         if self._conductor.statuses is not self._watch.statuses or now >= self._wait_until:
@@ -535,19 +476,24 @@ class Leader:
 
     def _conduct(self, now: float) -> None:
         """Judge until there is nothing to do; while an entry is on its way, nothing is judged."""
-        if self._ledger.view.notices and not self._told_replaced:
-            self._present()
-            self._tell_if_replaced(self._ledger.view)
+        self._hasten_saves()
         again = True
         while again and self._scribe.settled and self._ledger.view.leads(self._ledger.me):
             again, wait = self._conductor.step(self._present(), now)
             self._wait_until = wait.until
         self._dirty = not self._scribe.settled
 
+    def _hasten_saves(self) -> None:
+        """Workers save at once where nothing else is waited for."""
+        view, round_ = self._ledger.view, self._round
+        if not view.notices or round_ is None or round_.told_replaced:
+            return
+        if replaced(view, self._present()):
+            round_.announce(view, self._watch)
+
     def _present(self) -> Watch:
         """The picture judgement is passed on."""
         hub, view, seating = self._hub, self._ledger.view, self._seating
-        saved = (*self._adopted, *(hub.ready if hub else ()))
         self._watch = replace(
             self._watch,
             seats=seating.seats,
@@ -560,7 +506,7 @@ class Leader:
             returned=hub.returned if hub else set(),
             saving=hub.uploading if hub else frozenset(),
             settled=(hub is None or hub.settled) and self._told_all() and self._all_performed(),
-            ready=tuple(one for one in saved if _is_news(view, one)),
+            ready=self._legacy.uncommitted(view, hub),
             statuses=self._conductor.statuses,
             seen=self._conductor.seen,
             granted=self._conductor.granted,
@@ -572,19 +518,9 @@ class Leader:
         )
         return self._watch
 
-    def _sound_snapshot(self) -> str:
-        """The latest snapshot that is committed, for the next one to share files with: it stays
-        until there is another. '' where it is known to be damaged: whatever shares its files would
-        be so, too.
-
-        What an earlier leader knew of damage went with it, so none of its snapshots is shared:
-        after a change of leaders the first one is uploaded in full.
-        """
-        damaged = self._damaged | (self._hub.damaged if self._hub else set())
-        snapshots = [one for one in self._ledger.view.checkpoints if one.snapshot]
-        if not snapshots or self._first_round is None or snapshots[-1].round < self._first_round:
-            return ""
-        return snapshots[-1].name if snapshots[-1].name not in damaged else ""
+    @property
+    def _hub(self) -> Hub | None:
+        return self._round.hub if self._round else None
 
     def _latest_metrics(self) -> dict[str, Any] | None:
         latest = self._hub.metrics if self._hub else None
@@ -597,16 +533,15 @@ class Leader:
 
     def _all_performed(self) -> bool:
         """Whether no hook is left: those of an open round come to their end with it."""
-        if self._staging is not None:
-            return self._staging.done
+        if self._round is not None and self._round.staging is not None:
+            return self._round.staging.done
         return self._hooks is None or self._hooks.caught_up
 
     def _told_all(self) -> bool:
         return self._audience is None or self._audience.caught_up
 
     def _breathe(self, view: View, tempo: Tempo, now: float) -> None:
-        if self._renewing or now >= self._lease_at:
-            self._renew_lease(LEFTOVERS_S / 4 if view.ended else tempo.lease_s, now)
+        self._lease.keep(LEFTOVERS_S / 4 if view.ended else tempo.lease_s, now)
         if now >= self._beat_at:
             self._beat_at = now + tempo.beat_s
             for agent in self._seating.silent(tempo.silent_s, now):
@@ -614,75 +549,44 @@ class Leader:
                 self._lose(agent, now)
             self._seating.greet_all()
 
-    def _renew_lease(self, every_s: float, now: float) -> None:
-        """A renewal that failed is made up for soon: others count the seconds."""
-        done = self._journal_errands.run("lease", self._ledger.renew_lease)
-        self._renewing = done is None
-        if done is not None:
-            self._lease_at = now + (every_s if done.error is None else _SOON_S)
-
     def _survey(self, view: View, now: float) -> None:
         """Look for complete checkpoints nobody committed, before the next round starts from one."""
         if self._watch.surveyed or view.round is not None or view.ended is not None:
             return
         if uploads.awaited(view, self._present(), now) is not None:
             return
-        known = {kept.name for kept in view.checkpoints} | set(view.dropped)
-        after = view.last_round.number if view.last_round else 0
-        name = f"survey {self.epoch}/{after}"  # an answer from an earlier term is an old one
-        done = self._insistent.run(name, lambda: ready_in(self._ledger.store, known), now)
-        if done is not None:
-            self._adopted = tuple(sorted(done.value, key=lambda one: (one.round, one.report)))
+        if self._legacy.search(view, now):
             self._watch = replace(self._watch, surveyed=True)
             self._dirty = True
 
     def _tidy(self, view: View, now: float) -> None:
-        if self._hub is not None:
-            self._note_names(self._hub)
+        if self._round is not None:
+            self._round.note_names()
         hub = self._hub
-        bases = hub.bases if hub else self._bases
+        bases = hub.bases if hub else self._legacy.bases
         self._tidying.go_on(view, hub.saving if hub else (), now, bases)
-        withheld, self._withheld = self._withheld, []
-        self._answer(withheld)
-
-    def _note_names(self, hub: Hub) -> None:
-        while hub.given:
-            given = hub.given.popleft()
-            self._tidying.given(given.name, hub.round, made=given.made)
+        if self._round is not None:
+            self._round.answer_withheld()
 
     def _tell(self, view: View, now: float) -> None:
-        """Pass matched reports on: to the callbacks, and to the metrics file in the bucket."""
-        if self._hub is not None:
-            self._tell_matched(self._hub)
-            if self._hub.returned:
-                self._dirty = True
-        if self._staging is not None:
-            self._answer(self._staging.step())
-        if self._trouble() is not None:
-            self._dirty = True
+        """Pass on what workers have reported, and what is asked of them."""
+        if self._round is not None:
+            self._round.tell_matched()
+            self._dirty |= bool(self._round.hub.returned)
+            self._round.proceed()
+        self._dirty |= self._trouble() is not None
         self._reports.flush(now, at_once=view.ended is not None)
 
-    def _tell_matched(self, hub: Hub) -> None:
-        """In order; one whose checkpoint is not committed yet holds up those behind it."""
-        uncommitted = {one.name for one in hub.ready}
-        while hub.told and hub.told[0].checkpoint not in uncommitted:
-            told = hub.told.popleft()
-            self._reports.add(hub.round, told)
-            if self._audience is not None:
-                self._audience.reported(told.metrics, told.checkpoint)
-
     def _look_for_hangs(self, now: float) -> None:
-        if self._warden is None or self._watch.doomed_since is not None:
+        if self._round is None or self._watch.doomed_since is not None:
             return
-        if self._hub is not None:
-            self._hub.validate(pending=bool(outstanding(self._ledger.view)), now=now)
-        found = self._warden.step(now)
+        found = self._round.look_for_hangs(self._ledger.view, now)
         if found is None:
             return
         self._say(found.told)
         for rank in found.hang.ranks if found.hang.ends_it else ():
             told = f"The worker of rank {rank} hung: {found.told}"
-            self._note_end(self._warden.round, rank, RankFailure(rank, "timeout", told), now)
+            self._note_end(self._round.hub.round, rank, RankFailure(rank, "timeout", told), now)
 
     def _observe_every(self, view: View, tempo: Tempo) -> float:
         """Often while somebody is missing, rarely while all is well."""
@@ -690,26 +594,11 @@ class Leader:
         return tempo.observe_s * 10 if everybody_here else tempo.observe_s
 
     def _next_wake(self, now: float) -> float:
-        wakes = [self._beat_at]
-        if not self._renewing:
-            wakes.append(self._lease_at)
+        wakes = [self._beat_at, self._lease.next_wake()]
         if self._scribe.settled:
             wakes.append(self._wait_until)
-        if self._hub is not None and (timeout := self._hub.next_late()) is not None:
-            wakes.append(timeout)
-        if self._warden is not None:
-            wakes.append(max(self._warden.next_look(), now + _SOON_S))
+        if self._round is not None:
+            wakes.append(self._round.next_wake(now))
         if not self._watch.surveyed or self._tidying.busy or self._reports.waiting:
             wakes.append(now + _SOON_S)
         return min(wakes)
-
-
-def _is_news(view: View, found: Ready) -> bool:
-    """Whether it continues what is committed: saved later, and in the round that was the last.
-
-    What an older round left uncommitted is debris of a history that nobody followed.
-    """
-    latest, last = view.latest_checkpoint, view.last_round
-    if last is None or found.round != last.number:
-        return False
-    return latest is None or (found.round, found.report) > (latest.round, latest.report)

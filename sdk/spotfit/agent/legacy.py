@@ -1,0 +1,85 @@
+"""What rounds that are over leave to the next: checkpoints nobody committed, files to share."""
+
+from __future__ import annotations
+
+from spotfit.agent.hub import Hub
+from spotfit.checkpoint.manifest import ready_in
+from spotfit.control.errands import Errands, Insistent
+from spotfit.ledger.run import Ledger
+from spotfit.model.view import View
+from spotfit.model.watch import Ready
+
+
+class Legacy:
+    """One term's. It is soft: a successor searches the bucket, and shares no older files."""
+
+    def __init__(self, ledger: Ledger, errands: Errands) -> None:
+        self._ledger = ledger
+        self._errands = Insistent(errands)
+        self._adopted: tuple[Ready, ...] = ()
+        self.bases: set[str] = set()
+        """What uploads that outlive the last round share files with."""
+        self._damaged: set[str] = set()
+        """Checkpoints that ranks of earlier rounds could not read."""
+        self._first_round: int | None = None
+        """Of those that this leader has opened."""
+
+    def open(self, number: int) -> None:
+        """A round begins, from what is committed."""
+        self._adopted = ()
+        if self._first_round is None:
+            self._first_round = number
+
+    def adopt(self, hub: Hub) -> None:
+        """Its round was closed: what is complete is still to be committed."""
+        self._adopted = tuple(hub.ready)
+
+    def take(self, hub: Hub) -> None:
+        """What the ranks of its round knew, and what they still upload."""
+        self.bases = hub.bases
+        self._damaged |= hub.damaged
+
+    def committed(self, name: str) -> None:
+        """The journal has it now."""
+        self._adopted = tuple(one for one in self._adopted if one.name != name)
+
+    def search(self, view: View, now: float) -> bool:
+        """Look for complete checkpoints in the bucket that nobody committed; whether it is done."""
+        known = {kept.name for kept in view.checkpoints} | set(view.dropped)
+        after = view.last_round.number if view.last_round else 0
+        name = f"survey {view.epoch}/{after}"  # an answer from an earlier term is an old one
+        done = self._errands.run(name, lambda: ready_in(self._ledger.store, known), now)
+        if done is None:
+            return False
+        self._adopted = tuple(sorted(done.value, key=lambda one: (one.round, one.report)))
+        return True
+
+    def uncommitted(self, view: View, hub: Hub | None) -> tuple[Ready, ...]:
+        """All that is complete and continues what is committed."""
+        complete = (*self._adopted, *(hub.ready if hub else ()))
+        return tuple(found for found in complete if _is_news(view, found))
+
+    def base(self, view: View, hub: Hub | None) -> str:
+        """The latest snapshot that is committed, for the next one to share files with: it stays
+        until there is another. '' where it is known to be damaged: whatever shares its files would
+        be so, too.
+
+        What an earlier leader knew of damage went with it, so none of its snapshots is shared:
+        after a change of leaders the first one is uploaded in full.
+        """
+        damaged = self._damaged | (hub.damaged if hub else set())
+        snapshots = [one for one in view.checkpoints if one.snapshot]
+        if not snapshots or self._first_round is None or snapshots[-1].round < self._first_round:
+            return ""
+        return snapshots[-1].name if snapshots[-1].name not in damaged else ""
+
+
+def _is_news(view: View, found: Ready) -> bool:
+    """Whether it continues what is committed: saved later, and in the round that was the last.
+
+    What an older round left uncommitted is debris of a history that nobody followed.
+    """
+    latest, last = view.latest_checkpoint, view.last_round
+    if last is None or found.round != last.number:
+        return False
+    return latest is None or (found.round, found.report) > (latest.round, latest.report)
