@@ -9,8 +9,8 @@ choose and the manifest must tell who else brings files.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -87,8 +87,8 @@ class Hub:
         self._collectives = Collectives(
             world_size, timeout_s=collective_timeout_s, warn_s=collective_warn_s
         )
-        self._wishes: dict[int, dict[int, ValidationAsked | None]] = {}
-        """By report, of each who brings files, whether they are to be validated."""
+        self._coming: defaultdict[int, _Coming] = defaultdict(_Coming)
+        """Reports that bring files, before all ranks have made theirs."""
         self._saving: dict[int, _Saving] = {}
         self._untold: dict[int, Told | None] = {}
         """Matched reports by number, with None for those whose files are on their way."""
@@ -111,14 +111,6 @@ class Hub:
         self.told: deque[Told] = deque()
         self.given: deque[Given] = deque()
         """Names for files that we upload, as they are given."""
-        self._theirs: set[int] = set()
-        """Reports whose files somebody brings by himself."""
-        self._sharing: set[int] = set()
-        """Reports whose files may be shared with the latest checkpoint."""
-        self._reasons: dict[int, str] = {}
-        """By report, why it is saved just then."""
-        self._never: dict[int, str] = {}
-        """Reports some of whose files will not come, and why, told before all had made theirs."""
         self.damaged: set[str] = set()
         """Committed checkpoints that a rank could not read."""
         self._latest: msgspec.Raw | None = None
@@ -211,11 +203,8 @@ class Hub:
                 return self._report(rank, n, metrics, dir_name, files=False)
             case Files(n=n, metrics=metrics, dir_name=dir_name) as asked:
                 if n >= self._matched:
-                    self._theirs |= set() if asked.ours else {n}
-                    self._sharing |= {n} if asked.shares else set()
-                    self._reasons |= {n: asked.why} if asked.why else {}
+                    self._coming[n].note(rank, asked)
                     self._collectives.join(rank, Key(REPORT, n), now, blocks=asked.blocks)
-                    self._wishes.setdefault(n, {})[rank] = asked.validation
                 return self._report(rank, n, metrics, dir_name, files=True)
             case Saved(n=n) as saved:
                 return self._save(rank, n, saved)
@@ -273,39 +262,23 @@ class Hub:
         """All ranks have made their n-th report."""
         metrics, chosen = self._kept[0].get(n, (_NOTHING, None))
         ranks = tuple(sorted(self._collectives.close(Key(REPORT, n))))
-        wishes = self._wishes.pop(n, {})
+        coming = self._coming.pop(n, _Coming())
         telling = self._kept if self._keep_all else self._kept[:1]
         told = tuple(kept.pop(n, (_NOTHING, None))[0] for kept in telling)
-        if n not in self._sharing or bytes(metrics) != b"{}":  # a snapshot need not say anything
+        if not coming.snapshot or bytes(metrics) != b"{}":  # a snapshot need not say anything
             self._latest = metrics
         self._untold[n] = None if ranks else Told(n, told, None)
         self._tell()
         if not ranks:
             return []
         name = chosen or self._name_for(n)
-        if n not in self._theirs:
+        if not coming.theirs:
             self.given.append(Given(name, made=chosen is None))
-        self._theirs.discard(n)
-        first = wishes.get(ranks[0])  # whether it is validated is up to the first who brings files
-        snapshot = n in self._sharing
-        self._sharing.discard(n)
-        if snapshot and len(ranks) < self.world_size:
-            missing = sorted(set(range(self.world_size)).difference(ranks))
-            self._never.setdefault(n, f"ranks {missing} left without their part of the snapshot")
-        base = self._base_for() if snapshot else ""
-        why = self._reasons.pop(n, "")
-        self._saving[n] = _Saving(
-            name,
-            ranks,
-            _metrics.decode(metrics),
-            told,
-            first,
-            base=base,
-            snapshot=snapshot,
-            why=why,
-        )
+        base = self._base_for() if coming.snapshot else ""
+        self._saving[n] = _Saving(name, ranks, _metrics.decode(metrics), told, coming, base)
         named: list[Answer] = [(rank, Named(n, name, ranks, metrics, base)) for rank in ranks]
-        return named + (self._unsave(n, self._never.pop(n)) if n in self._never else [])
+        hopeless = coming.hopeless(ranks, self.world_size)
+        return named + (self._unsave(n, hopeless) if hopeless else [])
 
     def _save(self, rank: int, n: int, saved: Saved) -> list[Answer]:
         saving = self._saving.get(n)
@@ -324,7 +297,7 @@ class Hub:
         saving = self._saving.pop(n, None)
         if saving is None:
             if n >= self._matched:
-                self._never[n] = why
+                self._coming[n].never = why
             return []
         self._untold[n] = Told(n, saving.told, None)
         self._tell_saved()
@@ -386,27 +359,57 @@ def _may_excuse(kind: str) -> bool:
     return kind in ("preemption_info", REPORT)
 
 
+class _Coming:
+    """What ranks say of the files that they bring with a report."""
+
+    def __init__(self) -> None:
+        self.theirs = False
+        """Whether somebody brings them by himself."""
+        self.snapshot = False
+        """Whether a Checkpointer saves: each rank has a part, and may share the latest one's."""
+        self.why = ""
+        """Why it is saved just then."""
+        self.never = ""
+        """Why some of them will not come."""
+        self._wishes: dict[int, ValidationAsked | None] = {}
+
+    def note(self, rank: int, asked: Files) -> None:
+        """One of those who bring some."""
+        self.theirs |= not asked.ours
+        self.snapshot |= asked.shares
+        self.why = asked.why or self.why
+        self._wishes[rank] = asked.validation
+
+    @property
+    def validation(self) -> ValidationAsked | None:
+        """What the first wants of those who bring files."""
+        return self._wishes[min(self._wishes)]
+
+    def hopeless(self, ranks: Sequence[int], world_size: int) -> str:
+        """Why it will never be whole, if that is known already."""
+        missing = sorted(set(range(world_size)).difference(ranks)) if self.snapshot else []
+        left = f"ranks {missing} left without their part of the snapshot" if missing else ""
+        return self.never or left
+
+
 class _Saving:
+    """A report of all ranks whose files are on their way."""
+
     def __init__(
         self,
         name: str,
         ranks: tuple[int, ...],
         metrics: dict[str, Any],
         told: tuple[msgspec.Raw, ...],
-        validation: ValidationAsked | None,
-        *,
-        base: str = "",
-        snapshot: bool = False,
-        why: str = "",
+        coming: _Coming,
+        base: str,
     ) -> None:
         self.name = name
-        self.base = base
-        self.snapshot = snapshot
-        self.why = why
-        self.validation = validation
         self.ranks = ranks
         self.metrics = metrics
         self.told = told
+        self.base = base
+        self._asked = coming
         self.done: set[int] = set()
         self.size_bytes = 0
         self.step: int | None = None
@@ -423,8 +426,8 @@ class _Saving:
             self.metrics,
             self.ranks,
             self.size_bytes,
-            self.validation,
-            self.snapshot,
+            self._asked.validation,
+            self._asked.snapshot,
             self.step,
-            self.why,
+            self._asked.why,
         )
