@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -115,8 +117,18 @@ class LocalSnapshots:
 
     @cached_property
     def _root(self) -> Path:
-        return Path(self._broadcast(tempfile.mkdtemp(prefix="spotfit-checkpoints-")))
+        root = Path(self._broadcast(tempfile.mkdtemp(prefix="spotfit-checkpoints-")))
+        weakref.finalize(self, _forget, root / "segments", self._ranks.world_rank)
+        return root
 
     @cached_property
     def _store(self) -> Store:
         return open_store(str(self._root))
+
+
+def _forget(segments: Path, rank: int) -> None:
+    """This process goes, and with it what no checkpoint needs."""
+    for path in segments.glob(f"{rank}-*"):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):  # a peer has some, or there are none
+        segments.rmdir()

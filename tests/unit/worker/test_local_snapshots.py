@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,3 +45,20 @@ def test_without_room_there_is_none(session: LocalSession) -> None:
     session.snapshots.withhold({}, "no room")
     assert session.snapshots.begun_from is None
     assert not session.snapshots.has_snapshots
+
+
+def test_its_memory_goes_with_the_process_and_the_checkpoint_stays(tmp_path: Path) -> None:
+    session = LocalSession("run")
+    [segments] = session.snapshots.folders
+    segments.mkdir()
+    mine, of_a_peer = session.snapshots.path_for(segments), segments / "1-1.segment"
+    for path in (mine, of_a_peer):
+        path.write_bytes(b"a snapshot")
+    given(session.snapshots, tmp_path, 0)
+    checkpoint = session.checkpoint()
+    del session
+    gc.collect()
+    assert [path.name for path in segments.iterdir()] == [of_a_peer.name]
+    assert checkpoint is not None
+    assert [index.rank for index in checkpoint.snapshot().indices] == [0]
+    shutil.rmtree(segments.parent)
