@@ -74,6 +74,7 @@ CLAIMS: Mapping[str, tuple[Claim, ...]] = {
     ),
     "deaths": (
         Claim("recovery from the bucket / from memory", "bucket_s", "memory_s", 5.0),
+        Claim("the same, until that step begins", "bucket_going_s", "memory_going_s", 5.0),
         Claim("of it restore() alone", "bucket_restore_s", "memory_restore_s", 5.0),
     ),
     "steps": (
@@ -170,6 +171,7 @@ def _phases(again: Sequence[dict[str, Any]], died_at: float) -> Iterator[tuple[s
         last = max(one[moment] for one in again)
         yield f"{phase}_s", last - before
         before = last
+    yield "going_s", before - died_at
     yield "step_s", max(one["at"] for one in again) - before
 
 
