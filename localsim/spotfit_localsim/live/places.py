@@ -69,12 +69,12 @@ class Root:
 
     def _lock(self) -> int:
         while True:
-            self.open()
-            descriptor = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if _is_still(descriptor, self.path / "lock"):
-                return descriptor
-            os.close(descriptor)  # tidied away while we waited
+            with contextlib.suppress(FileNotFoundError):  # tidied away between two calls of ours
+                descriptor = os.open(self.open().path / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                if _is_still(descriptor, self.path / "lock"):
+                    return descriptor
+                os.close(descriptor)  # or while we waited
 
     def tidy(self) -> None:
         """Forget machines that are gone, and the root itself if nothing of it is in use."""

@@ -113,6 +113,21 @@ def test_the_lock_may_be_tidied_away_under_one_who_waits(root: Root) -> None:
         assert root.path.joinpath("lock").exists()
 
 
+def test_the_root_may_be_tidied_away_under_one_who_is_about_to_lock(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def too_late(path: Path, *how: int) -> int:
+        monkeypatch.undo()
+        root.path.rmdir()
+        return opened(path, *how)
+
+    monkeypatch.setattr(os, "open", too_late)
+    with root.locked():
+        assert root.path.is_dir()
+
+
 def test_capacity_is_what_was_said_last(root: Root) -> None:
     assert root.capacity() is None
     root.limit(3)
