@@ -28,6 +28,10 @@ from spotfit.ship.certificate import Contexts
 
 _PIECE_BYTES = 4 * 2**20
 _GUESTS = 32
+_BACKLOG = 1024
+"""So many more wait for a place: a rank that restores comes with several questions at once."""
+_GREETING_S = 10.0
+"""Who has a place and says nothing for so long loses it."""
 _OF_EACH_RANK = 2
 _questions: msgspec.json.Decoder[ToVault] = decoder(ToVault)  # type: ignore[arg-type]
 
@@ -50,7 +54,7 @@ class Vault:
         self._tls = tls
         self._clock = clock
         family, _, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        self._listener = socket.create_server(place[:2], family=family, backlog=_GUESTS)
+        self._listener = socket.create_server(place[:2], family=family, backlog=_BACKLOG)
         here, port = self._listener.getsockname()[:2]
         self.address = f"[{here}]:{port}" if ":" in here else f"{here}:{port}"
         self._guests = threading.BoundedSemaphore(_GUESTS)
@@ -109,21 +113,20 @@ class Vault:
 
     def _listen(self) -> None:
         while True:
+            self._guests.acquire()
             try:
                 plain, _ = self._listener.accept()
             except OSError:
                 return  # closed
-            if not self._guests.acquire(blocking=False):
-                plain.close()
-                continue
             guest = threading.Thread(target=self._receive, args=(plain,), daemon=True)
             guest.start()
 
     def _receive(self, plain: socket.socket) -> None:
         try:
-            plain.settimeout(PATIENCE_S)
+            plain.settimeout(_GREETING_S)
             with self._tls.server.wrap_socket(plain, server_side=True) as wire:
                 body = frames.read(wire)
+                wire.settimeout(PATIENCE_S)
                 if body is not None:
                     self._answer(wire, _questions.decode(body))
         except (OSError, IntegrityError, msgspec.MsgspecError) as failed:

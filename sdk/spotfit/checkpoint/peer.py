@@ -19,6 +19,8 @@ PATIENCE_S = 30.0
 """A machine that says nothing for so long is taken to be gone."""
 _CALL_S = 5.0
 """And one whose kernel does not answer a call in this time; its agent may be slow to speak."""
+_PLACE_S = 120.0
+"""So long it may have no place for one more who asks: whole machines ask for gigabytes."""
 
 
 class InPeer:
@@ -42,7 +44,7 @@ class InPeer:
 
     def _asked(self, question: ToVault) -> bytes:
         try:
-            with connected(self._address, self._tls) as wire:
+            with connected(self._address, self._tls, place_s=_PLACE_S) as wire:
                 frames.write(wire, encode(question))
                 body = frames.read(wire)
         except OSError as broken:
@@ -53,12 +55,15 @@ class InPeer:
 
 
 @contextmanager
-def connected(address: str, tls: ssl.SSLContext) -> Iterator[ssl.SSLSocket]:
-    """A connection to a vault. Raises `OSError`."""
+def connected(
+    address: str, tls: ssl.SSLContext, *, place_s: float = PATIENCE_S
+) -> Iterator[ssl.SSLSocket]:
+    """A connection to a vault, which may have no place for it for so long. Raises `OSError`."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), _CALL_S) as plain:
-        plain.settimeout(PATIENCE_S)
+        plain.settimeout(place_s)
         with tls.wrap_socket(plain) as wire:
+            wire.settimeout(PATIENCE_S)
             yield wire
 
 

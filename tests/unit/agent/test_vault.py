@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import shutil
+import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +15,13 @@ import pytest
 from spotfit.agent import vault
 from spotfit.agent.snapshots import Snapshots
 from spotfit.agent.vault import Vault
-from spotfit.checkpoint.peer import InPeer, connected
+from spotfit.checkpoint.peer import PATIENCE_S, InPeer, connected
 from spotfit.checkpoint.segment import Segment
 from spotfit.core.codec import encode
 from spotfit.core.errors import IntegrityError
 from spotfit.host import frames
 from spotfit.model.holding import Part, State
-from spotfit.model.vault import Keep
+from spotfit.model.vault import Keep, Look
 from spotfit.ship.certificate import contexts
 from spotfit.ship.sign import RunKey
 from spotfit.testing.builders import RUN
@@ -208,3 +209,30 @@ def test_what_a_later_copy_has_replaced_is_not_given_out_as_what_it_was(
         remote.fetch(remote.index.chunks[0])
     with pytest.raises(IntegrityError, match="cannot be had"):
         InPeer(theirs.vault.address, part, TLS.client)
+
+
+def test_who_finds_no_place_waits_for_one(ours: Machine, theirs: Machine) -> None:
+    """One who was sent away would have all ranks give up the state in memory."""
+    copied(ours, ours.saves(1, [b"small"]), theirs)
+    part = Part(STATE, 1, 2)
+    assert theirs.snapshots.held() == (part,)
+    with contextlib.ExitStack() as places:
+        guests = [
+            places.enter_context(connected(theirs.vault.address, TLS.client))
+            for _ in range(vault._GUESTS)
+        ]
+        host, _, port = theirs.vault.address.rpartition(":")
+        with socket.create_connection((host, int(port)), 60) as plain:
+            frames.write(guests[0], encode(Look(part)))
+            assert frames.read(guests[0]), "it leaves"
+            with TLS.client.wrap_socket(plain) as late:
+                frames.write(late, encode(Look(part)))
+                assert frames.read(late)
+
+
+@pytest.mark.real_time("how long a silent socket is borne with")
+def test_who_says_nothing_loses_its_place(theirs: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vault, "_GREETING_S", 0.01)
+    host, _, port = theirs.vault.address.rpartition(":")
+    with socket.create_connection((host, int(port)), PATIENCE_S / 2) as silent:
+        assert silent.recv(1) == b""
