@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
 
 from spotfit.checkpoint.handle import Checkpoint
 from spotfit.core.errors import ConfigError
@@ -17,7 +19,7 @@ from spotfit.host.clocks import SystemClock
 from spotfit.model.cadence import MAX_OVERHEAD, Cadence, parse_cadence
 from spotfit.model.metrics import metrics_to_json
 from spotfit.worker.current import current
-from spotfit.worker.handover import IN_MEMORY
+from spotfit.worker.handover import IN_MEMORY, Handover
 from spotfit.worker.pace import Pace
 from spotfit.worker.recall import Recall
 
@@ -95,6 +97,7 @@ class Checkpointer:
         from spotfit.frameworks.torch.shares import Shares
 
         self._desk = session.snapshots
+        _refuse_second(self._desk)
         self._rank = session.context.get_world_rank()
         self._world_size = session.context.get_world_size()
         self._clock = SystemClock()
@@ -127,6 +130,7 @@ class Checkpointer:
         """What optimizers knew that have room for what is read."""
         self.steps = 0
         """Steps the training has done, those before a restart too."""
+        _living.add(self)
 
     def _paced(self, cadence: Cadence) -> Pace:
         return Pace(
@@ -178,10 +182,10 @@ class Checkpointer:
 
     def _prepare(self) -> None:
         """Deal the state out, and take memory for it meanwhile: the first save shall find both."""
-        pieces = self._share().pieces
+        pieces, slots = self._share().pieces, self._slots  # no thread keeps a Checkpointer alive
 
         def fit() -> None:
-            for slot in self._slots:
+            for slot in slots:
                 with suppress(OSError):  # the save tells
                     slot.arena.fit(pieces, plain_bytes=_PLAIN_BYTES)
 
@@ -405,6 +409,28 @@ class _Slot:
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
         self.report: int | None = None
+
+
+_living: WeakSet[Checkpointer] = WeakSet()
+
+
+def _refuse_second(desk: Handover) -> None:
+    """A run has one series of checkpoints: another's would be taken for it at the restore."""
+    if not _has_one(desk):
+        return
+    gc.collect()  # one that nobody can use any more may still wait for it
+    if _has_one(desk):
+        raise ConfigError(
+            "This training has a Checkpointer already, and with two of them each would restore "
+            "what the other one saved.",
+            do="Give one Checkpointer all that is trained: one model of all, such as a "
+            "torch.nn.ModuleDict, and a list of their optimizers; or delete the first one before "
+            "you make another.",
+        )
+
+
+def _has_one(desk: Handover) -> bool:
+    return any(one._desk is desk for one in _living)  # noqa: SLF001 - of this module
 
 
 def _nothing() -> None:

@@ -89,6 +89,10 @@ class Life:
                 if self.ckpt.steps == steps:
                     return self.everything()
 
+    def end(self) -> None:
+        """Its process is no more, and its Checkpointer with it."""
+        del self.ckpt
+
     @property
     def newest_segment(self) -> Path:
         used = [slot for slot in self.ckpt._slots if slot.report is not None]
@@ -115,8 +119,10 @@ def test_what_goes_on_ends_as_what_went_through(session: LocalSession, steps: in
     """Killed within an epoch of six steps, in the next one, and right after one."""
     undisturbed = Life(every=100)
     end = undisturbed.train(15)
+    undisturbed.end()
     first = Life(every=steps)
     first.train(steps + 1)
+    first.end()
     second = Life()
     restored = second.ckpt.restore()
     assert restored is not None
@@ -181,6 +187,7 @@ def test_what_is_each_ranks_own_comes_back_to_it(session: LocalSession) -> None:
     first = Life(own={"stream": stream})
     stream.place += 7
     first.train(4)
+    first.end()
     again = Stream()
     assert Life(own={"stream": again}).ckpt.restore() is not None
     assert again.place == 7
@@ -200,6 +207,7 @@ def test_while_gradients_are_added_up_nothing_is_saved(session: LocalSession) ->
         life.ckpt.step(accumulating=True)
     assert session.checkpoint() is None
     life.train(4)
+    life.end()
     restored = Life().ckpt.restore()
     assert restored is not None
     assert restored.step == 4
@@ -258,6 +266,7 @@ def test_steps_that_went_wrong_are_taken_back_to_the_latest_checkpoint(
     early = Life(every=4)
     early.train(5)
     remembered.append(early.newest_segment)
+    early.end()
     folder = session.snapshots.folders[0]
     before = {*folder.glob("*.segment")}
     life = Life(every=4)
@@ -300,6 +309,7 @@ def test_what_lies_in_memory_is_gone_on_from_before_any_checkpoint(
     first = Life(every=4)
     first.train(9)
     remembered.append(first.newest_segment)
+    first.end()
     second = Life()
     restored = second.ckpt.restore()
     assert restored == ("", 8, 1, "memory")
@@ -311,8 +321,9 @@ def test_a_save_before_the_first_step_changes_nothing(session: LocalSession) -> 
     undisturbed = Life(every=100).train(15)
     early = Life(every=100)
     early.ckpt.save()
-    second = Life()
     assert early.train(15) == undisturbed
+    early.end()
+    second = Life()
     assert second.ckpt.restore() is not None
     assert second.train(15) == undisturbed
 
@@ -328,6 +339,7 @@ def test_what_was_read_of_a_torn_state_is_taken_back_where_nothing_else_is_saved
     first = Life(every=4)
     first.train(5)
     remembered.append(first.newest_segment)
+    first.end()
     monkeypatch.setattr(type(session.snapshots), "begun_from", begun_from)
     monkeypatch.setattr(type(session.snapshots), "has_snapshots", False)
     monkeypatch.setattr(session.snapshots, "open", lambda name: None)
@@ -349,6 +361,7 @@ def test_nothing_of_the_state_before_is_kept_once_it_is_overwritten(
     first = Life(every=4)
     first.train(5)
     remembered.append(first.newest_segment)
+    first.end()
     monkeypatch.setattr(type(session.snapshots), "has_snapshots", False)
     copies: list[weakref.ref[Any]] = []
 
@@ -426,13 +439,16 @@ def test_every_save_looks_at_what_it_keeps_not_only_the_first(session: LocalSess
     ckpt.save()
     best.score = np.float64(0.5)
     ckpt.save()
+    del ckpt
     again = Best()
     assert Checkpointer(model=nn.Linear(1, 1), extra={"best": again}).restore() is not None
     assert (again.score, type(again.score)) == (0.5, float)
-    best.score = object()
+    ckpt = Checkpointer(model=nn.Linear(1, 1), extra={"best": again}, every="at_notice")
+    ckpt.save()
+    again.score = object()
     with pytest.raises(ConfigError, match=r"The state of others\.best\.whole\.score holds"):
         ckpt.save()
-    assert Checkpointer(model=nn.Linear(1, 1), extra={"best": again}).restore() is not None
+    assert ckpt.restore() is not None
 
 
 class Numbers(IterableDataset[torch.Tensor]):
@@ -495,6 +511,7 @@ def test_what_is_saved_after_an_epoch_s_last_word_does_not_say_it_again(
     def life(ends: int) -> list[float]:
         """A rate that is halved after each of three epochs, and then saved."""
         life = Life(every="at_notice")
+        life.end()
         rates = torch.optim.lr_scheduler.StepLR(life.optimizer, 1, 0.5)
         ckpt = Checkpointer(
             model=life.model, optimizer=life.optimizer, scheduler=rates, loader=life.loader
@@ -514,6 +531,20 @@ def test_what_is_saved_after_an_epoch_s_last_word_does_not_say_it_again(
         return told
 
     assert life(0) + life(2) == [0.05] * 6 + [0.025] * 6 + [0.0125] * 6
+
+
+def test_a_second_one_is_refused_while_the_first_lives(session: LocalSession) -> None:
+    """Each would restore what the other one saved last."""
+    student, teacher = nn.Linear(1, 1), nn.Linear(1, 1)
+    ckpt = Checkpointer(model=student)
+    with pytest.raises(ConfigError, match="has a Checkpointer already"):
+        Checkpointer(model=teacher)
+    in_a_ring = [ckpt]
+    in_a_ring.append(in_a_ring)  # type: ignore[arg-type]
+    del ckpt, in_a_ring
+    both = Checkpointer(model=nn.ModuleDict({"student": student, "teacher": teacher}))
+    both.save()
+    assert both.restore() is not None
 
 
 def test_workers_that_do_not_know_each_other_are_told() -> None:
