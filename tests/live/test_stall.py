@@ -1,4 +1,4 @@
-"""A bucket that hangs: the machines talk to each other, so the training goes on without it."""
+"""A bucket that hangs, or refuses: training goes on, and what it saved comes there in the end."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import spotfit
+from spotfit.client.trainers import TorchTrainer
 from spotfit.model.events import CheckpointCommitted, LeaderElected, RoundClosed, RoundOpened
 from spotfit.store.opening import open_store
 from spotfit_localsim.live import bad_wire
@@ -95,6 +96,50 @@ def test_while_the_bucket_hangs_the_training_goes_on(cloud: Cloud, wire: str) ->
     assert len(committed) == 2
     assert told(cloud) == list(range(len(told(cloud)))), "every report once, in order"
     assert len(told(cloud)) == result.return_value + 2
+
+
+def save_while_it_refuses(config: dict[str, Any]) -> str:
+    """Give away a report's files, then a snapshot, as soon as the bucket takes nothing."""
+    import torch
+
+    marks = Path(config["marks"])
+    ckpt = spotfit.torch.Checkpointer(model=torch.nn.Linear(2, 2), every="at_notice")
+    ckpt.restore()
+    (marks / "ready").touch()
+    while not (marks / "refuses").exists():
+        time.sleep(0.02)
+    folder = Path(tempfile.mkdtemp())
+    (folder / "mine").write_text("kept")
+    spotfit.report(
+        {"loss": 0.5},
+        checkpoint=spotfit.Checkpoint.from_directory(folder),
+        checkpoint_upload_mode=spotfit.CheckpointUploadMode.ASYNC,
+    )
+    ckpt.step()
+    ckpt.save()
+    (marks / "saved").touch()
+    return "all is given away"
+
+
+def test_what_is_given_away_while_the_bucket_refuses_comes_to_it_once_it_does_not(
+    cloud: Cloud, wire: str
+) -> None:
+    cloud.storage = "s3://runs/live"
+    handle = cloud.submit(save_while_it_refuses, kind=TorchTrainer, storage=cloud.storage)
+    cloud.sees("ready")
+    bad_wire.change_weather(wire, bad_wire.Weather(refused=1.0))
+    before = bad_wire.asked(wire)["PUT"]
+    cloud.leave("refuses")
+    cloud.sees("saved")
+    eventually(lambda: bad_wire.asked(wire)["PUT"] > before + 60)
+    bad_wire.change_weather(wire, bad_wire.fair())
+    result = handle.result(60.0)
+    assert result.return_value == "all is given away"
+    committed = [event for event in cloud.events() if isinstance(event, CheckpointCommitted)]
+    assert [(one.snapshot, one.metrics) for one in committed] == [
+        (False, {"loss": 0.5}),
+        (True, {}),
+    ]
 
 
 def told(cloud: Cloud) -> list[int]:

@@ -437,7 +437,7 @@ class LiveCrew:
             if worker is not None:
                 worker.send(encode(Carried(carry.n, carry.name)))
         elif order.is_snapshot:
-            log.warning("checkpoint.lost", name=carry.name, rank=order.rank, why=how.told)
+            self._tell_lost(order, how)
             self._hear(order.round, order.rank, [encode(Unsaved(carry.n, how.told))])
             if worker is not None:
                 worker.send(encode(Uncarried(carry.n, how.told)))
@@ -445,7 +445,16 @@ class LiveCrew:
             self._hear(order.round, order.rank, [encode(Raised(how.told, how.value))])
             worker.kill()
         else:
-            log.warning("checkpoint.lost", name=carry.name, rank=order.rank, why=how.told)
+            self._tell_lost(order, how)
+
+    def _tell_lost(self, order: Order, how: Lost) -> None:
+        """To who looks at this machine; for a worker that is gone, to who looks at the run, too."""
+        name, rank = order.carry.name, order.rank
+        log.warning("checkpoint.lost", name=name, rank=rank, why=how.told)
+        if rank not in self._workers:
+            why = how.told.strip().splitlines()[-1]
+            told = f"[spotfit] {name} is no checkpoint: what this rank gave for it is lost: {why}"
+            self._logs.line(order.round, rank, "err", told)
 
     def _end(self, round_number: int, rank: int, how: str, clean: bool) -> None:  # noqa: FBT001 - as `Child.ended` wants it
         child = self._workers.pop(rank)

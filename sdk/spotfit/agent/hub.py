@@ -114,6 +114,8 @@ class Hub:
         self.damaged: set[str] = set()
         """Committed checkpoints that a rank could not read."""
         self._latest: msgspec.Raw | None = None
+        self._unsaved = (-1, "")
+        """The last report whose files are saved or will never be, and then why not."""
 
     @property
     def settled(self) -> bool:
@@ -155,6 +157,11 @@ class Hub:
     def saving(self) -> set[str]:
         """Names of the checkpoints whose files are on their way, or wait for their entry."""
         return {one.name for one in self._saving.values()} | {one.name for one in self.ready}
+
+    @property
+    def unsaved(self) -> str:
+        """Why the last report with files is no checkpoint; '' where it is one, or may be yet."""
+        return self._unsaved[1]
 
     @property
     def bases(self) -> set[str]:
@@ -299,6 +306,7 @@ class Hub:
             if n >= self._matched:
                 self._coming[n].never = why
             return []
+        self._unsaved = max(self._unsaved, (n, why))
         self._untold[n] = Told(n, saving.told, None)
         self._tell_saved()
         return [(rank, Uncarried(n, why)) for rank in saving.ranks]
@@ -306,6 +314,7 @@ class Hub:
     def _tell_saved(self) -> None:
         for n, saved in self._newly_saved():
             self.ready.append(saved.ready(self.round, n))
+            self._unsaved = max(self._unsaved, (n, ""))
             self._untold[n] = Told(n, saved.told, saved.name)
         self._tell()
 

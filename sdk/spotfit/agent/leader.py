@@ -505,6 +505,7 @@ class Leader:
             running=hub.running if hub else set(),
             returned=hub.returned if hub else set(),
             saving=hub.uploading if hub else frozenset(),
+            unsaved=hub.unsaved if hub else "",
             settled=(hub is None or hub.settled) and self._told_all() and self._all_performed(),
             ready=self._legacy.uncommitted(view, hub),
             statuses=self._conductor.statuses,

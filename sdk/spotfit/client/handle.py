@@ -136,6 +136,8 @@ class RunHandle:
         assert view is not None
         if ended.outcome != "finished":
             raise self._error(ended)
+        if ended.unsaved:
+            log.warning("result.unsaved", what="the last save is no checkpoint", why=ended.unsaved)
         returned = self._returned(ended)
         return result_of(view, self._ledger.store, returned, within=self._within)
 

@@ -101,8 +101,9 @@ def tell(event: Event) -> str:
             return f"training is {ended.outcome}; the last checkpoints are being validated"
         case CancelRequested(why=why):
             return f"cancel requested: {why}"
-        case FitEnded(outcome=outcome, why=why):
-            return f"the run is {outcome}" + (f": {why}" if why else "")
+        case FitEnded(outcome=outcome, why=why, unsaved=unsaved):
+            lost = f"; its last save is no checkpoint{_last_line(unsaved)}" if unsaved else ""
+            return f"the run is {outcome}" + (f": {why}" if why else "") + lost
 
 
 _VALIDATED = {

@@ -232,6 +232,8 @@ class FitEnded(msgspec.Struct, frozen=True, tag="fit_ended"):
     """Where what rank 0 returned lies, sealed."""
     taken: Taken | None = None
     """The machines whose loss was one too many, where it ended for that."""
+    unsaved: str = ""
+    """Why the last save of the training came to no checkpoint; '' where it did."""
 
 
 class TrainingEnded(msgspec.Struct, frozen=True, tag="training_ended"):

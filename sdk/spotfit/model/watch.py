@@ -127,6 +127,9 @@ class Watch(msgspec.Struct, frozen=True):
     """Ranks of the open round that failed."""
     doomed_since: float | None = None
     """When the first failure or loss in the open round was seen."""
+    unsaved: str = ""
+    """Why the last report with files of the open round is no checkpoint; '' where it is one, or may
+    be yet."""
     settled: bool = True
     """Whether every report of the open round was matched, and the callbacks have heard all."""
     trouble: Trouble | None = None

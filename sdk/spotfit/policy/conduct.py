@@ -174,8 +174,13 @@ def _finish(view: View, watch: Watch, now: float) -> Iterator[Action]:
     elif not watch.stopped and now < left_by:
         yield Wait(left_by, "the workers are leaving")
     else:
-        ended = FitEnded("finished", metrics=watch.metrics, result_key=watch.result_key)
-        yield validation.ending(view, ended)
+        yield validation.ending(view, _finished(watch))
+
+
+def _finished(watch: Watch) -> FitEnded:
+    return FitEnded(
+        "finished", metrics=watch.metrics, result_key=watch.result_key, unsaved=watch.unsaved
+    )
 
 
 def _interrupt(view: View, watch: Watch, round_: Round, now: float) -> Iterator[Action]:

@@ -17,14 +17,14 @@ from spotfit.core.codec import decoder, encode
 from spotfit.host import frames, process
 from spotfit.model.carrier import Brought, FromCarrier, Lost, Take
 from spotfit.store.api import Store
+from spotfit.store.budget import PATIENT
 from spotfit.store.opening import open_store
 from spotfit.worker import crash
-from spotfit.worker.parcel import bring, delete_local, unpacked
+from spotfit.worker.parcel import bring, delete_local, told_while_slow, unpacked
 from spotfit.worker.uploads import Uploads
 
 Say = Callable[[FromCarrier], None]
 _takes = decoder(Take)
-_store = cache(open_store)
 _known = BroughtBefore()
 
 
@@ -68,12 +68,19 @@ class Carrier:
 
 def _brought(body: bytes, store: Store) -> Manifest:
     if (snapshot := unpacked_snapshot(body)) is not None:
-        return bring_snapshot(store, snapshot, _known)
+        with told_while_slow(snapshot.part.name):
+            return bring_snapshot(store, snapshot, _known)
     parcel = unpacked(body)
     manifest = bring(parcel, store)
     if parcel.delete:
         delete_local(parcel.checkpoint, store, manifest.folder)
     return manifest
+
+
+@cache
+def _store(url: str) -> Store:
+    """As patient as a worker's own: who must not wait for it ends this process."""
+    return open_store(url, PATIENT)
 
 
 def _never(error: BaseException) -> None:

@@ -18,6 +18,7 @@ from spotfit.model.assessment import Assessment, Verdict
 from spotfit.model.metrics import metrics_from_json, plain_json
 from spotfit.policy.failure import while_preparing
 from spotfit.ship.sign import RunKey
+from spotfit.store.budget import PATIENT
 from spotfit.store.opening import open_store
 from spotfit.worker import crash
 from spotfit.worker.luggage import move_in
@@ -56,7 +57,7 @@ def assess(task: Assessment) -> Verdict:
 
 def _unpacked(task: Assessment) -> tuple[Any, dict[str, Any], Checkpoint]:
     """The user's function, what it is called with, and the checkpoint."""
-    store = open_store(task.storage_url)
+    store = open_store(task.storage_url, PATIENT)
     key = RunKey.from_text(task.secret, task.run_id)
     payload = move_in(task.luggage, key, store, task.scratch, task.run_name)
     cards = [device for device in task.devices if device.startswith("cuda:")]

@@ -6,10 +6,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from spotfit.agent.carrier import Order
 from spotfit.agent.crew import LiveCrew
 from spotfit.agent.logs import LogShipper
 from spotfit.agent.loop import Loop
@@ -18,9 +20,10 @@ from spotfit.agent.zygote import Breed, ZygoteKeeper, variables_for
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import MachineError, TransientStoreError
 from spotfit.core.ids import AgentId, RunId
+from spotfit.model.carrier import Lost
 from spotfit.model.events import Blame
 from spotfit.model.spec import RunSpec, Vigil
-from spotfit.model.wire import Alive, Committed, Raised, Running, Start
+from spotfit.model.wire import Alive, Carry, Committed, Raised, Running, Start
 from spotfit.ship.environment import RuntimeEnv
 from spotfit.ship.luggage import Luggage, pack
 from spotfit.ship.sign import RunKey
@@ -173,6 +176,20 @@ def test_a_worker_that_falls_silent_is_missed_until_it_is_heard_again(crew: Live
     assert missed[0].silent_s > 40.0
     crew._hear(3, 1, [encode(Alive())])
     assert [one for one in crew.events() if isinstance(one, Unheard)] == [Unheard(3, 1, 0.0)]
+
+
+@pytest.mark.parametrize("is_snapshot", [True, False])
+def test_what_is_lost_of_a_worker_that_is_gone_is_told_to_who_watches_the_run(
+    crew: LiveCrew, monkeypatch: pytest.MonkeyPatch, *, is_snapshot: bool
+) -> None:
+    lines: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(crew._logs, "line", lambda *line: lines.append(line))
+    order = Order(3, 1, Carry(0, "c7", b""), is_snapshot)
+    crew._note_carried(order, Lost(1, "Traceback\n  …\nthe bucket is gone\n"))
+    ((*whose, text),) = lines
+    assert whose == [3, 1, "err"]
+    assert text.startswith("[spotfit] c7 is no checkpoint")
+    assert text.endswith("the bucket is gone")
 
 
 def test_without_workers_there_is_nothing_to_examine(crew: LiveCrew) -> None:

@@ -530,6 +530,18 @@ def test_a_part_that_is_lost_before_all_have_reported_is_remembered() -> None:
     assert not hub.saving
 
 
+def test_it_knows_why_the_last_save_is_no_checkpoint() -> None:
+    hub = a_hub(world_size=1)
+    for n in range(4):
+        take(hub, 0, files(n, f"c{n}"))
+    assert hub.unsaved == "", "it may be one yet"
+    for frame in (Unsaved(2, "no"), Saved(0, "c0", 1), Unsaved(1, "late")):
+        take(hub, 0, frame)
+        assert hub.unsaved == "rank 0: no", "those before it change nothing"
+    take(hub, 0, Saved(3, "c3", 1))
+    assert hub.unsaved == ""
+
+
 def test_a_snapshot_says_that_it_is_one_and_leaves_metrics_alone_where_it_has_none() -> None:
     hub = a_hub(world_size=1)
     take(hub, 0, report(0, loss=0.5))

@@ -40,6 +40,7 @@ from spotfit.model.wire import (
     Returned,
     Running,
     Saved,
+    Unsaved,
     Up,
 )
 from tests.unit.agent.world import TEMPO, World
@@ -527,6 +528,19 @@ def dies_while_its_upload_goes_on(world: World) -> None:
     crew.carrying = 1
     crew.exit(0, "was killed by SIGKILL")
     world.run(5.0)
+
+
+def test_the_end_tells_of_a_last_save_that_is_no_checkpoint() -> None:
+    world = World()
+    world.train()
+    for rank in (0, 1):
+        world.say(rank, Files(0, msgspec.Raw(b"{}"), "c1"))
+    world.say(1, Unsaved(0, "the bucket is gone"))
+    for rank in (0, 1):
+        world.say(rank, Returned(1))
+        world.holder(rank).crew.exit(rank, clean=True)
+    world.until(lambda: world.view.ended)
+    assert world.last(FitEnded).unsaved == "rank 1: the bucket is gone"
 
 
 @pytest.mark.parametrize("failures", [-1, 0])

@@ -79,6 +79,17 @@ def test_the_result_is_what_rank_0_returned(door: Door) -> None:
     assert door.attached().result().return_value == {"answer": 42}, "later and from elsewhere"
 
 
+def test_with_a_result_comes_word_of_a_last_save_that_was_lost(
+    door: Door, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(door.request())
+    door.agents_end_it(FitEnded("finished", unsaved="rank 1: the bucket is gone"))
+    door.attached().result()
+    (line,) = [text for text in capsys.readouterr().err.splitlines() if "result.unsaved" in text]
+    assert "the last save is no checkpoint" in line
+    assert "rank 1: the bucket is gone" in line
+
+
 def test_without_the_key_there_is_a_result_but_not_what_was_returned(
     door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

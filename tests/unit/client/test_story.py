@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from spotfit.client.story import tell
 from spotfit.core.codec import decoder
-from spotfit.model.events import Entry, Event, FitStarted, RoundOpened, ValidationEnded
+from spotfit.model.events import Entry, Event, FitEnded, FitStarted, RoundOpened, ValidationEnded
 from spotfit.testing.builders import a_round, a_spec
 
 GOLDEN = sorted((Path(__file__).parents[2] / "golden" / "ledger" / "v1").glob("*.json"))
@@ -55,6 +55,11 @@ def golden(kind: str) -> list[Event]:
 )
 def test_an_event_is_told(kind: str, sentence: str) -> None:
     assert tell(golden(kind)[0]) == sentence
+
+
+def test_a_last_save_that_was_lost_is_told_at_the_end() -> None:
+    ended = FitEnded("finished", unsaved="rank 1: Traceback\n  …\nthe bucket is gone\n")
+    assert tell(ended) == "the run is finished; its last save is no checkpoint: the bucket is gone"
 
 
 def test_no_event_is_left_untold() -> None:

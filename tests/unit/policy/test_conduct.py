@@ -221,6 +221,8 @@ def test_a_failure_is_listened_to_for_a_moment_to_hear_its_cause() -> None:
 def test_when_all_have_returned_and_all_is_told_the_run_is_finished() -> None:
     done = a_watch(returned=frozenset({0, 1}), metrics={"loss": 0.5}, result_key="r")
     assert written(OPEN, done) == FitEnded("finished", metrics={"loss": 0.5}, result_key="r")
+    lost = replace(done, unsaved="rank 0: the bucket is gone")
+    assert written(OPEN, lost).unsaved == "rank 0: the bucket is gone"
     assert waited(OPEN, replace(done, settled=False)).why == "the last reports are being told"
     assert waited(OPEN, replace(done, returned=frozenset({0}))).why == "all is well"
 

@@ -20,6 +20,8 @@ from spotfit.model.assessment import Assessment, Verdict
 from spotfit.ship.environment import RuntimeEnv
 from spotfit.ship.luggage import pack
 from spotfit.ship.sign import RunKey
+from spotfit.store.api import Store
+from spotfit.store.budget import PATIENT, Budget
 from spotfit.store.opening import open_store
 from spotfit.testing.builders import RUN
 from spotfit.worker import validation
@@ -65,6 +67,21 @@ def test_what_the_report_says_goes_on_top_of_what_the_trainer_says(tmp_path: Pat
     usual = {"a": 1, "b": float("nan")}
     task = a_task(tmp_path, usual=usual, kwargs={"b": 2, "c": {"__float__": "inf"}})
     assert assess(task) == Verdict({"model": "w", "a": 1, "b": 2, "c": {"__float__": "inf"}})
+
+
+def test_it_insists_on_the_checkpoint_for_as_long_as_a_worker_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Budget | None] = []
+
+    def opening(url: str, budget: Budget | None = None) -> Store:
+        opened.append(budget)
+        return open_store(url, budget)
+
+    task = a_task(tmp_path)
+    monkeypatch.setattr("spotfit.worker.validation.open_store", opening)
+    assert assess(task).metrics == {"model": "w"}
+    assert opened == [PATIENT]
 
 
 def test_it_runs_in_the_environment_of_the_workers(tmp_path: Path) -> None:
