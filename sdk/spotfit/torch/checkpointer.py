@@ -41,6 +41,7 @@ SLOTS = 2
 """So many snapshots of a rank may be on their way; a third waits for the first."""
 _ON_THEIR_WAY = ("given", "carried")
 _LOOK_S = 0.01
+_GIVE = "give them under these names (scheduler, scaler, extra, own), or they begin anew"
 
 
 class Restored(NamedTuple):
@@ -296,7 +297,7 @@ class Checkpointer:
             self._take_room_away()
             return None
         self._room = {}
-        self._compare()
+        self._compare(saved)
         self._training.adopt(self._incoming)
         self._incoming, self._put_back = {}, _nothing  # a copy of the state each
         return self._restored(saved)
@@ -329,13 +330,21 @@ class Checkpointer:
         self._loading = Loading(self._incoming, saved)
         return self._loading.orders
 
-    def _compare(self) -> None:
+    def _compare(self, saved: Saved) -> None:
         """Tell what is not as it was: all ranks have read what they have a place for."""
         from spotfit.frameworks.torch.reading import refuse_left
+        from spotfit.frameworks.torch.shares import unplain
 
         loading, self._loading = self._loading, None
         assert loading is not None  # it was read
-        refuse_left(_gathered(loading.left))
+        mine = saved.indices[min(self._rank, len(saved.indices) - 1)]
+        kept = loading.others.union(unplain(mine.own).get("own", ()))
+        all_s = _gathered((loading.left, kept, {*self._training.others, *self._own}))
+        left, kept_s, given = zip(*all_s, strict=True)
+        refuse_left(left)
+        unused = set().union(*kept_s).difference(*given)
+        if unused and self._rank == 0:
+            log.warning("checkpoint.unused", names=sorted(unused), do=_GIVE)
         if loading.cast and self._rank == 0:
             log.warning("checkpoint.cast", weights=len(loading.cast), such_as=loading.cast[0])
 

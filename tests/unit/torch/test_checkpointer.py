@@ -505,6 +505,40 @@ def test_another_model_is_never_gone_on_from_in_silence(
     assert "checkpoint.cast" in capsys.readouterr().err
 
 
+def test_what_was_unfrozen_is_given_to_its_optimizer_before_it_goes_on(
+    session: LocalSession,
+) -> None:
+    def life(*, unfrozen: bool) -> Checkpointer:
+        body, head = nn.Linear(1, 1), nn.Linear(1, 1)
+        optimizer = torch.optim.Adam(head.parameters())
+        if unfrozen:
+            optimizer.add_param_group({"params": [*body.parameters()]})
+        model = nn.Sequential(body, head)
+        model(torch.ones(1)).sum().backward()
+        optimizer.step()
+        return Checkpointer(model=model, optimizer=optimizer)
+
+    life(unfrozen=True).save()
+    with pytest.raises(ConfigError, match=r"knew of 0\.bias, 0\.weight would be lost"):
+        life(unfrozen=False).restore()
+    assert life(unfrozen=True).restore() is not None
+
+
+def test_what_was_kept_and_nobody_asks_for_is_told_of(
+    session: LocalSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Checkpointer(
+        model=nn.Linear(1, 1), extra={"best": Best(), "ema": Best()}, own={"stream": Best()}
+    ).save()
+    assert Checkpointer(model=nn.Linear(1, 1), extra={"best": Best()}).restore() is not None
+    told = capsys.readouterr().err
+    assert "checkpoint.unused" in told
+    assert "['ema', 'stream']" in told
+    model, extra = nn.Linear(1, 1), {"best": Best(), "ema": Best()}
+    assert Checkpointer(model=model, extra=extra, own={"stream": Best()}).restore() is not None
+    assert "checkpoint.unused" not in capsys.readouterr().err
+
+
 def test_what_is_saved_after_an_epoch_s_last_word_does_not_say_it_again(
     session: LocalSession,
 ) -> None:

@@ -46,7 +46,7 @@ def kept_by(optimizers: Sequence[Optimizer], model: Module) -> dict[str, Any]:
     found: dict[str, Any] = {"state": {}, "param_groups": []}
     for optimizer in optimizers:
         ours, said = _in_order(optimizer, names), optimizer.state_dict()
-        _refuse_unnamed(optimizer, said["state"])
+        _refuse_unnamed(optimizer, said)
         found["state"] |= {ours[place]: known for place, known in said["state"].items()}
         found["param_groups"] += [
             {**group, "params": [ours[place] for place in group["params"]]}
@@ -110,8 +110,9 @@ def _in_order(optimizer: Optimizer, names: Names) -> list[str]:
     return [names[weight] for weight in weights]
 
 
-def _refuse_unnamed(optimizer: Optimizer, state: Mapping[Any, Any]) -> None:
-    unnamed = [key for key in state if not isinstance(key, int)]
+def _refuse_unnamed(optimizer: Optimizer, said: Mapping[str, Any]) -> None:
+    unnamed = [key for key in said if key not in ("state", "param_groups")]
+    unnamed += [key for key in said["state"] if not isinstance(key, int)]
     if unnamed:
         raise ConfigError(
             f"{type(optimizer).__name__} keeps {unnamed[0]!r} in its state, which is of no weight.",
@@ -120,6 +121,8 @@ def _refuse_unnamed(optimizer: Optimizer, state: Mapping[Any, Any]) -> None:
 
 
 def _kept_of_flattened(optimizers: Sequence[Optimizer], model: Module) -> dict[str, Any]:
+    for optimizer in optimizers:
+        _refuse_unnamed(optimizer, optimizer.state_dict())
     blank = [one for one in optimizers if not one.state]
     found: dict[str, Any] = get_optimizer_state_dict(model, list(optimizers))
     for optimizer in blank:

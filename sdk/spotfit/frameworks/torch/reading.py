@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,13 +25,15 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.tensor import DTensor, empty
 
 from spotfit.checkpoint.saved import Saved, Take, Wanted, at_once, read_alone
-from spotfit.checkpoint.snapshot import Piece, name_of
+from spotfit.checkpoint.snapshot import Key, Piece, name_of
 from spotfit.core.errors import ConfigError
 from spotfit.frameworks.torch.shares import unplain
 from spotfit.frameworks.torch.state import CPU, State
 
 _MODEL = "model."
 """What the names of its weights begin with."""
+_KNOWN = "optimizer.state."
+"""What the names of all that optimizers know begin with."""
 
 
 class Loading:
@@ -42,6 +44,7 @@ class Loading:
 
     def __init__(self, state: State, saved: Saved) -> None:
         reader = Reader(saved)
+        unlearned = _unlearned(state, saved)  # before anything is handed over
         _make_room(state, saved, reader)
         planner = _Planner()
         planner.set_up_planner(state, reader.metadata, is_coordinator=False)
@@ -49,8 +52,11 @@ class Loading:
         plan = planner.finish_plan(planner.create_local_plan())
         self.orders = saved.orders(reader.wanted(plan, planner))
         """Chunks that this rank needs: when all are handed over, the state is what was saved."""
-        self.left = _left(planner.state_dict, reader.metadata)
-        """The names of what was saved of a model, and this rank's has no place for."""
+        self.left = _left(planner.state_dict, reader.metadata) | unlearned
+        """The names of what was saved of a model and its optimizers, and this rank has no place
+        for."""
+        self.others = _others(saved)
+        """The names of all objects beside model and optimizers that were saved."""
         self.cast = _cast(planner.state_dict, reader.metadata)
         """Which weights have other types of numbers now than they had."""
 
@@ -123,24 +129,56 @@ def _refuse_others(flat: State, metadata: Metadata) -> None:
 
 
 def refuse_left(left: Sequence[frozenset[str]]) -> None:
-    """Raises `ConfigError` for weights that no rank has a place for; each has said which it lacks.
+    """Raises `ConfigError` for weights that no rank has a place for, or no optimizer; each rank
+    has said which it lacks.
 
     Of a model in stages each rank has a part only.
     """
     names = sorted(frozenset.intersection(*left))
-    if names:
-        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    if gone := [name for name in names if name.startswith(_MODEL)]:
         raise ConfigError(
-            f"The checkpoint is of another model: {', '.join(names[:5])}{more} would be lost, for "
-            "there is no such weight any more.",
+            f"The checkpoint is of another model: {_some(gone)} would be lost, for there is no "
+            "such weight any more.",
             do="Build the same model as the run that saved it, or name a new run and load what "
             "export_checkpoint() writes.",
         )
+    if names:
+        weights = [name.removeprefix(_KNOWN) for name in names]
+        raise ConfigError(
+            f"What an optimizer knew of {_some(weights)} would be lost: none learns it now.",
+            do="Give Checkpointer all optimizers of the run that saved it, with all their groups "
+            "before restore(). Best give them all weights from the beginning: what is frozen until "
+            "later has requires_grad_(False) until then, and no add_param_group.",
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"{', '.join(names[:5])}{more}"
 
 
 def _left(flat: State, metadata: Metadata) -> frozenset[str]:
     saved = {name for name in metadata.state_dict_metadata if name.startswith(_MODEL)}
     return frozenset(saved - flat.keys())
+
+
+def _unlearned(state: State, saved: Saved) -> frozenset[str]:
+    """Weights of which an optimizer kept something, and none of this rank's learns them."""
+    groups = state.get("optimizer", {}).get("param_groups", ())
+    learned = {name for group in groups for name in group["params"]}
+    kept = {str(key[2]) for key in _keys(saved) if key[:2] == ("optimizer", "state")}
+    return frozenset(_KNOWN + name for name in kept - learned)
+
+
+def _others(saved: Saved) -> frozenset[str]:
+    """Who, beside model and optimizers, kept something."""
+    return frozenset(str(key[1]) for key in _keys(saved) if key[0] == "others")
+
+
+def _keys(saved: Saved) -> Iterator[Key]:
+    for index in saved.indices:
+        yield from (piece.key for piece in index.pieces)
+        yield from index.leaves
 
 
 def _cast(flat: State, metadata: Metadata) -> list[str]:

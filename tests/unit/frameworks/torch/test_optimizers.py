@@ -132,6 +132,19 @@ def test_what_is_of_no_weight_is_told() -> None:
         kept_by([optimizer], model)
 
 
+class Counting(torch.optim.SGD):
+    """Keeps more than torch's form has a place for."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "cycles": 3}
+
+
+def test_what_an_optimizer_keeps_beside_state_and_groups_is_told() -> None:
+    model = a_model()
+    with pytest.raises(ConfigError, match="Counting keeps 'cycles' in its state"):
+        kept_by([Counting(model.parameters())], model)
+
+
 def test_options_kept_with_another_stages_weights_are_found_by_their_place() -> None:
     """Of a model in stages, one rank keeps the groups of all."""
     first, second = nn.Linear(2, 2), nn.Linear(2, 2)

@@ -173,6 +173,25 @@ def test_weights_that_no_rank_has_a_place_for_are_told(tmp_path: Path) -> None:
     refuse_left([*left, Loading(state, saved).left])
 
 
+def test_what_optimizers_knew_of_weights_that_none_learns_is_told(tmp_path: Path) -> None:
+    def stage(*learned: str) -> dict[str, Any]:
+        state = a_state(1.0)
+        state["optimizer"]["param_groups"][0]["params"] = [*learned]
+        state["optimizer"]["state"] = {name: {"step": torch.ones(())} for name in learned}
+        return state
+
+    saved = saved_by(1, tmp_path, stage("w0", "w1", "w2"))
+    left = [Loading(stage(*names), saved).left for names in (["w0"], ["w1"])]
+    assert left[0] == {"optimizer.state.w1", "optimizer.state.w2"}
+    with pytest.raises(ConfigError, match=r"an optimizer knew of w2 would be lost.*none learns"):
+        refuse_left(left)
+    refuse_left([*left, Loading(stage("w2"), saved).left])
+    without = a_state(0.0)
+    del without["optimizer"]
+    with pytest.raises(ConfigError, match="knew of w0, w1, w2 would be lost"):
+        refuse_left([Loading(without, saved).left])
+
+
 def _only(state: dict[str, Any], names: set[str]) -> dict[str, Any]:
     return {name: weight for name, weight in state["model"].items() if name in names}
 
