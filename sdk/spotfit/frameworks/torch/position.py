@@ -131,6 +131,12 @@ class Position(Sampler[int]):
             )
         self.go_on(epoch, consumed, owns[0])
 
+    def __getattr__(self, name: str) -> Any:
+        """What the user's own can do: `set_epoch` of a DistributedSampler in a BatchSampler."""
+        if name == "given":  # not there yet: while it is copied
+            raise AttributeError(name)
+        return getattr(self.given, name)
+
     def __len__(self) -> int:
         """Of this rank in a whole epoch: what is planned with it must not change."""
         return len(self.given)
@@ -158,7 +164,7 @@ class Position(Sampler[int]):
         return self._told(begin())
 
     def _told(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
+        for batch in _asked(batches):
             self._given += 1
             yield batch
         if self.at_end and self._given == self._taken:  # else some are on their way
@@ -253,7 +259,7 @@ class Passes:
         return self._told(batches)
 
     def _told(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
+        for batch in _asked(batches):
             self._given += 1
             yield batch
         if self._given == self._taken:  # else some are on their way, or somebody only looked
@@ -312,11 +318,22 @@ def _have_told(loader: Any, place: Position | Passes) -> None:
         )
 
 
+def _asked(batches: Iterator[Any]) -> Iterator[Any]:
+    """One after another. A loader that is its own iterator is not begun once more by that."""
+    end = object()
+    while (batch := next(batches, end)) is not end:
+        yield batch
+
+
 def _why_not(loader: Any) -> str | None:
     if not isinstance(loader, DataLoader):
         return f"a {type(loader).__name__} is no DataLoader"
     if isinstance(loader.dataset, IterableDataset):
         return "an IterableDataset has no order we could know"
+    if loader.num_workers and not getattr(
+        loader, "in_order", True
+    ):  # older ones of torch know none
+        return "a loader with in_order=False gives its batches in no order we could know"
     batches: Any = loader.batch_sampler
     if batches is None:
         return "a loader with batch_size=None has no batches to count"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -339,6 +340,7 @@ class Stateful(DataLoader[Any]):
         (DataLoader(DATA, sampler=Hard(DATA)), "Hard knows the loader's order"),
         (DataLoader(DATA, batch_size=None), "batch_size=None"),
         (["a", "b"], "a list is no DataLoader"),
+        (DataLoader(DATA, num_workers=1, in_order=False), "in_order=False"),
     ],
 )
 def test_what_no_place_can_be_told_of_says_so(
@@ -346,6 +348,44 @@ def test_what_no_place_can_be_told_of_says_so(
 ) -> None:
     assert isinstance(place_in(loader, world_size=1), Passes)
     assert why in capsys.readouterr().err
+
+
+def test_without_processes_of_its_own_a_loader_is_always_in_order() -> None:
+    assert isinstance(place_in(DataLoader(DATA, in_order=False), world_size=1), Position)
+
+
+class Alone:
+    """Its own iterator, and begun anew at its end, as NVIDIA DALI's are."""
+
+    given = 0
+
+    def __iter__(self) -> Alone:
+        return self
+
+    def __next__(self) -> int:
+        self.given = (self.given + 1) % 4
+        if not self.given:
+            raise StopIteration
+        return self.given
+
+
+def test_a_loader_may_be_its_own_iterator() -> None:
+    loader = Alone()
+    place = kept(loader)
+    assert list(loader) == [1, 2, 3]
+    assert epochs_of(loader, place, 7) == [0, 0, 0, 1, 1, 1, 2]
+
+
+def test_a_sampler_in_the_batches_can_do_what_it_could() -> None:
+    sampler: DistributedSampler[Any] = DistributedSampler(DATA, 1, 0)
+    loader: DataLoader[Any] = DataLoader(DATA, batch_sampler=BatchSampler(sampler, 4, False))
+    place = known(loader, world_size=1)
+    batches: Any = loader.batch_sampler
+    inner: Any = batches.sampler
+    assert inner is place
+    inner.set_epoch(3)
+    assert (sampler.epoch, inner.num_replicas) == (3, 1)
+    assert copy.copy(place).given is sampler
 
 
 def test_a_loader_may_keep_its_own_place() -> None:
