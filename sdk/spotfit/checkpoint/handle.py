@@ -162,8 +162,11 @@ class Checkpoint(metaclass=_Named):
         self.set_metadata({**self.get_metadata(), **metadata})
 
     def snapshot(self) -> Saved:
-        """What a Checkpointer saved in it. Raises `ConfigError` where that is nothing."""
-        return open_folder(self._store, self._folder)
+        """What a Checkpointer saved in it, checked as it is read.
+
+        Raises `ConfigError` where that is nothing, and `IntegrityError` for damage.
+        """
+        return open_folder(self._store, self._folder, self._files)
 
     def bare(self) -> Checkpoint:
         """The same files without anything else the caller may have hung on: for another process."""

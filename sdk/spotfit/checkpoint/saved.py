@@ -256,44 +256,59 @@ def open_saved(store: Store, name: str) -> Saved | None:
         return Saved(readers.map(partial(_opened, store), parts), name)
 
 
-def open_folder(store: Store, folder: str) -> Saved:
-    """A snapshot in that folder, of which no manifest is at hand.
+def open_folder(store: Store, folder: str, files: Iterable[FileRecord] | None = None) -> Saved:
+    """The snapshot in that folder, as far as `files` tell what was reported of it.
 
-    Raises `ConfigError` where there is none.
+    Where nobody knows them, manifests beside it may tell. Raises `ConfigError` where there is none,
+    and `IntegrityError` where an index is gone or is not what was saved.
     """
-    try:
-        body = store.get(f"{folder}/{index_file(0)}")
-    except NotFoundError as missing:
+    reported = _reported(store, folder) if files is None else files
+    known = {file.name: file.sha256 for file in reported}
+    if index_file(0) not in known and (known or not _is_there(store, f"{folder}/{index_file(0)}")):
         raise ConfigError(
             f"{folder} in {store.url} holds no snapshot of a Checkpointer.",
             do="Read its files: with checkpoint.as_directory() as directory.",
-        ) from missing
-    first = read_index(body)
+        )
+
+    def opened(rank: int) -> InBucket:
+        name = index_file(rank)
+        return InBucket(store, folder, _index_at(store, f"{folder}/{name}", known.get(name, "")))
+
+    first = opened(0)
     with ThreadPoolExecutor(AT_ONCE, "spotfit-indices") as readers:
-        rest = readers.map(partial(_index_in, store, folder), range(1, first.world_size))
-        return Saved([InBucket(store, folder, index) for index in (first, *rest)], folder)
+        return Saved([first, *readers.map(opened, range(1, first.index.world_size))], folder)
 
 
-def _index_in(store: Store, folder: str, rank: int) -> Index:
-    key = f"{folder}/{index_file(rank)}"
-    try:
-        return read_index(store.get(key))
-    except NotFoundError as missing:
-        raise _broken(store, key, "is missing") from missing
+def _reported(store: Store, folder: str) -> list[FileRecord]:
+    parts = newest_complete(manifests_of(store, folder))
+    return [file for part in parts if part.folder == folder for file in part.files]
 
 
 def _opened(store: Store, part: Manifest) -> InBucket:
     record = _index_of(part)
     if record is None:
         raise IntegrityError(f"Rank {part.rank} brought no snapshot to checkpoint {part.name}.")
-    key = f"{part.folder}/{record.name}"
+    index = _index_at(store, f"{part.folder}/{record.name}", record.sha256)
+    return InBucket(store, part.folder, index)
+
+
+def _is_there(store: Store, key: str) -> bool:
+    try:
+        store.get_range(key, 0, 1)
+    except NotFoundError:
+        return False
+    return True
+
+
+def _index_at(store: Store, key: str, sha256: str) -> Index:
+    """`sha256` is what was reported; '' where nobody knows."""
     try:
         body = store.get(key)
     except NotFoundError as missing:
         raise _broken(store, key, "is missing") from missing
-    if hashlib.sha256(body).hexdigest() != record.sha256:
+    if sha256 and hashlib.sha256(body).hexdigest() != sha256:
         raise _broken(store, key, "is not what was saved")
-    return InBucket(store, part.folder, read_index(body))
+    return read_index(body)
 
 
 def _index_of(part: Manifest) -> FileRecord | None:

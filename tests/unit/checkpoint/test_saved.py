@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from spotfit.checkpoint.handle import Checkpoint
+from spotfit.checkpoint.restore import open_committed
 from spotfit.checkpoint.saved import (
     InMemory,
     Part,
@@ -19,7 +21,7 @@ from spotfit.checkpoint.saved import (
     open_saved,
 )
 from spotfit.checkpoint.segment import Segment
-from spotfit.checkpoint.snapshot import CHUNK_BYTES, write_index
+from spotfit.checkpoint.snapshot import CHUNK_BYTES, read_index, write_index
 from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.store.memory import MemoryStore
 from tests.unit.checkpoint.kept import part
@@ -56,6 +58,10 @@ def test_every_piece_of_every_rank_comes_back(tmp_path: Path) -> None:
         brought(store, tmp_path, "a", BODIES[rank:], rank=rank, world_size=2)
     assert everything_in(opened(store)) == [BODIES, BODIES[1:]]
     assert everything_in(open_folder(store, "a")) == [BODIES, BODIES[1:]]
+    copy = MemoryStore()
+    for found in store.list("a"):
+        copy.put(found.key, store.get(found.key))
+    assert everything_in(open_folder(copy, "a")) == [BODIES, BODIES[1:]], "without its manifests"
 
 
 def test_memory_serves_as_well(tmp_path: Path) -> None:
@@ -75,10 +81,30 @@ def test_harm_to_any_object_is_found(tmp_path: Path, harm: str) -> None:
             store.put(
                 found.key, whole[:-1] if harm == "cut" else whole[:-1] + bytes([whole[-1] ^ 1])
             )
-        with pytest.raises(IntegrityError):
-            everything_in(opened(store))
+        for opens in (opened, partial(open_folder, folder="a")):
+            with pytest.raises(IntegrityError):
+                everything_in(opens(store))
         store.put(found.key, whole)
     assert everything_in(opened(store)) == [BODIES]
+
+
+def test_an_index_that_reads_well_and_is_another_is_found_by_what_was_reported(
+    tmp_path: Path,
+) -> None:
+    store = MemoryStore()
+    brought(store, tmp_path, "a", BODIES)
+    checkpoint = open_committed(store, "a")
+    index = read_index(store.get("a/index-0.json"))
+    store.put("a/index-0.json", write_index(replace(index, step=index.step + 1)))
+    with pytest.raises(IntegrityError, match=r"index-0\.json .* is not what was saved"):
+        Checkpoint.in_store(store, "a").snapshot()
+    store.delete(part("a").key)
+    with pytest.raises(IntegrityError, match=r"index-0\.json .* is not what was saved"):
+        checkpoint.snapshot()
+    assert Checkpoint.in_store(store, "a").snapshot().indices[0].step == 6, "nobody knows better"
+    store.delete("a/index-0.json")
+    with pytest.raises(IntegrityError, match="is missing"):
+        checkpoint.snapshot()
 
 
 def test_what_was_saved_before_there_were_marks_is_read(tmp_path: Path) -> None:
@@ -103,6 +129,10 @@ def test_a_checkpoint_of_the_users_own_is_none(tmp_path: Path) -> None:
     assert open_saved(store, "c") is None
     with pytest.raises(ConfigError, match="holds no snapshot"):
         open_folder(store, "c")
+    with pytest.raises(ConfigError, match="holds no snapshot"):
+        open_committed(store, "c").snapshot()
+    with pytest.raises(ConfigError, match="holds no snapshot"):
+        open_folder(MemoryStore(), "c")
 
 
 def test_without_manifests_it_is_gone() -> None:
