@@ -5,9 +5,11 @@ Needs no framework, and no more memory than a few chunks.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
 import mmap
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
@@ -39,6 +41,8 @@ _TYPES = {
     "bool": "BOOL",
 }
 _ALIGNMENT = 8
+_CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL)
+"""What file systems say that cannot set room aside."""
 
 
 class Whole(msgspec.Struct, frozen=True):
@@ -72,14 +76,14 @@ def tensors_of(saved: Saved, part: str = "model") -> dict[Key, list[tuple[int, P
 def export_safetensors(saved: Saved, path: Path) -> None:
     """Write the model's tensors to one file, which appears whole or not at all.
 
-    Raises `IntegrityError` where bytes are missing or are not what was saved, and `ConfigError` for
-    tensors of a type that safetensors has no word for.
+    Raises `IntegrityError` where bytes are missing or are not what was saved, `ConfigError` for
+    tensors of a type that safetensors has no word for, and `OSError` where there is no room.
     """
     wholes, header = _laid_out(tensors_of(saved), step=saved.indices[0].step)
     end = max((one.start + one.size_bytes for one in wholes), default=0)
     with appearing(path) as draft, draft.open("x+b") as file:
+        _take_room(file.fileno(), 8 + len(header) + end)
         file.write(len(header).to_bytes(8, "little") + header)
-        file.truncate(8 + len(header) + end)
         file.flush()
         with mmap.mmap(file.fileno(), 0) as memory, memoryview(memory) as body:
             saved.read(
@@ -90,6 +94,16 @@ def export_safetensors(saved: Saved, path: Path) -> None:
                     for rank, piece in one.pieces
                 ]
             )
+
+
+def _take_room(file: int, size_bytes: int) -> None:
+    """At once: a map whose pages find no room on the disk later has the process killed for it."""
+    try:
+        os.posix_fallocate(file, 0, size_bytes)
+    except OSError as error:
+        if error.errno not in _CANNOT_ALLOCATE:
+            raise
+        os.truncate(file, size_bytes)
 
 
 def _laid_out(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -75,3 +78,33 @@ def test_a_type_it_has_no_word_for_is_refused_and_nothing_is_left(tmp_path: Path
     with pytest.raises(ConfigError, match="no word for quint8"):
         export_safetensors(saved, tmp_path / "m.safetensors")
     assert not list(tmp_path.glob("*.safetensors"))
+
+
+def refusing(number: int) -> Callable[[int, int, int], None]:
+    def refuse(_file: int, _at: int, size_bytes: int) -> None:
+        assert size_bytes > len(WHOLE), "all of the file"
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+def test_a_disk_without_room_is_told_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later it would be SIGBUS."""
+    saved = saved_in(tmp_path, [((0, 0, 0), SHAPE)])
+    there = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(os, "posix_fallocate", refusing(errno.ENOSPC))
+    with pytest.raises(OSError, match="No space left"):
+        export_safetensors(saved, tmp_path / "m.safetensors")
+    assert sorted(tmp_path.iterdir()) == there
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EINVAL])
+def test_a_file_system_that_sets_no_room_aside_takes_it_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    saved = saved_in(tmp_path, [((0, 0, 0), SHAPE)])
+    monkeypatch.setattr(os, "posix_fallocate", refusing(number))
+    export_safetensors(saved, tmp_path / "m.safetensors")
+    assert read(tmp_path / "m.safetensors")[1] == WHOLE
