@@ -18,6 +18,7 @@ from spotfit.host import log
 from spotfit.host.clocks import SystemClock
 from spotfit.model.cadence import MAX_OVERHEAD, Cadence, parse_cadence
 from spotfit.model.metrics import metrics_to_json
+from spotfit.worker.context import TrainContext
 from spotfit.worker.current import current
 from spotfit.worker.handover import IN_MEMORY, Handover
 from spotfit.worker.pace import Pace
@@ -107,7 +108,7 @@ class Checkpointer:
         given.check()
         self._own = dict(own or {})
         self._training = _training_of(given)
-        self._place = _place_in(loader, cadence, world_size=self._world_size)
+        self._place = _place_in(loader, cadence, session.context)
         self._recall = Recall(
             self._desk,
             session.context,
@@ -160,8 +161,7 @@ class Checkpointer:
         """
         self.steps += 1
         if self._place is not None:
-            self._place.advance()
-            self._epoch_ended |= self._place.at_end
+            self._epoch_ended |= self._place.advance()
         if accumulating:
             return
         ends_epoch, self._epoch_ended = self._epoch_ended, False
@@ -493,12 +493,16 @@ def _training_of(given: Given) -> Training:
 
 
 def _place_in(
-    loader: DataLoader[Any] | None, cadence: Cadence, *, world_size: int
+    loader: DataLoader[Any] | None, cadence: Cadence, context: TrainContext
 ) -> Position | Passes | None:
     """Where this rank stands in its data; None without a loader."""
     from spotfit.frameworks.torch.position import place_in
 
-    place = None if loader is None else place_in(loader, world_size=world_size)
+    place = None
+    if loader is not None:
+        place = place_in(loader, world_size=context.get_world_size())
+        place.watch.tells = context.get_world_rank() == 0
+        place.watch.awaits_ends = cadence.epochs
     if not cadence.epochs:
         return place
     lengths = _gathered(place.batches if place is not None else None)

@@ -223,6 +223,55 @@ def test_an_epoch_that_ends_while_gradients_are_added_up_is_saved_with_the_next_
         assert (session.checkpoint() is not None) == (epoch == 1)
 
 
+def test_epochs_that_end_before_their_last_batch_are_told_of_once(
+    session: LocalSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    life = Life(every="epoch")
+    for _ in range(2):
+        for _ in life.loader:
+            life.ckpt.step()
+        list(life.loader)  # somebody only looks
+        next(iter(life.loader))
+    assert "WARNING" not in capsys.readouterr().err
+    for _ in range(3):
+        for n, _ in enumerate(life.loader):
+            if n == 4:
+                break
+            life.ckpt.step()
+    told = capsys.readouterr().err
+    assert told.count("checkpoint.no_epoch_end") == 1
+    assert "of the 6 batches of an epoch 5 were read and 4 told to step()" in told
+
+
+def test_who_goes_back_within_an_epoch_has_not_ended_it(
+    session: LocalSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    life = Life(every=[4, "epoch"])
+    for _ in range(2):
+        for _ in life.loader:
+            life.ckpt.step()
+            if life.ckpt.steps == 5:
+                assert life.ckpt.restore() is not None
+                break
+    assert "checkpoint.no_epoch_end" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("every", ["epoch", 5])
+def test_a_loader_that_is_made_anew_each_epoch_is_told_of_once(
+    session: LocalSession, capsys: pytest.CaptureFixture[str], every: Any
+) -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(Squares(), batch_size=4)
+
+    ckpt = Checkpointer(model=nn.Linear(1, 1), loader=loader(), every=every)
+    for _ in range(3):
+        for _ in loader():
+            ckpt.step()
+    told = capsys.readouterr().err
+    assert told.count("checkpoint.other_loader") == 1
+    assert told.count("checkpoint.snapshot") == (1 if every == "epoch" else 3)
+
+
 def test_epochs_have_to_end_on_all_ranks_at_once(
     session: LocalSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,6 +70,7 @@ class Position(Sampler[int]):
         self._given = self._taken = 0
         """Batches of this pass that the loader gave, and that were trained on."""
         self._resumed: Callable[[], None] = _nothing
+        self.watch = Watch()
         self.epoch = 0
         self.consumed = 0
         batches.sampler = self
@@ -91,11 +92,14 @@ class Position(Sampler[int]):
         seed = getattr(self._order, "seed", None)
         return {"place": {"seed": seed, "shared": self._shared, "open": self._open}}
 
-    def advance(self) -> None:
-        """Every rank has trained on one more batch."""
+    def advance(self) -> bool:
+        """Every rank has trained on one more batch. Whether it was the last of its epoch."""
+        was_at_end = self.at_end
         self._begun, self._resumes = True, False
         self._taken += 1
+        self.watch.taken(self._given, self._taken)
         self.consumed = min(len(self._order), self.consumed + self._batch * self._replicas)
+        return self.at_end and not was_at_end
 
     def go_on(
         self,
@@ -110,6 +114,7 @@ class Position(Sampler[int]):
         it had begun: they are put back once it has begun again.
         """
         self._resumes, self._begun = True, False
+        self._given = self._taken = 0
         self.epoch, self.consumed = epoch, consumed
         place = own.get("place", _NONE)
         self._open = place.get("open", (epoch, consumed) != (0, 0))
@@ -160,6 +165,8 @@ class Position(Sampler[int]):
         At its end the epoch is over: what is saved from then on goes on with the next one. What was
         saved after its last batch had the end still before it, so its next pass is empty.
         """
+        if not self.at_end:
+            self.watch.ended_early(self._given, self._taken, self.batches)
         self._given = self._taken = 0
         return self._told(begin())
 
@@ -172,6 +179,7 @@ class Position(Sampler[int]):
 
     def _over(self) -> None:
         self.epoch, self.consumed = self.epoch + 1, 0
+        self._given = self._taken = 0
         self._begun = self._open = self._resumes = False
 
     def _mine(self, begin: int) -> range:
@@ -188,6 +196,41 @@ class Position(Sampler[int]):
         return range(begin + self._replica, end, self._replicas)
 
 
+class Watch:
+    """Tells of loops that do not train on what the loader gives: each thing once, on one rank."""
+
+    def __init__(self) -> None:
+        self.tells = False
+        """Whether this rank is the one."""
+        self.counts = False
+        """Whether the loader's batches are counted."""
+        self.awaits_ends = False
+        """Whether saves are due at ends of epochs."""
+
+    def taken(self, given: int, taken: int) -> None:
+        """So many batches were trained on, of so many that the loader gave in this pass."""
+        if self.tells and self.counts and taken > given:
+            self.counts = False
+            log.warning(
+                "checkpoint.other_loader",
+                why=f"step() was told of {taken} batches, and loader= has given {given}",
+                do="give Checkpointer the very loader that is iterated, made once for all epochs, "
+                "and call step() once a batch; else its place and epoch are not known",
+            )
+
+    def ended_early(self, given: int, taken: int, batches: int | None) -> None:
+        """A pass is begun, and steps were told of the one before, but not of its last batch."""
+        if self.tells and self.awaits_ends and taken:
+            self.awaits_ends = False
+            log.warning(
+                "checkpoint.no_epoch_end",
+                why=f"of the {batches} batches of an epoch {given} were read and {taken} told to "
+                'step(), so every="epoch" has not saved',
+                do="call step() once for each batch and leave none out (accumulating=True while "
+                "gradients wait); or say a number of steps or a time, or call save()",
+            )
+
+
 class Passes:
     """Counts the passes over a loader whose place is its own secret, and keeps its state, if any.
 
@@ -195,7 +238,6 @@ class Passes:
     after its last batch. The state is the loader's own, so it is of use to as many ranks only.
     """
 
-    at_end = False
     batches: int | None = None
     """In an epoch: nobody knows."""
 
@@ -207,10 +249,11 @@ class Passes:
         self._resumed: Callable[[], None] = _nothing
         self._given = self._taken = 0
         """Batches of this pass that the loader gave, and that were trained on."""
+        self.watch = Watch()
         self.epoch = 0
         self.consumed = 0
         """Batches of this pass that were trained on, those before a restart too."""
-        _have_told(loader, self)
+        self.watch.counts = _have_told(loader, self)
 
     def state(self) -> dict[str, Any]:
         """What a rank keeps beside the epoch and what was consumed of it."""
@@ -218,11 +261,13 @@ class Passes:
             return {"loader": self._resumes["loader"]}
         return {"loader": self._loader.state_dict()} if self._keeps else {}
 
-    def advance(self) -> None:
-        """One more batch of this pass was trained on."""
+    def advance(self) -> bool:
+        """One more batch of this pass was trained on. Whether it was the last: nobody knows."""
         self.consumed += 1
         self._taken += 1
+        self.watch.taken(self._given, self._taken)
         self._resumes = _NONE
+        return False
 
     def go_on(
         self,
@@ -232,7 +277,7 @@ class Passes:
         put_back: Callable[[], None] = _nothing,
     ) -> None:
         """The next pass is that one's rest, if the loader knows where it was."""
-        self._taken, self._resumes = 0, own
+        self._given, self._taken, self._resumes = 0, 0, own
         self._resumed = put_back if consumed else _nothing
         self.epoch, self.consumed = epoch, consumed
         self._load()
@@ -285,7 +330,7 @@ def place_in(loader: Any, *, world_size: int) -> Position | Passes:
         log.warning("checkpoint.no_position", why=why, do=_DO)
         return Passes(loader)
     place = Position(inner, world_size=world_size)
-    _have_told(loader, place)
+    place.watch.counts = _have_told(loader, place)
     return place
 
 
@@ -299,8 +344,8 @@ def _inner(loader: Any) -> Any:
     return getattr(loader, "_loader", loader)
 
 
-def _have_told(loader: Any, place: Position | Passes) -> None:
-    """Python asks the class for an iterator, so the loader gets one that tells.
+def _have_told(loader: Any, place: Position | Passes) -> bool:
+    """Python asks the class for an iterator, so the loader gets one that tells. Whether it does.
 
     Lists and others whose class cannot change are not counted: their epoch stays 0.
     """
@@ -316,6 +361,8 @@ def _have_told(loader: Any, place: Position | Passes) -> None:
         log.warning(
             "checkpoint.epochs_unknown", loader=kind.__name__, do="count them in extra={...}"
         )
+        return False
+    return True
 
 
 def _asked(batches: Iterator[Any]) -> Iterator[Any]:
