@@ -124,6 +124,8 @@ class Checkpointer:
         """Whether a save was begun since the round began, by this rank and all others."""
         self._epoch_ended = False
         """Whether it has since the optimizer's last step: its last batch may only add gradients."""
+        self._gradients_wait = False
+        """Whether the last batch's are still to be added to the next one's."""
         self._incoming: dict[str, Any] = {}
         """What is read, until all ranks have read theirs."""
         self._loading: Loading | None = None
@@ -162,6 +164,7 @@ class Checkpointer:
         self.steps += 1
         if self._place is not None:
             self._epoch_ended |= self._place.advance()
+        self._gradients_wait = accumulating
         if accumulating:
             return
         ends_epoch, self._epoch_ended = self._epoch_ended, False
@@ -177,8 +180,16 @@ class Checkpointer:
     def save(self, metrics: dict[str, Any] | None = None) -> None:
         """Save now, on every rank, whatever `every` says.
 
+        Gradients that wait to be added to the next batch's are not kept, and the log says so.
         Raises `ConfigError` for metrics that cannot be told; then nothing is saved.
         """
+        if self._gradients_wait and self._rank == 0:
+            log.warning(
+                "checkpoint.gradients_wait",
+                step=self.steps,
+                why="the last step() was told accumulating=True: gradients are not saved",
+                do="have the optimizer take them first, or save after a step() without it",
+            )
         self._save(metrics or {}, "asked for")
 
     def _prepare(self) -> None:
@@ -359,7 +370,7 @@ class Checkpointer:
 
         first = saved.indices[0]
         self.steps = first.step
-        self._epoch_ended = False
+        self._epoch_ended = self._gradients_wait = False
         self._pace.begin(self.steps)
         mine = first
         if self._world_size == first.world_size:

@@ -213,6 +213,20 @@ def test_while_gradients_are_added_up_nothing_is_saved(session: LocalSession) ->
     assert restored.step == 4
 
 
+def test_a_save_that_is_asked_for_while_gradients_wait_says_that_they_are_lost(
+    session: LocalSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ckpt = Checkpointer(model=nn.Linear(1, 1), every="at_notice")
+    for accumulating in (True, False):
+        ckpt.step(accumulating=accumulating)
+        ckpt.save()
+        assert ("checkpoint.gradients_wait" in capsys.readouterr().err) == accumulating
+    ckpt.step(accumulating=True)
+    assert ckpt.restore() is not None
+    ckpt.save()
+    assert "checkpoint.gradients_wait" not in capsys.readouterr().err
+
+
 def test_an_epoch_that_ends_while_gradients_are_added_up_is_saved_with_the_next_step(
     session: LocalSession,
 ) -> None:
@@ -628,6 +642,22 @@ def test_a_second_one_is_refused_while_the_first_lives(session: LocalSession) ->
     both = Checkpointer(model=nn.ModuleDict({"student": student, "teacher": teacher}))
     both.save()
     assert both.restore() is not None
+
+
+def test_a_pass_that_was_left_by_break_goes_on_where_it_was_left(session: LocalSession) -> None:
+    """Nobody knows whether that was meant as the epoch's end, or as the end of this life."""
+    first = Life(every="at_notice")
+    for n, batch in enumerate(first.loader):
+        first.seen += batch[:, 0].tolist()
+        first.ckpt.step()
+        if n == 2:
+            break
+    first.ckpt.save()
+    first.end()
+    second = Life()
+    assert second.ckpt.restore() == ("checkpoint_000000", 3, 0, "bucket")
+    rest = [place for batch in second.loader for place in batch[:, 0].tolist()]
+    assert sorted(first.seen + rest) == list(range(24))
 
 
 def test_workers_that_do_not_know_each_other_are_told() -> None:
