@@ -7,14 +7,16 @@ import shutil
 import tempfile
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from spotfit.agent.carrier import Order
+from spotfit.agent.copies import Due, Line, make_room
 from spotfit.agent.snapshots import Snapshots
-from spotfit.agent.vault import CopyTold, free_older, read_part
+from spotfit.agent.vault import CopyTold, read_part
 from spotfit.checkpoint.bring import bring_snapshot, unpacked
 from spotfit.checkpoint.manifest import Manifest
 from spotfit.checkpoint.saved import InMemory, Saved, open_saved
@@ -77,7 +79,8 @@ class Memory:
         self._folder = Path(tempfile.mkdtemp(prefix="spotfit-sim-", dir=above))
         self.snapshots = Snapshots(str(self._folder))
         self.snapshots.copy = self._copy
-        self._line_free_at = 0.0
+        self._line = Line()
+        self._sends = False
         others[name] = self
 
     def segment(self, name: str) -> Segment:
@@ -89,33 +92,51 @@ class Memory:
         self._others.pop(self.name, None)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _copy(self, segment: Path, to: str) -> None:
+    def _copy(self, due: Due) -> None:
         """One copy goes after the other, and is none if its segment changes meanwhile."""
-        seal = _seal(segment)
-        self._line_free_at = max(self._place.now(), self._line_free_at) + self._place.copy_s()
-        wait_s = self._line_free_at - self._place.now()
-        self._place.after(wait_s, lambda: self._arrive(segment, to, seal))
+        self._line.add(due)
+        self._send()
 
-    def _arrive(self, segment: Path, to: str, seal: object) -> None:
-        keeper = self._others.get(to)
-        here = self._others.get(self.name) is self
-        if keeper is None or not here or not self._place.reaches(self.name, to):
-            return
-        if seal is None or _seal(segment) != seal:
-            return
-        with Segment.open(segment) as source:
-            keeper.keep(segment.name, bytes(source.whole))
-            round_, rank, *_ = segment.name.split("-")
-            self._kept(int(round_), int(rank), source.index().step, to)
+    def _send(self) -> None:
+        due = None if self._sends else self._line.take()
+        if due is not None:
+            self._sends = True
+            self._place.after(self._place.copy_s(), partial(self._sent, due))
 
-    def keep(self, name: str, body: bytes) -> None:
-        """A neighbour's segment."""
+    def _sent(self, due: Due) -> None:
+        self._sends = False
+        if self._others.get(self.name) is not self:
+            return
+        if not self._arrives(due):
+            self._line.lose(due)
+        self._send()
+
+    def _arrives(self, due: Due) -> bool:
+        keeper = self._others.get(due.to)
+        if self._line.is_needless(due):
+            return False
+        if keeper is None or not self._place.reaches(self.name, due.to):
+            return False
+        if _seal(due.segment) != due.seal:
+            return False
+        with Segment.open(due.segment) as source:
+            kept = keeper.keep(due, bytes(source.whole))
+            if kept:
+                self._kept(due.copy.round, due.copy.rank, source.index().step, due.to)
+            return kept
+
+    def keep(self, due: Due, body: bytes) -> bool:
+        """A neighbour's segment; whether it is kept."""
         copies = self.snapshots.copies
         copies.mkdir(exist_ok=True)
-        coming = copies / f"{name}.coming"
-        coming.write_bytes(body)
-        coming.replace(copies / name)
-        free_older(copies, name)
+        place = copies / due.copy.name
+        if not place.exists():
+            if not make_room(copies, due.copy, due.fellows):
+                return False
+            coming = place.with_suffix(".coming")
+            coming.write_bytes(body)
+            coming.replace(place)
+        return True
 
 
 def fill(segment: Segment, start: Start, kept: Kept) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from spotfit.agent.carrier import Order
+from spotfit.agent.copies import Copy, Due, copies_in
 from spotfit.checkpoint.bring import SnapshotParcel, packed
 from spotfit.checkpoint.manifest import Manifest
 from spotfit.checkpoint.relay import LANE
@@ -19,8 +20,6 @@ from spotfit.model.holding import Part, State
 from spotfit.model.wire import Carry, Named, Snapshot, Start
 
 _metrics = decoder(dict)
-
-Copy = Callable[[Path, str], None]
 
 
 class Snapshots:
@@ -36,11 +35,12 @@ class Snapshots:
         """Wherever segments were left: where there is no room in memory they lie on the disk."""
         self.copies = Path(folder, "copies")
         """Where copies of a peer's segments are kept."""
-        self.copy: Copy | None = None
+        self.copy: Callable[[Due], None] | None = None
         """Has a segment of ours kept by another machine's vault, too."""
         self._copies_to = ""
-        self._copied: dict[int, Path] = {}
-        """By rank, the segment that was to be copied last."""
+        self._copied: dict[int, Due] = {}
+        """By rank, what was to be copied last."""
+        self._ranks: tuple[int, ...] = ()
         self._found: dict[Part, Path] = {}
         self._round = -1
         self._waiting: dict[tuple[int, int], Snapshot] = {}
@@ -54,6 +54,8 @@ class Snapshots:
             self._copied.clear()
             self._free_others(self._left(f"*{LANE}"))  # whoever read through them is gone
         self._copies_to = start.copies_to
+        first = start.rank - start.local_rank
+        self._ranks = tuple(range(first, first + start.local_world_size))
         remembered = self._remembered(start) if start.memory is not None else ()
         return replace(start, segments=self._folder, remembered=remembered)
 
@@ -63,7 +65,7 @@ class Snapshots:
 
     def held(self) -> tuple[Part, ...]:
         """What is whole of all that workers have left here, read anew."""
-        places = [*self.copies.glob("*.segment"), *self._segments()]
+        places = [*copies_in(self.copies).values(), *self._segments()]
         self._found = dict(filter(None, map(_found_in, places)))
         return tuple(sorted(self._found))
 
@@ -81,8 +83,7 @@ class Snapshots:
         if snapshot is None or not named.name:
             return None
         self._free_others(self._segments())
-        self._copied[rank] = Path(snapshot.segment)
-        self._copy(self._copied[rank])
+        self._copy(Copy(self._round, named.n, rank), Path(snapshot.segment))
         metrics = _metrics.decode(named.metrics)
         part = Manifest(
             named.name, self._round, named.n, rank, named.ranks, metrics, (), why=snapshot.why
@@ -93,12 +94,18 @@ class Snapshots:
     def copy_to(self, vault: str) -> None:
         """Have copies kept there from now on, and of what was last copied elsewhere, too."""
         self._copies_to = vault
-        for segment in self._copied.values():
-            self._copy(segment)
+        for due in self._copied.values():
+            self._send(due._replace(to=vault))
 
-    def _copy(self, segment: Path) -> None:
-        if self.copy is not None and self._copies_to:
-            self.copy(segment, self._copies_to)
+    def _copy(self, copy: Copy, segment: Path) -> None:
+        """A segment that is gone by now needs none."""
+        with suppress(IntegrityError), Segment.open(segment) as opened:
+            self._copied[copy.rank] = Due(copy, segment, opened.seal, self._ranks, self._copies_to)
+            self._send(self._copied[copy.rank])
+
+    def _send(self, due: Due) -> None:
+        if self.copy is not None and due.to:
+            self.copy(due)
 
     def forget(self, rank: int, n: int) -> None:
         """Its report will never be matched."""

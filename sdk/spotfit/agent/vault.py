@@ -5,9 +5,10 @@ Threads of its own, one a connection and one that sends: the agent never waits f
 
 from __future__ import annotations
 
-import queue
+import os
 import socket
 import ssl
+import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from spotfit.agent.copies import Copy, Due, Line, copies_in, is_late, make_room
 from spotfit.checkpoint.peer import PATIENCE_S, connected
 from spotfit.checkpoint.segment import Segment
 from spotfit.checkpoint.snapshot import write_index
@@ -23,7 +25,7 @@ from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import IntegrityError
 from spotfit.host import frames, log
 from spotfit.model.holding import Part
-from spotfit.model.vault import COPY_BYTES_PER_S, Fetch, Keep, Look, ToVault
+from spotfit.model.vault import COPY_BYTES_PER_S, KEPT, Fetch, Keep, Look, ToVault
 from spotfit.ship.certificate import Contexts
 
 _PIECE_BYTES = 4 * 2**20
@@ -32,7 +34,6 @@ _BACKLOG = 1024
 """So many more wait for a place: a rank that restores comes with several questions at once."""
 _GREETING_S = 10.0
 """Who has a place and says nothing for so long loses it."""
-_OF_EACH_RANK = 2
 _questions: msgspec.json.Decoder[ToVault] = decoder(ToVault)  # type: ignore[arg-type]
 
 Find = Callable[[Part], Path | None]
@@ -58,56 +59,88 @@ class Vault:
         here, port = self._listener.getsockname()[:2]
         self.address = f"[{here}]:{port}" if ":" in here else f"{here}:{port}"
         self._guests = threading.BoundedSemaphore(_GUESTS)
-        self._due: queue.SimpleQueue[tuple[Path, str] | None] = queue.SimpleQueue()
+        self._line: Line | None = Line()
+        """None once nothing is sent any more."""
+        self._line_moves = threading.Condition()
+        self._keeping = threading.Lock()
+        """Of what lies in the folder, and what may come."""
         for work in (self._listen, self._send_all):
             threading.Thread(target=work, name="spotfit-vault", daemon=True).start()
 
     def close(self) -> None:
         """Listen and send no more."""
-        self._due.put(None)
+        with self._line_moves:
+            self._line = None
+            self._line_moves.notify()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
-    def copy(self, segment: Path, to: str) -> None:
-        """Have the vault at `to` keep a copy, as soon as those before are sent.
+    def copy(self, due: Due) -> None:
+        """Send that copy, as soon as what was begun before is sent.
 
         A segment that is written anew meanwhile is no loss: its next copy is newer.
         """
-        self._due.put((segment, to))
+        with self._line_moves:
+            if self._line is not None:
+                self._line.add(due)
+                self._line_moves.notify()
 
     # --- sending -----------------------------------------------------------------------------
 
     def _send_all(self) -> None:
-        while (due := self._due.get()) is not None:
-            segment, to = due
+        while (due := self._next()) is not None:
             try:
-                step = self._send(segment, to)
+                step = self._send(due)
             except (OSError, IntegrityError) as failed:
-                log.warning("vault.not_copied", segment=segment.name, to=to, why=str(failed))
+                log.warning("vault.not_copied", copy=due.copy.name, to=due.to, why=str(failed))
+                self._lose(due)
             else:
-                self._tell(segment, step, to)
+                if self.kept is not None:
+                    self.kept(due.copy.round, due.copy.rank, step, due.to)
 
-    def _tell(self, segment: Path, step: int, to: str) -> None:
-        if self.kept is not None:
-            round_, rank, *_ = segment.name.split("-")
-            self.kept(int(round_), int(rank), step, to)
+    def _next(self) -> Due | None:
+        """Waits for one; None once nothing is sent any more."""
+        with self._line_moves:
+            while self._line is not None:
+                due = self._line.take()
+                if due is not None:
+                    return due
+                self._line_moves.wait()
+            return None
 
-    def _send(self, path: Path, to: str) -> int:
+    def _lose(self, due: Due) -> None:
+        with self._line_moves:
+            if self._line is not None:
+                self._line.lose(due)
+
+    def _is_needless(self, due: Due) -> bool:
+        with self._line_moves:
+            return self._line is None or self._line.is_needless(due)
+
+    def _send(self, due: Due) -> int:
         """Of which step it is."""
-        with Segment.open(path) as segment, connected(to, self._tls.client) as wire:
-            before, step = segment.seal, segment.index().step
-            frames.write(wire, encode(Keep(path.name, len(segment.whole))))
-            began = self._clock.now()
-            for at in range(0, len(segment.whole), _PIECE_BYTES):
-                frames.write(wire, bytes(segment.whole[at : at + _PIECE_BYTES]))
-                self._clock.wait(began + at / COPY_BYTES_PER_S - self._clock.now())
-            if segment.seal != before:
-                raise IntegrityError("it was written anew while it was sent")
-            frames.write(wire, b"")
-            if frames.read(wire) is None:
+        with Segment.open(due.segment) as segment, connected(due.to, self._tls.client) as wire:
+            step = segment.index().step
+            _check(segment, due)
+            frames.write(wire, encode(Keep(*due.copy, due.fellows, len(segment.whole))))
+            answer = frames.read(wire)
+            if answer == b"":
+                self._send_bytes(wire, segment, due)
+                answer = frames.read(wire)
+            if answer is None:
                 raise IntegrityError("the other machine did not keep it")
             return step
+
+    def _send_bytes(self, wire: ssl.SSLSocket, segment: Segment, due: Due) -> None:
+        began = self._clock.now()
+        for at in range(0, len(segment.whole), _PIECE_BYTES):
+            frames.write(wire, bytes(segment.whole[at : at + _PIECE_BYTES]))
+            _check(segment, due)
+            if self._is_needless(due):
+                raise IntegrityError("a later save would not have time enough after it")
+            self._clock.wait(began + at / COPY_BYTES_PER_S - self._clock.now())
+        frames.write(wire, b"")
 
     # --- receiving ---------------------------------------------------------------------------
 
@@ -146,19 +179,34 @@ class Vault:
 
     def _keep(self, wire: ssl.SSLSocket, keep: Keep) -> None:
         """Written beside, and put into its place once it is whole."""
+        copy = Copy(keep.round, keep.report, keep.rank)
+        if (self.folder / copy.name).exists():
+            frames.write(wire, KEPT)
+            return
         self.folder.mkdir(mode=0o700, exist_ok=True)  # not what it lies in: our agent may be gone
-        coming = self.folder / f"{Path(keep.name).name}.coming"
+        with self._keeping:
+            if not make_room(self.folder, copy, keep.fellows):
+                return
+        frames.write(wire, b"")
+        descriptor, name = tempfile.mkstemp(".coming", dir=self.folder)
+        coming = Path(name)
         try:
-            with coming.open("wb") as file:
+            with os.fdopen(descriptor, "wb") as file:
                 while body := frames.read(wire):
                     file.write(body)
                 whole = body is not None and file.tell() == keep.size_bytes
-            if whole:
-                coming.replace(self.folder / Path(keep.name).name)
-                free_older(self.folder, Path(keep.name).name)
+            if whole and self._put(coming, copy):
                 frames.write(wire, b"")
         finally:
             coming.unlink(missing_ok=True)
+
+    def _put(self, coming: Path, copy: Copy) -> bool:
+        """Into its place, unless a later one has come meanwhile."""
+        with self._keeping:
+            late = is_late(copy, copies_in(self.folder))
+            if not late:
+                coming.replace(self.folder / copy.name)
+            return not late
 
     def _index_of(self, part: Part) -> bytes:
         path = self._find(part)
@@ -175,17 +223,6 @@ class Vault:
             return bytes(segment.bytes[start : start + size_bytes])
 
 
-def free_older(folder: Path, kept: str) -> None:
-    """Of rounds before that one nothing is needed any more, nor more than two of a rank."""
-    round_, rank, *_ = kept.split("-")
-    for path in folder.glob("*.segment"):
-        if not path.name.startswith(f"{round_}-"):
-            path.unlink(missing_ok=True)
-    of_rank = folder.glob(f"{round_}-{rank}-*.segment")
-    for path in sorted(of_rank, key=lambda one: one.stat().st_mtime_ns)[:-_OF_EACH_RANK]:
-        path.unlink(missing_ok=True)
-
-
 def read_part(path: Path, part: Part) -> Segment:
     """That part, which was there when it was looked for; raises `IntegrityError` where a later
     copy has taken its place since."""
@@ -195,3 +232,8 @@ def read_part(path: Path, part: Part) -> Segment:
         segment.close()
         raise IntegrityError(f"In the place of {part} lies step {index.step} by now.")
     return segment
+
+
+def _check(segment: Segment, due: Due) -> None:
+    if segment.seal != due.seal:
+        raise IntegrityError("it was written anew meanwhile")

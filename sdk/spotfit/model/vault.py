@@ -13,11 +13,21 @@ COPY_BYTES_PER_S = 256 * 2**20
 """Copies take no more of the network than this: training needs it, too."""
 
 
-class Keep(msgspec.Struct, frozen=True, tag="keep"):
-    """Keep a copy of this segment. Its bytes follow in frames, then an empty one once it is whole;
-    the answer is an empty frame, too."""
+KEPT = b"kept"
 
-    name: str
+
+class Keep(msgspec.Struct, frozen=True, tag="keep"):
+    """Keep a copy of what that rank saved with that report of that round.
+
+    Answered by `KEPT` where it lies there already, and by an empty frame where it may come: then
+    its bytes follow in frames, and an empty one once it is whole; the answer is an empty one, too.
+    """
+
+    round: int
+    report: int
+    rank: int
+    fellows: tuple[int, ...]
+    """The ranks of its machine: copies of one save are whole with all of theirs."""
     size_bytes: int
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from spotfit.agent.copies import Due
 from spotfit.agent.snapshots import Snapshots
 from spotfit.checkpoint.bring import unpacked
 from spotfit.checkpoint.relay import LANE
@@ -14,6 +15,7 @@ from spotfit.checkpoint.segment import Segment
 from spotfit.core.codec import decoder
 from spotfit.model.holding import Part, State
 from spotfit.model.wire import Named, Snapshot, Start
+from tests.unit.agent.dues import due
 from tests.unit.checkpoint.snapshots import filled
 from tests.unit.worker.agent_end import start as a_start
 
@@ -121,16 +123,21 @@ def test_a_snapshot_travels() -> None:
 
 
 def test_a_new_keeper_gets_what_the_old_one_had(tmp_path: Path) -> None:
-    sent: list[tuple[str, str]] = []
+    sent: list[Due] = []
     snapshots = Snapshots(str(tmp_path))
-    snapshots.copy = lambda segment, to: sent.append((segment.name, to))
-    snapshots.enter(replace(start(3), copies_to="a:9"))
-    for rank in (0, 1):
-        snapshots.keep(rank, Snapshot(0, _METRICS, f"/shm/{rank}"))
-        snapshots.named(rank, Named(0, "c", (0, 1), _METRICS))
+    snapshots.copy = sent.append
+    for rank in (2, 3):
+        snapshots.enter(
+            replace(start(3), rank=rank, local_rank=rank - 2, local_world_size=2, copies_to="a:9")
+        )
+    paths = [filled(tmp_path / f"3-{rank}-1.segment", [b"x"], rank=rank) for rank in (2, 3)]
+    for rank, path in zip((2, 3), paths, strict=True):
+        snapshots.keep(rank, Snapshot(7, _METRICS, str(path)))
+        snapshots.named(rank, Named(7, "c", (2, 3), _METRICS))
     snapshots.copy_to("b:9")
-    assert sent == [("0", "a:9"), ("1", "a:9"), ("0", "b:9"), ("1", "b:9")]
+    first, second = (due(path, "a:9", report=7, fellows=(2, 3)) for path in paths)
+    assert sent == [first, second, first._replace(to="b:9"), second._replace(to="b:9")]
     snapshots.copy_to("")
-    snapshots.keep(0, Snapshot(1, _METRICS, "/shm/2"))
-    snapshots.named(0, Named(1, "d", (0, 1), _METRICS))
+    snapshots.keep(2, Snapshot(8, _METRICS, str(paths[0])))
+    snapshots.named(2, Named(8, "d", (2, 3), _METRICS))
     assert len(sent) == 4, "nobody is left to keep it"

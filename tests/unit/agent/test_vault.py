@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import shutil
 import socket
@@ -26,6 +27,7 @@ from spotfit.ship.certificate import contexts
 from spotfit.ship.sign import RunKey
 from spotfit.testing.builders import RUN
 from spotfit.testing.clock import ManualClock
+from tests.unit.agent.dues import due
 from tests.unit.checkpoint.snapshots import BIG, bytes_of, filled
 
 SECRET = RunKey(bytes(range(32)), RUN).to_text()
@@ -67,9 +69,9 @@ def theirs(tmp_path: Path) -> Iterator[Machine]:
         yield machine
 
 
-def copied(one: Machine, path: Path, other: Machine) -> None:
+def copied(one: Machine, path: Path, other: Machine, report: int = 0) -> None:
     """As the thread that sends does it; what goes wrong is raised here."""
-    one.vault._send(path, other.vault.address)
+    one.vault._send(due(path, other.vault.address, report=report))
 
 
 def test_a_copy_is_held_and_can_be_read_like_the_first(ours: Machine, theirs: Machine) -> None:
@@ -85,16 +87,38 @@ def test_a_copy_is_held_and_can_be_read_like_the_first(ours: Machine, theirs: Ma
 
 
 def test_in_the_background_copies_are_sent_one_after_the_other(
-    ours: Machine, theirs: Machine, monkeypatch: pytest.MonkeyPatch
+    ours: Machine, theirs: Machine
 ) -> None:
-    kept: queue.SimpleQueue[str] = queue.SimpleQueue()
-    monkeypatch.setattr(vault, "free_older", lambda _, name: kept.put(name))
-    for rank in (0, 1):
-        ours.vault.copy(ours.saves(rank, [b"x"]), theirs.vault.address)
-    ours.vault.copy(ours.folder / "gone.segment", theirs.vault.address)
-    ours.vault.copy(ours.saves(0, [b"y"], number=4), theirs.vault.address)
-    names = [kept.get(timeout=60) for _ in range(3)]
-    assert names == ["3-0-1.segment", "3-1-1.segment", "4-0-1.segment"]
+    kept: queue.SimpleQueue[tuple[int, int, int, str]] = queue.SimpleQueue()
+    ours.vault.kept = lambda *told: kept.put(told)
+    to = theirs.vault.address
+    for number, rank in ((3, 0), (3, 1), (4, 0)):
+        ours.vault.copy(due(ours.saves(rank, [b"x"], number=number), to, fellows=(0, 1)))
+        assert kept.get(timeout=60) == (number, rank, 9, to)
+
+
+def test_what_lies_there_already_is_not_sent_again(ours: Machine, theirs: Machine) -> None:
+    path = ours.saves(1, [bytes_of(1, 5 * BIG)])
+    copied(ours, path, theirs)
+    (lies,) = theirs.snapshots.copies.iterdir()
+    before = lies.stat().st_ino
+    copied(ours, path, theirs)
+    assert lies.stat().st_ino == before
+    copied(ours, path, theirs, report=1)
+    assert [part.state.step for part in theirs.snapshots.held()] == [9]
+
+
+def test_after_a_failure_what_is_new_is_sent(ours: Machine, theirs: Machine) -> None:
+    kept: queue.SimpleQueue[tuple[int, int, int, str]] = queue.SimpleQueue()
+    ours.vault.kept = lambda *told: kept.put(told)
+    gone = due(ours.saves(0, [b"x"]), theirs.vault.address)
+    gone.segment.unlink()
+    with pytest.raises(IntegrityError):
+        ours.vault._send(gone)
+    ours.vault.copy(gone)
+    path = ours.saves(0, [b"y"], number=4)
+    ours.vault.copy(due(path, theirs.vault.address))
+    assert kept.get(timeout=60)[0] == 4
 
 
 def test_copies_of_rounds_before_are_freed(ours: Machine, theirs: Machine) -> None:
@@ -103,12 +127,62 @@ def test_copies_of_rounds_before_are_freed(ours: Machine, theirs: Machine) -> No
     assert theirs.snapshots.held() == (Part(State(12, 20), 0, 2),)
 
 
-def test_of_each_rank_the_last_two_are_kept(ours: Machine, theirs: Machine) -> None:
+def test_a_straggler_of_a_round_before_is_refused(ours: Machine, theirs: Machine) -> None:
+    copied(ours, ours.saves(0, [b"x"], number=4), theirs)
+    with pytest.raises(IntegrityError, match="did not keep"):
+        copied(ours, ours.saves(1, [b"x"], number=3), theirs)
+    assert theirs.snapshots.held() == (Part(State(4, 9), 0, 2),)
+
+
+def test_a_straggler_is_refused_though_it_had_come_first(ours: Machine, theirs: Machine) -> None:
+    with connected(theirs.vault.address, TLS.client) as wire:
+        frames.write(wire, encode(Keep(3, 0, 1, (1,), 1)))
+        assert frames.read(wire) == b""
+        copied(ours, ours.saves(0, [b"x"], number=4), theirs)
+        frames.write(wire, b"x")
+        frames.write(wire, b"")
+        assert frames.read(wire) is None
+    assert theirs.snapshots.held() == (Part(State(4, 9), 0, 2),)
+
+
+def test_of_each_rank_the_last_two_are_kept_whatever_clocks_say(
+    ours: Machine, theirs: Machine
+) -> None:
     for n in range(4):
         path = filled(ours.folder / f"3-1-{n}.segment", [b"x"], rank=1, world_size=2, step=n)
-        copied(ours, path, theirs)
-    copied(ours, ours.saves(0, [b"x"]), theirs)
-    assert [part.state.step for part in theirs.snapshots.held()] == [2, 3, 9]
+        copied(ours, path, theirs, report=n)
+        for copy in theirs.snapshots.copies.iterdir():
+            os.utime(copy, (2**31 - n, 2**31 - n))
+    assert [part.state.step for part in theirs.snapshots.held()] == [2, 3]
+
+
+def test_of_one_state_that_was_saved_twice_the_last_is_held(ours: Machine, theirs: Machine) -> None:
+    for report, body in ((9, b"old"), (10, b"new")):
+        path = filled(ours.folder / f"3-1-{report}.segment", [body], world_size=2, rank=1, step=9)
+        copied(ours, path, theirs, report=report)
+    part = Part(STATE, 1, 2)
+    assert theirs.snapshots.held() == (part,)
+    remote = InPeer(theirs.vault.address, part, TLS.client)
+    assert bytes(remote.fetch(remote.index.chunks[0])) == b"new"
+
+
+def test_a_connection_that_ends_takes_nothing_from_another(theirs: Machine, tmp_path: Path) -> None:
+    """A stalled one, and the one that was made in its place."""
+    body = filled(tmp_path / "one", [b"x"], rank=1, world_size=2, step=9).read_bytes()
+    keep = encode(Keep(3, 0, 1, (1,), len(body)))
+    with (
+        connected(theirs.vault.address, TLS.client) as stalled,
+        connected(theirs.vault.address, TLS.client) as wire,
+    ):
+        for one in (stalled, wire):
+            frames.write(one, keep)
+            assert frames.read(one) == b""
+        frames.write(stalled, b"")
+        assert frames.read(stalled) is None
+        frames.write(wire, body)
+        frames.write(wire, b"")
+        assert frames.read(wire) == b""
+    assert theirs.snapshots.held() == (Part(STATE, 1, 2),)
 
 
 def test_a_segment_written_anew_while_it_is_sent_is_no_copy(ours: Machine, theirs: Machine) -> None:
@@ -126,7 +200,8 @@ def test_a_segment_written_anew_while_it_is_sent_is_no_copy(ours: Machine, their
 
 def test_half_a_copy_is_none(theirs: Machine) -> None:
     with connected(theirs.vault.address, TLS.client) as wire:
-        frames.write(wire, encode(Keep("3-0-1.segment", 10)))
+        frames.write(wire, encode(Keep(3, 1, 0, (0,), 10)))
+        assert frames.read(wire) == b""
         frames.write(wire, b"half")
         frames.write(wire, b"")
         assert frames.read(wire) is None, "nobody keeps it"
@@ -140,15 +215,6 @@ def test_a_copy_for_an_agent_that_has_left_is_refused(ours: Machine, theirs: Mac
     with pytest.raises((OSError, IntegrityError)):
         copied(ours, segment, theirs)
     assert not theirs.folder.exists()
-
-
-def test_no_copy_leaves_its_folder(theirs: Machine) -> None:
-    with connected(theirs.vault.address, TLS.client) as wire:
-        frames.write(wire, encode(Keep("../../3-0-1.segment", 1)))
-        frames.write(wire, b"x")
-        frames.write(wire, b"")
-        assert frames.read(wire) == b""
-    assert [path.name for path in theirs.snapshots.copies.iterdir()] == ["3-0-1.segment"]
 
 
 def test_what_is_gone_is_told(theirs: Machine) -> None:
@@ -203,8 +269,9 @@ def test_what_a_later_copy_has_replaced_is_not_given_out_as_what_it_was(
     part = Part(STATE, 1, 2)
     assert theirs.snapshots.held() == (part,)
     remote = InPeer(theirs.vault.address, part, TLS.client)
-    (ours.folder / "3-1-1.segment").unlink()
-    copied(ours, ours.saves(1, [b"later"], step=12), theirs)
+    for report in (1, 2):
+        (ours.folder / "3-1-1.segment").unlink()
+        copied(ours, ours.saves(1, [b"later"], step=12), theirs, report)
     with pytest.raises(IntegrityError, match="cannot be had"):
         remote.fetch(remote.index.chunks[0])
     with pytest.raises(IntegrityError, match="cannot be had"):

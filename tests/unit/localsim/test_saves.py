@@ -11,6 +11,7 @@ from spotfit.core.errors import IntegrityError
 from spotfit.model.holding import Part, State
 from spotfit.model.wire import Start
 from spotfit_localsim.saves import Kept, Memory, fill, remembered, what_is_in
+from tests.unit.agent.dues import due
 from tests.unit.worker.agent_end import start
 
 KEPT = Kept(9, "link")
@@ -65,7 +66,8 @@ def saved(memory: Memory, rank: int, kept: Kept = KEPT) -> None:
     segment = memory.segment(f"3-{rank}-{kept.step}")
     fill(segment, of_rank(rank), kept)
     assert memory.snapshots.copy is not None
-    memory.snapshots.copy(segment.path, "b" if memory.name == "a" else "a")
+    to = "b" if memory.name == "a" else "a"
+    memory.snapshots.copy(due(segment.path, to, report=kept.step))
 
 
 def held(memory: Memory, step: int = 9) -> list[int]:
