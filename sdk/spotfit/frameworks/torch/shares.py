@@ -7,7 +7,7 @@ import math
 import operator
 import pickle
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from spotfit.checkpoint.snapshot import OWN_CHUNK_BYTES, Key, Piece, name_of, starts
 from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.frameworks.torch.state import State, Whole
+from spotfit.host import log
 
 _FRACTION = 8
 """No more than such a part of what a rank has to write hangs on where one tensor ends."""
@@ -89,9 +90,13 @@ class Shares:
         return _share(planner, self._mine)
 
     def _deal(self, planner: DefaultSavePlanner, outline: Any, drifting: Collection[str]) -> None:
-        told = self._gather((planner.create_local_plan(), _divisible(planner.state_dict)))
-        self._cut_bytes = _cut_bytes([plan for plan, _ in told])
-        plans = [_cut(plan, names, self._cut_bytes) for plan, names in told]
+        first = self._dealt_of is None
+        looks = _looks(planner.state_dict, but=drifting) if first else {}
+        told = self._gather((planner.create_local_plan(), _divisible(planner.state_dict), looks))
+        if self._rank == 0:
+            _tell_of_others([looks for *_, looks in told])
+        self._cut_bytes = _cut_bytes([plan for plan, *_ in told])
+        plans = [_cut(plan, names, self._cut_bytes) for plan, names, _ in told]
         self._mine = _dealt(_left_to_the_first(plans, drifting))[self._rank]
         self._dealt = {item.index for plan in plans for item in plan.items}
         self._dealt_of = self._known = outline
@@ -102,6 +107,50 @@ class Shares:
         items = _cut(plan, _divisible(planner.state_dict), self._cut_bytes).items
         self._mine = [item for item in items if item.index in held or item.index not in self._dealt]
         self._known = outline
+
+
+def _looks(flat: State, *, but: Collection[str]) -> dict[str, bytes]:
+    """A few numbers of each weight that is no shard, by name: what ranks hold alike looks alike."""
+    weights = {
+        name: value.detach()
+        for name, value in flat.items()
+        if name.startswith("model.") and type(value) in _ROWS and name not in but
+        if value.is_floating_point() and value.numel()
+    }
+    if not weights:
+        return {}
+    numbers = [one[place].float() for one in weights.values() for place in _places(one)]
+    rows = _on_one(numbers).view(len(weights), -1).cpu().numpy()
+    return {name: row.tobytes() for name, row in zip(weights, rows, strict=True)}
+
+
+def _places(weight: torch.Tensor) -> list[tuple[int, ...]]:
+    """Of its first number, one in the middle and the last."""
+    return [tuple(int((size - 1) * part) for size in weight.shape) for part in (0, 0.5, 1)]
+
+
+def _on_one(numbers: Sequence[torch.Tensor]) -> torch.Tensor:
+    """All of them, on the device of the first: they come over from a GPU at once."""
+    if len({one.device for one in numbers}) > 1:
+        return torch.stack([one.cpu() for one in numbers])
+    return torch.stack(list(numbers))
+
+
+def _tell_of_others(looks: Sequence[Mapping[str, bytes]]) -> None:
+    """Weights that ranks hold differently would come back from this rank and that."""
+    found: dict[str, set[bytes]] = defaultdict(set)
+    for one in looks:
+        for name, look in one.items():
+            found[name].add(look)
+    differ = [name for name, seen in found.items() if len(seen) > 1]
+    if differ:
+        log.warning(
+            "checkpoint.ranks_differ",
+            weights=len(differ),
+            such_as=differ[0],
+            why="ranks hold different ones, and of each only one rank's is kept",
+            do="have prepare_model wrap the model, or keep what is each rank's own in own={...}",
+        )
 
 
 def _cut_bytes(plans: Sequence[SavePlan]) -> float:

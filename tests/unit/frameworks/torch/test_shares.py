@@ -104,6 +104,44 @@ def test_what_drifts_apart_and_the_first_rank_lacks_is_the_next_ones() -> None:
     assert [names([share])["late"] for share in shares] == [0, 1, 0]
 
 
+def test_weights_that_ranks_do_not_hold_alike_are_told_of_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A model for each rank, or one whose copies meet now and then only."""
+
+    def work(rank: int, gather: Gather) -> None:
+        state = a_state()
+        state["model"]["w3"][-1] += rank
+        state["model"]["w5"] += rank  # a buffer
+        shares = Shares(rank, gather)
+        for more in ({}, {"late": torch.zeros(3)}):
+            shares.of(state | more, drifting={"model.w5"})
+
+    on_ranks(3, work)
+    told = capsys.readouterr().err
+    assert told.count("checkpoint.ranks_differ") == 1
+    assert "weights=1 such_as=model.w3" in told
+
+
+def test_weights_that_ranks_hold_alike_are_not_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor is what only one of them holds, and what is no number."""
+
+    def work(rank: int, gather: Gather) -> None:
+        state = a_state()
+        state["model"] |= {
+            "scalar": torch.ones(()),
+            "empty": torch.ones(0, 3),
+            "nan": torch.full((2, 3), float("nan")),
+            "half": torch.ones(3, 3, dtype=torch.bfloat16).t(),
+            "count": torch.tensor([rank]),
+            f"stage{rank}": torch.full((3,), float(rank)),
+        }
+        Shares(rank, gather).of(state)
+
+    on_ranks(3, work)
+    assert capsys.readouterr().err == ""
+
+
 def test_later_a_rank_asks_nobody() -> None:
     asked: list[Any] = []
 
