@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from spotfit.checkpoint.segment import Segment
 from spotfit.client.handle import RunHandle
 from spotfit.client.story import read_story
 from spotfit.client.trainers import TorchTrainer
+from spotfit.model.events import CheckpointCommitted
 from spotfit.model.holding import State
 from spotfit.model.world import Place
 from spotfit.store.opening import open_store
@@ -236,3 +238,57 @@ def test_what_was_taken_back_is_not_gone_on_from_either(cloud: Cloud) -> None:
         train_and_go_back, workers=2, name="back", kind=TorchTrainer, max_failures=1, config={}
     )
     assert fitted.return_value == [6, "bucket"]
+
+
+class Slow:
+    """Takes its time to say what is to be kept of it."""
+
+    def __init__(self, takes_s: float) -> None:
+        self._takes_s = takes_s
+
+    def state_dict(self) -> dict[str, Any]:
+        time.sleep(self._takes_s)
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state == {}
+
+
+def train_until_noticed(config: Config) -> int:
+    """Saves step 1, and each one after a notice, rank 1 a little later than rank 0; tells
+    what its next life begins from."""
+    rank = spotfit.get_context().get_world_rank()
+    model = nn.Linear(4, 1)
+    ckpt = Checkpointer(model=model, every=1000, own={"slow": Slow(rank)})
+    restored = ckpt.restore()
+    if restored is not None:
+        return restored.step
+    ckpt.step()
+    ckpt.save()
+    Path(config["marks"], f"saved by {rank}").touch()
+    while spotfit.get_preemption_info() is None:
+        time.sleep(0.05)
+    while True:  # until the group changes over
+        ckpt.step()
+        time.sleep(0.2)
+        ckpt.save()
+
+
+def test_a_save_is_waited_for_on_the_machine_that_leaves_though_reports_are_not(
+    cloud: Cloud,
+) -> None:
+    """And one that lacks a part is never committed, least of all in the place of a whole one."""
+    handle = cloud.submit(
+        train_until_noticed,
+        workers=2,
+        nodes=2,
+        kind=TorchTrainer,
+        failure_config=spotfit.FailureConfig(relax_collectives_on_preemption=True),
+        checkpoint_config=spotfit.CheckpointConfig(num_to_keep=1),
+    )
+    cloud.sees("saved by 0")
+    cloud.sees("saved by 1")
+    cloud.reclaimer.notify(cloud.node_of_rank(1), seconds_left=60.0)
+    assert handle.result(120).return_value > 1
+    committed = [event for event in cloud.events() if isinstance(event, CheckpointCommitted)]
+    assert {one.ranks for one in committed} == {(0, 1)}

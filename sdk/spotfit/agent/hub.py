@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import msgspec
@@ -111,6 +112,8 @@ class Hub:
         self.told: deque[Told] = deque()
         self.given: deque[Given] = deque()
         """Names for files that we upload, as they are given."""
+        self.given_up: set[str] = set()
+        """Checkpoints some of whose files will not come: none is ever committed."""
         self.damaged: set[str] = set()
         """Committed checkpoints that a rank could not read."""
         self._latest: msgspec.Raw | None = None
@@ -181,17 +184,18 @@ class Hub:
         if 0 in ranks:
             return []
         self._excused = ranks
-        answers = [answer for n in self._newly_matched() for answer in self._match(n)]
+        answers = self._match_all()
         gathers = [key for key in self._collectives.waiting if key.kind != REPORT]
         return answers + [told for key in gathers for told in self._complete(key)]
 
-    def cut_off(self, ranks: Iterable[int]) -> None:
+    def cut_off(self, ranks: Iterable[int]) -> list[Answer]:
         """The connection to these ranks broke, and with it may be lost what they said.
 
         What they report, gather or return from now on does not count: of the group's reports
         none shall be complete, and no checkpoint saved, that lacks what was lost.
         """
         self._cut_off.update(ranks)
+        return self._match_all()
 
     def take(self, rank: int, frame: msgspec.Raw, now: float) -> list[Answer]:
         """A frame of that rank; what it makes the hub say. Raises `msgspec.ValidationError`."""
@@ -229,6 +233,7 @@ class Hub:
                 self.running.add(rank)
             case Returned():
                 self.returned.add(rank)
+                return self._match_all()
             case _:
                 pass  # the others are for the agent beside the worker
         return []
@@ -248,10 +253,10 @@ class Hub:
     ) -> list[Answer]:
         self._made[rank] = n + 1
         if n < self._matched:  # it was matched without this rank
-            return [(rank, Named(n, "", (), _NOTHING))] if files else []
+            return [(rank, _nameless(n))] if files else []
         if rank == 0 or self._keep_all:
             self._keep(rank, n, metrics, dir_name)
-        return [answer for n in self._newly_matched() for answer in self._match(n)]
+        return self._match_all()
 
     def _keep(self, rank: int, n: int, metrics: msgspec.Raw, dir_name: str | None) -> None:
         kept = self._kept[rank]
@@ -259,11 +264,25 @@ class Hub:
         if len(kept) > BACKLOG:
             del kept[next(iter(kept))]
 
-    def _newly_matched(self) -> Iterator[int]:
-        slowest = min(made for rank, made in enumerate(self._made) if rank not in self._excused)
-        while self._matched < slowest:
-            yield self._matched
+    def _match_all(self) -> list[Answer]:
+        """Of all reports that are complete by now."""
+        answers: list[Answer] = []
+        while self._is_made(self._matched):
+            answers += self._match(self._matched)
             self._matched += 1
+        return answers
+
+    def _is_made(self, n: int) -> bool:
+        """Whether everybody has made that report who must."""
+        unneeded = self._unneeded(n)
+        return all(made > n or rank in unneeded for rank, made in enumerate(self._made))
+
+    def _unneeded(self, n: int) -> AbstractSet[int]:
+        """Whom that report is complete without. A snapshot is nothing without all its parts:
+        those who leave are waited for as long as they may still bring theirs."""
+        if n in self._coming and self._coming[n].snapshot:
+            return self._excused & (self.returned | self._cut_off)
+        return self._excused
 
     def _match(self, n: int) -> list[Answer]:
         """All ranks have made their n-th report."""
@@ -274,18 +293,19 @@ class Hub:
         told = tuple(kept.pop(n, (_NOTHING, None))[0] for kept in telling)
         if not coming.snapshot or bytes(metrics) != b"{}":  # a snapshot need not say anything
             self._latest = metrics
-        self._untold[n] = None if ranks else Told(n, told, None)
+        hopeless = coming.hopeless(ranks, self.world_size)
+        self._untold[n] = Told(n, told, None) if hopeless or not ranks else None
         self._tell()
-        if not ranks:
-            return []
+        if hopeless:
+            self._unsaved = max(self._unsaved, (n, hopeless))
+        if hopeless or not ranks:  # without a name nobody uploads anything
+            return [answer for rank in ranks for answer in _refused(rank, n, hopeless)]
         name = chosen or self._name_for(n)
         if not coming.theirs:
             self.given.append(Given(name, made=chosen is None))
         base = self._base_for() if coming.snapshot else ""
         self._saving[n] = _Saving(name, ranks, _metrics.decode(metrics), told, coming, base)
-        named: list[Answer] = [(rank, Named(n, name, ranks, metrics, base)) for rank in ranks]
-        hopeless = coming.hopeless(ranks, self.world_size)
-        return named + (self._unsave(n, hopeless) if hopeless else [])
+        return [(rank, Named(n, name, ranks, metrics, base)) for rank in ranks]
 
     def _save(self, rank: int, n: int, saved: Saved) -> list[Answer]:
         saving = self._saving.get(n)
@@ -307,6 +327,7 @@ class Hub:
                 self._coming[n].never = why
             return []
         self._unsaved = max(self._unsaved, (n, why))
+        self.given_up.add(saving.name)
         self._untold[n] = Told(n, saving.told, None)
         self._tell_saved()
         return [(rank, Uncarried(n, why)) for rank in saving.ranks]
@@ -355,17 +376,26 @@ class Hub:
 
     def _missing(self, key: Key) -> set[int]:
         """Who has to come to it, and has not."""
-        excused = self._excused if _may_excuse(key.kind) else frozenset()
+        everybody = set(range(self.world_size))
         if key.kind == REPORT:
             come = {rank for rank, made in enumerate(self._made) if made > key.seq}
-        else:
-            come = self._collectives.here(key)
-        return set(range(self.world_size)) - come - excused
+            return everybody - come - self._unneeded(key.seq)
+        excused = self._excused if _may_excuse(key.kind) else frozenset()
+        return everybody - self._collectives.here(key) - excused
 
 
 def _may_excuse(kind: str) -> bool:
     """The user's own collectives stay strict; ours may go on without those who leave."""
-    return kind in ("preemption_info", REPORT)
+    return kind == "preemption_info"
+
+
+def _refused(rank: int, n: int, why: str) -> list[Answer]:
+    """What that rank brings with its n-th report nobody wants: others' parts are missing."""
+    return [(rank, Uncarried(n, why)), (rank, _nameless(n))]
+
+
+def _nameless(n: int) -> Named:
+    return Named(n, "", (), _NOTHING)
 
 
 class _Coming:

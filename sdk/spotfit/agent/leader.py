@@ -226,7 +226,7 @@ class Leader:
         place = view.round.place_of(agent) if view.round else None
         if place is None or self._round is None:
             return
-        self._round.hub.cut_off(place.ranks)
+        self._round.answer(self._round.hub.cut_off(place.ranks))
         if not may_outlive(view, place):
             self._doom(now)
 
@@ -356,7 +356,7 @@ class Leader:
         )
         for place in opened.places:
             if not self._seating.can_enter(place, opened.number):
-                self._round.hub.cut_off(place.ranks)
+                self._round.answer(self._round.hub.cut_off(place.ranks))
                 self._doom(now)  # it left between the decision and its entry
         self._hear_early(opened, now)
 

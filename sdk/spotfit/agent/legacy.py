@@ -19,6 +19,8 @@ class Legacy:
         self._adopted: tuple[Ready, ...] = ()
         self.bases: set[str] = set()
         """What uploads that outlive the last round share files with."""
+        self._given_up: set[str] = set()
+        """Checkpoints that lack files, whatever is found of them later."""
         self._damaged: set[str] = set()
         """Checkpoints that ranks of earlier rounds could not read."""
         self._first_round: int | None = None
@@ -37,6 +39,7 @@ class Legacy:
     def take(self, hub: Hub) -> None:
         """What the ranks of its round knew, and what they still upload."""
         self.bases = hub.bases
+        self._given_up |= hub.given_up
         self._damaged |= hub.damaged
 
     def committed(self, name: str) -> None:
@@ -45,7 +48,7 @@ class Legacy:
 
     def search(self, view: View, now: float) -> bool:
         """Look for complete checkpoints in the bucket that nobody committed; whether it is done."""
-        known = {kept.name for kept in view.checkpoints} | set(view.dropped)
+        known = {kept.name for kept in view.checkpoints} | set(view.dropped) | self._given_up
         after = view.last_round.number if view.last_round else 0
         name = f"survey {view.epoch}/{after}"  # an answer from an earlier term is an old one
         done = self._errands.run(name, lambda: ready_in(self._ledger.store, known), now)

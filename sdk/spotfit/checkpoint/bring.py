@@ -15,6 +15,7 @@ from spotfit.checkpoint.manifest import Manifest, manifests_of, newest_complete
 from spotfit.checkpoint.segment import Segment
 from spotfit.checkpoint.snapshot import Chunk, index_file, write_index
 from spotfit.core.codec import decoder, encode
+from spotfit.core.errors import IntegrityError
 from spotfit.store.api import Store
 from spotfit.store.marks import mark_of
 from spotfit.store.transfer import FileRecord
@@ -69,12 +70,12 @@ def bring_snapshot(store: Store, parcel: SnapshotParcel, known: Brought | None =
     """Upload what is new of it, then its index, then its manifest; may be called again.
 
     `store` is rooted at the run. A chunk that `base` holds is not sent but shared. Raises
-    `IntegrityError` where the segment holds no whole snapshot.
+    `IntegrityError` where the segment holds no whole snapshot, or another one in the end.
     """
     part, known = parcel.part, known or Brought()
     there = known.shared_by(store, parcel.base, part.rank) if parcel.base else {}
     with Segment.open(Path(parcel.segment)) as segment:
-        index = segment.index()
+        seal, index = segment.seal, segment.index()
         body = segment.bytes
 
         def send(chunk: Chunk) -> Chunk:
@@ -88,6 +89,10 @@ def bring_snapshot(store: Store, parcel: SnapshotParcel, known: Brought | None =
         with ThreadPoolExecutor(_AT_ONCE, "spotfit-chunks") as senders:
             chunks = tuple(senders.map(send, index.chunks))
         body.release()
+        if segment.seal != seal:
+            raise IntegrityError(
+                f"The snapshot in {parcel.segment} was written over on its way to {part.name}."
+            )
     written = write_index(replace(index, chunks=chunks))
     name = index_file(index.rank)
     store.put(f"{part.folder}/{name}", written)

@@ -69,13 +69,13 @@ _manifests = decoder(Manifest)
 
 
 def complete(manifests: Sequence[Manifest]) -> bool:
-    """Whether these are the parts of one report, and all of them."""
+    """Whether these are the parts of one report, and all of them: of a snapshot of one step."""
     if not manifests:
         return False
     first = manifests[0]
     same = all(
-        (part.name, part.round, part.report, part.ranks)
-        == (first.name, first.round, first.report, first.ranks)
+        (part.name, part.round, part.report, part.ranks, part.step)
+        == (first.name, first.round, first.report, first.ranks, first.step)
         for part in manifests
     )
     return same and {part.rank for part in manifests} == set(first.ranks)

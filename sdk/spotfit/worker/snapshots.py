@@ -137,7 +137,8 @@ class Snapshots:
                 if not name:
                     self._lose(n, "the others went on without this rank")
             case Carried(n=n) if n in self._fates:
-                self._fates[n] = "carried"
+                if self._fates[n] == "given":  # what others' parts are missing of stays lost
+                    self._fates[n] = "carried"
             case Uncarried(n=n, why=why) if n in self._fates:
                 self._lose(n, why)
             case Gathered(kind="report", seq=n, missing=missing, why=why) if n in self._fates:

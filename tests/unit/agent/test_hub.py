@@ -96,6 +96,15 @@ def only(kind: type[Frame], answers: list[Answer]) -> list[tuple[int | None, Fra
     return [(rank, frame) for rank, frame in answers if isinstance(frame, kind)]
 
 
+def refused(answers: list[Answer]) -> dict[int | None, str]:
+    """Why nobody wants what those ranks bring; without a name they upload nothing."""
+    words, names = answers[::2], answers[1::2]
+    assert [(rank, one.name) for rank, one in only(Named, names)] == [
+        (rank, "") for rank, _ in words
+    ]
+    return {rank: one.why for rank, one in only(Uncarried, words)}
+
+
 # --- reports without files -----------------------------------------------------------------------
 
 
@@ -318,17 +327,36 @@ def test_parts_of_different_steps_are_no_checkpoint() -> None:
     assert not hub.ready
 
 
-def test_a_snapshot_is_of_all_ranks_or_none() -> None:
+def shared(n: int, name: str | None = None) -> Files:
+    return Files(n, raw(), name, shares=True)
+
+
+def test_who_leaves_is_waited_for_with_its_part_of_a_snapshot() -> None:
     """Though reports, and checkpoints of the user's own, may do without those who leave."""
     hub = a_hub(3)
     hub.excuse(LEAVES)
-    shared = Files(0, raw(), "c0", shares=True)
-    answers = [*take(hub, 0, shared), *take(hub, 1, shared)]
-    assert [rank for rank, frame in answers if isinstance(frame, Uncarried)] == [0, 1]
+    assert [*take(hub, 0, shared(0, "c0")), *take(hub, 1, shared(0))] == []
+    named = only(Named, take(hub, 2, shared(0)))
+    assert [(rank, one.name, one.ranks) for rank, one in named] == [
+        (rank, "c0", (0, 1, 2)) for rank in (0, 1, 2)
+    ]
+
+
+@pytest.mark.parametrize("goes", ["returns", "is cut off"])
+def test_a_snapshot_of_fewer_than_all_is_told_to_be_lost_and_never_named(goes: str) -> None:
+    hub = a_hub(3)
+    hub.excuse(LEAVES)
+    take(hub, 0, shared(0, "c0"))
+    take(hub, 1, shared(0))
+    answers = take(hub, 2, Returned(0)) if goes == "returns" else hub.cut_off(LEAVES)
+    assert refused(answers) == dict.fromkeys(
+        (0, 1), "ranks [2] left without their part of the snapshot"
+    )
+    assert [told.checkpoint for told in hub.told] == [None]
+    assert not hub.given, "nobody uploads anything"
     take(hub, 0, Saved(0, "c0", 1))
     take(hub, 1, Saved(0, "c0", 1))
     assert not hub.ready
-    assert [told.checkpoint for told in hub.told] == [None]
 
 
 def test_who_comes_after_all_is_told_and_keeps_nobody_waiting() -> None:
@@ -519,6 +547,7 @@ def test_a_checkpoint_that_loses_a_part_is_given_up_and_holds_up_nobody() -> Non
     )
     assert [one.name for one in hub.ready] == ["c1"]
     assert [told.checkpoint for told in hub.told] == [None, "c1"]
+    assert hub.given_up == {"c0"}
 
 
 def test_a_part_that_is_lost_before_all_have_reported_is_remembered() -> None:
@@ -526,7 +555,7 @@ def test_a_part_that_is_lost_before_all_have_reported_is_remembered() -> None:
     take(hub, 1, files(0))
     assert take(hub, 1, Unsaved(0, "why")) == []
     answers = take(hub, 0, files(0, "c"))
-    assert [frame for _, frame in answers[2:]] == [Uncarried(0, "rank 1: why")] * 2
+    assert refused(answers) == dict.fromkeys((0, 1), "rank 1: why")
     assert not hub.saving
 
 

@@ -10,7 +10,7 @@ from spotfit.checkpoint.manifest import Manifest
 from spotfit.core.codec import encode
 from spotfit.ledger.run import Ledger
 from spotfit.model.view import View
-from spotfit.model.wire import Damaged, Files, FromWorker, Saved
+from spotfit.model.wire import Damaged, Files, FromWorker, Saved, Unsaved
 from spotfit.store.memory import MemoryStore
 from spotfit.testing.builders import RUN, a_commit, a_round, a_view, an_agent
 from tests.unit.control.paper import Slow
@@ -119,3 +119,13 @@ def test_what_outlives_its_round_keeps_what_it_shares_files_with() -> None:
     house.say(SAVE)
     house.legacy.take(house.hub)
     assert house.legacy.bases == {"before"}
+
+
+def test_what_lacks_files_is_never_committed_whatever_is_found_of_it() -> None:
+    """The answer to its last manifest was lost, and so it was told to be lost itself."""
+    house = House()
+    house.uploaded("made-0")
+    house.say(SAVE, Unsaved(0, "the bucket did not answer"))
+    house.legacy.take(house.hub)
+    assert house.searched(AFTER_3)
+    assert house.uncommitted(AFTER_3) == []

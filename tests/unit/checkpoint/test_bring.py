@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from spotfit.checkpoint.bring import Brought, SnapshotParcel, bring_snapshot, packed, unpacked
 from spotfit.checkpoint.drop import drop
 from spotfit.checkpoint.manifest import ready_in
 from spotfit.checkpoint.restore import check_present, open_committed
 from spotfit.checkpoint.saved import open_saved
+from spotfit.checkpoint.segment import Segment
+from spotfit.checkpoint.snapshot import Index, chunks_of
 from spotfit.core.errors import IntegrityError
+from spotfit.ledger import keys
 from spotfit.store.memory import MemoryStore
 from spotfit.store.opening import open_store
 from tests.unit.checkpoint.kept import part, saved
-from tests.unit.checkpoint.snapshots import BIG, brought, bytes_of
+from tests.unit.checkpoint.snapshots import BIG, brought, bytes_of, pieces_of
 
 FROZEN = bytes_of(1, BIG)
 
@@ -100,6 +105,25 @@ def test_a_segment_without_a_snapshot_leaves_no_manifest(tmp_path: Path) -> None
     with pytest.raises(IntegrityError):
         bring_snapshot(store, SnapshotParcel(str(tmp_path / "s"), part("a")))
     assert list(store.list()) == []
+
+
+def test_a_segment_that_is_written_over_on_its_way_leaves_no_manifest(tmp_path: Path) -> None:
+    """Its rank has given it up and saves the next step there."""
+    pieces = pieces_of([BIG])
+    index = Index(0, 1, 5, pieces, chunks=chunks_of(pieces))
+    segment = Segment.create(tmp_path / "s", index.size_bytes)
+    segment.finish(index)
+
+    class Slow(MemoryStore):
+        def put(self, key: str, body: Any) -> None:
+            super().put(key, body)
+            segment.begin()
+            segment.finish(replace(index, step=6))
+
+    store = Slow()
+    with pytest.raises(IntegrityError, match="written over"):
+        bring_snapshot(store, SnapshotParcel(str(segment.path), part("a")))
+    assert [found.key for found in store.list() if found.key.startswith(keys.MANIFESTS)] == []
 
 
 def test_a_parcel_travels_as_text() -> None:

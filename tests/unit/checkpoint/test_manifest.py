@@ -32,6 +32,7 @@ def test_all_parts_of_one_report_are_complete() -> None:
         [part(rank=0, ranks=BOTH), part(rank=1, ranks=BOTH, round_number=2)],
         [part(rank=0, ranks=BOTH), part("other", rank=1, ranks=BOTH)],
         [part(rank=0, ranks=BOTH), part(rank=1, ranks=(1,))],
+        [replace(part(rank=0, ranks=BOTH), step=5), replace(part(rank=1, ranks=BOTH), step=6)],
     ],
 )
 def test_parts_of_different_reports_are_not(parts: list[object]) -> None:

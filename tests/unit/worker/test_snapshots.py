@@ -69,6 +69,15 @@ def test_its_fate_is_followed(snapshots: Snapshots, agent: AgentEnd) -> None:
     assert snapshots.wait(1) == "lost"
 
 
+def test_what_others_parts_are_missing_of_stays_lost_though_ours_was_carried(
+    snapshots: Snapshots, agent: AgentEnd
+) -> None:
+    snapshots.give({}, Path("/memory/x"))
+    agent.name(0, "a")
+    agent.say(Uncarried(0, "rank 1: the disk is full"), Carried(0, "a"))
+    assert snapshots.fate(0) == "lost"
+
+
 @pytest.mark.parametrize(
     "word", [Gathered("report", 0, missing=(1,)), Gathered("report", 0, why="rank 1 has returned")]
 )
