@@ -17,10 +17,10 @@ from typing import Any
 
 import greenlet
 
-from spotfit.checkpoint import manifest
 from spotfit.control.errands import Done, Inline
 from spotfit.host import log
 from spotfit.ledger import snapshot
+from spotfit.store import abreast
 from spotfit_localsim.faults import Hazards
 
 TICK_S = 0.0002
@@ -308,7 +308,7 @@ def small_world() -> Iterator[None]:
     The story tells what happened, by the world's clock.
     """
     with (
-        swapped(manifest, "ThreadPoolExecutor", OneByOne),
+        swapped(abreast, "ThreadPoolExecutor", OneByOne),
         swapped(snapshot, "EVERY", SNAPSHOT_EVERY),
         swapped(log, "_tell", _nothing),
     ):

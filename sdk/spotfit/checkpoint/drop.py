@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cache, partial
 
 from spotfit.checkpoint.manifest import Manifest, manifests_of, read_manifest
 from spotfit.ledger import keys
+from spotfit.store.abreast import abreast
 from spotfit.store.api import Store
+
+Read = Callable[[str], Manifest | None]
 
 
 def drop(store: Store, name: str) -> None:
@@ -30,54 +33,69 @@ def delete_all(
     run has.
     """
     for folder in sorted(folders):
-        needed = {key for listed in _listed_by_sharers(store, folder, but=name) for key in listed}
+        sharers = abreast(partial(read_manifest, store), _sharers(store, folder, but=name))
+        needed = {key for part in sharers if part is not None for key in _listed_in(part, folder)}
         delete_below(store, folder, needed)
         if not needed:
             delete_below(store, f"{keys.SHARES}{folder}")
-    for folder in sorted({file.at for part in parts for file in part.files} - {"", *folders}):
-        _stop_sharing(store, name, parts, folder)
+    shared = {file.at for part in parts for file in part.files} - {"", *folders}
+    read = cache(partial(read_manifest, store))  # the same ones share in many folders
+    abreast(partial(_stop_sharing, store, read, name, parts), sorted(shared))
     # Last, because they tell where the files are.
     delete_below(store, f"{keys.MANIFESTS}{name}")
 
 
 def delete_below(store: Store, folder: str, needed: Collection[str] = ()) -> None:
     """Every object in that folder but those `needed`."""
-    for found in list(store.list(folder)):
-        if found.key.startswith(f"{folder}/") and found.key not in needed:
-            store.delete(found.key)
+    found = [one.key for one in store.list(folder) if one.key.startswith(f"{folder}/")]
+    abreast(store.delete, [key for key in found if key not in needed])
 
 
 def note_sharing(store: Store, part: Manifest, folders: Iterable[str]) -> None:
     """Leave word that this part will list files in these folders of others: before it does."""
-    for folder in sorted({*folders} - {"", part.folder}):
+
+    def note(folder: str) -> None:
         store.put(keys.sharer(folder, part.name, part.round, part.rank), b"")
 
+    abreast(note, sorted({*folders} - {"", part.folder}))
 
-def _stop_sharing(store: Store, name: str, parts: Iterable[Manifest], folder: str) -> None:
+
+def _stop_sharing(
+    store: Store, read: Read, name: str, parts: Iterable[Manifest], folder: str
+) -> None:
     """Delete what it alone still lists in that folder of another one, and the word that it does.
 
     As a rule the next one lists the same: then the manifests of all others need not be read.
     """
     alone = {key for part in parts for key in _listed_in(part, folder)}
     is_needed = False
-    owners = (_listed_in(part, folder) for part in manifests_of(store, folder))
-    for listed in chain(owners, _listed_by_sharers(store, folder, but=name)):
+    for part in filter(None, map(read, _tellers(store, folder, but=name))):
+        listed = _listed_in(part, folder)
         alone -= listed
         is_needed |= bool(listed)
         if is_needed and not alone:
             break
     for key in sorted(alone):
         store.delete(key)
-    delete_below(store, f"{keys.SHARES}{folder}/{name}" if is_needed else f"{keys.SHARES}{folder}")
+    told = f"{keys.SHARES}{folder}/{name}" if is_needed else f"{keys.SHARES}{folder}"
+    for found in list(store.list(told)):
+        store.delete(found.key)
 
 
-def _listed_by_sharers(store: Store, folder: str, *, but: str) -> Iterator[set[str]]:
-    """What parts of checkpoints of other names list in that folder, the latest name first."""
+def _tellers(store: Store, folder: str, *, but: str) -> Iterator[str]:
+    """Where the manifests are that tell who needs what in that folder: its own, then others'."""
+    traces = (
+        (one.key, keys.read_trace(one.key)) for one in store.list(f"{keys.MANIFESTS}{folder}")
+    )
+    yield from (key for key, trace in traces if trace is not None and trace.kind == "json")
+    yield from _sharers(store, folder, but=but)
+
+
+def _sharers(store: Store, folder: str, *, but: str) -> list[str]:
+    """Where checkpoints of other names tell what they list there, the latest name first."""
     told = (keys.read_sharer(info.key, folder) for info in store.list(f"{keys.SHARES}{folder}"))
-    for one in sorted(filter(None, told), reverse=True):
-        part = read_manifest(store, keys.manifest(*one)) if one.name != but else None
-        if part is not None:
-            yield _listed_in(part, folder)
+    others = [one for one in told if one is not None and one.name != but]
+    return [keys.manifest(*one) for one in sorted(others, reverse=True)]
 
 
 def _listed_in(part: Manifest, folder: str) -> set[str]:

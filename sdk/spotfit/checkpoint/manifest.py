@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -15,12 +15,11 @@ from spotfit.core.errors import NotFoundError
 from spotfit.ledger import keys
 from spotfit.model.events import ValidationAsked
 from spotfit.model.watch import Ready
+from spotfit.store.abreast import abreast
 from spotfit.store.api import Store
 from spotfit.store.transfer import FileRecord
 
 _FOLDER = keys.MANIFESTS.rstrip("/")
-_ONE_BY_ONE = 2
-_AT_ONCE = 16
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -87,7 +86,8 @@ def ready_in(store: Store, known: Collection[str]) -> list[Ready]:
     For a successor whose predecessor died before it committed them. Whoever adopts one has to see
     that it is no older than the latest committed. Objects that are no manifests are passed over.
     """
-    parts = sorted(_manifests_in(store, _FOLDER, known), key=lambda part: (part.name, _age(part)))
+    unknown = _manifests_in(store, _FOLDER, lambda name: name not in known)
+    parts = sorted(unknown, key=lambda part: (part.name, _age(part)))
     groups = (tuple(group) for _, group in groupby(parts, lambda part: (part.name, _age(part))))
     ready = [_ready(group) for group in groups if complete(group)]
     return sorted(ready, key=lambda one: (one.round, one.report))
@@ -98,9 +98,9 @@ def manifests_of(store: Store, name: str) -> list[Manifest]:
     return _manifests_in(store, f"{_FOLDER}/{name}")
 
 
-def all_manifests(store: Store) -> list[Manifest]:
-    """Everything any rank wrote down for any checkpoint of the run."""
-    return _manifests_in(store, _FOLDER)
+def manifests_of_all(store: Store, names: Collection[str]) -> list[Manifest]:
+    """Everything any rank wrote down for these, from one listing."""
+    return _manifests_in(store, _FOLDER, lambda name: name in names)
 
 
 def newest_complete(manifests: Sequence[Manifest]) -> tuple[Manifest, ...]:
@@ -133,19 +133,23 @@ def _ready(parts: Sequence[Manifest]) -> Ready:
     )
 
 
-def _manifests_in(store: Store, folder: str, known: Collection[str] = ()) -> list[Manifest]:
-    found = [one.key for one in store.list(folder) if _is_wanted(one.key, known)]
-    if len(found) <= _ONE_BY_ONE:
-        parts = [read_manifest(store, key) for key in found]
-    else:
-        with ThreadPoolExecutor(_AT_ONCE, "spotfit-manifests") as readers:
-            parts = list(readers.map(lambda key: read_manifest(store, key), found))
+def _manifests_in(
+    store: Store, folder: str, wants: Callable[[str], bool] = lambda _: True
+) -> list[Manifest]:
+    """Those below that folder, of the names it `wants`: no others are read."""
+    found = [one.key for one in store.list(folder) if _is_manifest(one.key)]
+    wanted = [key for key in found if wants(_name_in(key))]
+    parts = abreast(partial(read_manifest, store), wanted)
     return [part for part in parts if part is not None]
 
 
-def _is_wanted(key: str, known: Collection[str]) -> bool:
-    name, _, leaf = key.removeprefix(keys.MANIFESTS).rpartition("/")
-    return bool(name) and name not in known and leaf.endswith(".json")
+def _is_manifest(key: str) -> bool:
+    return bool(_name_in(key)) and key.endswith(".json")
+
+
+def _name_in(key: str) -> str:
+    """The name of the checkpoint that this key tells of."""
+    return key.removeprefix(keys.MANIFESTS).rpartition("/")[0]
 
 
 def read_manifest(store: Store, key: str) -> Manifest | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from spotfit.checkpoint.handle import METADATA, Address, Checkpoint
-from spotfit.checkpoint.manifest import Manifest, all_manifests, manifests_of, newest_complete
+from spotfit.checkpoint.manifest import Manifest, manifests_of, manifests_of_all, newest_complete
 from spotfit.core.errors import IntegrityError
 from spotfit.store.api import Store
 from spotfit.store.transfer import FileRecord
@@ -28,10 +28,12 @@ def open_all(
     One whose manifests are gone is there as well; its files are taken as they are found. `within`
     is the run's place as the user gave it.
     """
-    manifests = all_manifests(store) if names else []
+    told: dict[str, list[Manifest]] = {name: [] for name in names}
+    for part in manifests_of_all(store, names) if names else ():
+        told[part.name].append(part)
     opened = {}
     for name in names:
-        parts = newest_complete([part for part in manifests if part.name == name])
+        parts = newest_complete(told[name])
         opened[name] = (
             _opened(store, parts, within)
             if parts

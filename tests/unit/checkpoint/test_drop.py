@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from spotfit.checkpoint.drop import drop, note_sharing
 from spotfit.checkpoint.save import record
 from spotfit.core.codec import encode
 from spotfit.ledger import keys
+from spotfit.store.api import ObjectInfo
 from spotfit.store.memory import MemoryStore
 from spotfit.store.transfer import FileRecord
 from tests.unit.checkpoint.kept import part, saved
@@ -124,3 +128,46 @@ def test_who_takes_over_finishes_it(tmp_path: Path) -> None:
     assert len(remaining(store)) == 2
     drop(store, "ck")
     assert remaining(store) == []
+
+
+class AnswersThree(MemoryStore):
+    """Answers those that ask for some kind of thing when three of them wait."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self._kind = kind
+        self._three = threading.Barrier(3, timeout=60)
+
+    def put(self, key: str, body: bytes | memoryview) -> None:
+        if self._kind == "put" and key.startswith(keys.SHARES):
+            self._three.wait()
+        super().put(key, body)
+
+    def delete(self, key: str) -> None:
+        if self._kind == "delete" and key.startswith("new/"):
+            self._three.wait()
+        super().delete(key)
+
+    def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
+        if self._kind == "list" and prefix.startswith(f"{keys.SHARES}old-"):
+            self._three.wait()
+        return super().list(prefix, after=after)
+
+
+@pytest.mark.parametrize("kind", ["put", "delete", "list"])
+def test_a_bucket_far_away_is_asked_for_several_things_at_a_time(tmp_path: Path, kind: str) -> None:
+    store = AnswersThree(kind)
+    olds = [f"old-{n}" for n in range(3)]
+    for n, old in enumerate(olds):
+        saved(store, tmp_path / str(n), part(old), frozen="1")
+        store.put(f"new/{n}", b"1")
+    theirs = tuple(FileRecord("frozen", 1, "b", old) for old in olds)
+    mine = tuple(FileRecord(str(n), 1, "a") for n in range(3))
+    listed = replace(part("new"), files=(*mine, *theirs))
+    note_sharing(store, listed, olds)
+    store.put(listed.key, encode(listed))
+    drop(store, "new")
+    assert [key for key in remaining(store) if "new" in key] == []
+    assert [key for key in remaining(store) if key.endswith("frozen")] == [
+        f"{old}/frozen" for old in olds
+    ]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from spotfit.checkpoint.manifest import all_manifests, complete, newest_complete, ready_in
+from spotfit.checkpoint.manifest import complete, manifests_of_all, newest_complete, ready_in
 from spotfit.core.codec import encode
 from spotfit.ledger import keys
 from spotfit.model.events import ValidationAsked
@@ -92,7 +92,7 @@ def test_many_manifests_are_read_as_surely_as_few(tmp_path: Path) -> None:
     for rank in range(20):
         manifest = part(rank=rank, ranks=tuple(range(20)))
         store.put(keys.manifest("ck", 1, rank), encode(manifest))
-    assert complete(all_manifests(store))
+    assert complete(manifests_of_all(store, ["ck"]))
 
 
 def test_where_files_lie_is_the_name_unless_said() -> None:

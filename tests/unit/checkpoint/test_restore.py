@@ -102,6 +102,21 @@ def test_debris_of_an_earlier_round_does_not_come_along(tmp_path: Path) -> None:
     assert contents(store, "ck") == {"shard_0": "x"}
 
 
+def test_only_manifests_of_those_that_are_asked_for_are_read(tmp_path: Path) -> None:
+    read: list[str] = []
+
+    class Told(MemoryStore):
+        def get(self, key: str) -> bytes:
+            read.append(key)
+            return super().get(key)
+
+    store = Told()
+    for n in range(5):
+        saved(store, tmp_path / str(n), part(f"c{n}"), x="1")
+    assert set(open_all(store, {"c3", "c1"})) == {"c1", "c3"}
+    assert sorted(read) == [keys.manifest("c1", 1, 0), keys.manifest("c3", 1, 0)]
+
+
 def test_one_look_opens_all_and_misses_none(tmp_path: Path) -> None:
     store = MemoryStore()
     saved(store, tmp_path / "a", part("a"), x="a")

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from spotfit.checkpoint import manifest
 from spotfit.ledger import snapshot
+from spotfit.store import abreast
 from spotfit_localsim.dice import Dice
 from spotfit_localsim.engine import Clock, Engine, LivelockError, Process, Sidelong, small_world
 from spotfit_localsim.faults import CALM, Faults, Hazards, Season
@@ -182,9 +182,9 @@ def test_errands_die_with_their_process() -> None:
 
 
 def test_a_small_world_leaves_production_as_it_was() -> None:
-    before = vars(manifest)["ThreadPoolExecutor"], snapshot.EVERY
+    before = vars(abreast)["ThreadPoolExecutor"], snapshot.EVERY
     with small_world():
-        with vars(manifest)["ThreadPoolExecutor"](2) as readers:
+        with vars(abreast)["ThreadPoolExecutor"](2) as readers:
             assert list(readers.map(abs, [-1, -2])) == [1, 2]
         assert before[1] > snapshot.EVERY
-    assert before == (vars(manifest)["ThreadPoolExecutor"], snapshot.EVERY)
+    assert before == (vars(abreast)["ThreadPoolExecutor"], snapshot.EVERY)
