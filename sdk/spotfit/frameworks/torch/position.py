@@ -67,6 +67,10 @@ class Position(Sampler[int]):
         """Whether a batch of this epoch was taken."""
         self._open = False
         """Whether a pass over this epoch was begun, so that its loader has thrown its dice."""
+        self._persists = bool(loader.persistent_workers)
+        """Whether the loader throws dice for its first pass only."""
+        self._pass = object()
+        """The one that was begun last."""
         self._given = self._taken = 0
         """Batches of this pass that the loader gave, and that were trained on."""
         self._resumed: Callable[[], None] = _nothing
@@ -90,7 +94,8 @@ class Position(Sampler[int]):
     def state(self) -> dict[str, Any]:
         """What a rank keeps beside the epoch and what was consumed of it."""
         seed = getattr(self._order, "seed", None)
-        return {"place": {"seed": seed, "shared": self._shared, "open": self._open}}
+        is_open = self._open or self.consumed > 0
+        return {"place": {"seed": seed, "shared": self._shared, "open": is_open}}
 
     def advance(self) -> bool:
         """Every rank has trained on one more batch. Whether it was the last of its epoch."""
@@ -168,19 +173,25 @@ class Position(Sampler[int]):
         if not self.at_end:
             self.watch.ended_early(self._given, self._taken, self.batches)
         self._given = self._taken = 0
-        return self._told(begin())
+        self._pass = object()
+        return self._told(begin(), self._pass)
 
-    def _told(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in _asked(batches):
-            self._given += 1
-            yield batch
+    def _told(self, batches: Iterator[Any], this: object) -> Iterator[Any]:
+        try:
+            for batch in _asked(batches):
+                self._given += 1
+                yield batch
+        finally:
+            if self._pass is this and not self.consumed:  # somebody only looked
+                self._open = self._persists
         if self.at_end and self._given == self._taken:  # else some are on their way
             self._over()
 
     def _over(self) -> None:
         self.epoch, self.consumed = self.epoch + 1, 0
         self._given = self._taken = 0
-        self._begun = self._open = self._resumes = False
+        self._begun = self._resumes = False
+        self._open = self._persists
 
     def _mine(self, begin: int) -> range:
         """Places in the epoch's order from there on that are this rank's.

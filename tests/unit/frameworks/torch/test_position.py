@@ -289,6 +289,66 @@ def test_a_loader_s_own_dice_say_which_order_it_is_and_it_is_kept() -> None:
     assert list(numbers(second)) == order[2:]
 
 
+def looked_at(loader: DataLoader[Any], place: Position) -> None:
+    next(iter(loader))
+
+
+def evaluated_with(loader: DataLoader[Any], place: Position) -> None:
+    gone_through(loader, place)
+    list(loader)
+
+
+def gone_through(loader: DataLoader[Any], place: Position) -> None:
+    for _ in loader:
+        place.advance()
+
+
+@pytest.mark.parametrize("done", [looked_at, evaluated_with, gone_through])
+def test_the_next_pass_finds_the_dice_as_it_would_have(done: Any) -> None:
+    """A loader throws some whenever it begins."""
+
+    def thrown_in_a_pass(loader: DataLoader[Any]) -> float:
+        batches = iter(loader)
+        next(batches)
+        return float(torch.rand(1))
+
+    torch.manual_seed(7)
+    loader, place = placed(0, 1)
+    done(loader, place)
+    dice, saved = torch.get_rng_state(), (place.epoch, place.consumed, place.state())
+    undisturbed = thrown_in_a_pass(loader)
+    again, resumed = placed(0, 1)
+    torch.set_rng_state(dice)
+    resumed.go_on(*saved, lambda: torch.set_rng_state(dice))
+    assert thrown_in_a_pass(again) == undisturbed
+
+
+@pytest.mark.parametrize("persists", [True, False])
+def test_a_loader_whose_processes_persist_throws_dice_once(*, persists: bool) -> None:
+    loader: DataLoader[Any] = DataLoader(
+        DATA, batch_size=4, num_workers=1, persistent_workers=persists
+    )
+    place = known(loader, world_size=1)
+    assert not place.state()["place"]["open"]
+
+    def begin() -> Iterator[int]:
+        iter(place)  # torch does, and has its processes read
+        return iter(range(24))
+
+    for _ in place.begun(begin):
+        place.advance()
+    assert (place.epoch, place.state()["place"]["open"]) == (1, persists)
+
+
+def test_batches_that_were_all_fetched_before_a_step_are_gone_on_with_without_a_throw() -> None:
+    loader, place = placed(0, 1)
+    fetched = list(loader)
+    assert not place.state()["place"]["open"]
+    for _ in fetched[:5]:
+        place.advance()
+    assert place.state()["place"]["open"]
+
+
 def test_a_second_place_in_a_loader_is_that_of_the_sampler_it_had() -> None:
     loader, first = placed(1, 2)
     second = known(loader, world_size=2)
