@@ -70,7 +70,7 @@ def error(problem: SpotfitError) -> None:
 def checkpoints(kept: Iterable[Kept]) -> None:
     """One a line, with its step and metrics."""
     for one in kept:
-        step = f"step {one.content.step}" if one.content else "files"
+        step = "files" if one.step is None else f"step {one.step}"
         step = "[red]broken[/red]" if one.broken else step
         told = ", ".join(f"{name}={value}" for name, value in one.metrics.items())
         _console.print(f"{escape(one.name)}  {step}  {told_bytes(one.size_bytes)}  {escape(told)}")

@@ -40,22 +40,24 @@ class Kept(NamedTuple):
     name: str
     size_bytes: int
     metrics: dict[str, Any]
-    content: Content | None
-    """None for a report of the user's own files."""
+    step: int | None
+    """At which a Checkpointer saved it; None for a report of the user's own files."""
+    why: str = ""
+    """Why it was saved just then."""
+    content: Content | None = None
+    """None where nobody looked, and for the user's own files."""
     broken: str = ""
     """Why it cannot be read any more."""
-    why: str = ""
-    """Why a Checkpointer saved it just then."""
 
 
 def kept_in(url: str) -> list[Kept]:
-    """The checkpoints of that run, the oldest first."""
+    """The checkpoints of that run, the oldest first, as the journal tells of them."""
     ledger = ledger_at(url)
-    return [_told(ledger.store, one) for one in ledger.view.checkpoints]
+    return [_listed(ledger.store, one) for one in ledger.view.checkpoints]
 
 
 def kept_as(url: str, name: str) -> Kept:
-    """That one; '' is the latest. Raises `NotFoundError`."""
+    """That one, and what is in it; '' is the latest. Raises `NotFoundError`."""
     ledger = ledger_at(url)
     return _told(ledger.store, _named(ledger, name))
 
@@ -141,14 +143,22 @@ def _named(ledger: Ledger, name: str) -> CheckpointCommitted:
     )
 
 
+def _listed(store: Store, one: CheckpointCommitted) -> Kept:
+    """Nothing of it is read, but where its entry is of a time when nobody said its step."""
+    if one.snapshot and one.step is None:
+        return _told(store, one)
+    return Kept(one.name, one.size_bytes, metrics_from_json(one.metrics), one.step, one.why)
+
+
 def _told(store: Store, one: CheckpointCommitted) -> Kept:
-    metrics = metrics_from_json(one.metrics)
+    kept = Kept(one.name, one.size_bytes, metrics_from_json(one.metrics), one.step, one.why)
     try:
         saved = open_saved(store, one.name)
     except IntegrityError as broken:
-        return Kept(one.name, one.size_bytes, metrics, None, broken.what, one.why)
-    content = None if saved is None else _content(saved)
-    return Kept(one.name, one.size_bytes, metrics, content, why=one.why)
+        return kept._replace(broken=broken.what)
+    if saved is None:
+        return kept
+    return kept._replace(step=saved.indices[0].step, content=_content(saved))
 
 
 def _content(saved: Saved) -> Content:

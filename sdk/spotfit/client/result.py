@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from spotfit.checkpoint.handle import Address, Checkpoint, arrow_or_own, path_of
@@ -48,6 +50,25 @@ class _Frame:
         setattr(result, self._name, frame)
 
 
+class _Best:
+    """The best checkpoints; what is given as a function is called when they are first looked at."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    def __get__(self, result: Any, owner: type) -> Any:
+        if result is None:
+            return None  # the default of the dataclass's field
+        found: Any = getattr(result, self._name)
+        if callable(found):
+            found = found()
+            setattr(result, self._name, found)
+        return found
+
+    def __set__(self, result: Any, found: Any) -> None:
+        setattr(result, self._name, found)
+
+
 @dataclass(eq=False, repr=False)
 class Result:
     """How a run ended.
@@ -64,7 +85,7 @@ class Result:
     error: Exception | None
     path: str | None
     metrics_dataframe: Any = _Frame()
-    best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] | None = None
+    best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] | None = cast("Any", _Best())  # noqa: RUF009 - a descriptor
     return_value: Any = None
     _filesystem: Any = None
 
@@ -147,17 +168,22 @@ def result_of(
     if keep.last is not None and not listing_all:
         best = best[-keep.last :]
     latest = view.latest_checkpoint
-    names = {one.name for one in (*best, *([latest] if latest else []))}
-    checkpoints = open_all(store, names, within=within)
     return Result(
         metrics=_last_metrics(view),
-        checkpoint=checkpoints[latest.name] if latest else None,
+        checkpoint=_opened(store, [latest], within)[0][0] if latest else None,
         error=error,
         path=path_of(store) if within is None else within.path,
-        best_checkpoints=[(checkpoints[one.name], _metrics(one)) for one in best],
+        best_checkpoints=cast("Any", partial(_opened, store, best, within)),
         return_value=return_value,
         _filesystem=arrow_or_own(store) if within is None else within.filesystem,
     )
+
+
+def _opened(
+    store: Store, kept: Sequence[CheckpointCommitted], within: Address | None
+) -> list[tuple[Checkpoint, dict[str, Any]]]:
+    opened = open_all(store, {one.name for one in kept}, within=within)
+    return [(opened[one.name], _metrics(one)) for one in kept]
 
 
 def _last_metrics(view: View) -> dict[str, Any] | None:

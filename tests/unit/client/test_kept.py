@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,9 +29,13 @@ def url(tmp_path: Path) -> str:
     brought(store, tmp_path / "s", "a", [frozen, bytes_of(2, 50)])
     brought(store, tmp_path / "s", "b", [frozen, bytes_of(3, 50)], base="a")
     ledger.append(FitStarted(a_spec(storage_url=url)), after=ledger.catch_up())
-    for name in ("own", "a", "b"):
-        why = "" if name == "own" else "100 steps since the last save"
-        ledger.append(a_commit(name, why=why), after=ledger.catch_up())
+    saves: dict[str, dict[str, Any]] = {
+        "own": {},
+        "a": {"snapshot": True},  # as it was before entries told of steps
+        "b": {"snapshot": True, "step": 5, "why": "100 steps since the last save"},
+    }
+    for name, told in saves.items():
+        ledger.append(a_commit(name, **told), after=ledger.catch_up())
     return url
 
 
@@ -41,10 +46,23 @@ def end(url: str) -> None:
 
 def test_each_is_told(url: str) -> None:
     own, _, latest = kept_in(url)
-    assert (own.name, own.content, own.broken) == ("own", None, "")
-    assert latest == kept_as(url, "")
-    assert (own.why, latest.why) == ("", "100 steps since the last save")
-    assert latest.content == Content(5, 0, 1, 2, BIG + 50, BIG)
+    assert own == kept_as(url, "own") == Kept("own", 0, {"loss": 1.0}, None)
+    assert latest == Kept("b", 0, {"loss": 1.0}, 5, "100 steps since the last save")
+    assert kept_as(url, "") == latest._replace(content=Content(5, 0, 1, 2, BIG + 50, BIG))
+
+
+def test_a_list_is_read_from_the_journal_but_for_what_that_does_not_hold(url: str) -> None:
+    store = open_store(url)
+    for name in ("own", "a", "b"):
+        for found in list(store.list(f".spotfit/manifests/{name}")):
+            store.delete(found.key)
+    own, old, latest = kept_in(url)
+    assert [own.broken, latest.broken] == ["", ""]
+    assert "gone or in pieces" in old.broken
+
+
+def test_what_the_journal_does_not_tell_is_read(url: str) -> None:
+    assert [one.step for one in kept_in(url)] == [None, 5, 5]
 
 
 def test_one_in_pieces_is_told_too(url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from spotfit.checkpoint.handle import Checkpoint
 from spotfit.client.result import Result, result_of
 from spotfit.core.errors import IntegrityError, WorkerGroupError
 from spotfit.core.ids import AgentId, RunId
+from spotfit.ledger import keys
 from spotfit.ledger.journal import Journal
 from spotfit.model.events import (
     Blame,
@@ -29,6 +31,7 @@ from spotfit.model.events import (
 )
 from spotfit.model.spec import Keep, RunSpec
 from spotfit.store.api import Store
+from spotfit.store.memory import MemoryStore
 from spotfit.store.opening import open_store
 from tests.unit.checkpoint.kept import part, saved
 
@@ -71,6 +74,36 @@ def test_it_holds_the_latest_checkpoint_and_the_best_ones(store: Store, tmp_path
     assert (result.return_value, result.error) == (42, None)
     assert result.path == str(tmp_path / "results" / "run")
     assert isinstance(result.filesystem, fs.LocalFileSystem)
+
+
+class Told(MemoryStore):
+    """Tells whose manifests were read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[str] = []
+
+    def get(self, key: str) -> bytes:
+        if key.startswith(keys.MANIFESTS):
+            self.read.append(key.split("/")[2])
+        return super().get(key)
+
+
+def test_of_a_thousand_checkpoints_those_nobody_looks_at_are_not_read(tmp_path: Path) -> None:
+    store = Told()
+    journal = run(store, Keep(), *kept(store, tmp_path, 5, 6, 1))
+    result = result_of(journal.view, store)
+    assert result.checkpoint is not None
+    assert store.read == ["c2"], "the latest"
+    assert names(result.best_checkpoints) == ["c0", "c1", "c2"]
+    assert result.best_checkpoints is result.best_checkpoints
+    assert sorted(store.read) == ["c0", "c1", "c2", "c2"], "once looked at, and once only"
+
+
+def test_what_nobody_has_looked_at_survives_a_pickle(store: Store, tmp_path: Path) -> None:
+    journal = run(store, Keep(), *kept(store, tmp_path, 5, 6))
+    again = pickle.loads(pickle.dumps(result_of(journal.view, store)))
+    assert names(again.best_checkpoints) == ["c0", "c1"]
 
 
 def test_metrics_are_the_last_reported(store: Store, tmp_path: Path) -> None:
