@@ -521,8 +521,9 @@ def _place_in(
         raise ConfigError(
             'every="epoch" needs to know where an epoch ends, and '
             + ("there is no loader." if loader is None else "only the loader knows."),
-            do="Give loader= a DataLoader over a dataset with a length, with torch's own samplers; "
-            "or say a number of steps or a time, or call save() after each epoch.",
+            do="Give loader= a DataLoader over a dataset with a length, that shuffles or not by "
+            "itself or by a DistributedSampler; or say a number of steps or a time, or call save() "
+            "after each epoch.",
         )
     if len(set(lengths)) > 1:
         raise ConfigError(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 
 import spotfit.torch
 from spotfit.checkpoint.handle import Checkpoint
@@ -528,6 +528,10 @@ class Numbers(IterableDataset[torch.Tensor]):
         (None, "there is no loader"),
         (DataLoader(Numbers()), "only the loader knows"),
         (DataLoader(Squares(), batch_sampler=[[1], [2]]), "only the loader knows"),
+        (
+            DataLoader(Squares(), sampler=WeightedRandomSampler([1.0], 5)),
+            "shuffles or not by itself or by a DistributedSampler",
+        ),
     ],
 )
 def test_an_epoch_of_which_no_end_is_known_is_no_time_to_save(
