@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from spotfit.agent.carrier import Order
-from spotfit.agent.copies import Due, Line, make_room
+from spotfit.agent.copies import Due, Line
 from spotfit.agent.snapshots import Snapshots
 from spotfit.agent.vault import CopyTold, read_part
 from spotfit.checkpoint.bring import bring_snapshot, unpacked
@@ -127,16 +127,14 @@ class Memory:
 
     def keep(self, due: Due, body: bytes) -> bool:
         """A neighbour's segment; whether it is kept."""
-        copies = self.snapshots.copies
-        copies.mkdir(exist_ok=True)
-        place = copies / due.copy.name
-        if not place.exists():
-            if not make_room(copies, due.copy, due.fellows):
-                return False
-            coming = place.with_suffix(".coming")
-            coming.write_bytes(body)
-            coming.replace(place)
-        return True
+        shelf = self.snapshots.shelf
+        if due.copy in shelf.lying:
+            return True
+        if not shelf.make_room(due.copy, due.fellows):
+            return False
+        coming = shelf.folder / f"{due.copy.name}.coming"
+        coming.write_bytes(body)
+        return shelf.put(coming, due.copy)
 
 
 def fill(segment: Segment, start: Start, kept: Kept) -> None:

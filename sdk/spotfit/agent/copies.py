@@ -7,6 +7,7 @@ the last save that came whole are kept until a later one has.
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -93,23 +94,56 @@ class Line:
             self._batch, self._now, self._lost, self._gives_way = None, {}, due.batch, True
 
 
-def copies_in(folder: Path) -> dict[Copy, Path]:
-    """All that are whole, the earliest first."""
-    found = {}
-    for path in folder.glob("*.segment"):
-        round_, rank, report = map(int, path.stem.split("-"))
-        found[Copy(round_, report, rank)] = path
-    return dict(sorted(found.items()))
+class Shelf:
+    """Where copies for other machines lie; for any thread."""
 
+    def __init__(self, folder: Path) -> None:
+        """The folder is made when the first one comes."""
+        self.folder = folder
+        self._taken_back = Copy(0, 0, 0)
+        self._lock = threading.Lock()
 
-def make_room(folder: Path, copy: Copy, fellows: Collection[int]) -> bool:
-    """Whether that one may come; if so, what nobody needs beside it is gone."""
-    lying = copies_in(folder)
-    if is_late(copy, lying):
-        return False
-    for one in expendable(copy, fellows, lying):
-        lying[one].unlink(missing_ok=True)
-    return True
+    @property
+    def lying(self) -> dict[Copy, Path]:
+        """All that are whole, the earliest first."""
+        found = {}
+        for path in self.folder.glob("*.segment"):
+            round_, rank, report = map(int, path.stem.split("-"))
+            found[Copy(round_, report, rank)] = path
+        return dict(sorted(found.items()))
+
+    def make_room(self, copy: Copy, fellows: Collection[int]) -> bool:
+        """Whether that one may come; if so, what nobody needs beside it is gone.
+
+        Raises `OSError` where there is no place for any.
+        """
+        self.folder.mkdir(mode=0o700, exist_ok=True)  # not what it lies in: our agent may be gone
+        with self._lock:
+            lying = self.lying
+            if self._refuses(copy, lying):
+                return False
+            for one in expendable(copy, fellows, lying):
+                lying[one].unlink(missing_ok=True)
+            return True
+
+    def put(self, coming: Path, copy: Copy) -> bool:
+        """That file, which is whole, into its place; unless it comes too late by now."""
+        with self._lock:
+            refused = self._refuses(copy, self.lying)
+            if not refused:
+                coming.replace(self.folder / copy.name)
+            return not refused
+
+    def take_back(self, before: Copy) -> None:
+        """Nobody is to go on from what was saved before that: it is not kept, nor taken."""
+        with self._lock:
+            self._taken_back = max(self._taken_back, before)
+            for one, path in self.lying.items():
+                if one < self._taken_back:
+                    path.unlink(missing_ok=True)
+
+    def _refuses(self, copy: Copy, lying: Iterable[Copy]) -> bool:
+        return copy < self._taken_back or is_late(copy, lying)
 
 
 def is_late(copy: Copy, lying: Iterable[Copy]) -> bool:

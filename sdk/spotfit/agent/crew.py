@@ -52,6 +52,7 @@ from spotfit.model.wire import (
     Saved,
     Snapshot,
     Start,
+    TakenBack,
     ToWorker,
     Uncarried,
     Unsaved,
@@ -65,6 +66,7 @@ from spotfit.store.api import Store
 _ALIVE = encode(Alive())
 _carries = decoder(Carry)
 _snapshots = decoder(Snapshot)
+_taken_back = decoder(TakenBack)
 
 Heard = Callable[[list[bytes]], None]
 Ended = Callable[[str, bool], None]
@@ -407,8 +409,8 @@ class LiveCrew:
             self._events.append(Said(round_number, rank, onward))
 
     def _passed(self, round_number: int, rank: int, frame: bytes) -> bytes | None:
-        """What the hub is told; None of what goes no further than this node: a sign of life, or a
-        parcel."""
+        """What the hub is told; None of what goes no further than this node: a sign of life, a
+        parcel, or what its memory is to forget."""
         if frame == _ALIVE:
             return None
         if frame.startswith(b'{"type":"carry"'):
@@ -419,6 +421,9 @@ class LiveCrew:
             snapshot = _snapshots.decode(frame)
             self._snapshots.keep(rank, snapshot)
             return encode(Files(snapshot.n, snapshot.metrics, shares=True, why=snapshot.why))
+        if frame.startswith(b'{"type":"taken_back"'):
+            self._snapshots.take_back(_taken_back.decode(frame).before)
+            return None
         return frame
 
     def _name_snapshot(self, rank: int, named: Named) -> None:

@@ -280,7 +280,7 @@ def _net(loop: Loop, assignment: Assignment) -> TlsNet:
 def _vault(snapshots: Snapshots, assignment: Assignment, clock: Clock) -> Vault:
     tls = contexts(assignment.launch.secret, assignment.launch.run_id)
     host = machine.own_address()
-    return Vault(snapshots.copies, snapshots.find, tls=tls, host=host, clock=clock)
+    return Vault(snapshots.shelf, snapshots.find, tls=tls, host=host, clock=clock)
 
 
 def _logs(store: Store, me: AgentId, clock: Clock) -> LogShipper:

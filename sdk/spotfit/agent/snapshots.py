@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from spotfit.agent.carrier import Order
-from spotfit.agent.copies import Copy, Due, copies_in
+from spotfit.agent.copies import Copy, Due, Shelf
 from spotfit.checkpoint.bring import SnapshotParcel, packed
 from spotfit.checkpoint.manifest import Manifest
 from spotfit.checkpoint.relay import LANE
@@ -33,8 +33,8 @@ class Snapshots:
         self._folder = folder
         self._folders = {Path(folder)} if folder else set()
         """Wherever segments were left: where there is no room in memory they lie on the disk."""
-        self.copies = Path(folder, "copies")
-        """Where copies of a peer's segments are kept."""
+        self.shelf = Shelf(Path(folder, "copies"))
+        """Copies of a peer's segments."""
         self.copy: Callable[[Due], None] | None = None
         """Has a segment of ours kept by another machine's vault, too."""
         self._copies_to = ""
@@ -65,7 +65,7 @@ class Snapshots:
 
     def held(self) -> tuple[Part, ...]:
         """What is whole of all that workers have left here, read anew."""
-        places = [*copies_in(self.copies).values(), *self._segments()]
+        places = [*self.shelf.lying.values(), *self._segments()]
         self._found = dict(filter(None, map(_found_in, places)))
         return tuple(sorted(self._found))
 
@@ -110,6 +110,18 @@ class Snapshots:
     def forget(self, rank: int, n: int) -> None:
         """Its report will never be matched."""
         self._waiting.pop((rank, n), None)
+
+    def take_back(self, before: int) -> None:
+        """The training has gone back behind what was saved before that report: nobody is to go on
+        from that, nor from what rounds before have left.
+
+        Workers have freed their own segments. All ranks say so, so all machines hear of it.
+        """
+        self.shelf.take_back(Copy(self._round, before, 0))
+        self._free_others(self._segments())
+        self._copied = {
+            rank: due for rank, due in self._copied.items() if due.copy.report >= before
+        }
 
     def _free_others(self, files: Iterable[Path]) -> None:
         """Those of other rounds."""

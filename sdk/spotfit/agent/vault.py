@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from spotfit.agent.copies import Copy, Due, Line, copies_in, is_late, make_room
+from spotfit.agent.copies import Copy, Due, Line, Shelf
 from spotfit.checkpoint.peer import PATIENCE_S, connected
 from spotfit.checkpoint.segment import Segment
 from spotfit.checkpoint.snapshot import write_index
@@ -46,9 +46,9 @@ CopyTold = Callable[[int, int, int, str], None]
 class Vault:
     """Listens from the moment it is made until it is closed."""
 
-    def __init__(self, folder: Path, find: Find, *, tls: Contexts, host: str, clock: Clock) -> None:
-        """Copies are kept in `folder`. Raises `OSError` where `host` is no address of ours."""
-        self.folder = folder
+    def __init__(self, shelf: Shelf, find: Find, *, tls: Contexts, host: str, clock: Clock) -> None:
+        """Copies are kept on `shelf`. Raises `OSError` where `host` is no address of ours."""
+        self._shelf = shelf
         self._find = find
         self.kept: CopyTold | None = None
         """Told of copies of ours that others keep."""
@@ -62,8 +62,6 @@ class Vault:
         self._line: Line | None = Line()
         """None once nothing is sent any more."""
         self._line_moves = threading.Condition()
-        self._keeping = threading.Lock()
-        """Of what lies in the folder, and what may come."""
         for work in (self._listen, self._send_all):
             threading.Thread(target=work, name="spotfit-vault", daemon=True).start()
 
@@ -180,33 +178,23 @@ class Vault:
     def _keep(self, wire: ssl.SSLSocket, keep: Keep) -> None:
         """Written beside, and put into its place once it is whole."""
         copy = Copy(keep.round, keep.report, keep.rank)
-        if (self.folder / copy.name).exists():
+        if copy in self._shelf.lying:
             frames.write(wire, KEPT)
             return
-        self.folder.mkdir(mode=0o700, exist_ok=True)  # not what it lies in: our agent may be gone
-        with self._keeping:
-            if not make_room(self.folder, copy, keep.fellows):
-                return
+        if not self._shelf.make_room(copy, keep.fellows):
+            return
         frames.write(wire, b"")
-        descriptor, name = tempfile.mkstemp(".coming", dir=self.folder)
+        descriptor, name = tempfile.mkstemp(".coming", dir=self._shelf.folder)
         coming = Path(name)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 while body := frames.read(wire):
                     file.write(body)
                 whole = body is not None and file.tell() == keep.size_bytes
-            if whole and self._put(coming, copy):
+            if whole and self._shelf.put(coming, copy):
                 frames.write(wire, b"")
         finally:
             coming.unlink(missing_ok=True)
-
-    def _put(self, coming: Path, copy: Copy) -> bool:
-        """Into its place, unless a later one has come meanwhile."""
-        with self._keeping:
-            late = is_late(copy, copies_in(self.folder))
-            if not late:
-                coming.replace(self.folder / copy.name)
-            return not late
 
     def _index_of(self, part: Part) -> bytes:
         path = self._find(part)

@@ -106,6 +106,16 @@ class Damaged(msgspec.Struct, frozen=True, tag="damaged"):
     name: str
 
 
+class TakenBack(msgspec.Struct, frozen=True, tag="taken_back"):
+    """The training goes back to a checkpoint, with all ranks; for the agent alone.
+
+    From what memory has of the round's reports before that one, or of rounds before, nobody is to
+    go on any more.
+    """
+
+    before: int
+
+
 class Saved(msgspec.Struct, frozen=True, tag="saved"):
     """This rank's files of its n-th report, and its manifest, are in the bucket."""
 
@@ -169,6 +179,7 @@ FromWorker = (
     | Files
     | Snapshot
     | Damaged
+    | TakenBack
     | Saved
     | Unsaved
     | Carry

@@ -323,6 +323,7 @@ class Checkpointer:
         for slot in self._slots:
             slot.report = None
             slot.arena.close()
+        self._desk.take_back()
         self._preparing = None
 
     def _planned(self, saved: Saved) -> Sequence[Order]:

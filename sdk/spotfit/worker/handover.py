@@ -49,6 +49,11 @@ class Handover(Protocol):
         """How far that one has come, once it is not with the agent any more."""
         ...
 
+    def take_back(self) -> None:
+        """All ranks go back to a checkpoint: from what was given so far, and what was in memory
+        before, nobody is to go on any more. Waits for nobody; no later life misses it."""
+        ...
+
     def agreed(self, kind: str, value: bytes) -> bytes:
         """Rank 0's value; all ranks have to ask."""
         ...

@@ -67,6 +67,9 @@ class LocalSnapshots:
     def wait(self, n: int) -> Fate:
         return "committed"
 
+    def take_back(self) -> None:
+        """No life comes after this one."""
+
     def agreed(self, kind: str, value: bytes) -> bytes:
         told: bytes = self._broadcast(value)
         return told

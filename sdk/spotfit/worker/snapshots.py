@@ -27,6 +27,7 @@ from spotfit.model.wire import (
     Named,
     Snapshot,
     Start,
+    TakenBack,
     ToWorker,
     Uncarried,
     Unsaved,
@@ -44,6 +45,9 @@ Found = TypeVar("Found")
 
 class Desk(Protocol):
     """What a session lets its parts do."""
+
+    reports: int
+    """How many were made."""
 
     def next_report(self) -> int:
         """The number of a report that is about to be made."""
@@ -125,6 +129,9 @@ class Snapshots:
         self._desk.wait_for(
             lambda: None if "given" in self._fates.values() else True, what="its snapshots"
         )
+
+    def take_back(self) -> None:
+        self._talk.send(TakenBack(self._desk.reports))
 
     def agreed(self, kind: str, value: bytes) -> bytes:
         return self._desk.gather(kind, value)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spotfit.agent.copies import Copy, Due, Line, copies_in, expendable, is_late, make_room
+from spotfit.agent.copies import Copy, Due, Line, Shelf, expendable, is_late
 
 
 def due(report: int, rank: int, *, to: str = "a", round_: int = 3) -> Due:
@@ -124,9 +124,29 @@ def test_what_other_machines_have_here_stays() -> None:
     assert list(expendable(Copy(3, 3, 0), (0,), lying)) == [Copy(3, 1, 0), Copy(2, 9, 5)]
 
 
-def test_clocks_say_nothing_of_the_order(tmp_path: Path) -> None:
-    for report in (9, 10, 11):
-        (tmp_path / Copy(3, report, 0).name).touch()
-    assert make_room(tmp_path, Copy(3, 12, 0), (0,))
-    assert list(copies_in(tmp_path)) == [Copy(3, 11, 0)]
-    assert not make_room(tmp_path, Copy(2, 13, 0), (0,))
+def on(folder: Path, *copies: Copy) -> Shelf:
+    folder.mkdir(exist_ok=True)
+    for copy in copies:
+        (folder / copy.name).touch()
+    return Shelf(folder)
+
+
+def test_reports_are_numbers(tmp_path: Path) -> None:
+    shelf = on(tmp_path, *(Copy(3, report, 0) for report in (9, 10, 11)))
+    assert shelf.make_room(Copy(3, 12, 0), (0,))
+    assert list(shelf.lying) == [Copy(3, 11, 0)]
+    assert not shelf.make_room(Copy(2, 13, 0), (0,))
+
+
+def test_what_was_taken_back_lies_here_no_more_nor_comes_again(tmp_path: Path) -> None:
+    lying = Copy(2, 9, 0), Copy(3, 4, 0), Copy(3, 5, 1), Copy(3, 6, 0)
+    shelf = on(tmp_path / "copies", *lying)
+    shelf.take_back(Copy(3, 6, 0))
+    assert list(shelf.lying) == [Copy(3, 6, 0)], "that one was saved since"
+    coming = tmp_path / "coming"
+    coming.touch()
+    assert not shelf.make_room(Copy(3, 5, 1), (0, 1))
+    assert not shelf.put(coming, Copy(3, 5, 1)), "it was on its way"
+    shelf.take_back(Copy(3, 0, 0))
+    assert not shelf.put(coming, Copy(3, 5, 1)), "nor where an earlier word comes late"
+    assert shelf.put(coming, Copy(3, 6, 1))

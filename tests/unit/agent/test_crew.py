@@ -23,7 +23,7 @@ from spotfit.core.ids import AgentId, RunId
 from spotfit.model.carrier import Lost
 from spotfit.model.events import Blame
 from spotfit.model.spec import RunSpec, Vigil
-from spotfit.model.wire import Alive, Carry, Committed, Raised, Running, Start
+from spotfit.model.wire import Alive, Carry, Committed, Raised, Running, Start, TakenBack
 from spotfit.ship.environment import RuntimeEnv
 from spotfit.ship.luggage import Luggage, pack
 from spotfit.ship.sign import RunKey
@@ -156,6 +156,16 @@ def test_a_sign_of_life_is_for_the_crew_alone(crew: LiveCrew) -> None:
     crew._hear(3, 0, [encode(Alive()), encode(Running())])
     crew._hear(3, 0, [encode(Alive())])
     assert crew.events() == [Said(3, 0, [msgspec.Raw(encode(Running()))])]
+
+
+def test_what_is_taken_back_is_for_the_crew_alone(
+    crew: LiveCrew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[int] = []
+    monkeypatch.setattr(crew._snapshots, "take_back", heard.append)
+    crew._hear(3, 0, [encode(TakenBack(6))])
+    assert heard == [6]
+    assert crew.events() == []
 
 
 def test_a_worker_that_falls_silent_is_missed_until_it_is_heard_again(crew: LiveCrew) -> None:

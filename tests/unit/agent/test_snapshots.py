@@ -141,3 +141,22 @@ def test_a_new_keeper_gets_what_the_old_one_had(tmp_path: Path) -> None:
     snapshots.keep(2, Snapshot(8, _METRICS, str(paths[0])))
     snapshots.named(2, Named(8, "d", (2, 3), _METRICS))
     assert len(sent) == 4, "nobody is left to keep it"
+
+
+def test_what_was_taken_back_is_held_no_more_and_goes_to_no_new_keeper(tmp_path: Path) -> None:
+    sent: list[Due] = []
+    snapshots = Snapshots(str(tmp_path))
+    snapshots.copy = sent.append
+    snapshots.enter(replace(start(3), copies_to="a:9"))
+    earlier = filled(tmp_path / "2-0-1.segment", [b"x"], step=30)
+    ours = [filled(tmp_path / f"3-{rank}-1.segment", [b"x"], rank=rank) for rank in (0, 1)]
+    snapshots.keep(0, Snapshot(7, _METRICS, str(ours[0])))
+    snapshots.named(0, Named(7, "c", (0,), _METRICS))
+    assert not earlier.exists()
+    filled(earlier, [b"x"], step=30)
+    snapshots.take_back(8)
+    assert not earlier.exists(), "what the round began from was left behind, too"
+    assert all(path.exists() for path in ours), "ranks free their own; one may be of a save since"
+    sent.clear()
+    snapshots.copy_to("b:9")
+    assert sent == []

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from spotfit.agent import vault
+from spotfit.agent.copies import Shelf
 from spotfit.agent.snapshots import Snapshots
 from spotfit.agent.vault import Vault
 from spotfit.checkpoint.peer import PATIENCE_S, InPeer, connected
@@ -29,6 +30,7 @@ from spotfit.testing.builders import RUN
 from spotfit.testing.clock import ManualClock
 from tests.unit.agent.dues import due
 from tests.unit.checkpoint.snapshots import BIG, bytes_of, filled
+from tests.unit.worker.agent_end import start
 
 SECRET = RunKey(bytes(range(32)), RUN).to_text()
 TLS = contexts(SECRET, RUN)
@@ -43,7 +45,7 @@ class Machine:
         self.folder.mkdir()
         self.snapshots = Snapshots(str(folder))
         self.vault = Vault(
-            self.snapshots.copies,
+            self.snapshots.shelf,
             self.snapshots.find,
             tls=TLS,
             host="127.0.0.1",
@@ -100,7 +102,7 @@ def test_in_the_background_copies_are_sent_one_after_the_other(
 def test_what_lies_there_already_is_not_sent_again(ours: Machine, theirs: Machine) -> None:
     path = ours.saves(1, [bytes_of(1, 5 * BIG)])
     copied(ours, path, theirs)
-    (lies,) = theirs.snapshots.copies.iterdir()
+    (lies,) = theirs.snapshots.shelf.folder.iterdir()
     before = lies.stat().st_ino
     copied(ours, path, theirs)
     assert lies.stat().st_ino == before
@@ -151,7 +153,7 @@ def test_of_each_rank_the_last_two_are_kept_whatever_clocks_say(
     for n in range(4):
         path = filled(ours.folder / f"3-1-{n}.segment", [b"x"], rank=1, world_size=2, step=n)
         copied(ours, path, theirs, report=n)
-        for copy in theirs.snapshots.copies.iterdir():
+        for copy in theirs.snapshots.shelf.folder.iterdir():
             os.utime(copy, (2**31 - n, 2**31 - n))
     assert [part.state.step for part in theirs.snapshots.held()] == [2, 3]
 
@@ -198,6 +200,26 @@ def test_a_segment_written_anew_while_it_is_sent_is_no_copy(ours: Machine, their
     assert theirs.snapshots.held() == ()
 
 
+def test_what_was_taken_back_is_gone_on_from_by_nobody(ours: Machine, theirs: Machine) -> None:
+    """Step 9 is committed; 12 was lost on its way, but each machine has it of the other."""
+    machines = ours, theirs
+    for rank, (one, other) in enumerate((machines, machines[::-1])):
+        one.snapshots.enter(start(round=3, rank=rank, world_size=2))
+        for report, step in ((4, 9), (5, 12)):
+            segment = one.folder / f"3-{rank}-{report}.segment"
+            copied(one, filled(segment, [b"x"], rank=rank, world_size=2, step=step), other, report)
+            segment.unlink()
+    assert [len(one.snapshots.held()) for one in machines] == [2, 2]
+    for one in machines:
+        one.snapshots.take_back(6)
+    assert [one.snapshots.held() for one in machines] == [(), ()]
+    later = filled(ours.folder / "3-0-6.segment", [b"x"], world_size=2, step=12)
+    with pytest.raises(IntegrityError, match="did not keep"):
+        copied(ours, later, theirs, 5)
+    copied(ours, later, theirs, 6)
+    assert theirs.snapshots.held() == (Part(State(3, 12), 0, 2),)
+
+
 def test_half_a_copy_is_none(theirs: Machine) -> None:
     with connected(theirs.vault.address, TLS.client) as wire:
         frames.write(wire, encode(Keep(3, 1, 0, (0,), 10)))
@@ -205,7 +227,7 @@ def test_half_a_copy_is_none(theirs: Machine) -> None:
         frames.write(wire, b"half")
         frames.write(wire, b"")
         assert frames.read(wire) is None, "nobody keeps it"
-    assert list(theirs.snapshots.copies.iterdir()) == []
+    assert list(theirs.snapshots.shelf.folder.iterdir()) == []
 
 
 def test_a_copy_for_an_agent_that_has_left_is_refused(ours: Machine, theirs: Machine) -> None:
@@ -236,7 +258,7 @@ def test_a_machine_that_is_gone_is_told(theirs: Machine) -> None:
 
 @pytest.mark.parametrize(("host", "begins"), [("localhost", "127.0.0.1:"), ("::1", "[::1]:")])
 def test_it_listens_at_any_address_of_its_machine(tmp_path: Path, host: str, begins: str) -> None:
-    vault = Vault(tmp_path, lambda _: None, tls=TLS, host=host, clock=ManualClock(0.0))
+    vault = Vault(Shelf(tmp_path), lambda _: None, tls=TLS, host=host, clock=ManualClock(0.0))
     with contextlib.closing(vault), connected(vault.address, TLS.client):
         assert vault.address.startswith((begins, "[::1]:"))
 

@@ -324,13 +324,16 @@ def test_a_save_with_unfit_metrics_holds_no_other_rank_up(
 
 
 def test_steps_that_went_wrong_are_taken_back_to_the_latest_checkpoint(
-    session: LocalSession, remembered: list[Path]
+    session: LocalSession, remembered: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    left: list[set[Path]] = []
+    folder = session.snapshots.folders[0]
+    told = lambda: left.append({*folder.glob("*.segment")})  # noqa: E731
+    monkeypatch.setattr(session.snapshots, "take_back", told)
     early = Life(every=4)
     early.train(5)
     remembered.append(early.newest_segment)
     early.end()
-    folder = session.snapshots.folders[0]
     before = {*folder.glob("*.segment")}
     life = Life(every=4)
     assert life.ckpt.restore() == ("", 4, 0, "memory")
@@ -340,6 +343,7 @@ def test_steps_that_went_wrong_are_taken_back_to_the_latest_checkpoint(
     assert restored is not None
     assert (restored.step, restored.source, life.ckpt.steps) == (8, "bucket", 8)
     assert {*folder.glob("*.segment")} == before, "nothing newer is left to go on from"
+    assert left == [before], "nor with other machines"
     life.train(13)
     again = life.ckpt.restore()
     assert again is not None

@@ -20,6 +20,7 @@ from spotfit.model.wire import (
     Files,
     Gathered,
     Snapshot,
+    TakenBack,
     Uncarried,
     Unsaved,
 )
@@ -174,3 +175,10 @@ def test_a_state_in_memory_is_opened_where_the_round_begins_from_it(
     lost = start(memory=State(3, 9))
     with pytest.raises(IntegrityError):
         Session(lost, agent.talk, store).snapshots.open_memory()
+
+
+def test_what_is_taken_back_is_all_that_was_reported(snapshots: Snapshots, agent: AgentEnd) -> None:
+    snapshots.give({}, Path("/memory/x"))
+    snapshots.withhold({}, "there is no room")
+    snapshots.take_back()
+    assert agent.heard_of(TakenBack) == [TakenBack(2)]
