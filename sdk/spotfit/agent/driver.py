@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import signal
 import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +30,7 @@ from spotfit.core.clock import Clock
 from spotfit.core.errors import SpotfitError
 from spotfit.core.ids import AgentId
 from spotfit.host import clocks, dice, env, log, machine, shared_memory
+from spotfit.host.owned import owned
 from spotfit.ledger.run import Ledger
 from spotfit.model import output
 from spotfit.model.audience import Hello
@@ -90,7 +90,7 @@ def _drive(assignment: Assignment, zygotes: ZygoteKeeper, clock: Clock, opened: 
     key = RunKey.from_text(launch.secret, launch.run_id)
     loop = opened.enter_context(contextlib.closing(Loop(clock)))
     store = open_store(launch.run_url, PATIENT)
-    scratch = opened.enter_context(_scratch(me))
+    scratch = str(opened.enter_context(_scratch(me)))
     errands = opened.enter_context(contextlib.closing(Threaded(loop.wake)))
     logs = opened.enter_context(contextlib.closing(_logs(store, me, clock)))
     net = opened.enter_context(contextlib.closing(_net(loop, assignment)))
@@ -289,16 +289,9 @@ def _logs(store: Store, me: AgentId, clock: Clock) -> LogShipper:
     return LogShipper(store, me, wall_ms=clocks.wall_ms, clock=clock, pause_s=pause_s)
 
 
-@contextmanager
-def _scratch(me: AgentId) -> Iterator[str]:
-    """A directory of this agent's own, which goes with it."""
-    parent = env.value(env.SCRATCH) or tempfile.gettempdir()
-    folder = Path(parent) / f"spotfit-{me}"
-    folder.mkdir(mode=0o700, parents=True)
-    try:
-        yield str(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def _scratch(me: AgentId) -> AbstractContextManager[Path]:
+    """A directory of this agent's own, which goes with it; those of killed ones go first."""
+    return owned(Path(env.value(env.SCRATCH) or tempfile.gettempdir()), f"scratch-{me}")
 
 
 @contextmanager

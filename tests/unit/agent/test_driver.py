@@ -107,6 +107,17 @@ def test_a_fault_of_ours_is_a_crash_with_its_traceback(
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
+def test_what_a_killed_agent_left_is_removed_by_the_next(
+    tmp_path: Path, keeper: ZygoteKeeper
+) -> None:
+    an_ended_run(tmp_path / "run")
+    left = tmp_path / "scratch" / f"spotfit-{os.getuid()}-scratch-a-0"
+    left.mkdir(parents=True)
+    (left / "owner").write_text(os.uname().nodename)
+    assert driver.serve(assignment(tmp_path / "run"), zygotes=keeper) == Exit.DONE
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
 class Asking:
     """An agent that leads itself: it says something to its own hub, then waits for long."""
 
