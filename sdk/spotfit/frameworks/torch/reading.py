@@ -34,6 +34,12 @@ _MODEL = "model."
 """What the names of its weights begin with."""
 _KNOWN = "optimizer.state."
 """What the names of all that optimizers know begin with."""
+_GROUPS = "optimizer.param_groups."
+_ALL_OPTIMIZERS = (
+    "Give Checkpointer all optimizers of the run that saved it, with all their groups before "
+    "restore(). Best give them all weights from the beginning: what is frozen until later has "
+    "requires_grad_(False) until then, and no add_param_group."
+)
 
 
 class Loading:
@@ -44,7 +50,7 @@ class Loading:
 
     def __init__(self, state: State, saved: Saved) -> None:
         reader = Reader(saved)
-        unlearned = _unlearned(state, saved)  # before anything is handed over
+        unlearned = _unlearned(state, saved) | _gone_groups(state, saved)  # before any is read
         _make_room(state, saved, reader)
         planner = _Planner()
         planner.set_up_planner(state, reader.metadata, is_coordinator=False)
@@ -142,13 +148,16 @@ def refuse_left(left: Sequence[frozenset[str]]) -> None:
             do="Build the same model as the run that saved it, or name a new run and load what "
             "export_checkpoint() writes.",
         )
-    if names:
-        weights = [name.removeprefix(_KNOWN) for name in names]
+    if weights := [name.removeprefix(_KNOWN) for name in names if name.startswith(_KNOWN)]:
         raise ConfigError(
             f"What an optimizer knew of {_some(weights)} would be lost: none learns it now.",
-            do="Give Checkpointer all optimizers of the run that saved it, with all their groups "
-            "before restore(). Best give them all weights from the beginning: what is frozen until "
-            "later has requires_grad_(False) until then, and no add_param_group.",
+            do=_ALL_OPTIMIZERS,
+        )
+    if names:
+        raise ConfigError(
+            f"{len(names)} groups of weights would be lost, with their rates and other options: "
+            "the optimizers have fewer now than they had.",
+            do=_ALL_OPTIMIZERS,
         )
 
 
@@ -168,6 +177,13 @@ def _unlearned(state: State, saved: Saved) -> frozenset[str]:
     learned = {name for group in groups for name in group["params"]}
     kept = {str(key[2]) for key in _keys(saved) if key[:2] == ("optimizer", "state")}
     return frozenset(_KNOWN + name for name in kept - learned)
+
+
+def _gone_groups(state: State, saved: Saved) -> frozenset[str]:
+    """Groups of weights that the optimizers had beyond those of this rank's."""
+    there = len(state.get("optimizer", {}).get("param_groups", ()))
+    kept = {int(key[2]) for key in _keys(saved) if key[:2] == ("optimizer", "param_groups")}
+    return frozenset(f"{_GROUPS}{place}" for place in kept if place >= there)
 
 
 def _others(saved: Saved) -> frozenset[str]:

@@ -192,6 +192,22 @@ def test_what_optimizers_knew_of_weights_that_none_learns_is_told(tmp_path: Path
         refuse_left([Loading(without, saved).left])
 
 
+def test_groups_that_would_be_lost_with_their_options_are_told(tmp_path: Path) -> None:
+    """The first group's rate would be that of all."""
+
+    def grouped(groups: int) -> dict[str, Any]:
+        state = a_state(1.0)
+        group = {"params": [], "lr": 0.1}
+        state["optimizer"]["param_groups"] = [group] * groups
+        return state
+
+    saved = saved_by(1, tmp_path, grouped(3))
+    left = [Loading(grouped(1), saved).left] * 2
+    with pytest.raises(ConfigError, match="2 groups of weights would be lost"):
+        refuse_left(left)
+    refuse_left([*left, Loading(grouped(3), saved).left])
+
+
 def _only(state: dict[str, Any], names: set[str]) -> dict[str, Any]:
     return {name: weight for name, weight in state["model"].items() if name in names}
 
