@@ -8,7 +8,7 @@ import posixpath
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -16,6 +16,7 @@ import msgspec
 
 from spotfit.checkpoint.saved import Saved, open_folder
 from spotfit.checkpoint.shared import own_folder, shared_directory, together
+from spotfit.core.codec import UNREADABLE
 from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError
 from spotfit.host import dice
 from spotfit.store.api import Store
@@ -25,6 +26,7 @@ from spotfit.store.transfer import FileRecord, differs, download_tree
 from spotfit.store.url import RootUrl, checked_key
 
 METADATA = ".metadata.json"
+_notes = msgspec.json.Decoder(dict[str, Any])
 _GONE = {
     "from_dict": "write a file into a directory and use Checkpoint.from_directory(directory)",
     "to_dict": "read its files: with checkpoint.as_directory() as directory",
@@ -129,7 +131,7 @@ class Checkpoint(metaclass=_Named):
         removed when its last reader is done. Raises `IntegrityError`, naming the file, where one
         is missing or is not what was reported.
         """
-        if self.local_directory is not None and not self._shares:
+        if self.local_directory is not None and self._is_whole_there:
             _check(self.local_directory, self._checked_files())
             yield str(self.local_directory)
             return
@@ -146,12 +148,20 @@ class Checkpoint(metaclass=_Named):
         return str(target)
 
     def get_metadata(self) -> dict[str, Any]:
-        """What was noted about it; empty when nothing was."""
+        """What was noted about it; empty when nothing was.
+
+        Raises `IntegrityError` for notes that are none, such as a file of yours under that name.
+        """
         try:
-            noted: dict[str, Any] = msgspec.json.decode(self._store.get(self._metadata_key))
+            return _notes.decode(self._store.get(self._metadata_key))
         except NotFoundError:
             return {}
-        return noted
+        except UNREADABLE as unreadable:
+            raise IntegrityError(
+                f"{METADATA} of the checkpoint at {self.path} holds no notes: {unreadable}",
+                do="Read it as a file, or have set_metadata() write new ones in its place.",
+                file=METADATA,
+            ) from None
 
     def set_metadata(self, metadata: dict[str, Any]) -> None:
         """Note this about it, and forget what was noted before."""
@@ -192,7 +202,7 @@ class Checkpoint(metaclass=_Named):
         return own_folder(Path(tempfile.gettempdir())) / f"checkpoint_tmp_{self._id}"
 
     def _copy(self, target: Path) -> None:
-        if self.local_directory is None or self._shares:
+        if self.local_directory is None or not self._is_whole_there:
             self._download(target)
             return
         if not self.local_directory.is_dir():
@@ -211,8 +221,8 @@ class Checkpoint(metaclass=_Named):
         for record in files:
             if not record.tells:
                 self._fetch(record, directory)
-        if noted := self.get_metadata():
-            (directory / METADATA).write_bytes(msgspec.json.encode(noted))
+        with suppress(NotFoundError):  # there are no notes
+            (directory / METADATA).write_bytes(self._store.get(self._metadata_key))
 
     def _fetch(self, record: FileRecord, directory: Path) -> None:
         """A file nobody has hashed: only its size is known."""
@@ -226,9 +236,10 @@ class Checkpoint(metaclass=_Named):
             raise _broken(self.path, record, "is not what was reported")
 
     @property
-    def _shares(self) -> bool:
-        """Whether some of its files lie in the folders of earlier checkpoints."""
-        return any(file.at for file in self._files or ())
+    def _is_whole_there(self) -> bool:
+        """Whether its folder holds all of its files: some may lie in those of earlier checkpoints,
+        and one that was reported without any has no folder."""
+        return self._files is None or (self._files != () and not any(one.at for one in self._files))
 
     def _checked_files(self) -> list[FileRecord]:
         """Its files, without the notes: those may change after it was reported."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from spotfit.store.url import PART_NAME
 
 _count = itertools.count()
+_PART = re.compile(rf"{re.escape(PART_NAME)}\d+-\d+-[0-9a-f]{{6}}")
 
 
 @contextmanager
@@ -27,6 +29,11 @@ def appearing(path: Path) -> Iterator[Path]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def is_part(name: str) -> bool:
+    """Whether a file of that name is a half written one, by this very way."""
+    return _PART.fullmatch(name) is not None
 
 
 def beside(path: Path) -> Path:

@@ -16,8 +16,8 @@ import msgspec
 from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError, StoreError
 from spotfit.store.api import Store
 from spotfit.store.marks import mark_of
-from spotfit.store.parts import appearing
-from spotfit.store.url import PART_NAME, checked_key
+from spotfit.store.parts import appearing, is_part
+from spotfit.store.url import checked_key
 
 SMALL_BYTES = 256 * 2**10
 """Of files up to this size many travel at once: each waits for its answer, none fills the wire."""
@@ -152,7 +152,7 @@ def _files_of(directory: Path) -> Mapping[str, Path]:
 def _walk(folder: Path, prefix: str, above: tuple[Path, ...]) -> Iterator[tuple[str, Path]]:
     """Names and real paths of the files below; `above` are the folders we came through."""
     for entry in sorted(folder.iterdir()):
-        if entry.name.startswith(PART_NAME):
+        if is_part(entry.name):  # of a download that was killed
             continue
         name = checked_key(prefix + entry.name)
         real = Path(os.path.realpath(entry)) if entry.is_symlink() else entry

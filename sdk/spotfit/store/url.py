@@ -34,7 +34,8 @@ def checked_key(key: str) -> str:
     if not _KEY.fullmatch(key):
         raise ConfigError(
             f"{key!r} cannot be the key of an object: keys are relative, their parts are separated "
-            "by single '/', and no part is '.' or '..', or holds control characters.",
+            "by single '/', and no part is '.' or '..', holds control characters, or begins with "
+            f"{PART_NAME!r}.",
             do="Rename the file or folder it stands for.",
         )
     return key

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from spotfit.checkpoint.handle import Address, Checkpoint
+from spotfit.checkpoint.handle import METADATA, Address, Checkpoint
 from spotfit.checkpoint.restore import open_committed
-from spotfit.core.errors import NotFoundError
+from spotfit.core.errors import IntegrityError, NotFoundError
 from spotfit.store.memory import MemoryStore
 from spotfit.store.opening import open_store
 from tests.unit.checkpoint.kept import directory, part, saved
@@ -141,6 +141,36 @@ def test_notes_are_kept_with_it(where: str, tmp_path: Path) -> None:
     assert checkpoint.get_metadata() == {"a": 1, "b": [2]}
     checkpoint.set_metadata({"c": 3})
     assert checkpoint.get_metadata() == {"c": 3}
+
+
+@pytest.mark.parametrize("where", ["local", "memory"])
+def test_a_file_of_the_users_under_the_name_of_the_notes_is_a_file(
+    where: str, tmp_path: Path
+) -> None:
+    store = MemoryStore() if where == "memory" else open_store(tmp_path / "run")
+    saved(store, tmp_path / "ck", part(), **{METADATA: "v1, by hand", "model": "w"})
+    checkpoint = open_committed(store, "ck")
+    with checkpoint.as_directory() as there:
+        assert Path(there, METADATA).read_text() == "v1, by hand"
+    with pytest.raises(IntegrityError, match=r"ck holds no notes: JSON is malformed"):
+        checkpoint.get_metadata()
+    with pytest.raises(IntegrityError):
+        checkpoint.update_metadata({"a": 1})
+    checkpoint.set_metadata({"a": 1})
+    assert checkpoint.get_metadata() == {"a": 1}
+
+
+@pytest.mark.parametrize("where", ["local", "memory"])
+def test_one_that_was_reported_empty_is_empty(where: str, tmp_path: Path) -> None:
+    store = MemoryStore() if where == "memory" else open_store(tmp_path / "run")
+    saved(store, tmp_path / "ck", part())
+    checkpoint = open_committed(store, "ck")
+    with checkpoint.as_directory() as there:
+        assert list(Path(there).iterdir()) == []
+    assert list(Path(checkpoint.to_directory(tmp_path / "to")).iterdir()) == []
+    checkpoint.set_metadata({"a": 1})
+    with checkpoint.as_directory() as there:
+        assert [path.name for path in Path(there).iterdir()] == [METADATA]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from spotfit.core.errors import (
     TransientStoreError,
 )
 from spotfit.store.memory import MemoryStore
+from spotfit.store.parts import beside
 from spotfit.store.transfer import (
     BIG_BYTES,
     MOST_AT_ONCE,
@@ -23,6 +24,7 @@ from spotfit.store.transfer import (
     fetched,
     upload_tree,
 )
+from spotfit.store.url import PART_NAME
 
 BIG = bytes(BIG_BYTES + 1)
 
@@ -84,6 +86,20 @@ def test_every_file_is_sent_and_told(tree: Path) -> None:
         record("b/c/empty", b""),
     )
     assert [found.key for found in store.list()] == ["p/a", "p/b/big", "p/b/c/empty"]
+
+
+def test_what_a_killed_download_left_is_none_of_the_files_and_what_only_looks_so_is_refused(
+    tree: Path,
+) -> None:
+    beside(tree / "a").write_bytes(b"half")
+    assert [one.name for one in upload_tree(MemoryStore(), "p", tree)] == [
+        "a",
+        "b/big",
+        "b/c/empty",
+    ]
+    (tree / "b" / f"{PART_NAME}1").write_bytes(b"mine")
+    with pytest.raises(ConfigError, match=r"'b/\.spotfit-part-1'.* begins with"):
+        upload_tree(MemoryStore(), "p", tree)
 
 
 class FarAway(MemoryStore):
