@@ -110,7 +110,17 @@ class Shares:
 
 
 def _looks(flat: State, *, but: Collection[str]) -> dict[str, bytes]:
-    """A few numbers of each weight that is no shard, by name: what ranks hold alike looks alike."""
+    """What ranks hold alike looks alike, by name: a few numbers of each weight that is no shard,
+    and the options of optimizers."""
+    return _weights(flat, but) | {
+        name: repr(value).encode()
+        for name, value in flat.items()
+        if name.startswith("optimizer.param_groups.") and ".params" not in name
+        if isinstance(value, bool | int | float | str | tuple)
+    }
+
+
+def _weights(flat: State, but: Collection[str]) -> dict[str, bytes]:
     weights = {
         name: value.detach()
         for name, value in flat.items()
@@ -137,7 +147,7 @@ def _on_one(numbers: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _tell_of_others(looks: Sequence[Mapping[str, bytes]]) -> None:
-    """Weights that ranks hold differently would come back from this rank and that."""
+    """What ranks hold differently would come back from this rank and that."""
     found: dict[str, set[bytes]] = defaultdict(set)
     for one in looks:
         for name, look in one.items():
@@ -146,7 +156,7 @@ def _tell_of_others(looks: Sequence[Mapping[str, bytes]]) -> None:
     if differ:
         log.warning(
             "checkpoint.ranks_differ",
-            weights=len(differ),
+            parts=len(differ),
             such_as=differ[0],
             why="ranks hold different ones, and of each only one rank's is kept",
             do="have prepare_model wrap the model, or keep what is each rank's own in own={...}",

@@ -120,7 +120,20 @@ def test_weights_that_ranks_do_not_hold_alike_are_told_of_once(
     on_ranks(3, work)
     told = capsys.readouterr().err
     assert told.count("checkpoint.ranks_differ") == 1
-    assert "weights=1 such_as=model.w3" in told
+    assert "parts=1 such_as=model.w3" in told
+
+
+def test_options_that_optimizers_of_stages_have_of_their_own_are_told_of(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Groups go by their places: all ranks would go on with the first one's rate."""
+
+    def work(rank: int, gather: Gather) -> None:
+        group = {"params": [f"w{rank}"], "lr": 0.1 * (rank + 1), "amsgrad": False}
+        Shares(rank, gather).of(a_state() | {"optimizer": {"param_groups": [group]}})
+
+    on_ranks(2, work)
+    assert "parts=1 such_as=optimizer.param_groups.0.lr" in capsys.readouterr().err
 
 
 def test_weights_that_ranks_hold_alike_are_not_told_of(capsys: pytest.CaptureFixture[str]) -> None:
