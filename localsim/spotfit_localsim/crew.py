@@ -356,7 +356,8 @@ class SimWorker:
         if load.snapshots:
             yield from self._snapshot(n)
             return
-        name = f"step-{self.state.step}" if load.named_by_step else None
+        chosen = {"made": None, "by step": f"step-{self.state.step}", "one": "last"}
+        name = chosen[load.names]
         if self.rank and not load.everyone_saves:
             self._say(Report(n, self._metrics(), name))
             return

@@ -121,6 +121,8 @@ class Checker:
             self.complain(f"{who} changed {key}, which is fixed")
         elif key.startswith(_OWN) and who != _owner(key):
             self.complain(f"{who} wrote {key}, which belongs to somebody else")
+        elif before not in (None, after) and (kept := self._kept_at(key)) is not None:
+            self.complain(f"{who} changed {key} of the committed checkpoint {kept}")
         elif key.startswith(keys.JOURNAL) and before is None:
             self._entered(who, key, after)
         elif key.startswith(keys.SNAPSHOTS) and before is None:
@@ -129,9 +131,14 @@ class Checker:
     def _removed(self, key: str) -> None:
         if key.startswith(keys.JOURNAL):
             self.complain(f"the entry {key} was deleted")
-        for kept in self.truth.checkpoints:
-            if key.startswith((f"{kept.name}/", f"{keys.MANIFESTS}{kept.name}/")):
-                self.complain(f"{key} of the committed checkpoint {kept.name} was deleted")
+        elif (kept := self._kept_at(key)) is not None:
+            self.complain(f"{key} of the committed checkpoint {kept} was deleted")
+
+    def _kept_at(self, key: str) -> str | None:
+        """Which committed checkpoint lies there."""
+        names = (kept.name for kept in self.truth.checkpoints)
+        places = ((name, (f"{name}/", f"{keys.MANIFESTS}{name}/")) for name in names)
+        return next((name for name, place in places if key.startswith(place)), None)
 
     def _entered(self, who: str, key: str, body: bytes) -> None:
         if key != keys.entry(self.truth.next_slot):

@@ -196,8 +196,15 @@ few_are_kept = Scenario(
 
 same_names_again = Scenario(
     "same_names_again",
-    load=replace(LONG, named_by_step=True, save_s=(0.5, 4.0)),
+    load=replace(LONG, names="by step", save_s=(0.5, 4.0)),
     acts=(Reclaim(Step(14), "follower"), Reclaim(Step(25), "leader"), Crash(Step(37), "anybody")),
+)
+
+one_name_for_all = Scenario(
+    "one_name_for_all",
+    load=replace(LONG, names="one", save_s=(0.5, 4.0), background=True),
+    faults=SHAKY,
+    acts=same_names_again.acts,
 )
 
 uploads_outlive_workers = Scenario(
@@ -273,6 +280,7 @@ LIBRARY: tuple[Scenario, ...] = (
     cloud_that_forgets_to_answer,
     few_are_kept,
     same_names_again,
+    one_name_for_all,
     uploads_outlive_workers,
     copies_come_late,
     a_rank_hangs,
@@ -295,7 +303,7 @@ def random_storm(seed: int) -> Scenario:
         workers=workers,
         workers_min=dice.randint(1, workers) if elastic else None,
         slots=slots,
-        load=replace(_load(dice, mistakes), background=_in_background(seed)),
+        load=_chosen(replace(_load(dice, mistakes), background=_in_background(seed)), seed),
         market=market,
         faults=_faults(dice),
         wire=_wire(dice),
@@ -320,7 +328,7 @@ def random_saves(seed: int) -> Scenario:
         storm.load,
         snapshots=True,
         validations=None,
-        named_by_step=False,
+        names="made",
         save_every=dice.choice([1, 2, 4]),
         stall_s=(0.001, dice.choice([0.01, 0.5])),
         copy_s=(0.01, dice.choice([0.1, 1.0, 10.0])),
@@ -354,6 +362,11 @@ def _validated(storm: Scenario, dice: Stream) -> Scenario:
     return replace(storm, load=load, keep=keep, tempo=tempo, patience_s=patience_s)
 
 
+def _chosen(load: Workload, seed: int) -> Workload:
+    """In a fifth of all worlds one name is used for all checkpoints; from dice of its own, too."""
+    return replace(load, names="one") if Dice(seed).stream("one name").chance(0.2) else load
+
+
 def _in_background(seed: int) -> bool:
     """From dice of its own: what a seed told before there was this choice, it still tells."""
     return Dice(seed).stream("left to the agent").chance(0.4)
@@ -376,7 +389,7 @@ def _load(dice: Stream, mistakes: tuple[Mistake, ...]) -> Workload:
         save_s=(0.05, dice.uniform(0.1, 5.0)),
         everyone_saves=dice.chance(0.6),
         saves_on_notice=dice.chance(0.7),
-        named_by_step=dice.chance(0.3),
+        names="by step" if dice.chance(0.3) else "made",
         barriers=dice.chance(0.3),
         peers_raise=dice.choice([0.0, 0.5, 1.0]),
         end_s=(0.005, dice.choice([0.05, 3.0])),

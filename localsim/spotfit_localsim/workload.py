@@ -16,6 +16,7 @@ from spotfit.model.events import ValidationAsked
 from spotfit_localsim.faults import Span
 
 How = Literal["raises", "dies", "hangs"]
+Names = Literal["made", "by step", "one"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,9 @@ class Workload:
     copy_s: Span = (0.01, 0.5)
     """How long a copy takes to the neighbour, and back."""
     saves_on_notice: bool = True
-    named_by_step: bool = False
-    """Whether the user chooses the names of checkpoints, the same ones in every attempt."""
+    names: Names = "made"
+    """Whether the user chooses the names of checkpoints: the same ones in every attempt, or always
+    the same one."""
     barriers: bool = False
     """Whether ranks meet at the hub before each checkpoint."""
     peers_raise: float = 0.5

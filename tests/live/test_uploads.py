@@ -88,3 +88,33 @@ def test_an_upload_that_fails_ends_its_worker_though_the_function_goes_on(cloud:
     with pytest.raises(spotfit.WorkerGroupError, match="/nowhere is not there") as failed:
         cloud.fit(train)
     assert isinstance(failed.value.worker_failures[0], spotfit.ConfigError)
+
+
+def test_a_crash_while_a_name_is_used_again_leaves_what_had_it_before(cloud: Cloud) -> None:
+    def train(config: Config) -> list[str] | None:
+        if (begun_at := found()) is not None:
+            return begun_at
+        through, rank = Path(config["marks"], "through"), spotfit.get_context().get_world_rank()
+
+        def die(_: spotfit.Checkpoint, __: str) -> spotfit.Checkpoint:
+            while not through.exists():
+                time.sleep(0.01)
+            os._exit(9)
+
+        for text in ("one", "two"):
+            folder = Path(tempfile.mkdtemp())
+            (folder / f"rank{rank}").write_text(text)
+            spotfit.report(
+                {"text": text},
+                checkpoint=spotfit.Checkpoint.from_directory(folder),
+                checkpoint_dir_name="last",
+                checkpoint_upload_fn=die if (rank, text) == (1, "two") else None,
+            )
+        through.touch()  # this rank has uploaded its part of the second
+        time.sleep(3600)
+        return None
+
+    result = cloud.fit(train, workers=2, nodes=2, max_failures=1)
+
+    assert result.return_value == ["one", "one"]
+    assert len(cloud.closed()) == 1

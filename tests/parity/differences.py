@@ -22,6 +22,9 @@ _FAILED = {"is": ["TrainingFailedError", "WorkerGroupError"]}
 
 OTHERWISE: Mapping[str, Otherwise] = {
     "metrics_without_a_checkpoint": Otherwise([{"loss": 1}, None, []], "`Result.metrics`"),
+    "a_name_used_twice": Otherwise(
+        [[{"n": 1}], ["file0"]], "a `checkpoint_dir_name` that was used"
+    ),
     "a_score_that_is_missing_where_least_is_best": Otherwise(
         [{"rank": 0, "score": 1}, {"rank": 0, "score": 0}], "a checkpoint without the score"
     ),

@@ -43,6 +43,7 @@ from spotfit_localsim.library import (
     copies_come_late,
     deposed_leader,
     flapping_network,
+    one_name_for_all,
     plain,
     preemption_with_notice,
     random_storm,
@@ -170,6 +171,16 @@ def test_caught_is_a_hub_that_commits_before_all_ranks_have_saved(
         patch.setattr(Hub, "_save", hasty)
         world, why = caught(seeds_of(plain))
     assert "has no files of rank" in why
+    sound_in(world)
+
+
+def test_caught_is_a_hub_that_gives_a_name_as_often_as_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Hub, "_use", lambda _, chosen, __: (chosen, ""))
+        world, why = caught(seeds_of(one_name_for_all))
+    assert "of the committed checkpoint last" in why or "no complete set" in why
     sound_in(world)
 
 

@@ -199,7 +199,7 @@ def test_only_those_checkpoints_stay_that_are_to_stay(seeds: range) -> None:
 def test_what_rounds_before_the_last_left_half_saved_is_gone_at_the_end(seeds: range) -> None:
     for seed in seeds:
         storm = random_storm(seed)
-        if not storm.load.named_by_step:
+        if storm.load.names == "made":
             story = simulate(storm, seed)
             last = {commit.name for commit in story.view.checkpoints}
             assert len(story.folders - last) <= 1, "what the last round was at when it ended"

@@ -62,7 +62,9 @@ class Given(NamedTuple):
 
 
 class Hub:
-    """One round. `name_for(n)` makes a directory name when rank 0 gave none."""
+    """One round. `name_for(n)` makes a directory name when rank 0 gave none; `last_called(name)` is
+    the checkpoint of earlier rounds that has one it gave, '' if that is gone, None for a new one.
+    """
 
     def __init__(
         self,
@@ -71,6 +73,7 @@ class Hub:
         *,
         name_for: Callable[[int], str],
         base_for: Callable[[], str] = str,
+        last_called: Callable[[str], str | None] = lambda _: None,
         collective_timeout_s: float | None = None,
         collective_warn_s: float = 60.0,
         keep_all: bool = False,
@@ -80,6 +83,9 @@ class Hub:
         self.world_size = world_size
         self._name_for = name_for
         self._base_for = base_for
+        self._last_called = last_called
+        self._uses: dict[str, str] = {}
+        """By the name that rank 0 chose, the last one that was given for it in this round."""
         self._keep_all = keep_all
         self._made = [0] * world_size
         self._kept: list[dict[int, tuple[msgspec.Raw, str | None]]] = [
@@ -300,12 +306,24 @@ class Hub:
             self._unsaved = max(self._unsaved, (n, hopeless))
         if hopeless or not ranks:  # without a name nobody uploads anything
             return [answer for rank in ranks for answer in _refused(rank, n, hopeless)]
-        name = chosen or self._name_for(n)
+        name, base = self._use(chosen, n) if chosen else (self._name_for(n), "")
         if not coming.theirs:
-            self.given.append(Given(name, made=chosen is None))
-        base = self._base_for() if coming.snapshot else ""
+            self.given.append(Given(name, made=name != chosen))
+        if coming.snapshot:
+            base = self._base_for()
         self._saving[n] = _Saving(name, ranks, _metrics.decode(metrics), told, coming, base)
         return [(rank, Named(n, name, ranks, metrics, base)) for rank in ranks]
+
+    def _use(self, chosen: str, n: int) -> tuple[str, str]:
+        """A name nothing was ever saved under, and the checkpoint that was called so before.
+
+        What was committed must stay whole until there is another, and somebody may still be
+        deleting what was dropped.
+        """
+        before = self._uses.get(chosen, self._last_called(chosen))
+        name = chosen if before is None else f"{chosen}@{self.round}-{n}"
+        self._uses[chosen] = self._uses[name] = name
+        return name, before or ""
 
     def _save(self, rank: int, n: int, saved: Saved) -> list[Answer]:
         saving = self._saving.get(n)

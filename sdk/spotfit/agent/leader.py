@@ -125,7 +125,7 @@ class Leader:
         self._lease = Lease(ledger, journal_errands, now)
         self._early: list[tuple[AgentId, Up | Ended | Stopped]] = []
         """Said in a round that our own store has not told us of yet."""
-        self._tidying = Tidying(ledger.store, errands)
+        self._tidying = Tidying(ledger.store, errands, lambda: ledger.view.leads(ledger.me))
         self._last_news: News | None = None
         self._beat_at = now
         self._dirty = True
@@ -368,6 +368,7 @@ class Leader:
             opened.world_size,
             name_for=self._name_for,
             base_for=lambda: self._legacy.base(self._ledger.view, hub),
+            last_called=lambda name: self._ledger.view.last_called(name),
             collective_timeout_s=spec.collective_timeout_s,
             collective_warn_s=spec.collective_warn_s,
             keep_all=spec.callbacks,

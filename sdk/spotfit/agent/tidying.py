@@ -17,11 +17,15 @@ from spotfit.store.api import Store
 class Tidying:
     """One deletion at a time, beside everything else; and a note for every name that is given.
 
-    All of it is soft: a successor finds in the bucket what this leader did not finish.
+    All of it is soft: a successor finds in the bucket what this leader did not finish. It stops
+    when it `leads` no more: a successor may give a name again that is being deleted.
     """
 
-    def __init__(self, store: Store, errands: Errands) -> None:
+    def __init__(
+        self, store: Store, errands: Errands, leads: Callable[[], bool] = lambda: True
+    ) -> None:
         self._store = store
+        self._leads = leads
         self._errands = Insistent(errands)
         self._doomed: dict[str, Callable[[], None]] = {}
         """By name, in order, how it is to be deleted."""
@@ -36,7 +40,7 @@ class Tidying:
 
     def drop(self, name: str) -> None:
         """The journal has dropped that checkpoint."""
-        self._doomed[name] = partial(drop, self._store, name)
+        self._doomed[name] = partial(drop, self._store, name, delete=self._delete_one)
 
     def given(self, name: str, round_number: int, *, made: bool) -> None:
         """Somebody will upload files under that name: leave a note."""
@@ -81,7 +85,9 @@ class Tidying:
             self._search = None
             for found in done.value:
                 how = drop if found in view.dropped else discard
-                self._doomed.setdefault(found, partial(how, self._store, found))
+                self._doomed.setdefault(
+                    found, partial(how, self._store, found, delete=self._delete_one)
+                )
 
     def _begin(self, name: str, in_use: Collection[str]) -> None:
         if name in in_use:
@@ -94,6 +100,10 @@ class Tidying:
         if self._errands.run(f"delete {name}", deletion, now) is not None:
             self._deleting = None
             del self._doomed[name]
+
+    def _delete_one(self, key: str) -> None:
+        if self._leads():
+            self._store.delete(key)
 
 
 def _unless_refused(name: str, deletion: Callable[[], None]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from spotfit.checkpoint.drop import delete_all
+from spotfit.checkpoint.drop import Delete, delete_all
 from spotfit.checkpoint.manifest import manifests_of
 from spotfit.ledger import keys
 from spotfit.store.api import Store
@@ -61,8 +61,8 @@ def abandoned(
     )
 
 
-def discard(store: Store, name: str) -> None:
-    """Delete what we uploaded under that name, and then what tells of it.
+def discard(store: Store, name: str, *, delete: Delete | None = None) -> None:
+    """Delete what we uploaded under that name, and then what tells of it, as `drop` does.
 
     What users wrote to a folder by themselves stays theirs. May be called again, by a successor
     too, and for a name already gone.
@@ -71,7 +71,7 @@ def discard(store: Store, name: str) -> None:
     begun = _begun_in(store, name).get(name, _Begun())
     ours = begun.noted or any(not part.at for part in parts)
     is_ours = ours and not any(part.at == name for part in parts)
-    delete_all(store, name, parts, {name} if is_ours else ())
+    delete_all(store, name, parts, {name} if is_ours else (), delete or store.delete)
 
 
 def _begun_in(store: Store, name: str = "") -> dict[str, _Begun]:

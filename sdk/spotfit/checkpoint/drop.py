@@ -11,57 +11,70 @@ from spotfit.store.abreast import abreast
 from spotfit.store.api import Store
 
 Read = Callable[[str], Manifest | None]
+Delete = Callable[[str], None]
 
 
-def drop(store: Store, name: str) -> None:
-    """Delete the files of that checkpoint, then its manifests.
+def drop(store: Store, name: str, *, delete: Delete | None = None) -> None:
+    """Delete the files of that checkpoint, then its manifests; `delete` is how, if not at once.
 
     Only for a name the journal has dropped. May be called again, by a successor too, and for one
     already gone.
     """
     parts = manifests_of(store, name)
-    delete_all(store, name, parts, {name} | {part.folder for part in parts})
+    folders = {name} | {part.folder for part in parts}
+    delete_all(store, name, parts, folders, delete or store.delete)
 
 
 def delete_all(
-    store: Store, name: str, parts: Collection[Manifest], folders: Collection[str]
+    store: Store,
+    name: str,
+    parts: Collection[Manifest],
+    folders: Collection[str],
+    delete: Delete,
 ) -> None:
     """Delete these folders, what the checkpoint shared with others, and what tells of it.
 
     `parts` are its manifests. What one of another name lists stays where it is: with the last that
-    lists it, it goes, too. Nothing is read but what tells of these checkpoints, however many the
-    run has.
+    lists it, it goes, too. So does all of a folder that a user has put several into. Nothing is
+    read but what tells of these checkpoints, however many the run has.
     """
     for folder in sorted(folders):
-        sharers = abreast(partial(read_manifest, store), _sharers(store, folder, but=name))
-        needed = {key for part in sharers if part is not None for key in _listed_in(part, folder)}
-        delete_below(store, folder, needed)
+        tellers = _sharers if folder == name else _tellers
+        read = partial(read_manifest, store)
+        others = [*filter(None, abreast(read, tellers(store, folder, but=name)))]
+        if any(part.folder == folder for part in others):
+            continue
+        needed = {key for part in others for key in _listed_in(part, folder)}
+        _delete_below(store, folder, delete, needed)
         if not needed:
-            delete_below(store, f"{keys.SHARES}{folder}")
+            _delete_below(store, f"{keys.SHARES}{folder}", delete)
     shared = {file.at for part in parts for file in part.files} - {"", *folders}
-    read = cache(partial(read_manifest, store))  # the same ones share in many folders
-    abreast(partial(_stop_sharing, store, read, name, parts), sorted(shared))
+    once = cache(partial(read_manifest, store))  # the same ones share in many folders
+    abreast(partial(_stop_sharing, store, once, delete, name, parts), sorted(shared))
+    for folder in sorted({part.at for part in parts} - {""}):
+        _delete_below(store, f"{keys.SHARES}{folder}/{name}", delete)
     # Last, because they tell where the files are.
-    delete_below(store, f"{keys.MANIFESTS}{name}")
+    _delete_below(store, f"{keys.MANIFESTS}{name}", delete)
 
 
-def delete_below(store: Store, folder: str, needed: Collection[str] = ()) -> None:
+def _delete_below(store: Store, folder: str, delete: Delete, needed: Collection[str] = ()) -> None:
     """Every object in that folder but those `needed`."""
     found = [one.key for one in store.list(folder) if one.key.startswith(f"{folder}/")]
-    abreast(store.delete, [key for key in found if key not in needed])
+    abreast(delete, [key for key in found if key not in needed])
 
 
 def note_sharing(store: Store, part: Manifest, folders: Iterable[str]) -> None:
-    """Leave word that this part will list files in these folders of others: before it does."""
+    """Leave word that this part will list files in these folders, before it does: those of others,
+    and where a user has put it."""
 
     def note(folder: str) -> None:
         store.put(keys.sharer(folder, part.name, part.round, part.rank), b"")
 
-    abreast(note, sorted({*folders} - {"", part.folder}))
+    abreast(note, sorted({*folders} - {"", part.name}))
 
 
 def _stop_sharing(
-    store: Store, read: Read, name: str, parts: Iterable[Manifest], folder: str
+    store: Store, read: Read, delete: Delete, name: str, parts: Iterable[Manifest], folder: str
 ) -> None:
     """Delete what it alone still lists in that folder of another one, and the word that it does.
 
@@ -76,10 +89,10 @@ def _stop_sharing(
         if is_needed and not alone:
             break
     for key in sorted(alone):
-        store.delete(key)
+        delete(key)
     told = f"{keys.SHARES}{folder}/{name}" if is_needed else f"{keys.SHARES}{folder}"
     for found in list(store.list(told)):
-        store.delete(found.key)
+        delete(found.key)
 
 
 def _tellers(store: Store, folder: str, *, but: str) -> Iterator[str]:

@@ -229,7 +229,7 @@ class Checkpoint(metaclass=_Named):
         place = directory / checked_key(record.name)
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._store.get_file(f"{self._folder}/{record.name}", place)
+            self._store.get_file(f"{record.at or self._folder}/{record.name}", place)
         except NotFoundError as missing:
             raise _broken(self.path, record, "is missing") from missing
         if place.stat().st_size != record.size_bytes:

@@ -103,6 +103,13 @@ def manifests_of_all(store: Store, names: Collection[str]) -> list[Manifest]:
     return _manifests_in(store, _FOLDER, lambda name: name in names)
 
 
+def manifest_of(store: Store, name: str, rank: int) -> Manifest | None:
+    """The last that this rank wrote down for that name; those of other ranks are not read."""
+    found = (one.key for one in store.list(f"{_FOLDER}/{name}"))
+    parts = [read_manifest(store, key) for key in found if key.endswith(f"-{rank}.json")]
+    return max(filter(None, parts), key=_age, default=None)
+
+
 def newest_complete(manifests: Sequence[Manifest]) -> tuple[Manifest, ...]:
     """The parts of the last report that is complete, by rank; empty when none is."""
     for age in sorted({_age(part) for part in manifests}, reverse=True):

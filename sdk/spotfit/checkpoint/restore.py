@@ -82,14 +82,19 @@ def _parts(store: Store, name: str) -> tuple[Manifest, ...]:
 
 
 def _merged(store: Store, folder: str, parts: Sequence[Manifest]) -> list[FileRecord]:
-    """The files of all ranks. Of equal names the last upload stayed, and nobody knows whose."""
+    """The files of all ranks, and what they took over and nobody has brought anew.
+
+    Of equal names the last upload stayed, and nobody knows whose.
+    """
     merged: dict[str, FileRecord] = {}
-    sizes: Mapping[str, int] | None = None
-    for record in (file for part in parts for file in part.files):
-        known = merged.setdefault(record.name, record)
-        if known != record:
-            sizes = sizes or _sizes(store, folder)
-            merged[record.name] = FileRecord(record.name, sizes.get(record.name, -1), "")
+    sizes: dict[str, Mapping[str, int]] = {}
+    files = [file for part in parts for file in part.files]
+    for record in sorted(files, key=lambda file: bool(file.at)):
+        name, at = record.name, record.at
+        known = merged.setdefault(name, record)
+        if known != record and known.at == at:
+            sizes[at] = sizes.get(at) or _sizes(store, at or folder)
+            merged[name] = FileRecord(name, sizes[at].get(name, -1), "", at)
     return list(merged.values())
 
 

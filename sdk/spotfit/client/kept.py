@@ -133,8 +133,9 @@ def remove(url: str, name: str) -> str:
 
 
 def _named(ledger: Ledger, name: str) -> CheckpointCommitted:
-    found = [one for one in ledger.view.checkpoints if name in ("", one.name)]
-    if found:
+    kept = ledger.view.checkpoints
+    found = [one for one in kept if name in ("", one.name)]
+    if found := found or [one for one in kept if name == one.called]:
         return found[-1]
     names = ", ".join(one.name for one in ledger.view.checkpoints)
     raise NotFoundError(

@@ -180,6 +180,11 @@ class CheckpointCommitted(msgspec.Struct, frozen=True, tag="checkpoint_committed
         """What tells it from others, also from those of the same name."""
         return f"{self.round}-{self.report}"
 
+    @property
+    def called(self) -> str:
+        """The name its user chose: where that was used before, the mark was put behind it."""
+        return self.name.removesuffix(f"@{self.mark}")
+
 
 class CheckpointDropped(msgspec.Struct, frozen=True, tag="checkpoint_dropped"):
     """Nobody may use it any more; its files are deleted after this entry."""

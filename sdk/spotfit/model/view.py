@@ -133,6 +133,14 @@ class View(msgspec.Struct, frozen=True):
     def latest_checkpoint(self) -> CheckpointCommitted | None:
         return self.checkpoints[-1] if self.checkpoints else None
 
+    def last_called(self, name: str) -> str | None:
+        """The last of the checkpoints that users know by that name; '' where it was dropped, and
+        None for a name that is new."""
+        found = [one.name for one in self.checkpoints if name in (one.name, one.called)]
+        if found:
+            return found[-1]
+        return "" if name in self.dropped else None
+
     def status_of(self, kept: CheckpointCommitted) -> ReportedCheckpointStatus:
         """How far that checkpoint has come."""
         if kept.validation is None:

@@ -268,7 +268,7 @@ class Named(msgspec.Struct, frozen=True, tag="named"):
     ranks: tuple[int, ...]
     metrics: msgspec.Raw
     base: str = ""
-    """A committed checkpoint that is not deleted before this one is: its files may be shared."""
+    """A checkpoint that is not deleted before this one is saved: its files may be shared."""
 
 
 class Uncarried(msgspec.Struct, frozen=True, tag="uncarried"):

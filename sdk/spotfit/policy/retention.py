@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from spotfit.core.errors import ConfigError
@@ -32,11 +32,11 @@ def expendable(
     """What of `checkpoints` (in the order of their commits) may be dropped, worst first.
 
     The latest never may, nor the latest that a Checkpointer can go on from, nor those in
-    `protected`; so some more than `keep.last` may stay. Raises `ConfigError` when a score is not a
-    number.
+    `protected`; so some more than `keep.last` may stay. Where there is no limit, one makes room for
+    the next that is called like it. Raises `ConfigError` when a score is not a number.
     """
     if keep.last is None or not checkpoints:
-        return ()
+        return tuple(_replaced(checkpoints, protected))
     ranked = worst_to_best(checkpoints, keep)
     latest = checkpoints[-1].name
     # A name used twice is one folder: it stays while any of its entries does.
@@ -44,6 +44,16 @@ def expendable(
     staying = {latest, *snapshots[-1:], *protected, *(one.name for one in ranked[-keep.last :])}
     going = dict.fromkeys(one.name for one in ranked if one.name not in staying)
     return tuple(Expendable(name, _reason(keep)) for name in going)
+
+
+def _replaced(
+    checkpoints: Sequence[CheckpointCommitted], protected: Collection[str]
+) -> Iterator[Expendable]:
+    named = [(one.name, one.called) for one in checkpoints]
+    last = {called: name for name, called in named}
+    for name, called in named:
+        if name != last[called] and name not in protected:
+            yield Expendable(name, f"{last[called]} has taken its place")
 
 
 def worst_to_best(

@@ -33,8 +33,9 @@ class Parcel(NamedTuple):
     checkpoint: Checkpoint
     part: Manifest
     """Which report and which rank; its files are not known yet."""
-    again: bool = False
-    """Whether the rank has used the name before in this round: then both merge."""
+    base: str = ""
+    """The checkpoint that had the name before: what the rank brought to it, and does not bring
+    anew, belongs to this one, too."""
     delete: bool = False
     """Whether the local copy goes once it is there."""
 
@@ -53,7 +54,7 @@ def unpacked(body: bytes) -> Parcel:
 def bring(parcel: Parcel, store: Store) -> Manifest:
     """Upload the files, then write the manifest, to the run at `store`; may be called again."""
     with told_while_slow(parcel.part.name), parcel.checkpoint.as_directory() as directory:
-        return save(store, Path(directory), parcel.part, again=parcel.again)
+        return save(store, Path(directory), parcel.part, base=parcel.base)
 
 
 def uploaded_by(upload: UploadFn, checkpoint: Checkpoint, name: str) -> Any:

@@ -31,7 +31,8 @@ def report(
     Every rank has to make the same number of reports: the n-th of all ranks belong together.
     Without a checkpoint nothing is waited for. With one, the ranks that bring files agree on
     the directory and merge into it; rank 0 gives its name and metrics. It counts once all of them
-    have uploaded theirs.
+    have uploaded theirs. A name that was used before gets the round and the report behind it
+    ("last@1-7"): what had it stays until the next is committed.
 
     Metrics are a dictionary that JSON can hold; numbers of numpy count as numbers. Tensors raise
     ValueError. `checkpoint_upload_fn(checkpoint, dir_name)` uploads in our place, and returns the

@@ -150,7 +150,7 @@ class Session:
         self._brought[named.name] += 1
         parcel = self._parcel(named, luggage)
         in_background = luggage.mode is CheckpointUploadMode.ASYNC
-        if parcel.again or not in_background:
+        if parcel.base or not in_background:
             self.close()
         if not in_background:
             self._save(parcel, luggage)
@@ -341,8 +341,7 @@ class Session:
             (),
             validation=luggage.validation,
         )
-        again = self._brought[named.name] > 1
-        return Parcel(luggage.checkpoint, part, again, luggage.delete)
+        return Parcel(luggage.checkpoint, part, named.base, luggage.delete)
 
     def _give_away(self, parcel: Parcel) -> None:
         """To the agent, which brings it even if this process dies."""
@@ -366,7 +365,7 @@ class Session:
 
     def _recorded(self, parcel: Parcel, there: Any) -> Manifest:
         part = msgspec.structs.replace(parcel.part, at=self._folder_of(there))
-        return record(self._store, part, again=parcel.again)
+        return record(self._store, part, base=parcel.base)
 
     def _note_saved(self, n: int, folder: str) -> None:
         """Two uploads of different kinds may end in another order than they were reported."""

@@ -169,6 +169,34 @@ def test_rank_0_chooses_the_name_even_where_it_brings_no_files() -> None:
     assert msgspec.json.decode(named.metrics) == {"loss": 1}
 
 
+def named_in_turn(hub: Hub, *names: str) -> list[Named]:
+    """What the only rank's reports of files are called, when it chooses these names."""
+    answers = [answer for n, name in enumerate(names) for answer in take(hub, 0, files(n, name))]
+    return [named for _, named in only(Named, answers)]
+
+
+def test_a_name_is_used_once_and_who_uses_it_again_hears_of_what_it_was() -> None:
+    hub = a_hub(world_size=1)
+    told = named_in_turn(hub, "last", "other", "last", "last")
+    assert [one.name for one in told] == ["last", "other", "last@3-2", "last@3-3"]
+    assert [one.base for one in told] == ["", "", "last", "last@3-2"]
+    assert [one.made for one in hub.given] == [False, False, True, True], "nobody chose that"
+    assert hub.bases == {"last", "last@3-2"}, "they stay until what may share their files is saved"
+
+
+def test_a_name_that_earlier_rounds_have_used_is_used_no_more() -> None:
+    before: dict[str, str | None] = {"last": "last@2-7", "dropped": ""}
+    hub = a_hub(world_size=1, last_called=lambda name: before.get(name))
+    told = named_in_turn(hub, "last", "dropped", "new")
+    assert [one.name for one in told] == ["last@3-0", "dropped@3-1", "new"]
+    assert [one.base for one in told] == ["last@2-7", "", ""]
+
+
+def test_not_even_a_name_like_ours_is_given_twice() -> None:
+    told = named_in_turn(a_hub(world_size=1), "last", "last", "last@3-1")
+    assert [one.name for one in told] == ["last", "last@3-1", "last@3-1@3-2"]
+
+
 def test_it_is_ready_when_all_who_bring_files_have_saved_them() -> None:
     hub = a_hub(3)
     take(hub, 0, files(0, "c", loss=1))

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from spotfit.agent.ports import FromAgent, Said
+from spotfit.checkpoint.debris import PATIENCE_ROUNDS
 from spotfit.checkpoint.manifest import Manifest
 from spotfit.core.codec import encode
 from spotfit.core.errors import TransientStoreError
@@ -370,25 +371,30 @@ def test_a_store_that_fails_while_files_are_deleted_leaves_none_of_them() -> Non
     assert not any(key.startswith("c0/") for (key, _) in world.store.list())
 
 
-def test_files_of_a_dropped_name_that_is_in_use_again_stay() -> None:
-    world = World(keep=Keep(last=1))
+def test_a_name_that_was_used_before_is_given_with_a_mark_and_what_it_meant_makes_room() -> None:
+    world = World(limits=ANY_FAILURES)
     world.train()
-    saved_by_rank_0(world, "c0")
-    world.checkpoint(0, "c0")
-    saved_by_rank_0(world, "c1", 1)
-    for n, name in ((1, "c1"), (2, "c0")):
+    saved_by_rank_0(world, "last")
+    world.checkpoint(0, "last")
+    for n, base in ((1, "last"), (2, "last@1-1")):
         world.say(1, Report(n, msgspec.Raw(b"{}")))
-        world.say(0, Files(n, msgspec.Raw(b"{}"), name))
-    saved_by_rank_0(world, "c0", 2)
-    world.say(0, Saved(1, "c1"))
-    world.run(1.0)
-    assert world.last(CheckpointDropped).name == "c0"
-    assert world.object_at("c0/model") == b"weights", "the next one has that name"
-    world.say(0, Saved(2, "c0"))
-    world.run(1.0)
-    assert world.last(CheckpointDropped).name == "c1"
-    assert world.object_at("c0/model") == b"weights"
-    assert not any(key.startswith("c1/") for (key, _) in world.store.list())
+        world.say(0, Files(n, msgspec.Raw(b"{}"), "last"))
+        named = world.heard(0, Named)[-1]
+        assert (named.name, named.base) == (f"last@1-{n}", base)
+        world.run(1.0)
+        assert world.object_at("last/model" if n == 1 else "last@1-1/model") == b"weights"
+        saved_by_rank_0(world, named.name, n)
+        world.say(0, Saved(n, named.name))
+        world.run(1.0)
+    assert [one.name for one in world.view.checkpoints] == ["last@1-2"]
+    left = {key.partition("/")[0] for (key, _) in world.store.list()}
+    assert left == {".spotfit", "last@1-2"}
+    world.fail(1)
+    world.train()
+    world.say(1, Report(0, msgspec.Raw(b"{}")))
+    world.say(0, Files(0, msgspec.Raw(b"{}"), "last"))
+    named = world.heard(0, Named)[-1]
+    assert (named.name, named.base) == ("last@2-0", "last@1-2")
 
 
 def snapshot(world: World, n: int) -> tuple[str, str]:
@@ -475,21 +481,26 @@ def test_a_successor_finishes_what_was_dropped_and_not_deleted() -> None:
 
 
 def test_a_name_that_is_being_deleted_is_given_when_that_is_done() -> None:
-    world = World(keep=Keep(last=1))
+    world = World(limits=ANY_FAILURES)
     world.train()
-    for n in (0, 1):
-        saved_by_rank_0(world, f"c{n}", n)
-    world.checkpoint(0, "c0")
+    world.say(1, Report(0, msgspec.Raw(b"{}")))
+    world.say(0, Files(0, msgspec.Raw(b"{}"), "half"))
+    world.store.put("half/model", b"we")
+    world.run(0.5)
     delete, world.store.delete = world.store.delete, _no_answer  # type: ignore[method-assign, assignment]
-    world.checkpoint(1, "c1")
-    world.until(lambda: world.last(CheckpointDropped))
-    world.say(1, Report(2, msgspec.Raw(b"{}")))
-    world.say(0, Files(2, msgspec.Raw(b"{}"), "c0"))
+    for _ in range(PATIENCE_ROUNDS + 1):
+        world.fail(1)
+        world.train()
+    world.run(1.0)
+    before = len(world.heard(0, Named))
+    world.say(1, Report(0, msgspec.Raw(b"{}")))
+    world.say(0, Files(0, msgspec.Raw(b"{}"), "half"))
     world.run(3.0)
-    assert [one.n for one in world.heard(0, Named)] == [0, 1]
+    assert len(world.heard(0, Named)) == before
     world.store.delete = delete  # type: ignore[method-assign]
-    world.until(lambda: [one.n for one in world.heard(0, Named)] == [0, 1, 2])
-    assert not any(key.startswith("c0/") for (key, _) in world.store.list())
+    world.until(lambda: len(world.heard(0, Named)) > before)
+    assert world.heard(0, Named)[-1].name == "half"
+    assert not any(key.startswith("half/") for (key, _) in world.store.list())
 
 
 def test_the_leader_stays_until_what_was_dropped_is_deleted() -> None:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from spotfit.agent.hub import Hub
 from spotfit.agent.tidying import Tidying
 from spotfit.checkpoint.debris import note
 from spotfit.checkpoint.manifest import Manifest
+from spotfit.checkpoint.restore import check_present
 from spotfit.core.codec import encode
 from spotfit.core.errors import StorePermissionError, TransientStoreError
 from spotfit.ledger import keys
 from spotfit.model.view import View
+from spotfit.model.wire import Files, Named
 from spotfit.store.memory import MemoryStore
 from spotfit.testing.builders import a_commit, a_view
+from tests.unit.checkpoint.kept import part, saved
 from tests.unit.control.paper import Slow
 
 
@@ -149,3 +158,57 @@ def test_a_note_is_left_for_every_name_that_is_given() -> None:
     house.go_on(a_view())
     left = {key for key, _ in house.store.list()}
     assert left == {keys.begun("c0", 3, made=True), keys.begun("step-1", 3, made=False)}
+
+
+def test_who_leads_no_more_deletes_nothing_more() -> None:
+    house = House()
+    leads = iter([True, False])
+    deposed = Tidying(house.store, house.errands, lambda: next(leads))
+    house.save("c0")
+    house.save("c0", 2)
+    deposed.drop("c0")
+    deposed.go_on(a_view(), (), 0.0)
+    house.errands.finish()
+    assert not house.holds("c0")
+    assert house.holds(".spotfit"), "its manifests"
+
+
+class Interrupted(MemoryStore):
+    """Something happens just before the second object is deleted."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        super().__init__()
+        self.deleted = 0
+        self.meanwhile = meanwhile
+
+    def delete(self, key: str) -> None:
+        self.deleted += 1
+        if self.deleted == 2:
+            self.meanwhile()
+        super().delete(key)
+
+
+def test_a_former_leader_that_still_deletes_a_name_harms_nobody_who_uses_it_again(
+    tmp_path: Path,
+) -> None:
+    """It may not know that it leads no more. Its successor knows that the name was dropped."""
+    named: list[str] = []
+
+    def use_it_again() -> None:
+        hub = Hub(2, 1, name_for=str, last_called=a_view(dropped=("best",)).last_called)
+        ((_, frame),) = hub.take(0, msgspec.Raw(encode(Files(0, msgspec.Raw(b"{}"), "best"))), 0.0)
+        assert isinstance(frame, Named)
+        named.append(frame.name)
+        again = part(frame.name, round_number=2)
+        saved(store, tmp_path / "new", again, **{f"f{n}": "new" for n in range(5)})
+
+    store = Interrupted(use_it_again)
+    saved(store, tmp_path / "old", part("best"), **{f"f{n}": "old" for n in range(5)})
+    errands = Slow()
+    former = Tidying(store, errands)
+    former.drop("best")
+    former.go_on(a_view(dropped=("best",)), (), 0.0)
+    errands.finish()
+    assert named == ["best@2-0"]
+    check_present(store, "best@2-0")
+    assert {key.partition("/")[0] for key, _ in store.list()} == {".spotfit", "best@2-0"}

@@ -171,3 +171,30 @@ def test_a_bucket_far_away_is_asked_for_several_things_at_a_time(tmp_path: Path,
     assert [key for key in remaining(store) if key.endswith("frozen")] == [
         f"{old}/frozen" for old in olds
     ]
+
+
+def test_a_folder_that_a_user_has_put_several_into_goes_with_the_last_of_them(
+    tmp_path: Path,
+) -> None:
+    store = MemoryStore()
+    saved(store, tmp_path, part("mine"), x="1")
+    for n in (1, 2):
+        record(store, replace(part(f"mine@1-{n}", report=n), at="mine"))
+    store.put("mine/next", b"of a report that is not made yet")
+    for name in ("mine@1-1", "mine"):
+        drop(store, name)
+        assert {"mine/x", "mine/next"} <= set(remaining(store))
+    drop(store, "mine@1-2")
+    assert remaining(store) == []
+
+
+def test_all_that_goes_may_be_deleted_another_way(tmp_path: Path) -> None:
+    store: MemoryStore = MemoryStore()
+    gone: list[str] = []
+    saved(store, tmp_path, part("old"), frozen="1")
+    sharing(store, "ck", of="old")
+    store.delete(keys.manifest("old", 1, 0))
+    word = keys.sharer("old", "ck", 1, 0)
+    drop(store, "ck", delete=gone.append)
+    assert gone == ["ck/own", "old/frozen", word, keys.manifest("ck", 1, 0)]
+    assert set(gone) <= set(remaining(store))

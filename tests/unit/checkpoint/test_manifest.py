@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from spotfit.checkpoint.manifest import complete, manifests_of_all, newest_complete, ready_in
+from spotfit.checkpoint.manifest import (
+    complete,
+    manifest_of,
+    manifests_of_all,
+    newest_complete,
+    ready_in,
+)
 from spotfit.core.codec import encode
 from spotfit.ledger import keys
 from spotfit.model.events import ValidationAsked
@@ -98,3 +104,23 @@ def test_many_manifests_are_read_as_surely_as_few(tmp_path: Path) -> None:
 def test_where_files_lie_is_the_name_unless_said() -> None:
     assert part("ck").folder == "ck"
     assert replace(part("ck"), at="models/best").folder == "models/best"
+
+
+def test_one_rank_s_part_is_found_and_those_of_others_are_not_read(tmp_path: Path) -> None:
+    store = CountsReads()
+    for rank in (1, 11):
+        saved(store, tmp_path / str(rank), part(rank=rank, ranks=(1, 11)), x="1")
+    newest = saved(store, tmp_path / "new", part(round_number=2, rank=1), x="2")
+    assert manifest_of(store, "ck", 1) == newest
+    assert store.read == [keys.manifest("ck", 1, 1), keys.manifest("ck", 2, 1)]
+    assert manifest_of(store, "ck", 0) is None
+
+
+class CountsReads(MemoryStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[str] = []
+
+    def get(self, key: str) -> bytes:
+        self.read.append(key)
+        return super().get(key)

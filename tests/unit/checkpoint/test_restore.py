@@ -5,15 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from spotfit.checkpoint.debris import discard
+from spotfit.checkpoint.drop import drop
 from spotfit.checkpoint.restore import check_present, open_all, open_committed
-from spotfit.checkpoint.save import record
+from spotfit.checkpoint.save import record, save
 from spotfit.core.errors import IntegrityError
 from spotfit.ledger import keys
 from spotfit.store.api import Store
 from spotfit.store.memory import MemoryStore
 from spotfit.store.opening import open_store
-from tests.unit.checkpoint.kept import part, saved
+from tests.unit.checkpoint.kept import directory, part, saved
 
 
 @pytest.fixture(params=["memory", "local"])
@@ -93,6 +96,45 @@ def test_files_nobody_hashed_are_checked_by_size(tmp_path: Path) -> None:
         checkpoint.as_directory(),
     ):
         pytest.fail("it was given out")
+
+
+def test_what_was_taken_over_comes_along_and_what_was_brought_anew_comes_first(
+    store: Store, tmp_path: Path
+) -> None:
+    ranks = (0, 1)
+    for rank in ranks:
+        old = {"same": f"old {rank}", f"moves-{1 - rank}": "old", f"own-{rank}": "old"}
+        saved(store, tmp_path / f"a{rank}", part("last", rank=rank, ranks=ranks), **old)
+    for rank in ranks:
+        there = directory(tmp_path / f"b{rank}", **{f"moves-{rank}": "new"})
+        save(store, there, part("last@1-1", report=1, rank=rank, ranks=ranks), base="last")
+    merged = {"moves-0": "new", "moves-1": "new", "own-0": "old", "own-1": "old"}
+    check_present(store, "last@1-1")
+    assert contents(store, "last@1-1") == {**merged, "same": "old 1"}
+    drop(store, "last")
+    assert contents(store, "last@1-1") == {**merged, "same": "old 1"}
+
+
+def test_a_second_of_a_name_that_is_never_finished_leaves_the_first_whole(
+    store: Store, tmp_path: Path
+) -> None:
+    for rank in (0, 1):
+        saved(
+            store, tmp_path / f"a{rank}", part("last", rank=rank, ranks=(0, 1)), **{f"w{rank}": "1"}
+        )
+    again = part("last@1-1", report=1, rank=0, ranks=(0, 1))
+    save(store, directory(tmp_path / "b", w0="2"), again, base="last")
+    check_present(store, "last")
+    assert contents(store, "last") == {"w0": "1", "w1": "1"}
+    discard(store, "last@1-1")
+    assert contents(store, "last") == {"w0": "1", "w1": "1"}
+
+
+def test_files_that_nobody_hashed_are_taken_over_too(store: Store, tmp_path: Path) -> None:
+    store.put("last/a", b"1")
+    record(store, replace(part("last"), at="last"))
+    save(store, directory(tmp_path / "b", b="2"), part("last@1-1", report=1), base="last")
+    assert contents(store, "last@1-1") == {"a": "1", "b": "2"}
 
 
 def test_debris_of_an_earlier_round_does_not_come_along(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from spotfit.checkpoint.manifest import manifests_of
+from spotfit.checkpoint.handle import METADATA
+from spotfit.checkpoint.manifest import manifest_of, manifests_of
 from spotfit.checkpoint.save import record, save
 from spotfit.ledger import keys
 from spotfit.store.memory import MemoryStore
@@ -43,13 +45,41 @@ def test_ranks_merge_into_one_folder(tmp_path: Path) -> None:
     assert len(manifests_of(store, "ck")) == 2
 
 
-def test_a_name_used_twice_merges(tmp_path: Path) -> None:
+def test_what_had_the_name_before_stays_and_what_is_not_replaced_belongs_to_both(
+    tmp_path: Path,
+) -> None:
     store = MemoryStore()
-    saved(store, tmp_path / "1", part(), a="old", b="old")
-    there = directory(tmp_path / "2", b="newer")
-    second = save(store, there, part(report=1), again=True)
-    assert [(file.name, file.size_bytes) for file in second.files] == [("a", 3), ("b", 5)]
-    assert second.report == 1
+    old = {"a": "old", "b": "old", METADATA: "{}"}
+    first = saved(store, tmp_path / "1", part("last"), **old)
+    saved(store, tmp_path / "x", part("last", rank=1), x="of another rank")
+    again = part("last@1-1", report=1)
+    second = save(store, directory(tmp_path / "2", b="newer"), again, base="last")
+    third = save(store, directory(tmp_path / "3", c="c"), part("n", report=2), base="last@1-1")
+    assert [(file.name, file.size_bytes, file.at) for file in second.files] == [
+        ("b", 5, ""),
+        ("a", 3, "last"),
+    ]
+    assert [(file.name, file.at) for file in third.files] == [
+        ("c", ""),
+        ("b", "last@1-1"),
+        ("a", "last"),
+    ]
+    assert manifest_of(store, "last", 0) == first
+    assert store.get("last/b") == b"old"
+    shares = [found.key for found in store.list(".spotfit/shares")]
+    assert shares == [keys.sharer("last", name, 1, 0) for name in ("last@1-1", "n")] + [
+        keys.sharer("last@1-1", "n", 1, 0)
+    ], "or they were deleted with those whose they are"
+
+
+def test_what_a_user_overwrites_in_its_place_is_taken_as_it_is() -> None:
+    store = MemoryStore()
+    store.put("mine/1", b"1")
+    record(store, replace(part("mine"), at="mine"))
+    store.delete("mine/1")
+    store.put("mine/2", b"2")
+    again = record(store, replace(part("mine@1-1", report=1), at="mine"), base="mine")
+    assert [(file.name, file.at) for file in again.files] == [("2", "")]
 
 
 def test_a_directory_that_is_gone_says_so(tmp_path: Path) -> None:

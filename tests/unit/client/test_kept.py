@@ -103,6 +103,16 @@ def test_a_file_that_cannot_be_written_is_told(url: str, tmp_path: Path, ending:
         export(url, "b", tmp_path / "in the way" / f"m{ending}")
 
 
+def test_one_is_found_by_the_name_its_user_chose(url: str, tmp_path: Path) -> None:
+    ledger = Ledger(open_store(url), RUN, an_agent(0))
+    for n, name in ((2, "last@1-2"), (3, "last@1-3"), (4, "own@1-4")):
+        saved(ledger.store, tmp_path / name, part(name, report=n), x="1")
+        ledger.append(a_commit(name, report=n), after=ledger.catch_up())
+    assert kept_as(url, "last").name == "last@1-3"
+    assert kept_as(url, "last@1-2").name == "last@1-2"
+    assert kept_as(url, "own").name == "own", "it is called so, and no other"
+
+
 def test_what_there_is_not_is_told(url: str, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="keeps no checkpoint c") as missing:
         kept_as(url, "c")

@@ -243,6 +243,16 @@ def test_wrong_objects_and_machines_are_named(wrong: Callable[[Desk], Any], word
     assert words in desk.broke[0]
 
 
+def test_what_is_committed_may_not_be_written_anew() -> None:
+    desk = validating()
+    desk.bucket.write("w", "c1/state", desk.bucket.objects["c1/state"])
+    desk.bucket.write("w", "c/state", b"1")
+    desk.bucket.write("w", "c/state", b"2")
+    assert not desk.broke
+    desk.bucket.write("w", "c1/state", b"of another step")
+    assert "changed c1/state of the committed checkpoint c1" in desk.broke[0]
+
+
 def photograph(desk: Desk, view: View) -> None:
     body = encode(Snapshot(view))
     desk.bucket.write("a1", keys.snapshot(4), body)

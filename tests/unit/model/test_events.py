@@ -17,6 +17,7 @@ from spotfit.core.ids import AgentId
 from spotfit.model.events import Blame, Entry, Event, FitEnded, Taken
 from spotfit.model.fold import fold
 from spotfit.model.view import View
+from spotfit.testing.builders import a_commit
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "ledger" / "v1"
 FILES = sorted(GOLDEN.glob("*.json"))
@@ -67,6 +68,11 @@ def test_the_old_journal_still_means_what_it_meant() -> None:
     assert isinstance(view.ended, FitEnded)
     assert view.ended.result_key == ".spotfit/results/1-0.pkl"
     assert view.ended.taken == Taken({"t-1/0": (0, 1)}, 1_767_225_720_000, timed_out=True)
+
+
+def test_a_name_that_was_used_again_is_called_as_it_was_chosen() -> None:
+    again, other = a_commit("last@2-7", round=2, report=7), a_commit("last@2-7", round=3, report=7)
+    assert [one.called for one in (again, other)] == ["last", "last@2-7"]
 
 
 def test_a_field_that_came_later_does_not_stop_an_older_reader() -> None:

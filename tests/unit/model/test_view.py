@@ -41,3 +41,12 @@ def test_the_latest_checkpoint_is_the_last_committed() -> None:
     assert view.latest_checkpoint == a_commit("c1")
     assert view.metrics_of("c2") == {"loss": 2}
     assert view.metrics_of("c3") is None
+
+
+def test_what_users_know_by_a_name_is_the_last_that_was_called_so() -> None:
+    again = a_commit("last@2-7", round=2, report=7)
+    view = a_view(checkpoints=(a_commit("last"), again, a_commit("c")), dropped=("gone",))
+    told = [view.last_called(name) for name in ("last", "last@2-7", "c", "gone", "new")]
+    assert told == ["last@2-7", "last@2-7", "c", "", None]
+    only_again = a_view(checkpoints=(again,), dropped=("last",))
+    assert only_again.last_called("last") == "last@2-7"

@@ -31,6 +31,16 @@ def test_without_a_limit_nothing_goes() -> None:
     assert expendable(scored(1, 2, 3), Keep()) == ()
 
 
+def test_without_a_limit_one_makes_room_for_the_next_that_is_called_like_it() -> None:
+    again = [replace(committed(f"last@1-{n}"), report=n) for n in (2, 3)]
+    kept = [committed("last"), committed("other"), *again]
+    going = expendable(kept, Keep())
+    assert names(going) == ["last", "last@1-2"]
+    assert going[0].why == "last@1-3 has taken its place"
+    assert names(expendable(kept, Keep(), protected={"last"})) == ["last@1-2"]
+    assert names(expendable(kept, Keep(last=3))) == ["last"], "then that alone decides"
+
+
 def test_without_a_score_the_oldest_go() -> None:
     going = expendable(scored(9, 8, 7), Keep(last=2))
     assert [one.name for one in going] == ["c0"]

@@ -31,9 +31,11 @@ class AgentEnd:
         for frame in frames:
             self._wire.sendall(framed(encode(frame)))
 
-    def name(self, n: int, name: str, ranks: tuple[int, ...] = (0,), **metrics: Any) -> None:
+    def name(
+        self, n: int, name: str, ranks: tuple[int, ...] = (0,), *, base: str = "", **metrics: Any
+    ) -> None:
         """Answer the n-th report."""
-        self.say(Named(n, name, ranks, msgspec.Raw(encode(metrics))))
+        self.say(Named(n, name, ranks, msgspec.Raw(encode(metrics)), base))
 
     def heard(self) -> list[FromWorker]:
         """What the worker has said until now."""

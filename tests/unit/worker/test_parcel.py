@@ -31,7 +31,7 @@ def test_it_means_the_same_in_another_process(tmp_path: Path) -> None:
         """Of a module that nobody else can import."""
 
     mine = Mine.from_directory(directory(tmp_path / "ck", model="w"))
-    parcel = Parcel(mine, part("a"), again=True, delete=True)
+    parcel = Parcel(mine, part("a"), base="b", delete=True)
     there = unpacked(parcel.packed())
     assert there == parcel
     assert type(there.checkpoint) is Checkpoint

@@ -154,17 +154,19 @@ def test_the_local_copy_goes_when_asked(session: Session, agent: AgentEnd, tmp_p
     assert not (tmp_path / "a").exists()
 
 
-def test_a_name_used_twice_merges(
-    session: Session, agent: AgentEnd, store: MemoryStore, tmp_path: Path
+@pytest.mark.parametrize("mode", [SYNC, NO_UPLOAD])
+def test_what_had_the_name_before_is_taken_over_where_it_is_not_replaced(
+    session: Session, agent: AgentEnd, store: MemoryStore, tmp_path: Path, mode: Any
 ) -> None:
     agent.name(0, "same")
-    agent.name(1, "same")
+    agent.name(1, "same@1-1", base="same")
     session.report_files({}, luggage(tmp_path / "a"))
-    directory(tmp_path / "b", more="x")
-    other = Checkpoint.from_directory(tmp_path / "b")
-    session.report_files({}, Luggage(other, SYNC, delete=False))
-    (manifest,) = manifests_of(store, "same")
-    assert [file.name for file in manifest.files] == ["model", "more"]
+    store.put("mine/more", b"x")
+    other = Checkpoint.from_directory(directory(tmp_path / "b", more="x"))
+    mine = Checkpoint.in_store(store, "mine")
+    session.report_files({}, Luggage(other if mode is SYNC else mine, mode, delete=False))
+    (manifest,) = manifests_of(store, "same@1-1")
+    assert [(file.name, file.at) for file in manifest.files] == [("more", ""), ("model", "same")]
 
 
 def test_files_of_a_background_upload_are_the_agent_s_at_once(
@@ -222,15 +224,19 @@ def test_a_report_in_the_foreground_comes_after_those_in_the_background(
     assert [frame.name for frame in agent.heard_of(Saved)] == ["b"]
 
 
-def test_a_name_given_away_twice_tells_that_both_merge(
+def test_what_is_given_away_tells_what_had_the_name_before_and_waits_until_that_is_there(
     session: Session, agent: AgentEnd, tmp_path: Path
 ) -> None:
     agent.name(0, "same")
     session.report_files({}, luggage(tmp_path / "a", ASYNC))
-    agent.name(1, "same")
+    agent.name(1, "same@1-1", base="same")
+    again = threading.Thread(target=session.report_files, args=({}, luggage(tmp_path / "b", ASYNC)))
+    again.start()
+    again.join(0.05)
+    assert [unpacked(one.parcel).base for one in agent.heard_of(Carry)] == [""]
     agent.say(Carried(0, "same"))
-    session.report_files({}, luggage(tmp_path / "b", ASYNC))
-    assert [unpacked(one.parcel).again for one in agent.heard_of(Carry)] == [False, True]
+    again.join(60)
+    assert [unpacked(one.parcel).base for one in agent.heard_of(Carry)] == ["same"]
 
 
 def test_a_function_of_the_user_s_uploads_here_in_order_and_is_awaited(
