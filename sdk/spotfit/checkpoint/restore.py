@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from spotfit.checkpoint.handle import METADATA, Address, Checkpoint
 from spotfit.checkpoint.manifest import Manifest, manifests_of, manifests_of_all, newest_complete
 from spotfit.core.errors import IntegrityError
+from spotfit.store.abreast import abreast
 from spotfit.store.api import Store
 from spotfit.store.transfer import FileRecord
 
@@ -28,9 +29,7 @@ def open_all(
     One whose manifests are gone is there as well; its files are taken as they are found. `within`
     is the run's place as the user gave it.
     """
-    told: dict[str, list[Manifest]] = {name: [] for name in names}
-    for part in manifests_of_all(store, names) if names else ():
-        told[part.name].append(part)
+    told = _told_of(store, names)
     opened = {}
     for name in names:
         parts = newest_complete(told[name])
@@ -47,7 +46,16 @@ def check_present(store: Store, name: str) -> None:
 
     Raises `IntegrityError` naming the first file that is missing or has another size.
     """
-    parts = _parts(store, name)
+    _check_listed(store, name, _parts(store, name))
+
+
+def check_all_present(store: Store, names: Collection[str]) -> None:
+    """The same of each of them, from one look at the run's manifests."""
+    told = _told_of(store, names)
+    abreast(lambda name: _check_listed(store, name, _whole(store, name, told[name])), told)
+
+
+def _check_listed(store: Store, name: str, parts: Sequence[Manifest]) -> None:
     folder = parts[0].folder
     records = _merged(store, folder, [part for part in parts if part.folder == folder])
     sizes = {at: _sizes(store, at or folder) for at in {"", *(record.at for record in records)}}
@@ -63,6 +71,14 @@ def check_present(store: Store, name: str) -> None:
         )
 
 
+def _told_of(store: Store, names: Collection[str]) -> dict[str, list[Manifest]]:
+    """By name, whatever any rank in any round wrote down for it."""
+    told: dict[str, list[Manifest]] = {name: [] for name in names}
+    for part in manifests_of_all(store, names) if names else ():
+        told[part.name].append(part)
+    return told
+
+
 def _opened(store: Store, parts: Sequence[Manifest], within: Address | None = None) -> Checkpoint:
     folder = parts[0].folder
     here = [part for part in parts if part.folder == folder]
@@ -71,7 +87,11 @@ def _opened(store: Store, parts: Sequence[Manifest], within: Address | None = No
 
 
 def _parts(store: Store, name: str) -> tuple[Manifest, ...]:
-    parts = newest_complete(manifests_of(store, name))
+    return _whole(store, name, manifests_of(store, name))
+
+
+def _whole(store: Store, name: str, told: Sequence[Manifest]) -> tuple[Manifest, ...]:
+    parts = newest_complete(told)
     if not parts:
         raise IntegrityError(
             f"Checkpoint {name} in {store.url} is gone or in pieces: no complete manifests.",

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, cast
 
 from spotfit.checkpoint.handle import Address, Checkpoint, arrow_or_own, path_of
-from spotfit.checkpoint.restore import check_present, open_all
+from spotfit.checkpoint.restore import check_all_present, open_all
 from spotfit.client.failure import error_of
 from spotfit.client.keyring import Keyring
 from spotfit.core.errors import ConfigError, JournalError, RunNotFoundError
@@ -119,8 +119,7 @@ class Result:
         else:
             store, within = store_on(storage_filesystem, text), Address(text, storage_filesystem)
         view = _view_at(store)
-        for kept in view.checkpoints:
-            check_present(store, kept.name)
+        check_all_present(store, [kept.name for kept in view.checkpoints])
         error = _error_at(view, store)
         return result_of(view, store, within=within, listing_all=True, error=error)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,11 +11,16 @@ from msgspec.structs import replace
 
 from spotfit.checkpoint.debris import discard
 from spotfit.checkpoint.drop import drop
-from spotfit.checkpoint.restore import check_present, open_all, open_committed
+from spotfit.checkpoint.restore import (
+    check_all_present,
+    check_present,
+    open_all,
+    open_committed,
+)
 from spotfit.checkpoint.save import record, save
 from spotfit.core.errors import IntegrityError
 from spotfit.ledger import keys
-from spotfit.store.api import Store
+from spotfit.store.api import ObjectInfo, Store
 from spotfit.store.memory import MemoryStore
 from spotfit.store.opening import open_store
 from tests.unit.checkpoint.kept import directory, part, saved
@@ -142,6 +149,33 @@ def test_debris_of_an_earlier_round_does_not_come_along(tmp_path: Path) -> None:
     saved(store, tmp_path / "old", part(rank=1, ranks=(0, 1)), shard_1="of a wider group")
     saved(store, tmp_path / "new", part(round_number=2), shard_0="x")
     assert contents(store, "ck") == {"shard_0": "x"}
+
+
+class ListsFourTogether(MemoryStore):
+    """Answers nobody who looks at a checkpoint's files before four do, at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.four: threading.Barrier | None = threading.Barrier(4, timeout=60)
+
+    def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
+        if self.four is not None and prefix.startswith("c"):
+            self.four.wait()
+        return super().list(prefix, after=after)
+
+
+def test_many_are_looked_at_together_and_one_that_lacks_a_file_is_named(tmp_path: Path) -> None:
+    store = ListsFourTogether()
+    for n in range(20):
+        saved(store, tmp_path / str(n), part(f"c{n}"), x="1")
+    names = [f"c{n}" for n in range(20)]
+    check_all_present(store, names)
+    store.four = None
+    store.delete("c7/x")
+    with pytest.raises(IntegrityError, match=r"'x' of checkpoint c7 .* is missing"):
+        check_all_present(store, names)
+    with pytest.raises(IntegrityError, match=r"c20 .* is gone"):
+        check_all_present(store, ["c1", "c20"])
 
 
 def test_only_manifests_of_those_that_are_asked_for_are_read(tmp_path: Path) -> None:
