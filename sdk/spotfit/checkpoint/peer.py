@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from spotfit.checkpoint.saved import NONE
-from spotfit.checkpoint.snapshot import Chunk, read_index
+from spotfit.checkpoint.snapshot import Chunk, Index, read_index
 from spotfit.core.codec import encode
 from spotfit.core.errors import IntegrityError
 from spotfit.host import frames
@@ -26,11 +26,14 @@ _PLACE_S = 120.0
 class InPeer:
     """One rank's part in another machine's memory. Raises `IntegrityError` where it is gone."""
 
-    def __init__(self, address: str, part: Part, tls: ssl.SSLContext) -> None:
+    def __init__(
+        self, address: str, part: Part, tls: ssl.SSLContext, index: Index | None = None
+    ) -> None:
+        """Asks for the index, where nobody has told it."""
         self._address = address
         self._part = part
         self._tls = tls
-        self.index = read_index(self._asked(Look(part)))
+        self.index = index or read_index(self._asked(Look(part)))
 
     @property
     def at_hand(self) -> bool:
@@ -61,6 +64,7 @@ def connected(
     """A connection to a vault, which may have no place for it for so long. Raises `OSError`."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), _CALL_S) as plain:
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a question is small
         plain.settimeout(place_s)
         with tls.wrap_socket(plain) as wire:
             wire.settimeout(PATIENCE_S)

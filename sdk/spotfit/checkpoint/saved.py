@@ -221,21 +221,25 @@ def _holds(body: memoryview, chunk: Chunk) -> bool:
 
 
 class Opened(NamedTuple):
-    """What one who has opened a checkpoint tells others, so that they need not ask the bucket."""
+    """What one who has opened a state tells others, so that they need not ask for it, too."""
 
     name: str
     parts: tuple[tuple[str, bytes], ...]
-    """Of each the folder, and its index."""
+    """By rank, the folder of a bucket, if it lies there, and the index."""
 
 
 def told(saved: Saved) -> Opened:
-    """For `reopened`, of one that was opened from a bucket."""
-    parts = [part for part in saved.parts.values() if isinstance(part, InBucket)]
-    return Opened(saved.name, tuple((part.folder, write_index(part.index)) for part in parts))
+    """For whoever opens it after this one."""
+    parts = [saved.parts[rank] for rank in sorted(saved.parts)]
+    return Opened(saved.name, tuple((_folder(part), write_index(part.index)) for part in parts))
+
+
+def _folder(part: Part) -> str:
+    return part.folder if isinstance(part, InBucket) else ""
 
 
 def reopened(store: Store, opened: Opened) -> Saved:
-    """The same checkpoint, as somebody else has opened it in that store."""
+    """The same checkpoint, which somebody else has opened in that store."""
     parts = [InBucket(store, folder, read_index(body)) for folder, body in opened.parts]
     return Saved(parts, opened.name)
 

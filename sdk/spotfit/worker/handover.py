@@ -92,7 +92,10 @@ class Handover(Protocol):
         ...
 
     def open_memory(self) -> Saved | None:
-        """The state in memory to go on from; None if there is none. Raises `IntegrityError`."""
+        """The state in memory to go on from; None if there is none, for any rank.
+
+        Asks all machines that hold parts of it: for one rank to do. Raises `IntegrityError`.
+        """
         ...
 
     def open(self, name: str) -> Saved | None:
@@ -104,7 +107,7 @@ class Handover(Protocol):
         ...
 
     def reopen(self, opened: Opened) -> Saved:
-        """That checkpoint, which another rank has opened."""
+        """That state, which another rank has opened. Raises `IntegrityError`."""
         ...
 
     def committed(self) -> Iterator[str]:

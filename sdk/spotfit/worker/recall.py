@@ -25,11 +25,9 @@ Broadcast = Callable[[Any], Any]
 Plan = Callable[[Saved], Sequence[Order]]
 """What this rank has to read of a state. Raises `IntegrityError`."""
 
-_Opener = Callable[[], Saved | None]
-
 
 class _Offer(NamedTuple):
-    """A checkpoint that rank 0 has found, for all."""
+    """A state that rank 0 has found, for all."""
 
     name: str
     opened: Opened | None
@@ -75,16 +73,14 @@ class Recall:
         is damaged is told of, and an earlier one taken. Raises `IntegrityError` where no checkpoint
         is left that can be read.
         """
-        saved = None if saved_since else self._read(IN_MEMORY, self._desk.open_memory, plan)
         if saved_since:
             self._gather(None)  # whoever saves without an agent has brought its part by then
-        names = self._desk.committed() if saved_since else self._begun_from()
-        offers = self._offers(names) if self._rank == 0 else iter(())
-        found_any = False
+        offers = self._offers(saved_since=saved_since) if self._rank == 0 else iter(())
+        saved, found_any = None, False
         # Not gathered: everybody's would be made as big as rank 0's, which holds all indices.
         while saved is None and (offer := self._broadcast(next(offers, None))) is not None:
-            found_any = True
-            saved = self._read(offer.name, partial(self._accepted, offer), plan)
+            found_any = found_any or offer.name != IN_MEMORY
+            saved = self._read(offer, plan)
         if saved is None and found_any:
             raise IntegrityError(
                 "No checkpoint of this run can be read any more.",
@@ -92,16 +88,12 @@ class Recall:
             )
         return saved
 
-    def _offers(self, names: Iterator[str]) -> Iterator[_Offer]:
-        """Checkpoints that a Checkpointer has saved, the newest first: one rank looks for all."""
-        for name in names:
-            try:
-                saved = self._desk.open(name)
-            except IntegrityError as broken:
-                yield _Offer(name, None, str(broken))
-            else:
-                if saved is not None:
-                    yield _Offer(name, told(saved))
+    def _offers(self, *, saved_since: bool) -> Iterator[_Offer]:
+        """What a Checkpointer has saved, the newest first: one rank looks for all."""
+        if not saved_since:
+            yield from _offered(IN_MEMORY, self._desk.open_memory)
+        for name in self._desk.committed() if saved_since else self._begun_from():
+            yield from _offered(name, partial(self._desk.open, name))
 
     def _begun_from(self) -> Iterator[str]:
         if self._desk.begun_from is not None:
@@ -113,11 +105,9 @@ class Recall:
             raise IntegrityError(offer.broken)
         return self._desk.reopen(offer.opened)
 
-    def _read(self, name: str, opener: _Opener, plan: Plan) -> Saved | None:
-        """That state, if there is one, and every rank could read it; what is broken is told of."""
-        saved, orders, broken = _planned(opener, plan)
-        if saved is None and broken is None:
-            return None  # for no rank
+    def _read(self, offer: _Offer, plan: Plan) -> Saved | None:
+        """That state, if every rank could read it; what is broken is told of."""
+        saved, orders, broken = _planned(partial(self._accepted, offer), plan)
         with self._lane(orders) as lane:
             all_told = self._gather(_Told(broken, self._node, needs_of(orders), lane))
             trouble = _first(one.broken for one in all_told) or _first(
@@ -125,9 +115,9 @@ class Recall:
             )
         if trouble is None:
             return saved
-        log.error("checkpoint.broken", name=name, why=trouble, instead="an earlier one")
-        if name != IN_MEMORY:
-            self._desk.mistrust(name)
+        log.error("checkpoint.broken", name=offer.name, why=trouble, instead="an earlier one")
+        if offer.name != IN_MEMORY:
+            self._desk.mistrust(offer.name)
         return None
 
     @contextmanager
@@ -166,10 +156,23 @@ class Recall:
         return Company(fellows.index(self._rank), lanes, [all_told[rank].needs for rank in fellows])
 
 
-def _planned(opener: _Opener, plan: Plan) -> tuple[Saved | None, Sequence[Order], str | None]:
+def _offered(name: str, opener: Callable[[], Saved | None]) -> Iterator[_Offer]:
+    """One, unless no Checkpointer has saved it."""
     try:
         saved = opener()
-        return saved, plan(saved) if saved is not None else (), None
+    except IntegrityError as broken:
+        yield _Offer(name, None, str(broken))
+    else:
+        if saved is not None:
+            yield _Offer(name, told(saved))
+
+
+def _planned(
+    opener: Callable[[], Saved], plan: Plan
+) -> tuple[Saved | None, Sequence[Order], str | None]:
+    try:
+        saved = opener()
+        return saved, plan(saved), None
     except IntegrityError as broken:
         return None, (), str(broken)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
-from spotfit.checkpoint.saved import InMemory, Opened, Saved, open_saved, reopened
+from spotfit.checkpoint.saved import AT_ONCE, InMemory, Opened, Saved, open_saved, reopened
 from spotfit.checkpoint.segment import Segment
+from spotfit.checkpoint.snapshot import Index, read_index
 from spotfit.core.ids import RunId
 from spotfit.host import log
 from spotfit.ledger.journal import Journal
@@ -196,9 +198,10 @@ class Snapshots:
         if self._start.memory is None:
             return None
         ranks = range(len(self._start.remembered))
-        return Saved([self._remembered(rank) for rank in ranks], IN_MEMORY)
+        with ThreadPoolExecutor(AT_ONCE, "spotfit-indices") as readers:
+            return Saved(readers.map(self._remembered, ranks), IN_MEMORY)
 
-    def _remembered(self, rank: int) -> InMemory | InPeer:
+    def _remembered(self, rank: int, index: Index | None = None) -> InMemory | InPeer:
         """What that rank saved: from this machine's memory, else from another's."""
         from spotfit.checkpoint.peer import InPeer  # with TLS: no first step shall wait for it
 
@@ -207,7 +210,7 @@ class Snapshots:
             return InMemory(Segment.open(Path(path)))
         assert self._start.memory is not None
         part = Part(self._start.memory, rank, len(self._start.remembered))
-        return InPeer(self._start.elsewhere[rank], part, self._tls.client)
+        return InPeer(self._start.elsewhere[rank], part, self._tls.client, index)
 
     @cached_property
     def _tls(self) -> Contexts:
@@ -222,7 +225,10 @@ class Snapshots:
         self._talk.send(Damaged(name))
 
     def reopen(self, opened: Opened) -> Saved:
-        return reopened(self._store, opened)
+        if opened.name != IN_MEMORY:
+            return reopened(self._store, opened)
+        indices = [read_index(body) for _, body in opened.parts]
+        return Saved([self._remembered(index.rank, index) for index in indices], IN_MEMORY)
 
     def committed(self) -> Iterator[str]:
         names = [one.name for one in Journal(self._store).catch_up().checkpoints]

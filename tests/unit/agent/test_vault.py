@@ -300,6 +300,11 @@ def test_what_a_later_copy_has_replaced_is_not_given_out_as_what_it_was(
         InPeer(theirs.vault.address, part, TLS.client)
 
 
+def test_a_question_waits_for_nobody_to_acknowledge_what_went_before(theirs: Machine) -> None:
+    with connected(theirs.vault.address, TLS.client) as wire:
+        assert wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_who_finds_no_place_waits_for_one(ours: Machine, theirs: Machine) -> None:
     """One who was sent away would have all ranks give up the state in memory."""
     copied(ours, ours.saves(1, [b"small"]), theirs)

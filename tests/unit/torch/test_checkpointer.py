@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRando
 
 import spotfit.torch
 from spotfit.checkpoint.handle import Checkpoint
-from spotfit.checkpoint.saved import InMemory, Order, Saved, read_alone
+from spotfit.checkpoint.saved import InMemory, Opened, Order, Saved, read_alone
 from spotfit.checkpoint.segment import Segment
 from spotfit.core.errors import ConfigError, IntegrityError, SessionMisuseError
 from spotfit.frameworks.torch.launched import LaunchedGroup
@@ -364,8 +364,17 @@ def test_damage_is_never_restored(session: LocalSession) -> None:
 def remembered(session: LocalSession, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Segments that are offered as the state in memory."""
     paths: list[Path] = []
-    told = lambda: Saved([InMemory(Segment.open(path)) for path in paths], IN_MEMORY)  # noqa: E731
+
+    def told() -> Saved:
+        return Saved([InMemory(Segment.open(path)) for path in paths], IN_MEMORY)
+
+    reopen = session.snapshots.reopen
+
+    def again(opened: Opened) -> Saved:
+        return told() if opened.name == IN_MEMORY else reopen(opened)
+
     monkeypatch.setattr(session.snapshots, "open_memory", told)
+    monkeypatch.setattr(session.snapshots, "reopen", again)
     return paths
 
 

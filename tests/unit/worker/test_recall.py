@@ -15,7 +15,7 @@ import pytest
 from spotfit.checkpoint.relay import LANE
 from spotfit.checkpoint.saved import InMemory, Opened, Order, Saved, Wanted, at_once, open_saved
 from spotfit.checkpoint.segment import Segment
-from spotfit.checkpoint.snapshot import Piece
+from spotfit.checkpoint.snapshot import Piece, write_index
 from spotfit.core.errors import IntegrityError
 from spotfit.frameworks.torch.launched import LaunchedGroup
 from spotfit.host.clocks import SystemClock
@@ -48,7 +48,7 @@ class Shelf:
         return found
 
     def reopen(self, opened: Opened) -> Saved | None:
-        return self.open(opened.name)
+        return self.memory if opened.name == IN_MEMORY else self.open(opened.name)
 
     def earlier(self) -> list[str]:
         return [*self.kept][1:]
@@ -282,3 +282,35 @@ def test_with_nothing_left_to_read_it_is_said(tmp_path: Path) -> None:
 
 def test_a_run_without_checkpoints_begins(tmp_path: Path) -> None:
     assert read_by_all(Counting(tmp_path), tmp_path, []) == [("", set())] * RANKS
+
+
+def test_one_rank_looks_through_memory_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look is a call of another machine, and there are as many parts as ranks."""
+    segments = [
+        filled(tmp_path / f"{rank}", BODIES[rank], rank=rank, world_size=RANKS)
+        for rank in range(RANKS)
+    ]
+    looked: list[Desk] = []
+    told: list[Opened] = []
+
+    def in_memory() -> Saved:
+        return Saved([InMemory(Segment.open(path)) for path in segments], IN_MEMORY)
+
+    def look(desk: Desk) -> Saved:
+        looked.append(desk)
+        return in_memory()
+
+    def again(_: Desk, opened: Opened) -> Saved:
+        told.append(opened)
+        return in_memory()
+
+    monkeypatch.setattr(Desk, "open_memory", look)
+    monkeypatch.setattr(Desk, "reopen", again)
+    found = read_by_all(MemoryStore(), tmp_path, [])
+    everything = {body for bodies in BODIES for body in bodies}
+    assert found == [(IN_MEMORY, everything)] * RANKS
+    assert len(looked) == 1
+    indices = tuple(("", write_index(index)) for index in in_memory().indices)
+    assert told == [Opened(IN_MEMORY, indices)] * RANKS

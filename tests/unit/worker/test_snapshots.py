@@ -10,7 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from spotfit.checkpoint.saved import InMemory, Saved, told
+from spotfit.checkpoint.segment import Segment
 from spotfit.core.errors import IntegrityError
+from spotfit.core.ids import RunId
 from spotfit.ledger.journal import Journal
 from spotfit.model.holding import State
 from spotfit.model.vault import COPY_BYTES_PER_S
@@ -24,7 +27,9 @@ from spotfit.model.wire import (
     Uncarried,
     Unsaved,
 )
+from spotfit.ship.sign import RunKey
 from spotfit.store.memory import MemoryStore
+from spotfit.worker.handover import IN_MEMORY
 from spotfit.worker.session import Session
 from spotfit.worker.snapshots import Snapshots
 from tests.unit.checkpoint.snapshots import brought, filled
@@ -182,3 +187,21 @@ def test_what_is_taken_back_is_all_that_was_reported(snapshots: Snapshots, agent
     snapshots.withhold({}, "there is no room")
     snapshots.take_back()
     assert agent.heard_of(TakenBack) == [TakenBack(2)]
+
+
+def test_a_state_in_memory_that_another_rank_has_opened_is_asked_for_by_nobody(
+    agent: AgentEnd, store: MemoryStore, tmp_path: Path
+) -> None:
+    paths = [filled(tmp_path / f"{n}", [b"x"], rank=n, world_size=2, step=9) for n in range(2)]
+    opened = told(Saved([InMemory(Segment.open(path)) for path in paths], IN_MEMORY))
+    begins = start(
+        memory=State(3, 9),
+        remembered=(str(paths[0]), ""),
+        elsewhere=("", "127.0.0.1:1"),
+        secret=RunKey(bytes(32), RunId("r")).to_text(),
+    )
+    saved = Session(begins, agent.talk, store).snapshots.reopen(opened)
+    assert (saved.name, [index.rank for index in saved.indices]) == (IN_MEMORY, [0, 1])
+    assert [saved.parts[rank].at_hand for rank in (0, 1)] == [True, False]
+    with pytest.raises(IntegrityError, match=r"127\.0\.0\.1:1"):
+        saved.parts[1].fetch(saved.parts[1].index.chunks[0])
