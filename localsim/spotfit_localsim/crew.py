@@ -20,6 +20,7 @@ from spotfit.model.holding import Part
 from spotfit.model.spec import RunSpec
 from spotfit.model.wire import (
     Carried,
+    Committed,
     Files,
     FromWorker,
     Gather,
@@ -95,6 +96,8 @@ class Theatre:
     say: Callable[[str, str], None]
     is_pending: Callable[[CheckpointCommitted], bool]
     """Whether that checkpoint is still to be validated, as the journal tells it."""
+    latest: Callable[[], str | None]
+    """The last checkpoint that is committed."""
     teams: dict[int, Team] = field(default_factory=dict)
     memories: dict[str, Memory] = field(default_factory=dict)
     """By the address of its vault, what lies in each machine's memory."""
@@ -117,6 +120,15 @@ class Theatre:
         """Whether another round has begun after that one."""
         return any(later > number for later in self.teams)
 
+    def committed(self, number: int) -> State:
+        """What that round finds who goes back to the latest checkpoint."""
+        name = self.latest()
+        kept = Kept(0, State().link) if name is None else restored(self.bucket.objects, name)
+        if isinstance(kept, str):
+            self.complain(f"round {number} goes back to {name}, but {kept}")
+            return State()
+        return State(kept.step, kept.link)
+
     def team(self, start: Start) -> Team:
         """Those who train together in that round."""
         return self.teams.setdefault(start.round, Team(self, start.round, start.world_size))
@@ -135,6 +147,11 @@ class Team:
         self._arrived: dict[int, State] = {}
         self.agreed: dict[int, str | None] = {}
         """By rank, what is broken of the state in memory that the round begins from."""
+        self._going_back: set[int] = set()
+        self.went_back = 0
+        """How often all ranks have gone back to a checkpoint."""
+        self.back_at = State()
+        """The state they went back to last."""
 
     @property
     def all_agreed(self) -> bool:
@@ -163,6 +180,18 @@ class Team:
         self.leaving = any(one.warned for one in self._workers.values())
         for one in self._workers.values():
             one.met = True
+            one.go_on()
+
+    def go_back(self, worker: SimWorker) -> None:
+        """That rank has left behind what it saved; the last one finds what all go on from."""
+        self._going_back.add(worker.rank)
+        if len(self._going_back) < self._world_size:
+            return
+        self._going_back.clear()
+        self.went_back += 1
+        self.back_at = self._theatre.committed(self._number)
+        self._theatre.training.went_back(self._number)
+        for one in self._workers.values():
             one.go_on()
 
     def lose(self, worker: SimWorker) -> None:
@@ -199,6 +228,8 @@ class SimWorker:
         self._saves = 0
         self._given: set[int] = set()
         """Snapshots that are with the agent."""
+        self._on_their_way: set[int] = set()
+        """Those that may still become checkpoints."""
         self._waits = False
         self._timer: Timer | None = None
         self._life = self._live()
@@ -221,6 +252,16 @@ class SimWorker:
         if done is not None:
             self._given.discard(done)
             self.go_on()
+        self._note_end(frame, done)
+
+    def _note_end(self, frame: ToWorker, done: int | None) -> None:
+        """Of a snapshot, which is a checkpoint now or never will be."""
+        if isinstance(frame, Committed):
+            named = [one for one in self._inbox if isinstance(one, Named)]
+            self._on_their_way -= {one.n for one in named if one.name == frame.name}
+            self.go_on()
+        elif done is not None and not isinstance(frame, Carried):
+            self._on_their_way.discard(done)
 
     def go_on(self) -> None:
         """What it waited for has happened."""
@@ -259,6 +300,8 @@ class SimWorker:
             yield from self._train_a_step()
             if self._due(load.save_every) or (self._team.leaving and load.saves_on_notice):
                 yield from self._save()
+                if self._theatre.training.goes_back(self.round, self._reports):
+                    yield from self._go_back()
             elif self._due(load.report_every):
                 self._say(Report(self._next_report(), self._metrics()))
         while self._given_away or self._given:
@@ -342,6 +385,25 @@ class SimWorker:
         if self.rank == 0:
             training.done(self.state.step)
 
+    def _go_back(self) -> Life:
+        """As `Checkpointer.restore` does after saves."""
+        memory, times = self._crew.memory, self._team.went_back
+        assert memory is not None
+        while self._on_their_way:
+            yield None
+            self._raise_for_peers()
+        for segment, _ in self._slots:
+            segment.path.unlink(missing_ok=True)
+            segment.close()
+        self._slots.clear()
+        self._saves = 0
+        memory.snapshots.take_back(self._reports)
+        self._team.go_back(self)
+        while self._team.went_back == times:
+            yield None
+            self._raise_for_peers()
+        self.state = self._team.back_at
+
     def _hang(self) -> Life:
         self._crew.miss(self)
         while True:
@@ -399,9 +461,11 @@ class SimWorker:
         segment.begin()
         yield self._theatre.stream.between(self._theatre.training.load.stall_s)
         fill(segment, self._start, Kept(self.state.step, self.state.link))
+        self._theatre.training.saved.setdefault(self.round, set()).add(self.state.step)
         self._saves += 1
         self._slots[at] = (segment, n)
         self._given.add(n)
+        self._on_their_way.add(n)
         self._crew.keep(self, Snapshot(n, self._metrics(), str(segment.path)))
 
     def _meet_at_the_hub(self, n: int) -> Life:

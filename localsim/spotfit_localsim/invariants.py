@@ -96,6 +96,10 @@ class Checker:
         """Whether that checkpoint is still to be validated."""
         return self.truth.active and any(one.mark == kept.mark for one in self.truth.unvalidated)
 
+    def latest(self) -> str | None:
+        """The last checkpoint that is committed."""
+        return self.truth.latest_checkpoint.name if self.truth.latest_checkpoint else None
+
     def complain(self, what: str) -> None:
         """Something does not hold. The first complaint counts."""
         if self.broken is None:
@@ -285,6 +289,8 @@ class Checker:
             return None
         if state.step > self._training.furthest:
             return f"starts from step {state.step} in memory, which was never done"
+        if state.step not in self._training.saved.get(state.round, ()):
+            return f"starts from step {state.step} in memory, which was taken back"
         committed = latest.metrics["step"] if latest is not None else 0
         if state.step < committed:
             return f"starts from step {state.step} in memory, and step {committed} was committed"

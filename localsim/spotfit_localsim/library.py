@@ -232,6 +232,21 @@ copies_come_late = Scenario(
 )
 """Commits overtake copies: what a lost machine leaves with its neighbour is older."""
 
+goes_back = Scenario(
+    "goes_back",
+    load=Workload(
+        steps=60,
+        save_every=2,
+        save_s=(0.5, 2.0),
+        snapshots=True,
+        copy_s=(0.01, 0.1),
+        goes_back=0.3,
+        crashes=tuple(Mistake(step, how="dies") for step in (11, 23, 35, 47)),
+    ),
+    limits=Limits(worker=4),
+)
+"""Machines have copies of each other's states, which are left behind, and workers die."""
+
 dead_machines_that_tell_nobody = Scenario(
     "dead_machines_that_tell_nobody",
     load=LONG,
@@ -283,6 +298,7 @@ LIBRARY: tuple[Scenario, ...] = (
     one_name_for_all,
     uploads_outlive_workers,
     copies_come_late,
+    goes_back,
     a_rank_hangs,
     dead_machines_that_tell_nobody,
     validated_in_a_storm,
@@ -332,6 +348,7 @@ def random_saves(seed: int) -> Scenario:
         save_every=dice.choice([1, 2, 4]),
         stall_s=(0.001, dice.choice([0.01, 0.5])),
         copy_s=(0.01, dice.choice([0.1, 1.0, 10.0])),
+        goes_back=Dice(seed).stream("back").choice([0.0, 0.0, 0.0, 0.1]),
     )
     keep = structs.replace(storm.keep, score=dice.choice([None, "step"]))
     return replace(storm, name=f"saves {seed}", load=load, keep=keep)

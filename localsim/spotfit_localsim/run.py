@@ -339,6 +339,7 @@ class World:
             self.checker.complain,
             self._say,
             self.checker.is_pending,
+            self.checker.latest,
         )
 
     def _beside(self) -> bool:

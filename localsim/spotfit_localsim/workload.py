@@ -65,6 +65,8 @@ class Workload:
     """How long a snapshot takes."""
     copy_s: Span = (0.01, 0.5)
     """How long a copy takes to the neighbour, and back."""
+    goes_back: float = 0.0
+    """The chance that a training goes back to the latest checkpoint once it has saved."""
     saves_on_notice: bool = True
     names: Names = "made"
     """Whether the user chooses the names of checkpoints: the same ones in every attempt, or always
@@ -122,6 +124,8 @@ class Training:
     """The last step that was ever done."""
     steps_done: int = 0
     """Steps of all rounds, the repeated ones too."""
+    saved: dict[int, set[int]] = field(default_factory=dict)
+    """By round, the steps whose states a rank has in memory, unless they were taken back."""
     reached: list[Callable[[int], None]] = field(default_factory=list)
     """Told of every step that is done for the first time."""
 
@@ -138,6 +142,21 @@ class Training:
         plan = self.load.validations
         drawn = int(self.chain.at(step).link[:4], 16) / 0x10000 if step else 1.0
         return ValidationAsked() if plan is not None and drawn < plan.share else None
+
+    def goes_back(self, round_: int, report: int) -> bool:
+        """Whether all ranks do, after that report."""
+        drawn = (
+            int(
+                hashlib.sha1(f"{round_} {report}".encode(), usedforsecurity=False).hexdigest()[:4],
+                16,
+            )
+            / 0x10000
+        )
+        return drawn < self.load.goes_back
+
+    def went_back(self, round_: int) -> None:
+        """All ranks of that round have; whatever was saved so far is left behind."""
+        self.saved = {number: saved for number, saved in self.saved.items() if number > round_}
 
     def crash(self, step: int, rank: int) -> Crash | None:
         """Whether that rank fails now."""

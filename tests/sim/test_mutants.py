@@ -9,6 +9,7 @@ import spotfit.agent.agent
 import spotfit.agent.legacy
 import spotfit.ledger.journal
 from spotfit.agent.collectives import Answer
+from spotfit.agent.copies import Shelf
 from spotfit.agent.hub import Hub
 from spotfit.agent.tidying import Tidying
 from spotfit.agent.validation import Validation
@@ -43,6 +44,7 @@ from spotfit_localsim.library import (
     copies_come_late,
     deposed_leader,
     flapping_network,
+    goes_back,
     one_name_for_all,
     plain,
     preemption_with_notice,
@@ -305,4 +307,14 @@ def test_caught_is_who_goes_on_from_memory_though_more_is_committed(
         patch.setattr(recovery, "_is_newer", by_rounds_alone)
         world, why = caught(seeds_of(copies_come_late))
     assert "in memory, and step" in why
+    sound_in(world)
+
+
+def test_caught_is_who_keeps_what_the_training_went_back_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Shelf, "take_back", lambda *_: None)
+        world, why = caught(seeds_of(goes_back))
+    assert "which was taken back" in why
     sound_in(world)

@@ -50,6 +50,7 @@ class Stage:
             self.complaints.append,
             self.ground.say,
             lambda _: True,
+            lambda: None,
         )
         names = [f"a{n}" for n in range(machines)]
         self.crews = [SimCrew(self.theatre, self.ground.idle(name)) for name in names]

@@ -35,3 +35,14 @@ def test_repeated_steps_are_counted_and_only_new_ones_are_told() -> None:
     assert told == [1, 2, 3]
     assert training.steps_done - training.furthest == 1
     assert training.result == training.chain.at(3)
+
+
+def test_all_ranks_go_back_after_the_same_reports_and_leave_what_they_saved() -> None:
+    some = Training(Workload(goes_back=0.3))
+    back = [some.goes_back(1, report) for report in range(50)]
+    assert back == [Training(some.load).goes_back(1, report) for report in range(50)]
+    assert 5 < sum(back) < 30
+    assert not any(Training(Workload()).goes_back(1, report) for report in range(50))
+    some.saved = {1: {8}, 2: {12}, 3: {14}}
+    some.went_back(2)
+    assert some.saved == {3: {14}}
