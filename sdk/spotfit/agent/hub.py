@@ -173,6 +173,11 @@ class Hub:
         return self._unsaved[1]
 
     @property
+    def chosen(self) -> frozenset[str]:
+        """All names that rank 0 chose, and what was given for them."""
+        return frozenset(self._uses)
+
+    @property
     def bases(self) -> set[str]:
         """Committed checkpoints whose files are shared by some that are on their way."""
         return {one.base for one in self._saving.values()} - {""}
@@ -317,8 +322,8 @@ class Hub:
     def _use(self, chosen: str, n: int) -> tuple[str, str]:
         """A name nothing was ever saved under, and the checkpoint that was called so before.
 
-        What was committed must stay whole until there is another, and somebody may still be
-        deleting what was dropped.
+        What was committed must stay whole until there is another, somebody may still be deleting
+        what was dropped, and a straggler of an earlier round uploading what nobody waits for.
         """
         before = self._uses.get(chosen, self._last_called(chosen))
         name = chosen if before is None else f"{chosen}@{self.round}-{n}"

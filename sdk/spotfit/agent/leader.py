@@ -368,7 +368,7 @@ class Leader:
             opened.world_size,
             name_for=self._name_for,
             base_for=lambda: self._legacy.base(self._ledger.view, hub),
-            last_called=lambda name: self._ledger.view.last_called(name),
+            last_called=self._legacy.last_called,
             collective_timeout_s=spec.collective_timeout_s,
             collective_warn_s=spec.collective_warn_s,
             keep_all=spec.callbacks,
@@ -567,8 +567,6 @@ class Leader:
         hub = self._hub
         bases = hub.bases if hub else self._legacy.bases
         self._tidying.go_on(view, hub.saving if hub else (), now, bases)
-        if self._round is not None:
-            self._round.answer_withheld()
 
     def _tell(self, view: View, now: float) -> None:
         """Pass on what workers have reported, and what is asked of them."""

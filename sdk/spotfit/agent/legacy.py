@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Set
+from functools import partial
+
 from spotfit.agent.hub import Hub
-from spotfit.checkpoint.manifest import ready_in
+from spotfit.checkpoint.debris import begun_among
+from spotfit.checkpoint.manifest import ready_among
 from spotfit.control.errands import Errands, Insistent
+from spotfit.ledger import keys
 from spotfit.ledger.run import Ledger
 from spotfit.model.view import View
 from spotfit.model.watch import Ready
+from spotfit.store.api import Store
 
 
 class Legacy:
@@ -19,6 +25,8 @@ class Legacy:
         self._adopted: tuple[Ready, ...] = ()
         self.bases: set[str] = set()
         """What uploads that outlive the last round share files with."""
+        self._begun: Set[str] = frozenset()
+        """Names under which rounds before may have left something, or leave it yet."""
         self._given_up: set[str] = set()
         """Checkpoints that lack files, whatever is found of them later."""
         self._damaged: set[str] = set()
@@ -39,6 +47,7 @@ class Legacy:
     def take(self, hub: Hub) -> None:
         """What the ranks of its round knew, and what they still upload."""
         self.bases = hub.bases
+        self._begun = hub.chosen
         self._given_up |= hub.given_up
         self._damaged |= hub.damaged
 
@@ -51,11 +60,19 @@ class Legacy:
         known = {kept.name for kept in view.checkpoints} | set(view.dropped) | self._given_up
         after = view.last_round.number if view.last_round else 0
         name = f"survey {view.epoch}/{after}"  # an answer from an earlier term is an old one
-        done = self._errands.run(name, lambda: ready_in(self._ledger.store, known), now)
+        done = self._errands.run(name, partial(_look, self._ledger.store, known), now)
         if done is None:
             return False
-        self._adopted = tuple(sorted(done.value, key=lambda one: (one.round, one.report)))
+        ready, begun = done.value
+        self._adopted = tuple(sorted(ready, key=lambda one: (one.round, one.report)))
+        self._begun |= begun
         return True
+
+    def last_called(self, name: str) -> str | None:
+        """The last of the checkpoints that users know by that name. '' where that is gone, or was
+        never complete: somebody may still delete it, or upload it. None for a name that is new."""
+        found = self._ledger.view.last_called(name)
+        return "" if found is None and name in self._begun else found
 
     def uncommitted(self, view: View, hub: Hub | None) -> tuple[Ready, ...]:
         """All that is complete and continues what is committed."""
@@ -75,6 +92,12 @@ class Legacy:
         if not snapshots or self._first_round is None or snapshots[-1].round < self._first_round:
             return ""
         return snapshots[-1].name if snapshots[-1].name not in damaged else ""
+
+
+def _look(store: Store, known: Collection[str]) -> tuple[list[Ready], frozenset[str]]:
+    """What is complete and not `known`, and all names that anything tells of."""
+    listed = [one.key for one in store.list(keys.MANIFESTS.rstrip("/"))]
+    return ready_among(store, listed, known), begun_among(listed)
 
 
 def _is_news(view: View, found: Ready) -> bool:

@@ -17,7 +17,7 @@ from spotfit.core.ids import AgentId
 from spotfit.model.events import RankFailure
 from spotfit.model.view import View
 from spotfit.model.watch import Watch
-from spotfit.model.wire import Down, Named, Preempted, Up
+from spotfit.model.wire import Down, Preempted, Up
 from spotfit.model.world import Round
 from spotfit.policy.drain import replaced
 from spotfit.policy.failure import taken
@@ -52,8 +52,6 @@ class OpenRound:
         self._tidying = tidying
         self._reports = reports
         self._audience = audience
-        self._withheld: list[Answer] = []
-        """Names that are given once what lies under them is deleted."""
         self.told_replaced = False
         """Whether workers know that only their save is waited for."""
 
@@ -76,19 +74,12 @@ class OpenRound:
     def answer(self, answers: Sequence[Answer]) -> None:
         """Tell workers what the hub says; None means all of them."""
         for rank, frame in answers:
-            if isinstance(frame, Named) and self._tidying.holds(frame.name):
-                self._withheld.append((rank, frame))
-            elif rank is None:
+            if rank is None:
                 for place in self._round.places:
                     self._net.send_down(place.agent, Down(self._round.number, None, frame))
             else:
                 holder = self._round.holder_of(rank).agent
                 self._net.send_down(holder, Down(self._round.number, rank, frame))
-
-    def answer_withheld(self) -> None:
-        """Try again to give the names that were being deleted."""
-        withheld, self._withheld = self._withheld, []
-        self.answer(withheld)
 
     def announce(self, view: View, watch: Watch) -> None:
         """Tell every worker which nodes will go; the collective makes the ranks agree."""

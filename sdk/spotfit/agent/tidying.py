@@ -18,7 +18,7 @@ class Tidying:
     """One deletion at a time, beside everything else; and a note for every name that is given.
 
     All of it is soft: a successor finds in the bucket what this leader did not finish. It stops
-    when it `leads` no more: a successor may give a name again that is being deleted.
+    when it `leads` no more.
     """
 
     def __init__(
@@ -53,10 +53,6 @@ class Tidying:
         dropped = view.dropped
         look = partial(abandoned, self._store, kept=kept, before=before, dropped=dropped)
         self._search = (f"debris {view.next_slot}", look)
-
-    def holds(self, name: str) -> bool:
-        """Whether that name is being deleted, and must not be given to anybody yet."""
-        return name == self._deleting
 
     def go_on(
         self, view: View, saving: Collection[str], now: float, bases: Collection[str] = ()

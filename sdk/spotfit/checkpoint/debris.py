@@ -6,7 +6,7 @@ else nobody could tell what a dying worker left from what users keep in the run'
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from spotfit.checkpoint.drop import Delete, delete_all
@@ -41,14 +41,21 @@ def note(store: Store, name: str, round_number: int, *, made: bool) -> None:
     store.put(keys.begun(name, round_number, made=made), b"")
 
 
+def begun_among(listed: Iterable[str]) -> frozenset[str]:
+    """All names that anything among the manifests tells of, by its keys.
+
+    What is being deleted is among them until it is gone.
+    """
+    return frozenset(trace.name for trace in map(keys.read_trace, listed) if trace is not None)
+
+
 def abandoned(
     store: Store, *, kept: Collection[str], before: int, dropped: Collection[str] = ()
 ) -> tuple[str, ...]:
     """Names that are not `kept`, and were used in rounds before that one only.
 
-    What a user called "step-10" is likely to be saved once more by the next round, which replaces
-    what is there; unless it was `dropped`, such a name is told of when it was not used for
-    `PATIENCE_ROUNDS` either.
+    What a user gave a name stays for `PATIENCE_ROUNDS` more, unless it was `dropped`: it may be all
+    that is left of that step, and he knows where to look for it.
     """
 
     def patience(name: str, begun: _Begun) -> int:

@@ -86,7 +86,12 @@ def ready_in(store: Store, known: Collection[str]) -> list[Ready]:
     For a successor whose predecessor died before it committed them. Whoever adopts one has to see
     that it is no older than the latest committed. Objects that are no manifests are passed over.
     """
-    unknown = _manifests_in(store, _FOLDER, lambda name: name not in known)
+    return ready_among(store, _keys_in(store, _FOLDER), known)
+
+
+def ready_among(store: Store, listed: Sequence[str], known: Collection[str]) -> list[Ready]:
+    """The same, where it is known already what lies among the manifests."""
+    unknown = _read(store, listed, lambda name: name not in known)
     parts = sorted(unknown, key=lambda part: (part.name, _age(part)))
     groups = (tuple(group) for _, group in groupby(parts, lambda part: (part.name, _age(part))))
     ready = [_ready(group) for group in groups if complete(group)]
@@ -144,8 +149,15 @@ def _manifests_in(
     store: Store, folder: str, wants: Callable[[str], bool] = lambda _: True
 ) -> list[Manifest]:
     """Those below that folder, of the names it `wants`: no others are read."""
-    found = [one.key for one in store.list(folder) if _is_manifest(one.key)]
-    wanted = [key for key in found if wants(_name_in(key))]
+    return _read(store, _keys_in(store, folder), wants)
+
+
+def _keys_in(store: Store, folder: str) -> list[str]:
+    return [one.key for one in store.list(folder)]
+
+
+def _read(store: Store, listed: Sequence[str], wants: Callable[[str], bool]) -> list[Manifest]:
+    wanted = [key for key in listed if _is_manifest(key) and wants(_name_in(key))]
     parts = abreast(partial(read_manifest, store), wanted)
     return [part for part in parts if part is not None]
 

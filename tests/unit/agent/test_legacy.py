@@ -6,6 +6,7 @@ import msgspec
 
 from spotfit.agent.hub import Hub
 from spotfit.agent.legacy import Legacy
+from spotfit.checkpoint.debris import note
 from spotfit.checkpoint.manifest import Manifest
 from spotfit.core.codec import encode
 from spotfit.ledger.run import Ledger
@@ -21,7 +22,8 @@ class House:
 
     def __init__(self) -> None:
         self.store, self.errands = MemoryStore(), Slow()
-        self.legacy = Legacy(Ledger(self.store, RUN, an_agent(0)), self.errands)
+        self.ledger = Ledger(self.store, RUN, an_agent(0))
+        self.legacy = Legacy(self.ledger, self.errands)
         self.hub = Hub(3, 1, name_for=lambda n: f"made-{n}", base_for=lambda: "before")
 
     def uploaded(self, name: str, *, round_number: int = 3, report: int = 0) -> None:
@@ -67,6 +69,20 @@ def test_what_nobody_committed_is_found_in_the_bucket_oldest_first() -> None:
     house.uploaded("dropped", report=3)
     assert house.searched(view)
     assert house.uncommitted(view) == ["sooner", "later"]
+
+
+def test_names_that_anything_tells_of_are_gone_or_used() -> None:
+    house = House()
+    note(house.store, "half", 2, made=False)
+    house.uploaded("done", round_number=2)
+    house.say(Files(0, msgspec.Raw(b"{}"), "just now"), Files(1, msgspec.Raw(b"{}"), "just now"))
+    house.legacy.take(house.hub)
+    assert house.searched(AFTER_3)
+    names = ("half", "done", "just now", "just now@3-1")
+    assert [house.legacy.last_called(name) for name in (*names, "new")] == ["", "", "", "", None]
+    for name in ("done", "half@1-0"):
+        house.ledger.append(a_commit(name), after=house.ledger.catch_up())
+    assert [house.legacy.last_called(name) for name in ("done", "half")] == ["done", "half@1-0"]
 
 
 def test_a_round_that_begins_leaves_the_rest_behind() -> None:

@@ -125,21 +125,6 @@ def test_nonsense_is_a_failure_and_what_was_said_beside_it_is_heard() -> None:
     assert house.round.hub.running == {1}
 
 
-def test_a_name_is_withheld_while_what_lies_under_it_is_deleted() -> None:
-    house = House()
-    house.tidying.drop("made-0")
-    house.tidying.go_on(a_view(), (), 0.0)
-    house.say(Files(0, NOTHING))
-    house.round.answer_withheld()
-    assert house.mail.of(Named) == []
-    house.slow.finish()
-    house.tidying.go_on(a_view(), (), 0.0)
-    house.round.answer_withheld()
-    assert [agent for agent, _ in house.mail.of(Named)] == [an_agent(0), an_agent(1)]
-    house.round.answer_withheld()
-    assert house.mail.of(Named) == [], "once"
-
-
 def test_callbacks_hear_of_nothing_before_the_checkpoint_that_came_before_it_is_committed() -> None:
     house = House()
     house.say(Files(0, NOTHING))

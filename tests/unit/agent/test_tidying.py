@@ -56,9 +56,6 @@ class House:
             self.now += 5.0
         self.tidying.go_on(view, saving, self.now)
 
-    def withheld(self, name: str) -> bool:
-        return self.tidying.holds(name)
-
     def busy(self) -> bool:
         return self.tidying.busy
 
@@ -99,20 +96,6 @@ def test_what_others_share_files_with_goes_once_they_are_saved() -> None:
     assert not house.holds("other"), "and holds up nobody"
     house.go_on(a_view())
     assert not house.holds("base")
-
-
-def test_a_name_is_not_given_while_it_is_being_deleted() -> None:
-    house = House()
-    house.save("c0")
-    house.tidying.drop("c0")
-    house.tidying.go_on(a_view(), (), 0.0)
-    assert house.withheld("c0")
-    assert not house.withheld("c1")
-    house.tidying.go_on(a_view(), ("c0",), 1.0)  # somebody wants it
-    assert house.withheld("c0"), "and waits until it is gone"
-    house.errands.finish()
-    house.tidying.go_on(a_view(), ("c0",), 2.0)
-    assert not house.withheld("c0")
 
 
 def test_a_bucket_that_is_away_is_asked_again_and_one_that_refuses_is_not() -> None:

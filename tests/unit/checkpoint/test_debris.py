@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from spotfit.checkpoint.debris import PATIENCE_ROUNDS, abandoned, discard, note
+from spotfit.checkpoint.debris import PATIENCE_ROUNDS, abandoned, begun_among, discard, note
 from spotfit.checkpoint.save import record
 from spotfit.ledger import keys
 from spotfit.store.memory import MemoryStore
@@ -65,6 +65,14 @@ def test_what_lies_there_and_is_nothing_of_ours_is_passed_over() -> None:
     for key in ("notes.txt", "c/notes.txt", "c/1.other"):
         store.put(f"{keys.MANIFESTS}{key}", b"")
     assert abandoned(store, kept=(), before=99) == ()
+
+
+def test_every_name_is_known_of_which_anything_is_left(tmp_path: Path) -> None:
+    store = MemoryStore()
+    note(store, "noted", 1, made=False)
+    saved(store, tmp_path, part("saved"), x="1")
+    store.put(f"{keys.MANIFESTS}notes.txt", b"")
+    assert begun_among(remaining(store)) == {"noted", "saved"}
 
 
 # --- what is deleted -----------------------------------------------------------------------------
