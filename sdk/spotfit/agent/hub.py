@@ -328,7 +328,8 @@ class Hub:
         before = self._uses.get(chosen, self._last_called(chosen))
         name = chosen if before is None else f"{chosen}@{self.round}-{n}"
         self._uses[chosen] = self._uses[name] = name
-        return name, before or ""
+        gone = before is not None and self._last_called(before) == ""
+        return name, "" if gone else before or ""
 
     def _save(self, rank: int, n: int, saved: Saved) -> list[Answer]:
         saving = self._saving.get(n)

@@ -30,13 +30,15 @@ class Tidying:
         self._doomed: dict[str, Callable[[], None]] = {}
         """By name, in order, how it is to be deleted."""
         self._deleting: str | None = None
+        self._bases: set[str] = set()
+        """What stays for those who share its files: the next fit deletes it, if this one ends."""
         self._search: tuple[str, Callable[[], tuple[str, ...]]] | None = None
         self._notes: dict[str, Callable[[], None]] = {}
 
     @property
     def busy(self) -> bool:
         """Whether anything is left to delete, or to look for."""
-        return bool(self._doomed) or self._search is not None
+        return not self._doomed.keys() <= self._bases or self._search is not None
 
     def drop(self, name: str) -> None:
         """The journal has dropped that checkpoint."""
@@ -61,6 +63,7 @@ class Tidying:
 
         `bases` are deleted later: what is being saved shares their files.
         """
+        self._bases = set(bases)
         for name, job in list(self._notes.items()):
             if self._errands.run(name, job, now) is not None:
                 del self._notes[name]

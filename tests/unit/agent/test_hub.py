@@ -175,6 +175,16 @@ def named_in_turn(hub: Hub, *names: str) -> list[Named]:
     return [named for _, named in only(Named, answers)]
 
 
+def test_files_of_what_was_dropped_in_this_very_round_are_not_taken_over() -> None:
+    """They are being deleted, though its manifest may still be there."""
+    gone: dict[str, str] = {}
+    hub = a_hub(world_size=1, last_called=gone.get)
+    take(hub, 0, files(0, "last"))
+    gone["last"] = ""
+    _, named = the_only(take(hub, 0, files(1, "last")))
+    assert (named.name, named.base) == ("last@3-1", "")
+
+
 def test_a_name_is_used_once_and_who_uses_it_again_hears_of_what_it_was() -> None:
     hub = a_hub(world_size=1)
     told = named_in_turn(hub, "last", "other", "last", "last")

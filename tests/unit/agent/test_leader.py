@@ -519,6 +519,28 @@ def test_the_leader_stays_until_what_was_dropped_is_deleted() -> None:
     assert not any(key.startswith("c0/") for (key, _) in world.store.list())
 
 
+def test_the_leader_does_not_stay_for_what_is_kept_only_for_an_upload_that_shares_it() -> None:
+    """A failed training's last upload came in, and its files are listed from then on."""
+    world = World()
+    world.train()
+    saved_by_rank_0(world, "last")
+    world.checkpoint(0, "last")
+    world.say(1, Report(1, msgspec.Raw(b"{}")))
+    world.say(0, Files(1, msgspec.Raw(b"{}"), "last"))
+    named = world.heard(0, Named)[-1]
+    assert (named.name, named.base) == ("last@1-1", "last")
+    leader, crew = world.leader, world.holder(0).crew
+    crew.carrying = 1
+    world.fail(1)
+    world.run(1.0)
+    late = Manifest(named.name, 1, 1, 0, (0,), {}, ())
+    world.store.put(late.key, encode(late))
+    crew.carrying = None
+    world.until(lambda: world.view.ended, within_s=200)
+    assert world.last(CheckpointDropped).name == "last"
+    world.until(lambda: leader.over, within_s=200)
+
+
 def _no_answer(_key: str) -> None:
     raise TransientStoreError("no answer")
 
