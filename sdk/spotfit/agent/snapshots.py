@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -66,7 +67,8 @@ class Snapshots:
     def held(self) -> tuple[Part, ...]:
         """What is whole of all that workers have left here, read anew."""
         places = [*self.shelf.lying.values(), *self._segments()]
-        self._found = dict(filter(None, map(_found_in, places)))
+        found = sorted(filter(None, map(_found_in, places)), key=itemgetter(0))
+        self._found = {part: path for _, part, path in found}  # of one step the last save counts
         return tuple(sorted(self._found))
 
     def keep(self, rank: int, snapshot: Snapshot) -> None:
@@ -146,12 +148,13 @@ class Snapshots:
         )
 
 
-def _found_in(path: Path) -> tuple[Part, Path] | None:
-    """What is in that segment; None where its writer died before it was whole."""
+def _found_in(path: Path) -> tuple[int, Part, Path] | None:
+    """The number of the save in that segment, and what it is; None where its writer died before
+    it was whole."""
     try:
         with Segment.open(path) as segment:
             index = segment.index()
     except IntegrityError:
         return None
     number = int(path.name.partition("-")[0])
-    return Part(State(number, index.step), index.rank, index.world_size), path
+    return index.save, Part(State(number, index.step), index.rank, index.world_size), path

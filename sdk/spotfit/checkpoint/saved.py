@@ -78,10 +78,17 @@ class Saved:
         self.parts = {part.index.rank: part for part in parts}
         sizes = {part.index.world_size for part in self.parts.values()}
         steps = {part.index.step for part in self.parts.values()}
-        if len(steps) != 1 or len(sizes) != 1 or self.parts.keys() != set(range(*sizes)):
+        saves = {part.index.save for part in self.parts.values()}
+        if (
+            len(steps) != 1
+            or len(saves) != 1
+            or len(sizes) != 1
+            or self.parts.keys() != set(range(*sizes))
+        ):
             raise IntegrityError(
                 f"The snapshot {name} is not whole: it has the parts of ranks "
-                f"{sorted(self.parts)}, for {sorted(sizes)} workers at steps {sorted(steps)}.",
+                f"{sorted(self.parts)}, for {sorted(sizes)} workers at steps {sorted(steps)}, of "
+                f"{len(saves)} saves.",
                 do="Use an earlier checkpoint.",
             )
 

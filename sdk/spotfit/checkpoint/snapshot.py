@@ -91,6 +91,8 @@ class Index(msgspec.Struct, frozen=True, omit_defaults=True):
     """All bytes, in order; their marks are known once they are in the bucket."""
     format: int = 1
     """The first did not say so."""
+    save: int = 0
+    """Which save of its round it is, by number, the same on all ranks: two may be of one step."""
 
     @property
     def size_bytes(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -30,8 +30,11 @@ class NoResultError(RunNotFoundError, RuntimeError):
     """The result, or the part of it that was asked for, is not there."""
 
 
-class _Frame:
-    """One row for each of the best checkpoints, made when it is first looked at."""
+class _Lazy:
+    """A field that `make` gives when it is looked at, from the result and what it was set to."""
+
+    def __init__(self, make: Callable[[Result, Any], Any]) -> None:
+        self._make = make
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = f"_{name}"
@@ -39,34 +42,25 @@ class _Frame:
     def __get__(self, result: Any, owner: type) -> Any:
         if result is None:
             return None  # the default of the dataclass's field
-        made: Any = getattr(result, self._name)
-        if made is None and result.best_checkpoints:
-            rows = [metrics for _, metrics in result.best_checkpoints]
-            made = need("pandas", extra="pandas").DataFrame(rows)
-            setattr(result, self._name, made)
+        made = self._make(result, getattr(result, self._name))
+        setattr(result, self._name, made)
         return made
 
-    def __set__(self, result: Any, frame: Any) -> None:
-        setattr(result, self._name, frame)
+    def __set__(self, result: Any, given: Any) -> None:
+        setattr(result, self._name, given)
 
 
-class _Best:
-    """The best checkpoints; what is given as a function is called when they are first looked at."""
+def _framed(result: Result, given: Any) -> Any:
+    """One row for each of the best checkpoints."""
+    if given is not None or not result.best_checkpoints:
+        return given
+    rows = [metrics for _, metrics in result.best_checkpoints]
+    return need("pandas", extra="pandas").DataFrame(rows)
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = f"_{name}"
 
-    def __get__(self, result: Any, owner: type) -> Any:
-        if result is None:
-            return None  # the default of the dataclass's field
-        found: Any = getattr(result, self._name)
-        if callable(found):
-            found = found()
-            setattr(result, self._name, found)
-        return found
-
-    def __set__(self, result: Any, found: Any) -> None:
-        setattr(result, self._name, found)
+def _found(_: Result, given: Any) -> Any:
+    """The best checkpoints, whose manifests nobody has read before."""
+    return given() if callable(given) else given
 
 
 @dataclass(eq=False, repr=False)
@@ -84,8 +78,8 @@ class Result:
     checkpoint: Checkpoint | None
     error: Exception | None
     path: str | None
-    metrics_dataframe: Any = _Frame()
-    best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] | None = cast("Any", _Best())  # noqa: RUF009 - a descriptor
+    metrics_dataframe: Any = _Lazy(_framed)
+    best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] | None = cast("Any", _Lazy(_found))  # noqa: RUF009 - a descriptor
     return_value: Any = None
     _filesystem: Any = None
 

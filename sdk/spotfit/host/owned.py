@@ -31,8 +31,9 @@ def owned(parent: Path, name: str) -> Iterator[Path]:
     folder.mkdir(mode=0o700)
     lock = os.open(folder / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        os.pwrite(lock, _machine(), 0)  # under the lock: before it, nobody takes it for an orphan
+        with suppress(OSError):  # without locks nobody names an owner, and nothing is swept
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            os.pwrite(lock, _machine(), 0)  # now it is no orphan's, and was nobody's before
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

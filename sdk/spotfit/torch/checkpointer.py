@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -120,8 +119,8 @@ class Checkpointer:
         self._pace = self._paced(cadence)
         self._slots = [_Slot(Arena(self._desk.folders, self._desk.path_for)) for _ in range(SLOTS)]
         self._preparing: threading.Thread | None = None
-        self._has_saved = False
-        """Whether a save was begun since the round began, by this rank and all others."""
+        self._saves = 0
+        """How many were begun since the round began, by this rank and all others."""
         self._epoch_ended = False
         """Whether it has since the optimizer's last step: its last batch may only add gradients."""
         self._gradients_wait = False
@@ -134,7 +133,7 @@ class Checkpointer:
         """What optimizers knew that have room for what is read."""
         self.steps = 0
         """Steps the training has done, those before a restart too."""
-        _living.add(self)
+        _served.add(self._desk)
 
     def _paced(self, cadence: Cadence) -> Pace:
         return Pace(
@@ -207,7 +206,7 @@ class Checkpointer:
     def _save(self, metrics: dict[str, Any], why: str) -> None:
         if self._preparing is not None:
             self._preparing.join()
-        self._has_saved = True
+        self._saves += 1
         self._pace.saved(self.steps)
         slot = self._free_slot()
         began = self._clock.now()
@@ -249,6 +248,7 @@ class Checkpointer:
             epoch=self._place.epoch if self._place else 0,
             consumed=self._place.consumed if self._place else 0,
             chunks=chunks_of(share.pieces),
+            save=self._saves,
         )
         arena.fit(share.pieces, plain_bytes=len(values) + len(own))
         arena.take(share.tensors)
@@ -299,9 +299,9 @@ class Checkpointer:
         checkpoint is left that can be read, and `ConfigError` where model or optimizer are not
         those that were saved.
         """
-        if self._has_saved:
+        if self._saves:
             self._forget_saves()
-        saved = self._recall.newest(self._planned, saved_since=self._has_saved)
+        saved = self._recall.newest(self._planned, saved_since=self._saves > 0)
         if saved is None:
             self._loading = None
             self._put_back()
@@ -432,26 +432,20 @@ class _Slot:
         self.report: int | None = None
 
 
-_living: WeakSet[Checkpointer] = WeakSet()
+_served: WeakSet[Handover] = WeakSet()
+"""Those that have a Checkpointer, or had one."""
 
 
 def _refuse_second(desk: Handover) -> None:
     """A run has one series of checkpoints: another's would be taken for it at the restore."""
-    if not _has_one(desk):
-        return
-    gc.collect()  # one that nobody can use any more may still wait for it
-    if _has_one(desk):
+    if desk in _served:
         raise ConfigError(
             "This training has a Checkpointer already, and with two of them each would restore "
             "what the other one saved.",
-            do="Give one Checkpointer all that is trained: one model of all, such as a "
-            "torch.nn.ModuleDict, and a list of their optimizers; or delete the first one before "
-            "you make another.",
+            do="Make one, before the loop, of all that is trained: one model of all, such as a "
+            "torch.nn.ModuleDict, and a list of their optimizers. Trainings that follow each "
+            "other, such as those of several folds, are runs of their own.",
         )
-
-
-def _has_one(desk: Handover) -> bool:
-    return any(one._desk is desk for one in _living)  # noqa: SLF001 - of this module
 
 
 def _nothing() -> None:

@@ -73,7 +73,7 @@ def _brought(body: bytes, store: Store) -> Manifest:
     parcel = unpacked(body)
     manifest = bring(parcel, store)
     if parcel.delete:
-        delete_local(parcel.checkpoint, store, manifest.folder)
+        delete_local(parcel.checkpoint, store)
     return manifest
 
 

@@ -75,10 +75,11 @@ def _passes(error: Exception) -> bool:
     return isinstance(error, TransientStoreError) or bool(_PASSING.search(str(error)))
 
 
-def delete_local(checkpoint: Checkpoint, store: Store, kept_at: str) -> None:
-    """Remove the copy that was uploaded, unless it is the very folder that is kept."""
+def delete_local(checkpoint: Checkpoint, store: Store) -> None:
+    """Remove the copy that was uploaded, unless it lies in the run: what is there may be an
+    earlier checkpoint, or what other ranks are still to upload."""
     local = checkpoint.local_directory
-    if local is not None and checkpoint.folder_below(store) != kept_at:
+    if local is not None and checkpoint.folder_below(store) is None:
         shutil.rmtree(local, ignore_errors=True)
 
 

@@ -353,7 +353,7 @@ class Session:
         self._note_saved(manifest.report, manifest.folder)
         self._talk.send(Saved(manifest.report, manifest.name, manifest.size_bytes))
         if parcel.delete:
-            delete_local(parcel.checkpoint, self._store, manifest.folder)
+            delete_local(parcel.checkpoint, self._store)
 
     def _brought_by(self, parcel: Parcel, luggage: Luggage) -> Manifest:
         if luggage.mode is CheckpointUploadMode.NO_UPLOAD:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 from msgspec.structs import replace
 
 from spotfit.agent.copies import Due
@@ -160,3 +161,15 @@ def test_what_was_taken_back_is_held_no_more_and_goes_to_no_new_keeper(tmp_path:
     sent.clear()
     snapshots.copy_to("b:9")
     assert sent == []
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_of_two_saves_of_one_step_the_last_counts(tmp_path: Path, last: int) -> None:
+    """One at an epoch's last batch and one after what is done once an epoch, for instance."""
+    snapshots = Snapshots(str(tmp_path))
+    places = [
+        filled(tmp_path / f"3-0-{slot + 1}.segment", [b"x"], save=2 if slot == last else 1)
+        for slot in (0, 1)
+    ]
+    (part,) = snapshots.held()
+    assert snapshots.find(part) == places[last]

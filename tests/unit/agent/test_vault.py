@@ -160,7 +160,8 @@ def test_of_each_rank_the_last_two_are_kept_whatever_clocks_say(
 
 def test_of_one_state_that_was_saved_twice_the_last_is_held(ours: Machine, theirs: Machine) -> None:
     for report, body in ((9, b"old"), (10, b"new")):
-        path = filled(ours.folder / f"3-1-{report}.segment", [body], world_size=2, rank=1, step=9)
+        name, body_s = f"3-1-{report}.segment", [body]
+        path = filled(ours.folder / name, body_s, world_size=2, rank=1, step=9, save=report)
         copied(ours, path, theirs, report=report)
     part = Part(STATE, 1, 2)
     assert theirs.snapshots.held() == (part,)

@@ -30,11 +30,17 @@ def pieces_of(sizes_bytes: Sequence[int]) -> tuple[Piece, ...]:
 
 
 def filled(
-    path: Path, bodies: Sequence[bytes], *, rank: int = 0, world_size: int = 1, step: int = 5
+    path: Path,
+    bodies: Sequence[bytes],
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    step: int = 5,
+    save: int = 0,
 ) -> Path:
     """A full segment with a piece of each."""
     pieces = pieces_of([len(body) for body in bodies])
-    index = Index(rank, world_size, step, pieces, chunks=chunks_of(pieces))
+    index = Index(rank, world_size, step, pieces, chunks=chunks_of(pieces), save=save)
     with Segment.create(path, index.size_bytes) as segment:
         for piece, body in zip(pieces, bodies, strict=True):
             segment.bytes[piece.start : piece.end] = body

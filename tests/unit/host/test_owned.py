@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -103,3 +104,16 @@ def test_one_that_nobody_has_locked_yet_is_no_orphan(
     monkeypatch.setattr(fcntl, "flock", flock)
     with owned(tmp_path, "me") as folder:
         assert (folder / "owner").exists()
+
+
+def test_where_nothing_can_be_locked_a_folder_is_had_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on some file systems of clusters."""
+
+    def refused(_lock: int, _how: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    with owned(tmp_path, "me") as folder, owned(tmp_path, "other"):
+        assert folder.is_dir()

@@ -23,7 +23,7 @@ from spotfit.core.errors import ConfigError, IntegrityError, SessionMisuseError
 from spotfit.frameworks.torch.launched import LaunchedGroup
 from spotfit.frameworks.torch.state import kept
 from spotfit.model.ranks import Ranks
-from spotfit.torch import Checkpointer, export_checkpoint
+from spotfit.torch import Checkpointer, checkpointer, export_checkpoint
 from spotfit.worker import current, recall
 from spotfit.worker.handover import IN_MEMORY
 from spotfit.worker.local import LocalSession
@@ -106,12 +106,19 @@ class Life:
 
 
 @pytest.fixture
-def session() -> Iterator[LocalSession]:
+def one_life() -> Iterator[LocalSession]:
     session = LocalSession("run")
     current.enter(session)
     yield session
     current.leave()
     shutil.rmtree(session.snapshots.folders[0].parent, ignore_errors=True)  # a save may go on
+
+
+@pytest.fixture
+def session(one_life: LocalSession, monkeypatch: pytest.MonkeyPatch) -> LocalSession:
+    """All lives of a training in one process: each of them may have a Checkpointer."""
+    monkeypatch.setattr(checkpointer, "_refuse_second", lambda _: None)
+    return one_life
 
 
 @pytest.mark.parametrize("steps", [4, 8, 12])
@@ -647,18 +654,29 @@ def test_what_is_saved_after_an_epoch_s_last_word_does_not_say_it_again(
     assert life(0) + life(2) == [0.05] * 6 + [0.025] * 6 + [0.0125] * 6
 
 
-def test_a_second_one_is_refused_while_the_first_lives(session: LocalSession) -> None:
+def test_a_second_one_is_refused_and_after_the_first_too(one_life: LocalSession) -> None:
     """Each would restore what the other one saved last."""
     student, teacher = nn.Linear(1, 1), nn.Linear(1, 1)
     ckpt = Checkpointer(model=student)
     with pytest.raises(ConfigError, match="has a Checkpointer already"):
         Checkpointer(model=teacher)
-    in_a_ring = [ckpt]
-    in_a_ring.append(in_a_ring)  # type: ignore[arg-type]
-    del ckpt, in_a_ring
+    ckpt.save()
+    del ckpt
+    with pytest.raises(ConfigError, match="runs of their own"):
+        Checkpointer(model=teacher)
+
+
+def test_several_models_are_one(session: LocalSession) -> None:
+    student, teacher = nn.Linear(1, 1), nn.Linear(1, 1)
     both = Checkpointer(model=nn.ModuleDict({"student": student, "teacher": teacher}))
     both.save()
     assert both.restore() is not None
+
+
+def test_one_that_could_not_be_made_is_none(one_life: LocalSession) -> None:
+    with pytest.raises(ConfigError):
+        Checkpointer(model=nn.Linear(1, 1), every="often")
+    assert Checkpointer(model=nn.Linear(1, 1)).restore() is None
 
 
 def test_a_pass_that_was_left_by_break_goes_on_where_it_was_left(session: LocalSession) -> None:

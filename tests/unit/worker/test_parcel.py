@@ -52,11 +52,11 @@ def test_what_lies_in_a_bucket_is_brought_too() -> None:
     assert store.get("a/model") == b"w"
 
 
-def test_the_local_copy_goes_but_never_what_is_kept(tmp_path: Path) -> None:
+def test_the_local_copy_goes_but_never_what_lies_in_the_run(tmp_path: Path) -> None:
     run = open_store(tmp_path / "run")
     copy, kept = directory(tmp_path / "copy", a="b"), directory(tmp_path / "run" / "kept", a="b")
-    delete_local(Checkpoint.from_directory(copy), run, "kept")
-    delete_local(Checkpoint.from_directory(kept), run, "kept")
+    for one in (copy, kept):
+        delete_local(Checkpoint.from_directory(one), run)
     assert (copy.exists(), kept.exists()) == (False, True)
 
 

@@ -177,6 +177,10 @@ def test_a_state_in_memory_is_opened_where_the_round_begins_from_it(
     torn = start(memory=State(3, 9), remembered=(paths[0],))
     with pytest.raises(IntegrityError, match="not whole"):
         Session(torn, agent.talk, store).snapshots.open_memory()
+    later = filled(tmp_path / "later", [b"x"], rank=1, world_size=2, step=9, save=2)
+    mixed = start(memory=State(3, 9), remembered=(paths[0], str(later)))
+    with pytest.raises(IntegrityError, match="of 2 saves"):
+        Session(mixed, agent.talk, store).snapshots.open_memory()
     lost = start(memory=State(3, 9))
     with pytest.raises(IntegrityError):
         Session(lost, agent.talk, store).snapshots.open_memory()
