@@ -295,11 +295,13 @@ def _begun(config: dict[str, Any]) -> tuple[int, Training]:
 
 def _blank(config: dict[str, Any]) -> tuple[int, Training]:
     import spotfit
-    from spotfit.torch import prepare_model
+    from spotfit.torch import init_module, prepare_model
 
     rank, sharded = spotfit.get_context().get_world_rank(), config["sharded"]
     prepared = _sharded if sharded else prepare_model
-    return rank, Training(prepared, rank, config["layers"], config["width"], sharded=sharded)
+    with init_module():
+        training = Training(prepared, rank, config["layers"], config["width"], sharded=sharded)
+    return rank, training
 
 
 def _sharded(model: torch.nn.Module) -> Any:

@@ -25,7 +25,7 @@ from spotfit.model.events import CheckpointCommitted
 from spotfit.model.holding import State
 from spotfit.model.world import Place
 from spotfit.store.opening import open_store
-from spotfit.torch import Checkpointer, prepare_data_loader, prepare_model
+from spotfit.torch import Checkpointer, init_module, prepare_data_loader, prepare_model
 from tests.live.cloud import Cloud, eventually
 
 Config = dict[str, Any]
@@ -55,9 +55,11 @@ def train(config: Config) -> list[list[float]]:
     torch.manual_seed(0)
     dropout = nn.Dropout(config["dropout"])
     norm = nn.BatchNorm1d(64) if config.get("norm") else nn.Identity()
-    blank = nn.Sequential(nn.Linear(8, 64), norm, dropout, nn.Linear(64, 64), nn.Linear(64, 1))
+    with init_module():
+        blank = nn.Sequential(nn.Linear(8, 64), norm, dropout, nn.Linear(64, 64), nn.Linear(64, 1))
+        model = prepare_model(blank, parallel_strategy=config["strategy"])
+    drawn = not any(weight.isnan().any() for weight in model.parameters())
     torch.manual_seed(rank)
-    model = prepare_model(blank, parallel_strategy=config["strategy"])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 9])
     batch = SAMPLES // STEPS // world_size
@@ -71,6 +73,7 @@ def train(config: Config) -> list[list[float]]:
     )
     restored = ckpt.restore()
     (marks / f"begun-{config['life']}").write_text(str(restored.step if restored else 0))
+    (marks / f"drawn-{config['life']}").write_text(str(drawn))
     (marks / f"source-{config['life']}").write_text(restored.source if restored else "")
     for epoch in range(restored.epoch if restored else 0, EPOCHS):
         if world_size > 1:
@@ -138,6 +141,8 @@ def test_a_killed_training_ends_as_an_undisturbed_one(cloud: Cloud, strategy: st
     killed = life(cloud, "killed", strategy=strategy, norm=True, dies_at=11)
     assert len(cloud.closed("killed")) == 1
     assert begun(cloud, "killed") == 9, "from the third snapshot"
+    told = [(cloud.marks / f"drawn-{name}").read_text() for name in ("calm", "killed")]
+    assert told == ["True", "False"], "the second life's weights are the checkpoint's alone"
     assert killed == undisturbed
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from spotfit.torch.loop import enable_reproducibility as enable_reproducibility
     from spotfit.torch.loop import get_device as get_device
     from spotfit.torch.loop import get_devices as get_devices
+    from spotfit.torch.loop import init_module as init_module
     from spotfit.torch.loop import prepare_data_loader as prepare_data_loader
     from spotfit.torch.loop import prepare_model as prepare_model
     from spotfit.torch.loop import prepare_optimizer as prepare_optimizer
@@ -36,6 +37,7 @@ _HOMES = {
     "export_checkpoint": "spotfit.torch.checkpointer",
     "get_device": "spotfit.torch.loop",
     "get_devices": "spotfit.torch.loop",
+    "init_module": "spotfit.torch.loop",
     "prepare_data_loader": "spotfit.torch.loop",
     "prepare_model": "spotfit.torch.loop",
     "prepare_optimizer": "spotfit.torch.loop",
@@ -53,6 +55,7 @@ __all__ = [
     "export_checkpoint",
     "get_device",
     "get_devices",
+    "init_module",
     "prepare_data_loader",
     "prepare_model",
     "prepare_optimizer",

@@ -160,6 +160,7 @@ class Checkpointer:
         saved, so nothing is until the optimizer has taken them. Raises `ConfigError` for metrics
         that cannot be told.
         """
+        self._refuse_undrawn()
         self.steps += 1
         if self._place is not None:
             self._epoch_ended |= self._place.advance()
@@ -182,6 +183,7 @@ class Checkpointer:
         Gradients that wait to be added to the next batch's are not kept, and the log says so.
         Raises `ConfigError` for metrics that cannot be told; then nothing is saved.
         """
+        self._refuse_undrawn()
         if self._gradients_wait and self._rank == 0:
             log.warning(
                 "checkpoint.gradients_wait",
@@ -190,6 +192,11 @@ class Checkpointer:
                 do="have the optimizer take them first, or save after a step() without it",
             )
         self._save(metrics or {}, "asked for")
+
+    def _refuse_undrawn(self) -> None:
+        from spotfit.frameworks.torch.undrawn import refuse_to_train
+
+        refuse_to_train(self._desk)
 
     def _prepare(self) -> None:
         """Deal the state out, and take memory for it meanwhile: the first save shall find both."""
@@ -299,10 +306,13 @@ class Checkpointer:
         checkpoint is left that can be read, and `ConfigError` where model or optimizer are not
         those that were saved.
         """
+        from spotfit.frameworks.torch import undrawn
+
         if self._saves:
             self._forget_saves()
         saved = self._recall.newest(self._planned, saved_since=self._saves > 0)
         if saved is None:
+            undrawn.refuse_to_begin(self._desk)
             self._loading = None
             self._put_back()
             self._take_room_away()
@@ -310,6 +320,7 @@ class Checkpointer:
         self._room = {}
         self._compare(saved)
         self._training.adopt(self._incoming)
+        undrawn.brought(self._desk)
         self._incoming, self._put_back = {}, _nothing  # a copy of the state each
         return self._restored(saved)
 

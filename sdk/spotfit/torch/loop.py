@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from spotfit.worker.current import current
@@ -9,6 +10,22 @@ from spotfit.worker.current import current
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
+
+
+def init_module() -> AbstractContextManager[None]:
+    """Build the model in it, and prepare it there, to lose no time after a restart.
+
+    Where a `Checkpointer`'s checkpoint can be gone on from, weights that would be drawn at random
+    are not: they are NaN until `Checkpointer.restore()` brings them, and DDP does not send rank 0's
+    to all others. Without one, the first time that is, it changes nothing. Every weight that is
+    made in it has to be the Checkpointer's or to be set by yourself; buffers are made as ever. What
+    is drawn afterwards is the same both times, for dice are put back to where they were before.
+    """
+    from spotfit.frameworks.torch import undrawn
+
+    desk = current("spotfit.torch.init_module").snapshots
+    there = desk.has_snapshots and desk.begun_from is not None
+    return undrawn.built(desk, left_out=there)
 
 
 def prepare_model(

@@ -23,7 +23,7 @@ from spotfit.core.errors import ConfigError, IntegrityError, SessionMisuseError
 from spotfit.frameworks.torch.launched import LaunchedGroup
 from spotfit.frameworks.torch.state import kept
 from spotfit.model.ranks import Ranks
-from spotfit.torch import Checkpointer, checkpointer, export_checkpoint
+from spotfit.torch import Checkpointer, checkpointer, export_checkpoint, init_module
 from spotfit.worker import current, recall
 from spotfit.worker.handover import IN_MEMORY
 from spotfit.worker.local import LocalSession
@@ -165,6 +165,31 @@ def test_a_model_becomes_a_file(session: LocalSession, tmp_path: Path) -> None:
     assert everything.keys() == {"model", "optimizer", "scheduler", "average"}
     with pytest.raises(ConfigError, match="what kind"):
         export_checkpoint(again, tmp_path / "m.onnx")
+
+
+def test_weights_are_not_drawn_where_a_checkpoint_brings_them(session: LocalSession) -> None:
+    first = Life(every=4)
+    end = first.train(15)
+    first.end()
+    with init_module():
+        second = Life()
+    assert all(weight.isnan().any() for weight in second.model.parameters())
+    for forgetful in (second.ckpt.step, second.ckpt.save):
+        with pytest.raises(SessionMisuseError, match="restore"):
+            forgetful()
+    assert second.ckpt.restore() is not None
+    assert second.train(15) == end
+
+
+def test_a_checkpoint_that_vanished_since_the_weights_were_left_to_it_is_told(
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Life(every=4).train(4)
+    with init_module():
+        second = Life()
+    session.snapshots._last = None
+    with pytest.raises(IntegrityError, match="cannot be found any more"):
+        second.ckpt.restore()
 
 
 def test_one_can_be_asked_for(session: LocalSession) -> None:

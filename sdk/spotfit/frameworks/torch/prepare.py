@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random  # noqa: TID251 - it is the user's dice that are seeded here
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 import numpy
@@ -11,6 +12,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from spotfit.core.errors import ConfigError, SessionMisuseError
+from spotfit.frameworks.torch import undrawn
 from spotfit.host import env
 
 STRATEGIES = ("ddp", "fsdp", "fsdp2")
@@ -57,12 +59,16 @@ def prepare_model(
 
 
 def ddp_options(model: torch.nn.Module) -> dict[str, Any]:
-    """What DistributedDataParallel wants to be told of a model that lies on one GPU."""
+    """What DistributedDataParallel wants to be told of a model that lies on one GPU, or whose
+    weights a restore will bring to all ranks: rank 0 needs not send them."""
+    found: dict[str, Any] = {}
+    if undrawn.leaves_out() and "init_sync" in signature(DistributedDataParallel).parameters:
+        found["init_sync"] = False  # torch 2.7 and later
     homes = {weight.device for weight in model.parameters()}
-    if len(homes) != 1 or "cuda" not in {home.type for home in homes}:
-        return {}
-    home = homes.pop()
-    return {"device_ids": [home], "output_device": home}
+    if len(homes) == 1 and "cuda" in {home.type for home in homes}:
+        home = homes.pop()
+        found |= {"device_ids": [home], "output_device": home}
+    return found
 
 
 def enable_reproducibility(seed: int) -> None:

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
+from spotfit.frameworks.torch import undrawn
 from spotfit.frameworks.torch.prepare import (
     ddp_options,
     devices,
@@ -100,6 +101,15 @@ def test_a_model_on_one_gpu_tells_ddp_which() -> None:
 @pytest.mark.parametrize("where", [("cpu",), ("cuda:0", "cuda:1"), ("cpu", "cuda:0"), ("meta",)])
 def test_any_other_model_does_not(where: tuple[str, ...]) -> None:
     assert ddp_options(On(*where)) == {}  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("group")
+def test_weights_that_a_restore_brings_are_not_sent_by_rank_0() -> None:
+    with undrawn.built(prepared, left_out=True):
+        assert ddp_options(torch.nn.Linear(2, 2)) == {"init_sync": False}
+        (weight, _) = prepared().parameters()
+        assert weight.isnan().all()
+    assert ddp_options(torch.nn.Linear(2, 2)) == {}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
