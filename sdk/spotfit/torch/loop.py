@@ -18,8 +18,9 @@ def init_module() -> AbstractContextManager[None]:
     Where a `Checkpointer`'s checkpoint can be gone on from, weights that would be drawn at random
     are not: they are NaN until `Checkpointer.restore()` brings them, and DDP does not send rank 0's
     to all others. Without one, the first time that is, it changes nothing. Every weight that is
-    made in it has to be the Checkpointer's or to be set by yourself; buffers are made as ever. What
-    is drawn afterwards is the same both times, for dice are put back to where they were before.
+    made in it has to be the Checkpointer's or to be set by yourself, and code in it that computes
+    with fresh weights meets NaN; buffers are made as ever. What is drawn afterwards is the same
+    both times, for dice are put back to where they were before.
     """
     from spotfit.frameworks.torch import undrawn
 
