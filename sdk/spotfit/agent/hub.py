@@ -337,9 +337,7 @@ class Hub:
             return []
         if saving.done and saving.step != saved.step:
             return self._unsave(n, f"rank {rank} saved step {saved.step}, others {saving.step}")
-        saving.done.add(rank)
-        saving.size_bytes += saved.size_bytes
-        saving.step = saved.step
+        saving.note(rank, saved)
         self._tell_saved()
         return []
 
@@ -476,10 +474,20 @@ class _Saving:
         self.done: set[int] = set()
         self.size_bytes = 0
         self.step: int | None = None
+        self.at = ""
+        """Where the first of them has put its files by himself: whoever reads it looks there."""
 
     @property
     def complete(self) -> bool:
         return self.done.issuperset(self.ranks)
+
+    def note(self, rank: int, saved: Saved) -> None:
+        """That rank's part is there."""
+        self.done.add(rank)
+        self.size_bytes += saved.size_bytes
+        self.step = saved.step
+        if rank == self.ranks[0]:
+            self.at = saved.at
 
     def ready(self, round_number: int, n: int) -> Ready:
         return Ready(
@@ -493,4 +501,5 @@ class _Saving:
             self._asked.snapshot,
             self.step,
             self._asked.why,
+            self.at,
         )

@@ -142,6 +142,7 @@ def _ready(parts: Sequence[Manifest]) -> Ready:
         any(part.is_snapshot for part in parts),
         first.step,
         first.why,
+        first.at,
     )
 
 

@@ -20,7 +20,7 @@ from spotfit.model.events import CheckpointCommitted
 from spotfit.model.metrics import metrics_from_json
 from spotfit.model.spec import Keep
 from spotfit.model.view import View
-from spotfit.policy.retention import nested, worst_to_best
+from spotfit.policy.retention import nested, standing, worst_to_best
 from spotfit.store.api import Store
 from spotfit.store.filesystem import store_on
 from spotfit.store.opening import open_store
@@ -113,7 +113,7 @@ class Result:
         else:
             store, within = store_on(storage_filesystem, text), Address(text, storage_filesystem)
         view = _view_at(store)
-        check_all_present(store, [kept.name for kept in view.checkpoints])
+        check_all_present(store, [kept.name for kept in standing(view.checkpoints)])
         error = _error_at(view, store)
         return result_of(view, store, within=within, listing_all=True, error=error)
 
@@ -157,7 +157,7 @@ def result_of(
     it is not among them.
     """
     keep = view.spec.keep if view.spec else Keep()
-    best = worst_to_best(view.checkpoints, keep)
+    best = worst_to_best(standing(view.checkpoints), keep)
     if keep.last is not None and not listing_all:
         best = best[-keep.last :]
     latest = view.latest_checkpoint

@@ -174,6 +174,14 @@ class CheckpointCommitted(msgspec.Struct, frozen=True, tag="checkpoint_committed
     """Of a snapshot: how many steps were done. None in entries of a time when nobody said so."""
     why: str = ""
     """Why it was saved just then, of what a Checkpointer saved; empty for a report of files."""
+    at: str = ""
+    """The folder below the run's root where a user has put its files. Empty: the one of its name,
+    or an entry of a time when nobody said so."""
+
+    @property
+    def folder(self) -> str:
+        """Where its files lie, below the run's root."""
+        return self.at or self.name
 
     @property
     def mark(self) -> str:

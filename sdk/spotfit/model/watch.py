@@ -64,6 +64,8 @@ class Ready(msgspec.Struct, frozen=True):
     """Of a snapshot: how many steps were done."""
     why: str = ""
     """Why a Checkpointer saved it just then."""
+    at: str = ""
+    """The folder where a user has put its files, if one has."""
 
 
 class Progress(msgspec.Struct, frozen=True):

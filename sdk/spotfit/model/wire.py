@@ -124,6 +124,8 @@ class Saved(msgspec.Struct, frozen=True, tag="saved"):
     size_bytes: int = 0
     step: int | None = None
     """Of a snapshot: how many steps were done."""
+    at: str = ""
+    """The folder where the user has put them, if it was him."""
 
 
 class Carry(msgspec.Struct, frozen=True, tag="carry"):

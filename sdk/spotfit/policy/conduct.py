@@ -330,6 +330,7 @@ def _committed(ready: Ready, *, age_s: float | None) -> CheckpointCommitted:
         ready.snapshot,
         ready.step,
         ready.why,
+        ready.at,
     )
 
 

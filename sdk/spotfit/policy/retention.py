@@ -33,27 +33,45 @@ def expendable(
 
     The latest never may, nor the latest that a Checkpointer can go on from, nor those in
     `protected`; so some more than `keep.last` may stay. Where there is no limit, one makes room for
-    the next that is called like it. Raises `ConfigError` when a score is not a number.
+    the next that is called like it. What was written over goes, whatever is kept. Raises
+    `ConfigError` when a score is not a number.
     """
-    if keep.last is None or not checkpoints:
-        return tuple(_replaced(checkpoints, protected))
-    ranked = worst_to_best(checkpoints, keep)
-    latest = checkpoints[-1].name
-    # A name used twice is one folder: it stays while any of its entries does.
-    snapshots = [one.name for one in checkpoints if one.snapshot]
-    staying = {latest, *snapshots[-1:], *protected, *(one.name for one in ranked[-keep.last :])}
-    going = dict.fromkeys(one.name for one in ranked if one.name not in staying)
-    return tuple(Expendable(name, _reason(keep)) for name in going)
+    left = standing(checkpoints)
+    surplus = _replaced(left) if keep.last is None else _beyond(keep.last, left, keep)
+    going = (*_overwritten(checkpoints), *surplus)
+    return tuple(one for one in going if one.name not in protected)
 
 
-def _replaced(
-    checkpoints: Sequence[CheckpointCommitted], protected: Collection[str]
+def standing(checkpoints: Sequence[CheckpointCommitted]) -> list[CheckpointCommitted]:
+    """Without those that were written over: a user has put a later one into the same folder."""
+    last = {one.folder: n for n, one in enumerate(checkpoints)}
+    return [one for n, one in enumerate(checkpoints) if last[one.folder] == n]
+
+
+def _overwritten(checkpoints: Sequence[CheckpointCommitted]) -> Iterator[Expendable]:
+    now = {one.folder: one.name for one in checkpoints}
+    for one in checkpoints:
+        if one.name not in now.values():
+            yield Expendable(one.name, f"{now[one.folder]} was written over it")
+
+
+def _replaced(checkpoints: Sequence[CheckpointCommitted]) -> Iterator[Expendable]:
+    last = {one.called: one.name for one in checkpoints}
+    for one in checkpoints:
+        if one.name != last[one.called]:
+            yield Expendable(one.name, f"{last[one.called]} has taken its place")
+
+
+def _beyond(
+    limit: int, checkpoints: Sequence[CheckpointCommitted], keep: Keep
 ) -> Iterator[Expendable]:
-    named = [(one.name, one.called) for one in checkpoints]
-    last = {called: name for name, called in named}
-    for name, called in named:
-        if name != last[called] and name not in protected:
-            yield Expendable(name, f"{last[called]} has taken its place")
+    ranked = worst_to_best(checkpoints, keep)
+    snapshots = [one.name for one in checkpoints if one.snapshot]
+    last = [one.name for one in checkpoints[-1:]]
+    staying = {*last, *snapshots[-1:], *(one.name for one in ranked[-limit:])}
+    for one in ranked:
+        if one.name not in staying:
+            yield Expendable(one.name, _reason(keep))
 
 
 def worst_to_best(

@@ -351,7 +351,8 @@ class Session:
     def _save(self, parcel: Parcel, luggage: Luggage) -> None:
         manifest = self._brought_by(parcel, luggage)
         self._note_saved(manifest.report, manifest.folder)
-        self._talk.send(Saved(manifest.report, manifest.name, manifest.size_bytes))
+        told = Saved(manifest.report, manifest.name, manifest.size_bytes, at=manifest.at)
+        self._talk.send(told)
         if parcel.delete:
             delete_local(parcel.checkpoint, self._store)
 

@@ -227,6 +227,16 @@ def test_it_is_ready_when_all_who_bring_files_have_saved_them() -> None:
     assert hub.told[0].checkpoint == "c"
 
 
+def test_where_a_user_has_put_it_is_what_the_first_of_its_ranks_says() -> None:
+    hub = a_hub(3)
+    take(hub, 0, report(0))
+    for rank in (2, 1):
+        take(hub, rank, files(0))
+    for rank in (1, 2):
+        take(hub, rank, Saved(0, "made-0", 1, at=f"mine/{rank}"))
+    assert [(one.ranks, one.at) for one in hub.ready] == [((1, 2), "mine/1")]
+
+
 def test_checkpoints_are_ready_in_the_order_of_their_reports() -> None:
     hub = a_hub()
     for n in (0, 1):

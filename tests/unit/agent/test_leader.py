@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from spotfit.agent.ports import FromAgent, Said
-from spotfit.checkpoint.manifest import Manifest
+from spotfit.checkpoint.manifest import Manifest, manifests_of_all
+from spotfit.checkpoint.save import record
 from spotfit.core.codec import encode
 from spotfit.core.errors import TransientStoreError
 from spotfit.core.ids import Token
@@ -394,6 +395,23 @@ def test_a_name_that_was_used_before_is_given_with_a_mark_and_what_it_meant_make
     world.say(0, Files(0, msgspec.Raw(b"{}"), "last"))
     named = world.heard(0, Named)[-1]
     assert (named.name, named.base) == ("last@2-0", "last@1-2")
+
+
+def test_of_what_a_user_saves_into_one_folder_only_the_last_counts() -> None:
+    world = World(keep=Keep(last=3))
+    world.train()
+    for n, name in enumerate(("mine", "mine@1-1", "mine@1-2")):
+        world.store.put("mine/model", b"x" * (n + 1))
+        world.say(1, Report(n, msgspec.Raw(b"{}")))
+        world.say(0, Files(n, msgspec.Raw(b"{}"), "mine", ours=False))
+        record(world.store, Manifest(name, 1, n, 0, (0,), {}, (), at="mine"))
+        world.say(0, Saved(n, name, n + 1, at="mine"))
+        world.run(1.0)
+    assert [one.name for one in world.view.checkpoints] == ["mine@1-2"]
+    assert world.object_at("mine/model") == b"xxx"
+    assert [
+        one.name for one in manifests_of_all(world.store, ["mine", "mine@1-1", "mine@1-2"])
+    ] == ["mine@1-2"]
 
 
 def snapshot(world: World, n: int) -> tuple[str, str]:

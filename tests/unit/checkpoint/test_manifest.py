@@ -74,6 +74,15 @@ def test_a_successor_tells_why_it_was_saved_as_its_predecessor_would_have(tmp_pa
     assert ready.why == "an epoch has ended"
 
 
+def test_a_successor_tells_where_a_user_has_put_it(tmp_path: Path) -> None:
+    store = MemoryStore()
+    for rank, at in ((10, "a"), (2, "b")):
+        one = replace(part("c", rank=rank, ranks=(2, 10)), at=at)
+        saved(store, tmp_path / at, one, x="1")
+    (ready,) = ready_in(store, known=())
+    assert ready.at == "b", "where whoever reads it looks"
+
+
 def test_garbage_beside_manifests_is_passed_over(tmp_path: Path) -> None:
     store = MemoryStore()
     saved(store, tmp_path, part("good"), x="1")

@@ -13,6 +13,7 @@ from msgspec import structs
 from pyarrow import fs
 
 from spotfit.checkpoint.handle import Checkpoint
+from spotfit.checkpoint.save import record
 from spotfit.client.result import Result, result_of
 from spotfit.core.errors import IntegrityError, WorkerGroupError
 from spotfit.core.ids import AgentId, RunId
@@ -197,6 +198,23 @@ def test_a_listed_checkpoint_that_is_gone_says_so(store: Store, tmp_path: Path) 
     store.delete("c0/model")
     with pytest.raises(IntegrityError, match="'model' of checkpoint c0"):
         Result.from_path(tmp_path / "results" / "run")
+
+
+def test_what_its_user_has_written_over_is_none_any_more_and_refuses_nothing(
+    store: Store, tmp_path: Path
+) -> None:
+    """Its record outlives it until somebody drops it, be it after a crash."""
+    events = []
+    for n, (name, model) in enumerate((("mine", "old"), ("mine@1-1", "newer"))):
+        store.put("mine/model", model.encode())
+        record(store, structs.replace(part(name, report=n), at="mine"))
+        events.append(CheckpointCommitted(name, 1, n, {"n": n}, (0,), at="mine"))
+    run(store, Keep(2), *events)
+    result = Result.from_path(tmp_path / "results" / "run")
+    assert result.best_checkpoints is not None
+    assert [(names([one]), one[1]["n"]) for one in result.best_checkpoints] == [(["mine"], 1)]
+    with result.best_checkpoints[0][0].as_directory() as folder:
+        assert Path(folder, "model").read_text() == "newer"
 
 
 def test_the_best_by_any_metric(store: Store, tmp_path: Path) -> None:

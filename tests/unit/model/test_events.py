@@ -54,7 +54,9 @@ def test_the_old_journal_still_means_what_it_meant() -> None:
         "eval/loss",
     )
     assert view.leads(AgentId("a-1"))
-    assert [one.name for one in view.checkpoints] == [f"epoch-{n}" for n in range(2, 7)]
+    names = [*(f"epoch-{n}" for n in range(2, 7)), "mine@5-5"]
+    assert [one.name for one in view.checkpoints] == names
+    assert [one.folder for one in view.checkpoints][-2:] == ["epoch-6", "mine"]
     assert view.checkpoints[1].metrics == {"loss": 0.2, "accuracy": 0.9}
     assert (view.unvalidated, view.attempts) == ((), 1)
     assert view.training_ended is not None

@@ -188,6 +188,8 @@ def test_a_complete_checkpoint_is_committed() -> None:
     ready = a_ready("c7", report=4, size_bytes=99)
     event = written(OPEN, a_watch(seats=BUSY, ready=(ready,)))
     assert event == CheckpointCommitted("c7", 1, 4, {"loss": 1.0}, (0,), 99)
+    mine = written(OPEN, a_watch(seats=BUSY, ready=(replace(ready, at="mine"),)))
+    assert mine == CheckpointCommitted("c7", 1, 4, {"loss": 1.0}, (0,), 99, at="mine")
 
 
 def test_a_failed_round_saves_what_is_complete_before_it_closes() -> None:

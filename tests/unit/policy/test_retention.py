@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from spotfit.model.events import CheckpointCommitted
 from spotfit.model.metrics import metrics_to_json
 from spotfit.model.spec import Keep
-from spotfit.policy.retention import expendable, nested, worst_to_best
+from spotfit.policy.retention import expendable, nested, standing, worst_to_best
 
 
 def committed(name: str, **metrics: Any) -> CheckpointCommitted:
@@ -66,6 +66,26 @@ def test_the_latest_stays_however_bad_it_is() -> None:
 
 def test_what_is_being_validated_stays() -> None:
     assert names(expendable(scored(1, 2, 3, 4), Keep(1), protected={"c1"})) == ["c0", "c2"]
+
+
+MINE = [
+    replace(committed("mine", score=9), at="mine"),
+    committed("other", score=5),
+    replace(committed("mine@1-2", score=1), report=2, at="mine"),
+]
+
+
+@pytest.mark.parametrize("keep", [Keep(), Keep(3), Keep(1, "score"), Keep(9, "score", "min")])
+def test_what_a_user_has_written_over_is_gone_however_much_is_kept_and_however_good(
+    keep: Keep,
+) -> None:
+    assert expendable(MINE, keep) == (("mine", "mine@1-2 was written over it"),)
+    assert names(standing(MINE)) == ["other", "mine@1-2"]
+    assert "mine" not in names(expendable(MINE, keep, protected={"mine"}))
+
+
+def test_what_was_written_over_takes_nobodys_place() -> None:
+    assert names(expendable(MINE, Keep(2, "score"))) == ["mine"]
 
 
 def test_a_folder_used_twice_stays_while_one_of_its_entries_does() -> None:

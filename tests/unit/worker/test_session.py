@@ -297,9 +297,12 @@ def test_what_lies_in_the_run_s_folder_is_not_uploaded(
     store.put("mine/model", b"w")
     agent.name(0, "mine")
     session.report_files({}, Luggage(Checkpoint.in_store(store, "mine"), NO_UPLOAD, delete=False))
-    (frame,) = agent.heard_of(Files)
+    frame, told = agent.heard()
+    assert isinstance(frame, Files)
     assert frame.dir_name == "mine", "its folder is its name"
     assert not frame.ours, "nobody but the user may delete it"
+    assert isinstance(told, Saved)
+    assert told.at == "mine"
     (manifest,) = manifests_of(store, "mine")
     assert (manifest.folder, manifest.files[0].name) == ("mine", "model")
 
