@@ -50,6 +50,11 @@ class Manifest(msgspec.Struct, frozen=True):
         return self.at or self.name
 
     @property
+    def called(self) -> str:
+        """The name its user chose: where that was used before, a mark was put behind it."""
+        return self.name.removesuffix(f"@{self.round}-{self.report}")
+
+    @property
     def key(self) -> str:
         """Where this part is written down."""
         return keys.manifest(self.name, self.round, self.rank)
@@ -122,6 +127,12 @@ def newest_complete(manifests: Sequence[Manifest]) -> tuple[Manifest, ...]:
         if complete(parts):
             return tuple(sorted(parts, key=lambda part: part.rank))
     return ()
+
+
+def newest(manifests: Sequence[Manifest]) -> tuple[Manifest, ...]:
+    """The parts of the last report that are there by now, by rank."""
+    age = max(map(_age, manifests), default=None)
+    return tuple(sorted((p for p in manifests if _age(p) == age), key=lambda part: part.rank))
 
 
 def _age(part: Manifest) -> tuple[int, int]:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 
 from spotfit.checkpoint.handle import METADATA, Address, Checkpoint
-from spotfit.checkpoint.manifest import Manifest, manifests_of, manifests_of_all, newest_complete
+from spotfit.checkpoint.manifest import (
+    Manifest,
+    manifests_of,
+    manifests_of_all,
+    newest,
+    newest_complete,
+)
 from spotfit.core.errors import IntegrityError
 from spotfit.store.abreast import abreast
 from spotfit.store.api import Store
 from spotfit.store.transfer import FileRecord
+
+_MARK = re.compile(r"@(\d+)-(\d+)")
 
 
 def open_committed(store: Store, name: str) -> Checkpoint:
@@ -19,6 +28,15 @@ def open_committed(store: Store, name: str) -> Checkpoint:
     Raises `IntegrityError` when no complete set of manifests is left.
     """
     return _opened(store, _parts(store, name))
+
+
+def open_so_far(store: Store, name: str, folder: str) -> Checkpoint:
+    """One that may not be committed yet: the parts in that folder that are there by now.
+
+    Where none is left, it is whatever lies there.
+    """
+    parts = [part for part in newest(manifests_of(store, name)) if part.folder == folder]
+    return _opened(store, parts) if parts else Checkpoint.in_store(store, folder)
 
 
 def open_all(
@@ -57,7 +75,7 @@ def check_all_present(store: Store, names: Collection[str]) -> None:
 
 def _check_listed(store: Store, name: str, parts: Sequence[Manifest]) -> None:
     folder = parts[0].folder
-    records = _merged(store, folder, [part for part in parts if part.folder == folder])
+    records = _merged(store, parts)
     sizes = {at: _sizes(store, at or folder) for at in {"", *(record.at for record in records)}}
     for record in records:
         found = sizes[record.at].get(record.name)
@@ -81,9 +99,7 @@ def _told_of(store: Store, names: Collection[str]) -> dict[str, list[Manifest]]:
 
 def _opened(store: Store, parts: Sequence[Manifest], within: Address | None = None) -> Checkpoint:
     folder = parts[0].folder
-    here = [part for part in parts if part.folder == folder]
-    files = _merged(store, folder, here)
-    return Checkpoint.in_store(store, folder, files=files, within=within)
+    return Checkpoint.in_store(store, folder, files=_merged(store, parts), within=within)
 
 
 def _parts(store: Store, name: str) -> tuple[Manifest, ...]:
@@ -101,21 +117,31 @@ def _whole(store: Store, name: str, told: Sequence[Manifest]) -> tuple[Manifest,
     return parts
 
 
-def _merged(store: Store, folder: str, parts: Sequence[Manifest]) -> list[FileRecord]:
-    """The files of all ranks, and what they took over and nobody has brought anew.
+def _merged(store: Store, parts: Sequence[Manifest]) -> list[FileRecord]:
+    """The files of all ranks that have put them where the first has, and what they took over and
+    nobody has brought anew since.
 
-    Of equal names the last upload stayed, and nobody knows whose.
+    Of equal names in one folder the last upload stayed, and nobody knows whose.
     """
+    folder, called = parts[0].folder, parts[0].called
     merged: dict[str, FileRecord] = {}
     sizes: dict[str, Mapping[str, int]] = {}
-    files = [file for part in parts for file in part.files]
-    for record in sorted(files, key=lambda file: bool(file.at)):
+    files = [file for part in parts if part.folder == folder for file in part.files]
+    for record in sorted(files, key=lambda file: _brought_in(file, called), reverse=True):
         name, at = record.name, record.at
         known = merged.setdefault(name, record)
         if known != record and known.at == at:
             sizes[at] = sizes.get(at) or _sizes(store, at or folder)
             merged[name] = FileRecord(name, sizes[at].get(name, -1), "", at)
     return list(merged.values())
+
+
+def _brought_in(file: FileRecord, called: str) -> tuple[int, int, int]:
+    """The later, the greater. What was taken over lies where an earlier use of the name has put it:
+    its folder ends with its round and report, but for the first."""
+    mark = _MARK.fullmatch(file.at.removeprefix(called))
+    round_, report = map(int, mark.groups()) if mark else (-1, -1)
+    return (not file.at, round_, report)
 
 
 def _sizes(store: Store, folder: str) -> dict[str, int]:

@@ -76,8 +76,9 @@ def report(
 def get_checkpoint() -> Checkpoint | None:
     """The checkpoint to go on from.
 
-    What this worker itself reported last, once it is uploaded; else the one every rank of this
-    attempt began from; None in a run that has none.
+    What this worker itself reported last, once it is uploaded, with the files that other ranks have
+    brought by then; else the one every rank of this attempt began from. None in a run that has
+    none.
     """
     return current("spotfit.get_checkpoint").checkpoint()
 

@@ -15,7 +15,7 @@ import msgspec
 
 from spotfit.checkpoint.handle import Checkpoint, path_of
 from spotfit.checkpoint.manifest import Manifest
-from spotfit.checkpoint.restore import open_all, open_committed
+from spotfit.checkpoint.restore import open_all, open_committed, open_so_far
 from spotfit.checkpoint.save import record
 from spotfit.core.clock import Clock
 from spotfit.core.codec import decoder, encode
@@ -116,8 +116,9 @@ class Session:
         self._brought: Counter[str] = Counter()
         self._given_away: set[int] = set()
         """Reports whose files the agent has brought to the bucket for us, but not told of yet."""
-        self._latest: Checkpoint | None = None
-        self._latest_n = -1
+        self._latest: tuple[int, str, str] | None = None
+        """Of what this worker reported last, and is uploaded: which report, the checkpoint's name,
+        and its folder."""
         self._preempted: Preempted | None = None
         self._advice: tuple[float, str] | None = None
 
@@ -176,9 +177,13 @@ class Session:
     # --- checkpoints -------------------------------------------------------------------------
 
     def checkpoint(self) -> Checkpoint | None:
-        """What this worker reported last, once it is uploaded; else what the round began from."""
+        """What this worker reported last, once it is uploaded, with what others have brought by
+        then; else what the round began from."""
         self.drain()
-        return self._latest or self._restored
+        if self._latest is None:
+            return self._restored
+        _, name, folder = self._latest
+        return open_so_far(self._store, name, folder)
 
     def dataset(self, name: str | None) -> Any:
         """Workers are not fed yet: there is none of any name."""
@@ -350,7 +355,7 @@ class Session:
 
     def _save(self, parcel: Parcel, luggage: Luggage) -> None:
         manifest = self._brought_by(parcel, luggage)
-        self._note_saved(manifest.report, manifest.folder)
+        self._note_saved(manifest.report, manifest.name, manifest.folder)
         told = Saved(manifest.report, manifest.name, manifest.size_bytes, at=manifest.at)
         self._talk.send(told)
         if parcel.delete:
@@ -368,10 +373,10 @@ class Session:
         part = msgspec.structs.replace(parcel.part, at=self._folder_of(there))
         return record(self._store, part, base=parcel.base)
 
-    def _note_saved(self, n: int, folder: str) -> None:
+    def _note_saved(self, n: int, name: str, folder: str) -> None:
         """Two uploads of different kinds may end in another order than they were reported."""
-        if n > self._latest_n:
-            self._latest, self._latest_n = Checkpoint.in_store(self._store, folder), n
+        if self._latest is None or n > self._latest[0]:
+            self._latest = n, name, folder
 
     def _folder_of(self, checkpoint: Any) -> str:
         """Where a checkpoint that nobody has to upload lies in the run's folder."""
@@ -441,7 +446,7 @@ class Session:
                 self._committed[frame.name] += 1
             case Carried():
                 self._given_away.discard(frame.n)
-                self._note_saved(frame.n, frame.name)
+                self._note_saved(frame.n, frame.name, frame.name)
             case Uncarried():
                 return
             case Judged():

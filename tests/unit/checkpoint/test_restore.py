@@ -16,6 +16,7 @@ from spotfit.checkpoint.restore import (
     check_present,
     open_all,
     open_committed,
+    open_so_far,
 )
 from spotfit.checkpoint.save import record, save
 from spotfit.core.errors import IntegrityError
@@ -120,6 +121,44 @@ def test_what_was_taken_over_comes_along_and_what_was_brought_anew_comes_first(
     assert contents(store, "last@1-1") == {**merged, "same": "old 1"}
     drop(store, "last")
     assert contents(store, "last@1-1") == {**merged, "same": "old 1"}
+
+
+@pytest.mark.parametrize("again", [0, 1])
+def test_of_equal_names_from_two_ranks_the_last_that_was_brought_is_taken_over(
+    store: Store, tmp_path: Path, again: int
+) -> None:
+    """Each rank takes over what it has brought itself, though another has brought it since."""
+    ranks = (0, 1)
+    for rank in ranks:
+        saved(store, tmp_path / f"a{rank}", part("last", rank=rank, ranks=ranks), same="old")
+    before = "last"
+    for report, text in ((9, "new"), (10, "newest"), (11, "")):
+        name = f"last@1-{report}"
+        for rank in ranks:
+            files = {"same": text} if rank == again and text else {"other": "x"}
+            there = directory(tmp_path / f"{name}-{rank}", **files)
+            save(store, there, part(name, report=report, rank=rank, ranks=ranks), base=before)
+        before = name
+    assert contents(store, before) == {"same": "newest", "other": "x"}
+
+
+def test_before_it_is_committed_it_is_the_parts_that_are_there(
+    store: Store, tmp_path: Path
+) -> None:
+    def so_far(folder: str) -> set[str]:
+        with open_so_far(store, "ck", folder).as_directory() as there:
+            return {path.name for path in Path(there).iterdir()}
+
+    store.put("gone/x", b"1")
+    assert so_far("gone") == {"x"}
+    ranks = (0, 1, 2)
+    saved(store, tmp_path / "1", part(rank=1, ranks=ranks), a="1")
+    assert so_far("ck") == {"a"}
+    saved(store, tmp_path / "0", part(rank=0, ranks=ranks), b="1")
+    assert so_far("ck") == {"a", "b"}
+    store.put("elsewhere/c", b"1")
+    record(store, replace(part(rank=2, ranks=ranks), at="elsewhere"))
+    assert so_far("elsewhere") == {"c"}
 
 
 def test_a_second_of_a_name_that_is_never_finished_leaves_the_first_whole(

@@ -46,7 +46,7 @@ from spotfit.model.wire import (
 from spotfit.store.memory import MemoryStore
 from spotfit.store.opening import open_store
 from spotfit.worker import session as sessions
-from spotfit.worker.parcel import unpacked
+from spotfit.worker.parcel import bring, unpacked
 from spotfit.worker.reported import Luggage, ReportedCheckpoint
 from spotfit.worker.session import Session
 from tests.unit.checkpoint.kept import directory, part, saved
@@ -167,6 +167,25 @@ def test_what_had_the_name_before_is_taken_over_where_it_is_not_replaced(
     session.report_files({}, Luggage(other if mode is SYNC else mine, mode, delete=False))
     (manifest,) = manifests_of(store, "same@1-1")
     assert [(file.name, file.at) for file in manifest.files] == [("more", ""), ("model", "same")]
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC])
+def test_what_was_taken_over_is_in_the_latest_checkpoint_before_it_is_committed(
+    session: Session, agent: AgentEnd, store: MemoryStore, tmp_path: Path, mode: Any
+) -> None:
+    agent.name(0, "same")
+    agent.name(1, "same@1-1", (0, 1), base="same")
+    session.report_files({}, luggage(tmp_path / "a"))
+    other = Checkpoint.from_directory(directory(tmp_path / "b", more="x"))
+    session.report_files({}, Luggage(other, mode, delete=False))
+    for carry in agent.heard_of(Carry):
+        bring(unpacked(carry.parcel), store)
+        agent.say(Carried(carry.n, carry.name))
+    latest = session.checkpoint()
+    assert latest is not None
+    assert latest.path == "private/same@1-1"
+    with latest.as_directory() as there:
+        assert {path.name for path in Path(there).iterdir()} == {"model", "more"}
 
 
 def test_files_of_a_background_upload_are_the_agent_s_at_once(
