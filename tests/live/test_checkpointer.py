@@ -20,7 +20,7 @@ from spotfit.checkpoint.segment import Segment
 from spotfit.client.handle import RunHandle
 from spotfit.client.story import read_story
 from spotfit.client.trainers import TorchTrainer
-from spotfit.core.errors import IntegrityError
+from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.model.events import CheckpointCommitted
 from spotfit.model.holding import State
 from spotfit.model.world import Place
@@ -255,6 +255,54 @@ def test_what_was_taken_back_is_not_gone_on_from_either(cloud: Cloud) -> None:
     eventually(lambda: 6 in steps_kept_for(other, by=one))
     cloud.leave("go-back")
     assert handle.result(120).return_value == [6, "bucket"]
+
+
+def keep_alone(_: Config) -> None:
+    """Only one rank makes a Checkpointer, as for a file of torch.save."""
+    if spotfit.get_context().get_world_rank() == 0:
+        Checkpointer(model=nn.Linear(4, 1)).restore()
+
+
+def test_a_checkpointer_that_other_ranks_do_not_make_names_them(cloud: Cloud) -> None:
+    with pytest.raises(
+        spotfit.WorkerGroupError, match="Checkpointer on rank 0 can never be complete: rank 1"
+    ):
+        cloud.fit(keep_alone, workers=2, name="alone", kind=TorchTrainer, max_failures=0)
+
+
+def train_and_move(config: Config) -> list[Any]:
+    """Saves, or begins with a counter of the second rank's given as something else."""
+    torch.manual_seed(config["seed"])
+    model, counter = nn.Linear(4, 1), torch.optim.lr_scheduler.StepLR(_sgd(), 1)
+    moved = config["moves"] and spotfit.get_context().get_world_rank() == 1
+    how: Config = {"extra" if moved else "own": {"counter": counter}}
+    ckpt = Checkpointer(model=prepare_model(model), **how)
+    before = [weight.tolist() for weight in model.parameters()]
+    try:
+        ckpt.restore()
+    except ConfigError as refused:
+        met = torch.ones(1)
+        torch.distributed.all_reduce(met)
+        unchanged = before == [weight.tolist() for weight in model.parameters()]
+        return [refused.what, int(met), unchanged]
+    ckpt.save()
+    return []
+
+
+def _sgd() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.zeros(1)])
+
+
+def test_what_does_not_fit_one_rank_is_refused_by_all_and_changes_nothing(cloud: Cloud) -> None:
+    def life(seed: int, *, moves: bool) -> Any:
+        config = {"seed": seed, "moves": moves}
+        how: Config = {"workers": 2, "name": "moved", "kind": TorchTrainer, "config": config}
+        return cloud.fit(train_and_move, **how).return_value
+
+    life(0, moves=False)
+    told = life(1, moves=True)
+    assert told[1:] == [2, True]
+    assert "'counter' was kept in own={…}, not extra={…}" in told[0]
 
 
 class Slow:

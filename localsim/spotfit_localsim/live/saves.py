@@ -5,19 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import spotfit
-from spotfit.checkpoint.saved import Order, Saved, Wanted, at_once
+from spotfit.checkpoint.saved import Saved, Wanted, at_once
 from spotfit.checkpoint.segment import Segment
 from spotfit.checkpoint.snapshot import Index, Piece, chunks_of, starts
 from spotfit.host.clocks import SystemClock
 from spotfit.worker.current import current
 from spotfit.worker.handover import Handover
-from spotfit.worker.recall import Recall
+from spotfit.worker.recall import Planned, Recall
 from spotfit_localsim.live import mines
 from spotfit_localsim.live.jobs import link
 
@@ -127,18 +127,19 @@ class _Keeper:
 
     # --- restoring, as `Checkpointer.restore` does -------------------------------------------
 
-    def _plan(self, saved: Saved) -> Sequence[Order]:
+    def _plan(self, saved: Saved) -> Planned:
         self._read = json.loads(saved.indices[self._rank].own)
         self._found = {}
 
         def take(rank: int, name: str, body: memoryview) -> None:
             self._found[rank, name] = bytes(body)
 
-        return saved.orders(
+        wanted = (
             Wanted(index.rank, piece, at_once(piece, partial(take, index.rank, piece.name)))
             for index in saved.indices
             for piece in index.pieces
         )
+        return Planned(saved.orders(wanted))
 
     def _check(self, saved: Saved) -> None:
         for rank in range(self._world_size):

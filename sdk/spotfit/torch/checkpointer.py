@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
 from spotfit.checkpoint.handle import Checkpoint
-from spotfit.core.errors import ConfigError
+from spotfit.core.errors import ConfigError, SpotfitError
 from spotfit.host import log
 from spotfit.host.clocks import SystemClock
 from spotfit.model.cadence import MAX_OVERHEAD, Cadence, parse_cadence
@@ -21,14 +21,15 @@ from spotfit.worker.context import TrainContext
 from spotfit.worker.current import current
 from spotfit.worker.handover import IN_MEMORY, Handover
 from spotfit.worker.pace import Pace
-from spotfit.worker.recall import Recall
+from spotfit.worker.recall import Planned, Recall
 
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
-    from spotfit.checkpoint.saved import Order, Saved
+    from spotfit.checkpoint.saved import Saved
     from spotfit.frameworks.torch.arena import Arena
+    from spotfit.frameworks.torch.fitting import Fit, Part
     from spotfit.frameworks.torch.given import Given
     from spotfit.frameworks.torch.position import Passes, Position
     from spotfit.frameworks.torch.reading import Loading
@@ -41,7 +42,7 @@ SLOTS = 2
 """So many snapshots of a rank may be on their way; a third waits for the first."""
 _ON_THEIR_WAY = ("given", "carried")
 _LOOK_S = 0.01
-_GIVE = "give them under these names (scheduler, scaler, extra, own), or they begin anew"
+_GIVE = "give them under these names (optimizer, scheduler, scaler, extra, own) to go on with them"
 
 
 class Restored(NamedTuple):
@@ -107,6 +108,8 @@ class Checkpointer:
         given.check()
         self._own = dict(own or {})
         self._training = _training_of(given)
+        # Who does not come is told of: torch would only wait, and long.
+        self._desk.agreed("Checkpointer", b"")
         self._place = _place_in(loader, cadence, session.context)
         self._recall = Recall(
             self._desk,
@@ -128,6 +131,8 @@ class Checkpointer:
         self._incoming: dict[str, Any] = {}
         """What is read, until all ranks have read theirs."""
         self._loading: Loading | None = None
+        self._unused: list[str] = []
+        """What was saved and is not given any more."""
         self._put_back: Callable[[], None] = _nothing
         self._room: Room = {}
         """What optimizers knew that have room for what is read."""
@@ -199,13 +204,17 @@ class Checkpointer:
         refuse_to_train(self._desk)
 
     def _prepare(self) -> None:
-        """Deal the state out, and take memory for it meanwhile: the first save shall find both."""
-        pieces, slots = self._share().pieces, self._slots  # no thread keeps a Checkpointer alive
+        """Deal the state out, and take memory for it meanwhile: the first save shall find both.
+
+        Raises `ConfigError` for what cannot be kept: it shall not show at the first save only.
+        """
+        share, slots = self._share(), self._slots  # no thread keeps a Checkpointer alive
+        pieces, plain_bytes = share.pieces, max(_PLAIN_BYTES, sum(map(len, self._plain(share))))
 
         def fit() -> None:
             for slot in slots:
                 with suppress(OSError):  # the save tells
-                    slot.arena.fit(pieces, plain_bytes=_PLAIN_BYTES)
+                    slot.arena.fit(pieces, plain_bytes=plain_bytes)
 
         self._preparing = threading.Thread(target=fit, name="spotfit-arena", daemon=True)
         self._preparing.start()
@@ -238,12 +247,9 @@ class Checkpointer:
 
     def _take(self, arena: Arena) -> None:
         from spotfit.checkpoint.snapshot import Index, chunks_of
-        from spotfit.frameworks.torch.shares import plain
-        from spotfit.frameworks.torch.state import dice
 
         share = self._share()
-        values = plain(share.values, of=share.leaves)
-        own = plain({"dice": dice(), **self._own_state()})
+        values, own = self._plain(share)
         index = Index(
             rank=self._rank,
             world_size=self._world_size,
@@ -260,6 +266,14 @@ class Checkpointer:
         arena.fit(share.pieces, plain_bytes=len(values) + len(own))
         arena.take(share.tensors)
         arena.finish(index)
+
+    def _plain(self, share: Share) -> tuple[bytes, bytes]:
+        """What is no tensor, and what is this rank's alone. Raises `ConfigError`."""
+        from spotfit.frameworks.torch.shares import plain
+        from spotfit.frameworks.torch.state import dice
+
+        values = plain(share.values, of=share.leaves)
+        return values, plain({"dice": dice(), **self._own_state()})
 
     def _own_state(self) -> dict[str, Any]:
         """What is this rank's alone, beside its dice."""
@@ -304,25 +318,33 @@ class Checkpointer:
         back that went wrong. All ranks have to call it, before their loops or between two steps.
         One that is damaged is told of, and an earlier one taken. Raises `IntegrityError` where no
         checkpoint is left that can be read, and `ConfigError` where model or optimizer are not
-        those that were saved.
+        those that were saved, which changes nothing, or an object does not take its state back.
         """
         from spotfit.frameworks.torch import undrawn
 
+        self._desk.agreed("Checkpointer.restore", b"")
         if self._saves:
             self._forget_saves()
-        saved = self._recall.newest(self._planned, saved_since=self._saves > 0)
+        try:
+            saved = self._recall.newest(self._planned, self._judge, saved_since=self._saves > 0)
+        except SpotfitError:
+            self._stay()
+            raise
         if saved is None:
+            self._stay()
             undrawn.refuse_to_begin(self._desk)
-            self._loading = None
-            self._put_back()
-            self._take_room_away()
             return None
-        self._room = {}
-        self._compare(saved)
-        self._training.adopt(self._incoming)
+        self._room, self._put_back = {}, _nothing  # a copy of the state
+        self._tell(self._training.adopt(self._incoming))
         undrawn.brought(self._desk)
-        self._incoming, self._put_back = {}, _nothing  # a copy of the state each
+        self._incoming, self._loading = {}, None
         return self._restored(saved)
+
+    def _stay(self) -> None:
+        """There is nothing to go on from: all is as it was before `restore`."""
+        self._incoming, self._loading = {}, None
+        self._put_back()
+        self._take_room_away()
 
     def _forget_saves(self) -> None:
         """What is on its way comes to its end, and memory keeps nothing that is newer: a later
@@ -337,39 +359,59 @@ class Checkpointer:
         self._desk.take_back()
         self._preparing = None
 
-    def _planned(self, saved: Saved) -> Sequence[Order]:
-        """What this rank has to read of it."""
+    def _planned(self, saved: Saved) -> Planned:
+        """What this rank has to read of it, and how it fits."""
+        from spotfit.frameworks.torch.fitting import Fit, refuse_moved
         from spotfit.frameworks.torch.reading import Loading
         from spotfit.frameworks.torch.room import give_room
-        from spotfit.frameworks.torch.state import kept
+        from spotfit.frameworks.torch.state import kept, renewed
 
         self._take_room_away()
+        was, now = self._kept_beside(saved), self._given_beside()
+        refuse_moved(was, now)
+        if self._world_size != len(saved.indices):
+            self._refuse_resized(saved)
         self._room = give_room(self._training, saved)
-        self._incoming = self._training.state()
+        self._incoming = renewed(self._training.state())
         if not self._desk.has_snapshots:  # were it torn, nothing else would overwrite it
             known = [one.state for one in self._training.optimizers if one not in self._room]
             in_use = {**self._incoming, "optimizer": [list(state.values()) for state in known]}
             self._put_back = kept(in_use)
         self._loading = Loading(self._incoming, saved)
-        return self._loading.orders
+        return Planned(self._loading.orders, Fit(self._loading.left, was, now))
 
-    def _compare(self, saved: Saved) -> None:
-        """Tell what is not as it was: all ranks have read what they have a place for."""
-        from spotfit.frameworks.torch.reading import refuse_left
+    def _kept_beside(self, saved: Saved) -> frozenset[Part]:
+        from spotfit.frameworks.torch.reading import kept_beside
         from spotfit.frameworks.torch.shares import unplain
 
-        loading, self._loading = self._loading, None
-        assert loading is not None  # it was read
         mine = saved.indices[min(self._rank, len(saved.indices) - 1)]
-        kept = loading.others.union(unplain(mine.own).get("own", ()))
-        all_s = _gathered((loading.left, kept, {*self._training.others, *self._own}))
-        left, kept_s, given = zip(*all_s, strict=True)
-        refuse_left(left)
-        unused = set().union(*kept_s).difference(*given)
-        if unused and self._rank == 0:
-            log.warning("checkpoint.unused", names=sorted(unused), do=_GIVE)
-        if loading.cast and self._rank == 0:
-            log.warning("checkpoint.cast", weights=len(loading.cast), such_as=loading.cast[0])
+        return kept_beside(saved).union(("own", name) for name in unplain(mine.own).get("own", ()))
+
+    def _given_beside(self) -> frozenset[Part]:
+        from spotfit.frameworks.torch.fitting import OPTIMIZER
+
+        optimizers = (OPTIMIZER for _ in self._training.optimizers)
+        others = (("extra", name) for name in self._training.others)
+        return frozenset((*optimizers, *others, *(("own", name) for name in self._own)))
+
+    def _judge(self, fits: Sequence[Fit]) -> None:
+        """Before any rank reads: what would be lost is refused by all of them."""
+        from spotfit.frameworks.torch.fitting import refuse_left, unused
+
+        refuse_left(fits)
+        self._unused = unused(fits)
+
+    def _tell(self, blank: Sequence[str]) -> None:
+        """What is not as it was."""
+        assert self._loading is not None  # it was read
+        if self._rank != 0:
+            return
+        if self._unused:
+            log.warning("checkpoint.unused", names=self._unused, do=_GIVE)
+        if cast := self._loading.cast:
+            log.warning("checkpoint.cast", weights=len(cast), such_as=cast[0])
+        if blank:
+            log.warning("checkpoint.begins_anew", names=blank, why="it was disabled at the save")
 
     def _take_room_away(self) -> None:
         from spotfit.frameworks.torch.room import take_away
@@ -397,12 +439,12 @@ class Checkpointer:
         return told
 
     def _go_on_with(self, own: dict[str, Any], epoch: int, consumed: int) -> None:
-        from spotfit.frameworks.torch.state import put_back
+        from spotfit.frameworks.torch.state import give_back, put_back
 
-        put_back(own["dice"])
         for name, state in own.get("own", {}).items():
             if name in self._own:
-                self._own[name].load_state_dict(state)
+                give_back(state, name, self._own[name])
+        put_back(own["dice"])
         if self._place is not None:
             self._place.go_on(epoch, consumed, own, partial(put_back, own["dice"]))
 
@@ -410,16 +452,22 @@ class Checkpointer:
         """With another number of ranks the dice are new, and what is left of the data is dealt."""
         from spotfit.frameworks.torch.shares import unplain
 
-        first = saved.indices[0]
+        if self._place is not None:
+            first, owns = saved.indices[0], [unplain(index.own) for index in saved.indices]
+            self._place.go_on_resized(first.epoch, first.consumed, owns)
+
+    def _refuse_resized(self, saved: Saved) -> None:
+        from spotfit.frameworks.torch.shares import unplain
+
         owns = [unplain(index.own) for index in saved.indices]
         if self._own and "own" in owns[0]:
             raise ConfigError(
-                f"{', '.join(sorted(self._own))} was kept by {first.world_size} ranks, each its "
+                f"{', '.join(sorted(self._own))} was kept by {len(owns)} ranks, each its "
                 f"own, and {self._world_size} are to go on.",
                 do="Keep the number of workers, or keep in extra={…} what all ranks share.",
             )
         if self._place is not None:
-            self._place.go_on_resized(first.epoch, first.consumed, owns)
+            self._place.refuse_resized(owns)
 
 
 def export_checkpoint(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from spotfit.checkpoint.relay import LANE, Company, lane, needs_of, read_together
 from spotfit.checkpoint.saved import Opened, Order, Saved, read_alone, told
 from spotfit.core.clock import Clock
-from spotfit.core.errors import IntegrityError
+from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.host import log
 from spotfit.worker.context import TrainContext
 from spotfit.worker.handover import IN_MEMORY, Handover
@@ -22,8 +22,21 @@ Gather = Callable[[Any], list[Any]]
 Broadcast = Callable[[Any], Any]
 """Every rank gives something, and gets what rank 0 gave."""
 
-Plan = Callable[[Saved], Sequence[Order]]
-"""What this rank has to read of a state. Raises `IntegrityError`."""
+
+class Planned(NamedTuple):
+    """What this rank makes of a state."""
+
+    orders: Sequence[Order]
+    """What it has to read."""
+    fit: Any = None
+    """How far the state fits: all ranks are told before any of them reads."""
+
+
+Plan = Callable[[Saved], Planned]
+"""Touches nothing. Raises `IntegrityError`, and `ConfigError` for a state that does not fit."""
+
+Judge = Callable[[Sequence[Any]], None]
+"""Is given what all ranks have told of how it fits. Raises `ConfigError`, on all ranks or none."""
 
 
 class _Offer(NamedTuple):
@@ -39,6 +52,8 @@ class _Told(NamedTuple):
     """What each rank tells all others of a state that might be gone on from."""
 
     broken: str | None
+    unfit: ConfigError | None
+    fit: Any
     node: int
     needs: int
     """The chunks it has to fetch: bit n for number n."""
@@ -66,12 +81,15 @@ class Recall:
         self._broadcast = broadcast
         self._clock = clock
 
-    def newest(self, plan: Plan, *, saved_since: bool = False) -> Saved | None:
+    def newest(
+        self, plan: Plan, judge: Judge = lambda _: None, *, saved_since: bool = False
+    ) -> Saved | None:
         """The newest state of which every rank has read what it planned; None if there is none.
 
         That is what the round began from; if it has `saved_since`, the latest checkpoint. One that
         is damaged is told of, and an earlier one taken. Raises `IntegrityError` where no checkpoint
-        is left that can be read.
+        is left that can be read, and on all ranks `ConfigError` where a state does not fit one of
+        them, or `judge` says so: then nothing of it was read.
         """
         if saved_since:
             self._gather(None)  # whoever saves without an agent has brought its part by then
@@ -80,7 +98,7 @@ class Recall:
         # Not gathered: everybody's would be made as big as rank 0's, which holds all indices.
         while saved is None and (offer := self._broadcast(next(offers, None))) is not None:
             found_any = found_any or offer.name != IN_MEMORY
-            saved = self._read(offer, plan)
+            saved = self._read(offer, plan, judge)
         if saved is None and found_any:
             raise IntegrityError(
                 "No checkpoint of this run can be read any more.",
@@ -105,14 +123,17 @@ class Recall:
             raise IntegrityError(offer.broken)
         return self._desk.reopen(offer.opened)
 
-    def _read(self, offer: _Offer, plan: Plan) -> Saved | None:
+    def _read(self, offer: _Offer, plan: Plan, judge: Judge) -> Saved | None:
         """That state, if every rank could read it; what is broken is told of."""
-        saved, orders, broken = _planned(partial(self._accepted, offer), plan)
+        saved, (orders, fit), broken, unfit = _planned(partial(self._accepted, offer), plan)
         with self._lane(orders) as lane:
-            all_told = self._gather(_Told(broken, self._node, needs_of(orders), lane))
-            trouble = _first(one.broken for one in all_told) or _first(
-                self._gather(self._fetched(orders, all_told))
-            )
+            told = _Told(broken, unfit, fit, self._node, needs_of(orders), lane)
+            all_told = self._gather(told)
+            trouble = _first(one.broken for one in all_told)
+            if trouble is None:
+                _refuse(unfit, all_told)
+                judge([one.fit for one in all_told])
+                trouble = _first(self._gather(self._fetched(orders, all_told)))
         if trouble is None:
             return saved
         log.error("checkpoint.broken", name=offer.name, why=trouble, instead="an earlier one")
@@ -169,12 +190,22 @@ def _offered(name: str, opener: Callable[[], Saved | None]) -> Iterator[_Offer]:
 
 def _planned(
     opener: Callable[[], Saved], plan: Plan
-) -> tuple[Saved | None, Sequence[Order], str | None]:
+) -> tuple[Saved | None, Planned, str | None, ConfigError | None]:
+    """With why it is broken, or does not fit: the other ranks wait to be told."""
     try:
         saved = opener()
-        return saved, plan(saved), None
+        return saved, plan(saved), None, None
     except IntegrityError as broken:
-        return None, (), str(broken)
+        return None, Planned(()), str(broken), None
+    except ConfigError as unfit:
+        return None, Planned(()), None, unfit
+
+
+def _refuse(mine: ConfigError | None, all_told: Iterable[_Told]) -> None:
+    """Each rank with its own words, if it has any."""
+    for unfit in (mine, *(one.unfit for one in all_told)):
+        if unfit is not None:
+            raise unfit
 
 
 def _first(troubles: Iterable[str | None]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import shutil
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ from spotfit.checkpoint.handle import Checkpoint
 from spotfit.checkpoint.saved import InMemory, Opened, Order, Saved, read_alone
 from spotfit.checkpoint.segment import Segment
 from spotfit.core.errors import ConfigError, IntegrityError, SessionMisuseError
+from spotfit.frameworks.torch.fitting import Fit
 from spotfit.frameworks.torch.launched import LaunchedGroup
+from spotfit.frameworks.torch.position import Position
 from spotfit.frameworks.torch.state import kept
 from spotfit.model.ranks import Ranks
 from spotfit.torch import Checkpointer, checkpointer, export_checkpoint, init_module
@@ -634,6 +636,224 @@ def test_what_was_unfrozen_is_given_to_its_optimizer_before_it_goes_on(
     with pytest.raises(ConfigError, match=r"knew of 0\.bias, 0\.weight would be lost"):
         life(unfrozen=False).restore()
     assert life(unfrozen=True).restore() is not None
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+def test_a_restore_that_is_refused_has_changed_nothing(
+    session: LocalSession, stepped: bool
+) -> None:
+    """Whether the optimizer is given room for what would be read, or has some already."""
+    Life().train(5)
+    model = nn.Sequential(nn.Linear(2, 8))
+    optimizer = torch.optim.Adam(model.parameters())
+    if stepped:
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+    ckpt = Checkpointer(model=model, optimizer=optimizer, extra={"average": Average()})
+    before = str((model.state_dict(), optimizer.state_dict(), torch.get_rng_state()))
+    with pytest.raises(ConfigError, match=r"model\.2\.bias, model\.2\.weight would be lost"):
+        ckpt.restore()
+    assert str((model.state_dict(), optimizer.state_dict(), torch.get_rng_state())) == before
+    assert ckpt.steps == 0
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ({"own": {"stream": Stream()}}, "stream was kept by 1 ranks, each its own, and 2 are"),
+        ({"loader": DataLoader(Squares())}, "the place of each is its own"),
+    ],
+)
+def test_another_number_of_workers_is_refused_before_anything_is_read(
+    session: LocalSession, how: Any, why: str
+) -> None:
+    Checkpointer(model=nn.Linear(1, 1), own={"stream": Stream()}).save()
+    model = nn.Linear(1, 1)
+    before = str(model.state_dict())
+    ckpt = Checkpointer(model=model, **how)
+    ckpt._world_size = 2
+    if isinstance(ckpt._place, Position):
+        ckpt._place._shared = False  # as on two
+    with pytest.raises(ConfigError, match=why):
+        ckpt.restore()
+    assert str(model.state_dict()) == before
+
+
+def test_what_one_rank_lacks_another_one_may_have(
+    session: LocalSession,
+) -> None:
+    """Each has a part of the model, and all are asked before any of them reads."""
+    Checkpointer(model=nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))).save()
+    first = Checkpointer(model=nn.Sequential(nn.Linear(1, 1)))
+    other = Fit(frozenset(), frozenset(), frozenset())
+
+    def gathered(mine: Any) -> list[Any]:
+        return [mine, mine._replace(fit=other)] if hasattr(mine, "fit") else [mine]
+
+    first._recall._gather = gathered
+    assert first.restore() is not None
+
+
+def test_who_does_not_come_is_asked_for_before_torch_waits(
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch would say nothing for half an hour, and then not who."""
+    met: list[str] = []
+
+    def agreed(kind: str, value: bytes) -> bytes:
+        met.append(kind)
+        return value
+
+    def gathered(mine: Any) -> list[Any]:
+        met.append("torch")
+        return [mine]
+
+    monkeypatch.setattr(session.snapshots, "agreed", agreed)
+    monkeypatch.setattr(checkpointer, "_gathered", gathered)
+    monkeypatch.setattr(checkpointer, "_broadcast", lambda mine: gathered(mine)[0])
+    life = Life(every="epoch")
+    assert met == ["Checkpointer", "torch"]
+    del met[:]
+    life.ckpt.restore()
+    assert met == ["Checkpointer.restore", "torch"]
+
+
+def test_what_moved_from_what_all_share_to_what_is_each_ranks_own_is_refused(
+    session: LocalSession,
+) -> None:
+    """A stream would begin anew, without a word."""
+    Checkpointer(model=nn.Linear(1, 1), extra={"a": Best()}, own={"b": Best()}).save()
+    with pytest.raises(ConfigError, match=r"'a' was kept in extra=\{…\}, not own=\{…\}"):
+        Checkpointer(model=nn.Linear(1, 1), own={"a": Best(), "b": Best()}).restore()
+    with pytest.raises(ConfigError, match=r"'b' was kept in own=\{…\}, not extra=\{…\}"):
+        Checkpointer(model=nn.Linear(1, 1), extra={"a": Best(), "b": Best()}).restore()
+
+
+def test_a_model_goes_on_alone_and_the_log_says_what_it_leaves(
+    session: LocalSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    life = Life()
+    life.train(4)
+    alone = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.3), nn.Linear(8, 1))
+    restored = Checkpointer(model=alone).restore()
+    assert restored is not None
+    assert restored.step == 4
+    assert str(alone.state_dict()) == str(life.model.state_dict())
+    told = capsys.readouterr().err
+    assert "checkpoint.unused" in told
+    assert "['average', 'optimizer', 'scheduler']" in told
+
+
+def test_a_group_that_was_empty_may_be_gone(session: LocalSession) -> None:
+    def life(*groups: tuple[int, float]) -> tuple[Checkpointer, torch.optim.Optimizer]:
+        model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+        told = [
+            {"params": [*model[at].parameters()] if at >= 0 else [], "lr": lr} for at, lr in groups
+        ]
+        optimizer = torch.optim.Adam(told)
+        model(torch.ones(1)).sum().backward()
+        optimizer.step()
+        return Checkpointer(model=model, optimizer=optimizer), optimizer
+
+    life((-1, 0.5), (0, 0.25), (1, 0.125))[0].save()
+    ckpt, optimizer = life((0, 0.0), (1, 0.0))
+    assert ckpt.restore() is not None
+    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.125]
+
+
+class Strict(Best):
+    """As an average of weights would, it knows their names."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise KeyError("module.weight")
+
+
+@pytest.mark.parametrize("kind", ["extra", "own"])
+def test_an_object_that_does_not_take_its_state_back_is_told_by_name(
+    session: LocalSession, kind: str
+) -> None:
+    how: Any = {kind: {"ema": Strict()}}
+    Checkpointer(model=nn.Linear(1, 1), **how).save()
+    with pytest.raises(ConfigError, match=r"ema \(Strict\) did not take back .*'module\.weight'"):
+        Checkpointer(model=nn.Linear(1, 1), **how).restore()
+
+
+@pytest.mark.parametrize(("was", "is_on"), [(False, True), (False, False), (True, False)])
+def test_a_scaler_that_is_enabled_later_begins_anew(
+    session: LocalSession, capsys: pytest.CaptureFixture[str], was: bool, is_on: bool
+) -> None:
+    def ckpt(*, enabled: bool) -> Checkpointer:
+        scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+        return Checkpointer(model=nn.Linear(1, 1), scaler=scaler)
+
+    ckpt(enabled=was).save()
+    assert ckpt(enabled=is_on).restore() is not None
+    told = capsys.readouterr().err
+    assert ("checkpoint.begins_anew" in told) == (is_on and not was)
+
+
+@pytest.mark.parametrize("kind", ["extra", "own"])
+def test_what_cannot_be_kept_shows_at_the_first_step(session: LocalSession, kind: str) -> None:
+    best = Best()
+    best.score = object()
+    how: Any = {kind: {"best": best}}
+    ckpt = Checkpointer(model=nn.Linear(1, 1), every=100, **how)
+    with pytest.raises(ConfigError, match=r"best\.(whole\.)?score holds objects that only"):
+        ckpt.step()
+
+
+def test_what_cannot_be_kept_is_looked_for_once(
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+
+    def state_dict() -> dict[str, Any]:
+        looks.append("look")
+        return {}
+
+    best = Best()
+    monkeypatch.setattr(best, "state_dict", state_dict)
+    ckpt = Checkpointer(model=nn.Linear(1, 1), every=100, own={"best": best})
+    for _ in range(5):
+        ckpt.step()
+    assert looks == ["look"]
+
+
+def test_a_module_s_own_tensor_may_have_grown(session: LocalSession) -> None:
+    class Scaled(nn.Linear):
+        def __init__(self, history: int) -> None:
+            super().__init__(1, 1)
+            self.history = torch.arange(history)
+
+        def get_extra_state(self) -> Any:
+            return self.history
+
+        def set_extra_state(self, state: Any) -> None:
+            self.history = state
+
+    Checkpointer(model=Scaled(5)).save()
+    model = Scaled(1)
+    assert Checkpointer(model=model).restore() is not None
+    assert model.history.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_loop_that_fetches_ahead_over_an_epoch_s_end_is_told(
+    session: LocalSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ahead(loader: Iterable[Any]) -> Iterator[Any]:
+        batches = (batch for _ in range(2) for batch in loader)
+        held = next(batches)
+        for batch in batches:
+            yield held
+            held = batch
+        yield held
+
+    life = Life(every="epoch")
+    for _ in ahead(life.loader):
+        life.ckpt.step()
+    told = capsys.readouterr().err
+    assert "6 were read and 5 told to step() when the next epoch began" in told
+    assert "fetch none of the next epoch before the last one is told" in told
 
 
 def test_what_was_kept_and_nobody_asks_for_is_told_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from spotfit.checkpoint.relay import LANE
-from spotfit.checkpoint.saved import InMemory, Opened, Order, Saved, Wanted, at_once, open_saved
+from spotfit.checkpoint.saved import InMemory, Opened, Saved, Wanted, at_once, open_saved
 from spotfit.checkpoint.segment import Segment
 from spotfit.checkpoint.snapshot import Piece, write_index
-from spotfit.core.errors import IntegrityError
+from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.frameworks.torch.launched import LaunchedGroup
 from spotfit.host.clocks import SystemClock
 from spotfit.model.ranks import Ranks
@@ -24,7 +24,7 @@ from spotfit.store.memory import MemoryStore
 from spotfit.worker.handover import IN_MEMORY
 from spotfit.worker.local import LocalSession
 from spotfit.worker.local_snapshots import LocalSnapshots
-from spotfit.worker.recall import Gather, Recall
+from spotfit.worker.recall import Gather, Judge, Planned, Recall
 from tests.unit.checkpoint.snapshots import BIG, brought, bytes_of, filled
 from tests.unit.frameworks.torch.ranks import on_ranks
 
@@ -77,21 +77,26 @@ class Yielding(SystemClock):
 
 
 def found_in(
-    shelf: Any, *, broken: tuple[str, ...] = (), told: str | None = None, saved_since: bool = False
+    shelf: Any,
+    *,
+    broken: tuple[str, ...] = (),
+    told: str | None = None,
+    saved_since: bool = False,
+    judge: Judge = lambda _: None,
 ) -> str | None:
     """Where all is read but what is `broken`; another rank finds what it has `told` of."""
 
-    def plan(saved: Saved) -> list[Order]:
+    def plan(saved: Saved) -> Planned:
         if saved.name in broken:
             raise IntegrityError(f"{saved.name} is torn")
-        return []
+        return Planned([])
 
     def gathered(mine: Any) -> list[Any]:
         return [mine, told] if mine is None or isinstance(mine, str) else [mine]
 
     context = LocalSession("run").context
     recall = Recall(shelf, context, gather=gathered, broadcast=lambda mine: mine, clock=Yielding())
-    found = recall.newest(plan, saved_since=saved_since)
+    found = recall.newest(plan, judge, saved_since=saved_since)
     return found.name if found else None
 
 
@@ -207,9 +212,18 @@ def saved_by_all(folder: Path, *names: str) -> Counting:
 
 
 def read_by_all(
-    store: MemoryStore, folder: Path, names: list[str], said: Said | None = None
+    store: MemoryStore,
+    folder: Path,
+    names: list[str],
+    said: Said | None = None,
+    *,
+    unfit: ConfigError | None = None,
+    judge: Judge = lambda _: None,
 ) -> list[tuple[str, set[bytes]]]:
-    """Of each rank: what it goes on from, and what it has read."""
+    """Of each rank: what it goes on from, and what it has read.
+
+    `unfit` is what the second one finds.
+    """
     said = said or Said()
 
     def work(rank: int, gather: Gather) -> tuple[str, set[bytes]]:
@@ -218,12 +232,15 @@ def read_by_all(
         def put(saver: int, piece: Piece, body: memoryview) -> None:
             got[saver, piece] = bytes(body)
 
-        def plan(saved: Saved) -> list[Order]:
-            return saved.orders(
+        def plan(saved: Saved) -> Planned:
+            if unfit is not None and rank == 1:
+                raise unfit
+            wanted = (
                 Wanted(index.rank, piece, at_once(piece, partial(put, index.rank, piece)))
                 for index in saved.indices
                 for piece in index.pieces
             )
+            return Planned(saved.orders(wanted), rank)
 
         context = LocalSession("run", LaunchedGroup(Ranks(rank, RANKS, rank, RANKS))).context
         desk = Desk(rank, folder, store, names)
@@ -234,7 +251,7 @@ def read_by_all(
             broadcast=lambda mine: gather(said.once(mine))[0],
             clock=Yielding(),
         )
-        saved = recall.newest(plan)
+        saved = recall.newest(plan, judge)
         return saved.name if saved else "", set(got.values())
 
     return on_ranks(RANKS, work)
@@ -278,6 +295,40 @@ def test_with_nothing_left_to_read_it_is_said(tmp_path: Path) -> None:
         store.delete(found.key)
     with pytest.raises(IntegrityError, match="can be read any more"):
         read_by_all(store, tmp_path, ["a"])
+
+
+def test_what_does_not_fit_one_rank_is_refused_by_all_and_not_read(tmp_path: Path) -> None:
+    store = saved_by_all(tmp_path, "b", "a")
+    with pytest.raises(ConfigError, match="another model"):
+        read_by_all(store, tmp_path, ["b", "a"], unfit=ConfigError("It is of another model."))
+    assert not [key for key in store.asked if "chunks" in key]
+    assert list(tmp_path.glob("segments/*")) == [], "the lanes are gone"
+
+
+def test_all_ranks_judge_how_it_fits_before_any_reads(tmp_path: Path) -> None:
+    told: list[list[int]] = []
+
+    def judge(fits: Sequence[int]) -> None:
+        told.append([*fits])
+        raise ConfigError("No rank has a place for all of it.")
+
+    store = saved_by_all(tmp_path, "a")
+    with pytest.raises(ConfigError, match="No rank has a place"):
+        read_by_all(store, tmp_path, ["a"], judge=judge)
+    assert told == [[0, 1]] * RANKS
+    assert not [key for key in store.asked if "chunks" in key]
+
+
+def test_a_state_that_is_broken_is_passed_over_though_it_fits_nobody(
+    a_state: Callable[[str], Saved],
+) -> None:
+    def judge(fits: Sequence[Any]) -> None:
+        judged.append(len(fits))
+
+    judged: list[int] = []
+    shelf = Shelf(b=a_state("b"), a=a_state("a"))
+    assert found_in(shelf, broken=("b",), judge=judge) == "a"
+    assert judged == [1]
 
 
 def test_a_run_without_checkpoints_begins(tmp_path: Path) -> None:

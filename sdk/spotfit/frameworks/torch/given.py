@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
 
 from spotfit.core.errors import ConfigError
 from spotfit.frameworks.torch.optimizers import is_flattened, names_in
@@ -48,6 +50,7 @@ class Given(NamedTuple):
     def _wrong(self) -> Iterator[str]:
         if not isinstance(self.model, Module):
             yield f"model is {_kind(self.model)}, and no torch.nn.Module."
+        yield from _blank("model", self.model)
         for one in self.optimizers:
             if missing := _missing(one, _OPTIMIZER):
                 yield f"optimizer is {_kind(one)}, which has no {missing}."
@@ -94,6 +97,18 @@ def _wrong_parts(what: str, given: Any) -> Iterator[str]:
             yield f"{what} has the name {name!r}, which is no text."
         if missing := _missing(one, _STATE):
             yield f"{what}[{name!r}] is {_kind(one)}, which has no {missing}."
+        yield from _blank(f"{what}[{name!r}]", one)
+
+
+def _blank(what: str, one: Any) -> Iterator[str]:
+    """What lazy modules have is nothing until they have seen a batch."""
+    tensors = chain(one.named_parameters(), one.named_buffers()) if isinstance(one, Module) else ()
+    blank = [name for name, tensor in tensors if is_lazy(tensor)]
+    if blank:
+        yield (
+            f"{what} has {len(blank)} weights without a shape yet, {blank[0]} for one: have its "
+            "lazy modules see a batch before."
+        )
 
 
 def _is_loader(loader: Any) -> bool:

@@ -129,8 +129,8 @@ class Position(Sampler[int]):
         if seed is not None and isinstance(self._order, DistributedSampler):
             self._order.seed = seed
 
-    def go_on_resized(self, epoch: int, consumed: int, owns: Sequence[Mapping[str, Any]]) -> None:
-        """With another number of ranks. Raises `ConfigError` where the rest cannot be dealt out."""
+    def refuse_resized(self, owns: Sequence[Mapping[str, Any]]) -> None:
+        """Raises `ConfigError` where another number of ranks cannot go on with the rest."""
         shared = ("loader" not in own and own.get("place", _SHARED)["shared"] for own in owns)
         if not self._shared or not all(shared):
             raise ConfigError(
@@ -139,6 +139,9 @@ class Position(Sampler[int]):
                 do="Share one dataset out with prepare_data_loader or a DistributedSampler, or "
                 "keep the number of workers.",
             )
+
+    def go_on_resized(self, epoch: int, consumed: int, owns: Sequence[Mapping[str, Any]]) -> None:
+        """With another number of ranks, where that is not refused."""
         self.go_on(epoch, consumed, owns[0])
 
     def __getattr__(self, name: str) -> Any:
@@ -230,15 +233,19 @@ class Watch:
             )
 
     def ended_early(self, given: int, taken: int, batches: int | None) -> None:
-        """A pass is begun, and steps were told of the one before, but not of its last batch."""
+        """A pass is begun, and steps were told of the one before, but not of its last batch.
+
+        A loop that fetches ahead over the end has read that batch, and is to train on it yet.
+        """
         if self.tells and self.awaits_ends and taken:
             self.awaits_ends = False
             log.warning(
                 "checkpoint.no_epoch_end",
                 why=f"of the {batches} batches of an epoch {given} were read and {taken} told to "
-                'step(), so every="epoch" has not saved',
-                do="call step() once for each batch and leave none out (accumulating=True while "
-                "gradients wait); or say a number of steps or a time, or call save()",
+                'step() when the next epoch began, so every="epoch" has not saved',
+                do="call step() once for each batch, leave none out (accumulating=True while "
+                "gradients wait) and fetch none of the next epoch before the last one is told; or "
+                "say a number of steps or a time, or call save()",
             )
 
 
@@ -293,14 +300,17 @@ class Passes:
         self.epoch, self.consumed = epoch, consumed
         self._load()
 
-    def go_on_resized(self, epoch: int, consumed: int, owns: Sequence[Mapping[str, Any]]) -> None:
-        """With another number of ranks. Raises `ConfigError` where the loader keeps its place."""
+    def refuse_resized(self, owns: Sequence[Mapping[str, Any]]) -> None:
+        """Raises `ConfigError` where the loader kept its place itself, for one rank."""
         if self._keeps and any("loader" in own for own in owns):
             raise ConfigError(
                 f"The loader's place was kept by {len(owns)} ranks, each its own, and now there is "
                 "another number of them.",
                 do="Keep the number of workers, or use a DataLoader over a dataset with a length.",
             )
+
+    def go_on_resized(self, epoch: int, consumed: int, owns: Sequence[Mapping[str, Any]]) -> None:
+        """With another number of ranks, where that is not refused."""
         self.go_on(epoch, consumed)
 
     def begun(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:

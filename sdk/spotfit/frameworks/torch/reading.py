@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -27,19 +27,14 @@ from torch.distributed.tensor import DTensor, empty
 from spotfit.checkpoint.saved import Saved, Take, Wanted, at_once, read_alone
 from spotfit.checkpoint.snapshot import Key, Piece, name_of
 from spotfit.core.errors import ConfigError
+from spotfit.frameworks.torch.fitting import GROUPS, KNOWN, MODEL, OPTIMIZER, Part
 from spotfit.frameworks.torch.shares import unplain
-from spotfit.frameworks.torch.state import CPU, State
+from spotfit.frameworks.torch.state import CPU, State, home_of, put
 
-_MODEL = "model."
-"""What the names of its weights begin with."""
-_KNOWN = "optimizer.state."
-"""What the names of all that optimizers know begin with."""
-_GROUPS = "optimizer.param_groups."
-_ALL_OPTIMIZERS = (
-    "Give Checkpointer all optimizers of the run that saved it, with all their groups before "
-    "restore(). Best give them all weights from the beginning: what is frozen until later has "
-    "requires_grad_(False) until then, and no add_param_group."
-)
+_A_GROUP = ("optimizer", "param_groups")
+"""What the keys of groups of weights begin with."""
+_EXTRA = "_extra_state"
+"""What the names of what modules keep beside their weights end with."""
 
 
 class Loading:
@@ -50,8 +45,10 @@ class Loading:
 
     def __init__(self, state: State, saved: Saved) -> None:
         reader = Reader(saved)
-        unlearned = _unlearned(state, saved) | _gone_groups(state, saved)  # before any is read
+        unlearned = _unlearned(state, saved) | _gone_groups(state, saved, reader)
         _make_room(state, saved, reader)
+        _make_room_for_groups(state, saved)
+        _make_room_beside_weights(state, saved)
         planner = _Planner()
         planner.set_up_planner(state, reader.metadata, is_coordinator=False)
         _refuse_others(planner.state_dict, reader.metadata)
@@ -61,8 +58,6 @@ class Loading:
         self.left = _left(planner.state_dict, reader.metadata) | unlearned
         """The names of what was saved of a model and its optimizers, and this rank has no place
         for."""
-        self.others = _others(saved)
-        """The names of all objects beside model and optimizers that were saved."""
         self.cast = _cast(planner.state_dict, reader.metadata)
         """Which weights have other types of numbers now than they had."""
 
@@ -84,7 +79,7 @@ def _make_room(state: State, saved: Saved, reader: Reader) -> None:
             match piece.key:
                 case ("others", str(owner), "tensors", str(name)):
                     found[owner][name] = piece
-    weights = {name: one for name, one in state["model"].items() if isinstance(one, torch.Tensor)}
+    weights = _weights(state)
     for owner, split in state["others"].items():
         split.pop("homes", None)
         homes = reader.value(f"others.{owner}.homes", {})
@@ -95,6 +90,56 @@ def _make_room(state: State, saved: Saved, reader: Reader) -> None:
             else room_for(piece, homes.get(name, CPU), weights)
             for name, piece in found[owner].items()
         }
+
+
+def _weights(state: State) -> dict[str, torch.Tensor]:
+    return {name: one for name, one in state["model"].items() if isinstance(one, torch.Tensor)}
+
+
+def _make_room_for_groups(state: State, saved: Saved) -> None:
+    """For groups beyond those that are there: what was kept goes by its weights, not by place."""
+    groups = state.get("optimizer", {}).get("param_groups", [])
+    there = len(groups)
+    for index in saved.indices if groups else ():
+        for piece in index.pieces:
+            if piece.key[:2] == _A_GROUP and int(piece.key[2]) >= there:
+                put(groups, piece.key[2:], torch.empty(piece.shape, dtype=_dtype(piece)))
+        for key in index.leaves:
+            if key[:2] == _A_GROUP and int(key[2]) >= there:
+                put(groups, key[2:], None)
+
+
+def _make_room_beside_weights(state: State, saved: Saved) -> None:
+    """What modules keep beside their weights is theirs to say, too: its tensors may have grown."""
+    pieces = {
+        piece.name: piece
+        for index in saved.indices
+        for piece in index.pieces
+        if piece.key[0] == "model" and str(piece.key[1]).endswith(_EXTRA)
+    }
+    weights = _weights(state)
+    for name, value in state["model"].items() if pieces else ():
+        if name.endswith(_EXTRA):
+            state["model"][name] = _fitted(value, f"{MODEL}{name}", pieces, weights)
+
+
+def _fitted(
+    value: Any, name: str, pieces: Mapping[str, Piece], weights: Mapping[str, torch.Tensor]
+) -> Any:
+    """The same, with tensors of the shapes that were saved."""
+    if isinstance(value, torch.Tensor):
+        piece = pieces.get(name)
+        if piece is None or piece.shape == tuple(value.shape):
+            return value
+        return room_for(piece, home_of(value), weights)
+    if type(value) in (dict, OrderedDict):
+        parts = value.items()
+        return type(value)(
+            (key, _fitted(one, f"{name}.{key}", pieces, weights)) for key, one in parts
+        )
+    if type(value) is list:
+        return [_fitted(one, f"{name}.{n}", pieces, weights) for n, one in enumerate(value)]
+    return value
 
 
 def room_for(
@@ -134,40 +179,8 @@ def _refuse_others(flat: State, metadata: Metadata) -> None:
         )
 
 
-def refuse_left(left: Sequence[frozenset[str]]) -> None:
-    """Raises `ConfigError` for weights that no rank has a place for, or no optimizer; each rank
-    has said which it lacks.
-
-    Of a model in stages each rank has a part only.
-    """
-    names = sorted(frozenset.intersection(*left))
-    if gone := [name for name in names if name.startswith(_MODEL)]:
-        raise ConfigError(
-            f"The checkpoint is of another model: {_some(gone)} would be lost, for there is no "
-            "such weight any more.",
-            do="Build the same model as the run that saved it, or name a new run and load what "
-            "export_checkpoint() writes.",
-        )
-    if weights := [name.removeprefix(_KNOWN) for name in names if name.startswith(_KNOWN)]:
-        raise ConfigError(
-            f"What an optimizer knew of {_some(weights)} would be lost: none learns it now.",
-            do=_ALL_OPTIMIZERS,
-        )
-    if names:
-        raise ConfigError(
-            f"{len(names)} groups of weights would be lost, with their rates and other options: "
-            "the optimizers have fewer now than they had.",
-            do=_ALL_OPTIMIZERS,
-        )
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"{', '.join(names[:5])}{more}"
-
-
 def _left(flat: State, metadata: Metadata) -> frozenset[str]:
-    saved = {name for name in metadata.state_dict_metadata if name.startswith(_MODEL)}
+    saved = {name for name in metadata.state_dict_metadata if name.startswith(MODEL)}
     return frozenset(saved - flat.keys())
 
 
@@ -176,19 +189,27 @@ def _unlearned(state: State, saved: Saved) -> frozenset[str]:
     groups = state.get("optimizer", {}).get("param_groups", ())
     learned = {name for group in groups for name in group["params"]}
     kept = {str(key[2]) for key in _keys(saved) if key[:2] == ("optimizer", "state")}
-    return frozenset(_KNOWN + name for name in kept - learned)
+    return frozenset(KNOWN + name for name in kept - learned)
 
 
-def _gone_groups(state: State, saved: Saved) -> frozenset[str]:
-    """Groups of weights that the optimizers had beyond those of this rank's."""
-    there = len(state.get("optimizer", {}).get("param_groups", ()))
-    kept = {int(key[2]) for key in _keys(saved) if key[:2] == ("optimizer", "param_groups")}
-    return frozenset(f"{_GROUPS}{place}" for place in kept if place >= there)
+def _gone_groups(state: State, saved: Saved, reader: Reader) -> frozenset[str]:
+    """Groups of weights that the optimizers had beyond those of this rank's.
+
+    Those that had no weights, and are gone, count for nothing.
+    """
+    groups = state.get("optimizer", {}).get("param_groups", ())
+    kept = {int(key[2]) for key in _keys(saved) if key[:2] == _A_GROUP}
+    were_empty = sum(reader.value(f"{GROUPS}{place}.params", None) == [] for place in kept)
+    are_empty = sum(not group["params"] for group in groups)
+    there = len(groups) + max(0, were_empty - are_empty)
+    return frozenset(f"{GROUPS}{place}" for place in kept if place >= there)
 
 
-def _others(saved: Saved) -> frozenset[str]:
-    """Who, beside model and optimizers, kept something."""
-    return frozenset(str(key[1]) for key in _keys(saved) if key[0] == "others")
+def kept_beside(saved: Saved) -> frozenset[Part]:
+    """What was saved of all ranks together, beside the model."""
+    keys = {key[:2] for key in _keys(saved)}
+    optimizer = {OPTIMIZER} if any(key[0] == "optimizer" for key in keys) else set()
+    return frozenset(optimizer | {("extra", str(key[1])) for key in keys if key[0] == "others"})
 
 
 def _keys(saved: Saved) -> Iterator[Key]:
@@ -201,7 +222,7 @@ def _cast(flat: State, metadata: Metadata) -> list[str]:
     return [
         f"{name} is {_word(value.dtype)}, was {_word(saved.properties.dtype)}"
         for name, saved in metadata.state_dict_metadata.items()
-        if name.startswith(_MODEL)
+        if name.startswith(MODEL)
         and isinstance(value := flat.get(name), torch.Tensor)
         and isinstance(saved, TensorStorageMetadata)
         and saved.properties.dtype != value.dtype

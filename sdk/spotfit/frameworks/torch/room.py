@@ -39,8 +39,18 @@ def give_room(training: Training, saved: Saved) -> Room:
     """
     if is_flattened(training.model):
         return {}
-    kept, names = _kept(saved), names_in(training.model)
     given: dict[Optimizer, _Known] = {}
+    try:
+        _give_all(training, saved, given)
+    except ConfigError:
+        take_away(given)
+        raise
+    return given
+
+
+def _give_all(training: Training, saved: Saved, given: dict[Optimizer, _Known]) -> None:
+    """Notes in `given` what those knew that are given room."""
+    kept, names = _kept(saved), names_in(training.model)
     for optimizer in training.optimizers:
         ours = _of_its_weights(optimizer, names, kept)
         if {weight: _form(known) for weight, known in optimizer.state.items() if known} != {
@@ -48,7 +58,6 @@ def give_room(training: Training, saved: Saved) -> Room:
         }:
             given[optimizer] = dict(optimizer.state)
             _give(training, optimizer, ours)
-    return given
 
 
 def take_away(room: Room) -> None:

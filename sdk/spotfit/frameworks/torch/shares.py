@@ -97,6 +97,7 @@ class Shares:
             _tell_of_others([looks for *_, looks in told])
         self._cut_bytes = _cut_bytes([plan for plan, *_ in told])
         plans = [_cut(plan, names, self._cut_bytes) for plan, names, _ in told]
+        _refuse_patchwork(plans, but=drifting)
         self._mine = _dealt(_left_to_the_first(plans, drifting))[self._rank]
         self._dealt = {item.index for plan in plans for item in plan.items}
         self._dealt_of = self._known = outline
@@ -160,6 +161,23 @@ def _tell_of_others(looks: Sequence[Mapping[str, bytes]]) -> None:
             such_as=differ[0],
             why="ranks hold different ones, and of each only one rank's is kept",
             do="have prepare_model wrap the model, or keep what is each rank's own in own={...}",
+        )
+
+
+def _refuse_patchwork(plans: Sequence[SavePlan], but: Collection[str]) -> None:
+    """Raises `ConfigError`, on all ranks, for parts that no one tensor could be made of again."""
+    shapes: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+    in_parts: set[str] = set()
+    for item in chain.from_iterable(plan.items for plan in plans):
+        if (told := item.tensor_data) is not None and item.index.fqn not in but:
+            shapes[item.index.fqn].add(tuple(told.size))
+            in_parts |= {item.index.fqn} if told.chunk.sizes != told.size else set()
+    differ = [name for name, found in shapes.items() if len(found) > 1 and name in in_parts]
+    if differ:
+        raise ConfigError(
+            f"{len(differ)} tensors have other shapes on other ranks, {differ[0]} for one: "
+            f"{sorted(shapes[differ[0]])}.",
+            do="Keep what is each rank's own in own={…}, or shard it as torch's DTensor.",
         )
 
 

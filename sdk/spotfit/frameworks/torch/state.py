@@ -20,6 +20,8 @@ from spotfit.core.errors import ConfigError
 from spotfit.frameworks.torch.optimizers import go_on_from, kept_by
 
 State = dict[str, Any]
+SCALER = "scaler"
+"""What torch's kind of it keeps while it is disabled is nothing, and it does not take that back."""
 _SMALL_BYTES = 2**20
 """Rank 0 may write so much more than the others."""
 
@@ -63,13 +65,44 @@ class Training(NamedTuple):
         others = (_names_in(name, one) for name, one in state["others"].items() if _is_small(one))
         return frozenset(buffers.union(*others))
 
-    def adopt(self, state: State) -> None:
-        """Go on from `state`, which has the form of `state()`."""
+    def adopt(self, state: State) -> list[str]:
+        """Go on from `state`, which has the form of `state()`.
+
+        Returns the names of those that begin anew, for they had kept nothing. Raises `ConfigError`
+        where one of the others does not take what it had kept.
+        """
         set_model_state_dict(self.model, state["model"])
         if self.optimizers:
             go_on_from(state["optimizer"], self.optimizers, self.model)
+        blank = []
         for name, other in self.others.items():
-            other.load_state_dict(joined(**state["others"][name]))
+            kept = joined(**state["others"][name])
+            if name == SCALER and not kept and other.state_dict():
+                blank.append(name)
+            else:
+                give_back(kept, name, other)
+        return blank
+
+
+def give_back(kept: Any, name: str, one: Any) -> None:
+    """Have that object go on from what it kept. Raises `ConfigError` where it does not."""
+    try:
+        one.load_state_dict(kept)
+    except Exception as unfit:  # the user's own code may raise anything
+        raise ConfigError(
+            f"{name} ({type(one).__name__}) did not take back what it had kept: "
+            f"{type(unfit).__name__}: {unfit}",
+            do="Have its load_state_dict take what its state_dict gave, at any number of workers. "
+            "DDP puts 'module.' before the names of weights: keep those of the bare model.",
+        ) from unfit
+
+
+def renewed(state: State) -> State:
+    """The same tensors and values, in dictionaries and lists that no optimizer or module holds."""
+    for values in (state["model"], state.get("optimizer", {})):
+        for name, value in values.items():  # the first knows the versions of modules, too
+            values[name] = tree_map(lambda one: one, value)
+    return state
 
 
 def _refuse_sparse(weights: Mapping[str, Any]) -> None:
@@ -143,7 +176,7 @@ def split(value: Any) -> State:
     """
     tensors: dict[str, torch.Tensor] = {}
     whole = Whole(_without(value, "", tensors))
-    homes = {name: home for name, one in tensors.items() if (home := _home(one)) != CPU}
+    homes = {name: home for name, one in tensors.items() if (home := home_of(one)) != CPU}
     return {"whole": whole, "tensors": tensors} | ({"homes": Whole(homes)} if homes else {})
 
 
@@ -157,7 +190,7 @@ CPU = ("cpu", False)
 """The home of most tensors: the kind of device, and whether ranks hold parts of it."""
 
 
-def _home(tensor: torch.Tensor) -> tuple[str, bool]:
+def home_of(tensor: torch.Tensor) -> tuple[str, bool]:
     return (tensor.device.type, isinstance(tensor, DTensor))
 
 

@@ -58,6 +58,11 @@ def test_what_can_be_kept_is_taken(fit: dict[str, Any]) -> None:
         ({"extra": [MODEL]}, "extra is a list, and no dictionary"),
         ({"extra": {"clock": object()}}, r"extra\['clock'\] is an object, which has no state_dict"),
         ({"extra": {5: MODEL}}, "extra has the name 5"),
+        (
+            {"model": nn.Sequential(nn.LazyLinear(1), nn.LazyBatchNorm1d())},
+            "model has 6 weights without a shape yet, 0.weight for one",
+        ),
+        ({"extra": {"ema": nn.LazyLinear(1)}}, r"extra\['ema'\] has 2 weights without a shape"),
         ({"own": {"scaler": MODEL}}, "own may not use the names scaler"),
         ({"optimizer": [FIRST, FIRST]}, "More than one optimizer learns 0.bias, 0.weight"),
         (

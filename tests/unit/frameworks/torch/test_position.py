@@ -66,6 +66,7 @@ def taken(
     ends = set()
     for rank in range(world_size):
         loader, place = placed(rank, world_size, **how)
+        place.refuse_resized([own])
         place.go_on_resized(epoch, consumed, [own])
         for _, batch in zip(range(batches), numbers(loader), strict=False):
             seen += batch
@@ -251,12 +252,12 @@ def test_places_of_their_own_are_no_epoch_that_others_could_go_on_with(
     before: Position, after: Position
 ) -> None:
     with pytest.raises(ConfigError, match="place of each is its own"):
-        after.go_on_resized(0, 8, [before.state()])
+        after.refuse_resized([before.state()])
 
 
 def test_a_place_that_only_the_loader_knew_cannot_be_dealt_out() -> None:
     with pytest.raises(ConfigError, match="place of each is its own"):
-        placed(0, 2)[1].go_on_resized(0, 0, [{"loader": {}}])
+        placed(0, 2)[1].refuse_resized([{"loader": {}}])
 
 
 def test_batches_of_torch_s_that_a_user_made_are_read_in_their_order() -> None:
@@ -531,12 +532,13 @@ def test_who_looks_into_a_loader_that_goes_on_takes_nothing_away_from_it() -> No
 def test_what_a_loader_kept_is_of_no_use_to_another_number_of_ranks() -> None:
     """Equal places are no proof that all read the same: samplers deal out what they count."""
     with pytest.raises(ConfigError, match="kept by 2 ranks, each its own"):
-        kept(Stateful(DATA)).go_on_resized(1, 3, [{"loader": {"given": 3}}] * 2)
+        kept(Stateful(DATA)).refuse_resized([{"loader": {"given": 3}}] * 2)
 
 
 def test_without_a_state_of_its_loader_any_number_begins_the_epoch_anew() -> None:
     loader = DataLoader(Stream())
     place = kept(loader)
+    place.refuse_resized([{}, {}])
     place.go_on_resized(2, 3, [{}, {}])
     assert epochs_of(loader, place, 5) == [2, 2, 2, 2, 3]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from spotfit.checkpoint.segment import Segment
 from spotfit.checkpoint.snapshot import FORMAT, Index, Piece, chunks_of
 from spotfit.core.errors import ConfigError
 from spotfit.frameworks.torch.arena import Arena
-from spotfit.frameworks.torch.reading import Loading, load_into, refuse_left, room_for
+from spotfit.frameworks.torch.fitting import OPTIMIZER
+from spotfit.frameworks.torch.reading import Loading, kept_beside, load_into, room_for
 from spotfit.frameworks.torch.shares import Gather, Shares, plain, unplain
 from spotfit.frameworks.torch.state import CPU, joined, split
 from spotfit.store.opening import open_store
@@ -162,18 +164,15 @@ def test_another_model_is_refused_with_all_that_differs(tmp_path: Path) -> None:
         load_into(state, saved)
 
 
-def test_weights_that_no_rank_has_a_place_for_are_told(tmp_path: Path) -> None:
+def test_what_is_left_of_a_state_is_told_by_each_rank(tmp_path: Path) -> None:
     saved = saved_by(1, tmp_path, a_state(1.0))
     state = a_state(0.0)
     stages = [{"w0", "w1"}, {"w2", "w4"}]  # each rank's own part of the model
     left = [Loading(state | {"model": _only(state, names)}, saved).left for names in stages]
     assert left == [{"model.w2", "model.w3", "model.w4"}, {"model.w0", "model.w1", "model.w3"}]
-    with pytest.raises(ConfigError, match=r"another model: model\.w3 would be lost"):
-        refuse_left(left)
-    refuse_left([*left, Loading(state, saved).left])
 
 
-def test_what_optimizers_knew_of_weights_that_none_learns_is_told(tmp_path: Path) -> None:
+def test_what_optimizers_knew_of_weights_that_none_learns_is_left(tmp_path: Path) -> None:
     def stage(*learned: str) -> dict[str, Any]:
         state = a_state(1.0)
         state["optimizer"]["param_groups"][0]["params"] = [*learned]
@@ -181,31 +180,67 @@ def test_what_optimizers_knew_of_weights_that_none_learns_is_told(tmp_path: Path
         return state
 
     saved = saved_by(1, tmp_path, stage("w0", "w1", "w2"))
-    left = [Loading(stage(*names), saved).left for names in (["w0"], ["w1"])]
-    assert left[0] == {"optimizer.state.w1", "optimizer.state.w2"}
-    with pytest.raises(ConfigError, match=r"an optimizer knew of w2 would be lost.*none learns"):
-        refuse_left(left)
-    refuse_left([*left, Loading(stage("w2"), saved).left])
-    without = a_state(0.0)
-    del without["optimizer"]
-    with pytest.raises(ConfigError, match="knew of w0, w1, w2 would be lost"):
-        refuse_left([Loading(without, saved).left])
+    assert Loading(stage("w0"), saved).left == {"optimizer.state.w1", "optimizer.state.w2"}
+    assert Loading(stage("w0", "w1", "w2"), saved).left == frozenset()
 
 
-def test_groups_that_would_be_lost_with_their_options_are_told(tmp_path: Path) -> None:
+def grouped(*groups: str, lr: float = 0.1) -> dict[str, Any]:
+    """Each with the weight of that name, or with none, and a rate of its own."""
+    state = a_state(1.0)
+    state["optimizer"]["param_groups"] = [
+        {"params": [name] if name else [], "lr": lr + n} for n, name in enumerate(groups)
+    ]
+    return state
+
+
+@pytest.mark.parametrize(
+    ("kept", "now", "left"),
+    [
+        (["w0", "w1", "w2"], ["w0"], {"1", "2"}),
+        (["w0", "", "w2"], ["w0"], {"2"}),
+        (["w0", ""], [""], {"1"}),
+        (["w0", ""], ["w0"], set()),
+        (["", "w0", "w1"], ["w0", "w1"], set()),
+        (["w0", "w1"], ["w0", ""], set()),  # of a stage that has none of it
+    ],
+)
+def test_groups_that_are_gone_are_left_but_for_empty_ones(
+    tmp_path: Path, kept: list[str], now: list[str], left: set[str]
+) -> None:
     """The first group's rate would be that of all."""
+    saved = saved_by(1, tmp_path, grouped(*kept))
+    places = {f"optimizer.param_groups.{place}" for place in left}
+    assert Loading(grouped(*now), saved).left == places
 
-    def grouped(groups: int) -> dict[str, Any]:
-        state = a_state(1.0)
-        group = {"params": [], "lr": 0.1}
-        state["optimizer"]["param_groups"] = [group] * groups
-        return state
 
-    saved = saved_by(1, tmp_path, grouped(3))
-    left = [Loading(grouped(1), saved).left] * 2
-    with pytest.raises(ConfigError, match="2 groups of weights would be lost"):
-        refuse_left(left)
-    refuse_left([*left, Loading(grouped(3), saved).left])
+def test_every_group_that_was_saved_is_read_wherever_it_was(tmp_path: Path) -> None:
+    kept = grouped("", "w0", "w1")
+    kept["optimizer"]["param_groups"][2]["lr"] = torch.tensor(7.0)
+    state = grouped("w0", "w1", lr=0.5)
+    load_into(state, saved_by(1, tmp_path, kept))
+    assert [group["params"] for group in state["optimizer"]["param_groups"]] == [[], ["w0"], ["w1"]]
+    assert state["optimizer"]["param_groups"][2]["lr"] == 7
+
+
+def test_what_a_module_keeps_beside_its_weights_may_have_grown(tmp_path: Path) -> None:
+    def state(n: int) -> dict[str, Any]:
+        extra = OrderedDict(history=[torch.arange(float(n))], name="fp8")
+        beside = {"a._extra_state": torch.arange(n), "b._extra_state": extra}
+        return {"model": {"w": torch.ones(2), **beside}, "others": {}}
+
+    running = state(2)
+    live = running["model"]["b._extra_state"]
+    load_into(running, saved_by(2, tmp_path, state(5)))
+    assert str(running) == str(state(5))
+    assert live["history"][0].tolist() == [0, 1], "the module has not been told yet"
+
+
+def test_what_was_saved_beside_the_model_is_known_by_name(tmp_path: Path) -> None:
+    state = a_state(1.0, ema={"shadow": torch.ones(1)}, scheduler={"step": 1})
+    beside = {("extra", "ema"), ("extra", "scheduler")}
+    assert kept_beside(saved_by(1, tmp_path, state)) == beside | {OPTIMIZER}
+    del state["optimizer"]
+    assert kept_beside(saved_by(1, tmp_path / "without", state)) == beside
 
 
 def _only(state: dict[str, Any], names: set[str]) -> dict[str, Any]:

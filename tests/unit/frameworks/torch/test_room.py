@@ -213,3 +213,25 @@ def test_shards_get_back_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert all(type(average) is DTensor for average in averages)
     restored(again, saved)
     assert told(again) == told(before)
+
+
+def test_one_that_cannot_tell_leaves_all_others_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def two(steps: int) -> Training:
+        """One can be given room, and one has to be asked."""
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 4))
+        optimizers = [adam(model[0]), counted(model[1])]
+        for _ in range(steps):
+            model(torch.ones(3)).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        return Training(model, optimizers)
+
+    saved = saved_of(two(2), tmp_path)
+    again = two(0)
+    monkeypatch.setattr(Counted, "step", lambda *_, **__: 1 / 0)
+    with pytest.raises(ConfigError, match="no telling where Counted would keep"):
+        give_room(again, saved)
+    assert [dict(one.state) for one in again.optimizers] == [{}, {}]

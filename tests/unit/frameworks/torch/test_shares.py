@@ -84,6 +84,20 @@ def test_a_big_tensor_of_another_class_is_one_ranks_and_whole() -> None:
         assert torch.equal(found[0][2], big)
 
 
+def test_tensors_of_other_shapes_on_other_ranks_are_refused_where_they_would_be_a_patchwork() -> (
+    None
+):
+    def work(rank: int, gather: Gather, drifting: set[str]) -> Share:
+        more = {"big": torch.ones(2**20 + rank), "small": torch.ones(5 + rank)}
+        return Shares(rank, gather).of(a_state(**more), drifting=drifting)
+
+    with pytest.raises(
+        ConfigError, match=r"1 tensors have .*big for one: \[\(1048576,\), \(1048577"
+    ):
+        on_ranks(2, lambda rank, gather: work(rank, gather, set()))
+    assert names(on_ranks(2, lambda rank, gather: work(rank, gather, {"big"})))["small"] == 1
+
+
 def test_what_drifts_apart_is_all_the_first_ranks() -> None:
     drifting = {"model.w2", "model.w5", "model.w7"}
 

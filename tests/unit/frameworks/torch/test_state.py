@@ -17,9 +17,11 @@ from spotfit.frameworks.torch.state import (
     Training,
     Whole,
     dice,
+    give_back,
     gpu_in_use,
     joined,
     put_back,
+    renewed,
     split,
 )
 
@@ -74,6 +76,44 @@ def test_another_training_goes_on_from_it() -> None:
     assert torch.equal(other.weight, model.weight)  # type: ignore[arg-type]
     assert its_optimizer.param_groups[0]["lr"] == 0.25
     assert its_scheduler.milestones == Counter([5, 9])
+
+
+def test_who_does_not_take_its_state_back_is_told_by_name() -> None:
+    """A model's average of before DDP wrapped it, say."""
+    with pytest.raises(ConfigError, match=r"(?s)^ema \(Linear\) did not take back.*module\.weight"):
+        give_back({"module.weight": torch.ones(1, 1)}, "ema", nn.Linear(1, 1))
+
+
+def test_a_scaler_that_was_disabled_begins_anew() -> None:
+    def training(*, enabled: bool) -> Training:
+        return Training(
+            nn.Linear(1, 1), (), {"scaler": torch.amp.GradScaler("cpu", 8, enabled=enabled)}
+        )
+
+    kept = training(enabled=False).state()
+    scaled = training(enabled=True)
+    assert scaled.adopt(kept) == ["scaler"]
+    assert scaled.others["scaler"].get_scale() == 8
+    assert training(enabled=False).adopt(kept) == []
+
+
+def test_what_is_read_into_a_renewed_state_nobody_has_before_it_is_adopted() -> None:
+    noted = {"deep": [{"n": 1}]}
+
+    class Noting(nn.Linear):
+        def get_extra_state(self) -> Any:
+            return noted
+
+    model = Noting(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    known = optimizer.state[model.weight]
+    known["lists"] = [{"n": 1}]
+    state = renewed(Training(model, [optimizer]).state())
+    assert state["model"]["weight"].data_ptr() == model.weight.data_ptr()
+    assert state["model"]._metadata[""] == {"version": 1}
+    state["model"]["_extra_state"]["deep"][0]["n"] = 2
+    state["optimizer"]["state"]["weight"]["lists"][0]["n"] = 2
+    assert (noted, known) == ({"deep": [{"n": 1}]}, {"lists": [{"n": 1}]})
 
 
 def test_tensors_lie_apart_and_come_together_again() -> None:

@@ -1,0 +1,85 @@
+"""What would be lost is refused in words, and what is not asked for any more is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotfit.core.errors import ConfigError
+from spotfit.frameworks.torch.fitting import (
+    OPTIMIZER,
+    Fit,
+    Part,
+    refuse_left,
+    refuse_moved,
+    unused,
+)
+
+EMA, STREAM = ("extra", "ema"), ("own", "stream")
+
+
+def fit(*left: str, given: Part = OPTIMIZER) -> Fit:
+    return Fit(frozenset(left), frozenset(), frozenset([given]))
+
+
+def beside(kept: set[Part], given: set[Part]) -> Fit:
+    return Fit(frozenset(), frozenset(kept), frozenset(given))
+
+
+def test_weights_that_no_rank_has_a_place_for_are_refused() -> None:
+    stages = [fit("model.w2", "model.w3"), fit("model.w0", "model.w3")]
+    with pytest.raises(ConfigError, match=r"another model: model\.w3 would be lost"):
+        refuse_left(stages)
+    refuse_left([*stages, fit()])
+
+
+def test_of_many_weights_some_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"model\.w0, .*model\.w4 and 2 more would be lost"):
+        refuse_left([fit(*(f"model.w{n}" for n in range(7)))])
+
+
+def test_what_optimizers_knew_of_weights_that_none_learns_is_refused() -> None:
+    stages = [fit("optimizer.state.w1", "optimizer.state.w2"), fit("optimizer.state.w2")]
+    with pytest.raises(ConfigError, match=r"an optimizer knew of w2 would be lost.*none learns"):
+        refuse_left(stages)
+    refuse_left([*stages, fit()])
+
+
+def test_groups_that_would_be_lost_with_their_options_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"2 groups of weights would be lost") as refused:
+        refuse_left([fit("optimizer.param_groups.1", "optimizer.param_groups.2")] * 2)
+    assert "Without optimizer= the model goes on alone" in refused.value.do
+
+
+def test_a_model_goes_on_alone_where_no_rank_has_an_optimizer() -> None:
+    known = ("optimizer.state.w0", "optimizer.param_groups.0")
+    without = fit(*known, given=EMA)
+    refuse_left([without, without])
+    with pytest.raises(ConfigError, match="knew of w0"):
+        refuse_left([without, fit(*known)])
+    with pytest.raises(ConfigError, match="another model"):
+        refuse_left([fit("model.w0", given=EMA)])
+
+
+def test_what_no_rank_is_given_any_more_is_unused() -> None:
+    fits = [beside({EMA, OPTIMIZER}, {EMA}), beside({EMA, STREAM}, set())]
+    assert unused(fits) == ["optimizer", "stream"]
+    assert unused([*fits, beside(set(), {STREAM})]) == ["optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("kept", "given", "told"),
+    [
+        ({("extra", "it")}, {("own", "it")}, r"'it' was kept in extra=\{…\}, not own="),
+        ({("own", "it")}, {("extra", "it")}, r"'it' was kept in own=\{…\}, not extra="),
+    ],
+)
+def test_what_has_moved_is_refused(kept: set[Part], given: set[Part], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        refuse_moved(frozenset(kept), frozenset(given))
+
+
+def test_what_is_where_it_was_or_new_or_gone_has_not_moved() -> None:
+    refuse_moved(frozenset({EMA, STREAM}), frozenset({EMA, ("own", "other")}))
+    both = frozenset({("extra", "it"), ("own", "it")})
+    refuse_moved(both, frozenset({("own", "it")}))
+    refuse_moved(frozenset({("own", "it")}), both)
