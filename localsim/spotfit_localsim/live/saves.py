@@ -193,13 +193,14 @@ def _learnt(config: dict[str, Any]) -> str:
     from torch import nn
     from torch.utils.data import DataLoader, TensorDataset
 
-    from spotfit.torch import Checkpointer, prepare_data_loader, prepare_model
+    from spotfit.torch import Checkpointer, init_module, prepare_data_loader, prepare_model
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    blank = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.1), nn.Linear(64, 64), nn.Linear(64, 1))
+    with init_module():
+        layers = nn.Linear(8, 64), nn.Dropout(0.1), nn.Linear(64, 64), nn.Linear(64, 1)
+        model = prepare_model(nn.Sequential(*layers), parallel_strategy=config["strategy"])
     torch.manual_seed(spotfit.get_context().get_world_rank())
-    model = prepare_model(blank, parallel_strategy=config["strategy"])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 9])
     inputs = torch.arange(8.0 * 96).reshape(96, 8).sin()
