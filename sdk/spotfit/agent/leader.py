@@ -564,6 +564,8 @@ class Leader:
     def _tidy(self, view: View, now: float) -> None:
         if self._round is not None:
             self._round.note_names()
+        if view.training_ended is not None or view.ended is not None:
+            self._tidying.inherit(view)
         hub = self._hub
         bases = hub.bases if hub else self._legacy.bases
         self._tidying.go_on(view, hub.saving if hub else (), now, bases)

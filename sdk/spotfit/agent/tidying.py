@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from functools import partial
 
-from spotfit.checkpoint.debris import abandoned, discard, note
+from spotfit.checkpoint.debris import abandoned, discard, note, undeleted
 from spotfit.checkpoint.drop import drop
 from spotfit.control.errands import Errands, Insistent
 from spotfit.core.errors import StoreError, TransientStoreError
@@ -33,6 +33,8 @@ class Tidying:
         self._bases: set[str] = set()
         """What stays for those who share its files: the next fit deletes it, if this one ends."""
         self._search: tuple[str, Callable[[], tuple[str, ...]]] | None = None
+        self._inherits = True
+        """Whether nobody has looked yet for what was left by others."""
         self._notes: dict[str, Callable[[], None]] = {}
 
     @property
@@ -55,6 +57,17 @@ class Tidying:
         dropped = view.dropped
         look = partial(abandoned, self._store, kept=kept, before=before, dropped=dropped)
         self._search = (f"debris {view.next_slot}", look)
+        self._inherits = False
+
+    def inherit(self, view: View) -> None:
+        """Look for what former leaders dropped and have not deleted: no round follows, before which
+        it would be looked for."""
+        if self._inherits and view.dropped:
+            self._search = (
+                f"dropped {view.next_slot}",
+                partial(undeleted, self._store, view.dropped),
+            )
+        self._inherits = False
 
     def go_on(
         self, view: View, saving: Collection[str], now: float, bases: Collection[str] = ()

@@ -49,6 +49,12 @@ def begun_among(listed: Iterable[str]) -> frozenset[str]:
     return frozenset(trace.name for trace in map(keys.read_trace, listed) if trace is not None)
 
 
+def undeleted(store: Store, dropped: Collection[str]) -> tuple[str, ...]:
+    """Of checkpoints that were dropped, those of which something is left."""
+    listed = (one.key for one in store.list(keys.MANIFESTS.rstrip("/")))
+    return tuple(sorted(begun_among(listed).intersection(dropped)))
+
+
 def abandoned(
     store: Store, *, kept: Collection[str], before: int, dropped: Collection[str] = ()
 ) -> tuple[str, ...]:

@@ -22,9 +22,11 @@ from spotfit.model.events import (
     RankFailure,
     RoundClosed,
     RoundOpened,
+    TrainingEnded,
+    ValidationAsked,
 )
 from spotfit.model.hooks import Ask
-from spotfit.model.spec import Keep, Limits, Vigil
+from spotfit.model.spec import Keep, Limits, ValidationSpec, Vigil
 from spotfit.model.watch import Trouble
 from spotfit.model.wire import (
     Call,
@@ -494,6 +496,27 @@ def test_a_successor_finishes_what_was_dropped_and_not_deleted() -> None:
     world.until(lambda: world.training, within_s=60)
     world.run(1.0)
     assert not any(key.startswith("c0/") for (key, _) in world.store.list())
+    assert world.object_at("c1/model") == b"weights"
+
+
+def test_so_does_one_who_takes_over_after_the_training() -> None:
+    world = World(keep=Keep(last=1), validation=ValidationSpec())
+    world.train()
+    delete = world.store.delete
+    world.store.delete = _no_answer  # type: ignore[method-assign, assignment]  # the store fails
+    for n in (0, 1):
+        saved_by_rank_0(world, f"c{n}", n)
+        world.checkpoint(n, f"c{n}", asked=ValidationAsked() if n else None)
+    world.until(lambda: world.last(CheckpointDropped) and world.validating)
+    validates, leader = world.validating, world.leader
+    for rank in (1, 0):
+        world.finish(rank)
+    world.until(lambda: world.last(TrainingEnded))
+    world.kill(leader)
+    world.store.delete = delete  # type: ignore[method-assign]  # it is well again
+    world.until(lambda: world.leader is validates, within_s=60)
+    world.until(lambda: not any(key.startswith("c0/") for (key, _) in world.store.list()))
+    assert not any("/c0/" in key for (key, _) in world.store.list())
     assert world.object_at("c1/model") == b"weights"
 
 

@@ -134,6 +134,27 @@ def test_what_a_leader_before_dropped_and_did_not_delete_goes_wherever_it_lies()
     assert list(house.store.list()) == []
 
 
+def test_what_leaders_before_dropped_is_looked_for_once_where_no_round_follows() -> None:
+    house = House()
+    for name in ("c0", "kept", "later"):
+        note(house.store, name, 1, made=True)
+        house.save(name)
+    house.tidying.inherit(a_view(dropped=("c0", "gone")))
+    assert house.busy()
+    house.go_on(a_view(dropped=("c0", "gone")))
+    assert [house.holds(name) for name in ("c0", "kept")] == [False, True]
+    house.tidying.inherit(a_view(dropped=("later",)))
+    assert not house.busy(), "that one it has dropped itself"
+
+
+def test_what_was_looked_for_before_a_round_is_not_looked_for_after_it() -> None:
+    house = House()
+    house.tidying.search(a_view(), before=2)
+    house.go_on(a_view())
+    house.tidying.inherit(a_view(dropped=("c0",)))
+    assert not house.busy()
+
+
 def test_a_note_is_left_for_every_name_that_is_given() -> None:
     house = House()
     house.tidying.given("c0", 3, made=True)

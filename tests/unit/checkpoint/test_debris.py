@@ -6,7 +6,14 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from spotfit.checkpoint.debris import PATIENCE_ROUNDS, abandoned, begun_among, discard, note
+from spotfit.checkpoint.debris import (
+    PATIENCE_ROUNDS,
+    abandoned,
+    begun_among,
+    discard,
+    note,
+    undeleted,
+)
 from spotfit.checkpoint.save import record
 from spotfit.ledger import keys
 from spotfit.store.memory import MemoryStore
@@ -27,6 +34,14 @@ def test_a_name_is_abandoned_when_a_later_round_has_begun() -> None:
     assert abandoned(store, kept=(), before=1) == ()
     assert abandoned(store, kept=(), before=2) == ("made-1",)
     assert abandoned(store, kept=("made-1",), before=3) == ("made-2",)
+
+
+def test_of_what_was_dropped_that_is_left_of_which_anything_tells(tmp_path: Path) -> None:
+    store = MemoryStore()
+    note(store, "noted", 3, made=False)
+    for name in ("told", "kept"):
+        saved(store, tmp_path / name, part(name), x="1")
+    assert undeleted(store, ("told", "gone", "noted")) == ("noted", "told")
 
 
 def test_what_the_present_round_writes_to_is_not_abandoned(tmp_path: Path) -> None:
