@@ -195,7 +195,7 @@ class Hub:
         if 0 in ranks:
             return []
         self._excused = ranks
-        answers = self._match_all()
+        answers = self._go_without_the_lost()
         gathers = [key for key in self._collectives.waiting if key.kind != REPORT]
         return answers + [told for key in gathers for told in self._complete(key)]
 
@@ -206,7 +206,7 @@ class Hub:
         none shall be complete, and no checkpoint saved, that lacks what was lost.
         """
         self._cut_off.update(ranks)
-        return self._match_all()
+        return self._go_without_the_lost()
 
     def take(self, rank: int, frame: msgspec.Raw, now: float) -> list[Answer]:
         """A frame of that rank; what it makes the hub say. Raises `msgspec.ValidationError`."""
@@ -283,6 +283,19 @@ class Hub:
             self._matched += 1
         return answers
 
+    @property
+    def _lost(self) -> frozenset[int]:
+        """Who leaves, and is gone already: nothing more comes of them."""
+        return self._excused & self._cut_off
+
+    def _go_without_the_lost(self) -> list[Answer]:
+        """What they still had to save holds up no later save."""
+        answers = self._match_all()
+        for n, saving in sorted(self._saving.items()):
+            if missing := sorted(self._lost.intersection(saving.ranks) - saving.done):
+                answers += self._unsave(n, f"ranks {missing} left before their part was saved")
+        return answers
+
     def _is_made(self, n: int) -> bool:
         """Whether everybody has made that report who must."""
         unneeded = self._unneeded(n)
@@ -292,13 +305,13 @@ class Hub:
         """Whom that report is complete without. A snapshot is nothing without all its parts:
         those who leave are waited for as long as they may still bring theirs."""
         if n in self._coming and self._coming[n].snapshot:
-            return self._excused & (self.returned | self._cut_off)
+            return self._lost | (self._excused & self.returned)
         return self._excused
 
     def _match(self, n: int) -> list[Answer]:
         """All ranks have made their n-th report."""
         metrics, chosen = self._kept[0].get(n, (_NOTHING, None))
-        ranks = tuple(sorted(self._collectives.close(Key(REPORT, n))))
+        ranks = tuple(sorted(self._collectives.close(Key(REPORT, n)).keys() - self._lost))
         coming = self._coming.pop(n, _Coming())
         telling = self._kept if self._keep_all else self._kept[:1]
         told = tuple(kept.pop(n, (_NOTHING, None))[0] for kept in telling)

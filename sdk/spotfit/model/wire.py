@@ -274,7 +274,7 @@ class Named(msgspec.Struct, frozen=True, tag="named"):
 
 
 class Uncarried(msgspec.Struct, frozen=True, tag="uncarried"):
-    """The snapshot this worker gave away with its n-th report is lost; there may be others."""
+    """What this worker brought with its n-th report is no checkpoint; there may be others."""
 
     n: int
     why: str

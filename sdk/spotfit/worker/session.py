@@ -110,10 +110,13 @@ class Session:
         """What a Checkpointer hands over."""
         self._named: dict[int, Named] = {}
         self._gathered: dict[tuple[str, int], Gathered] = {}
-        self._committed: Counter[str] = Counter()
+        self._committed: set[str] = set()
         self._judged = 0
         """How many validations have ended since this round was opened."""
-        self._brought: Counter[str] = Counter()
+        self._brought: dict[int, str] = {}
+        """By report, the checkpoints that this worker has files in."""
+        self._uncarried: set[int] = set()
+        """Reports that are no checkpoint, because others' files are lost."""
         self._given_away: set[int] = set()
         """Reports whose files the agent has brought to the bucket for us, but not told of yet."""
         self._latest: tuple[int, str, str] | None = None
@@ -148,7 +151,7 @@ class Session:
         if not named.name:
             log.warning("report.without_us", rank=self._start.rank, n=n)
             return
-        self._brought[named.name] += 1
+        self._brought[n] = named.name
         parcel = self._parcel(named, luggage)
         in_background = luggage.mode is CheckpointUploadMode.ASYNC
         if parcel.base or not in_background:
@@ -198,7 +201,7 @@ class Session:
         """
         give_up_at = None if timeout_s is None else self._clock.now() + timeout_s
         self.wait_for(
-            lambda: True if self._brought <= self._committed else None,
+            lambda: True if self._awaited <= self._committed else None,
             what="its checkpoints to be committed",
             timeout_s=timeout_s,
         )
@@ -213,6 +216,11 @@ class Session:
             )
             for one in kept
         ]
+
+    @property
+    def _awaited(self) -> set[str]:
+        """What this worker brought that is, or will be, a checkpoint."""
+        return {name for n, name in self._brought.items() if n not in self._uncarried}
 
     def _validated(self, view: View, give_up_at: float | None) -> View:
         """The run once it has nothing to validate, or as it is when the time is over."""
@@ -443,12 +451,13 @@ class Session:
             case Gathered():
                 self._gathered[frame.kind, frame.seq] = frame
             case Committed():
-                self._committed[frame.name] += 1
+                self._committed.add(frame.name)
             case Carried():
                 self._given_away.discard(frame.n)
                 self._note_saved(frame.n, frame.name, frame.name)
-            case Uncarried():
-                return
+            case Uncarried(n=n, why=why):
+                self._uncarried.add(n)
+                log.warning("checkpoint.lost", rank=self._start.rank, n=n, why=why)
             case Judged():
                 self._judged += 1
             case Preempted():

@@ -691,6 +691,18 @@ def test_with_relaxed_collectives_those_who_stay_save_without_the_machine_that_w
     assert world.view.round.checkpoint == "c1"
 
 
+def test_with_relaxed_collectives_no_save_waits_for_a_part_that_went_with_its_machine() -> None:
+    world = World(relax_collectives=True)
+    world.train()
+    for rank in (1, 0):
+        world.say(rank, Files(0, msgspec.Raw(b"{}"), "c0"))
+    world.say(0, Saved(0, "c0", 10))
+    leaves_and_dies(world)
+    world.say(0, Files(1, msgspec.Raw(b"{}"), "c1"), Saved(1, "c1", 10))
+    assert world.until(lambda: world.last(RoundClosed)) < 10.0, "long before its time is over"
+    assert [one.name for one in world.view.checkpoints] == ["c1"]
+
+
 def test_with_grace_those_who_stay_finish_what_they_were_saving() -> None:
     world = World(limits=Limits(preemption_grace_s=30.0))
     world.train()

@@ -407,6 +407,61 @@ def test_a_snapshot_of_fewer_than_all_is_told_to_be_lost_and_never_named(goes: s
     assert not hub.ready
 
 
+def left_with_a_part(hub: Hub, goes: str) -> list[Answer]:
+    """Rank 2 is going to leave, and its connection breaks."""
+    if goes == "once it may":
+        return [*hub.excuse(LEAVES), *hub.cut_off(LEAVES)]
+    return [*hub.cut_off(LEAVES), *hub.excuse(LEAVES)]
+
+
+@pytest.mark.parametrize("goes", ["once it may", "before it may"])
+@pytest.mark.parametrize("asked", [Files(0, raw()), Files(0, raw(), shares=True)])
+def test_a_part_that_its_rank_left_without_saving_holds_up_no_later_save(
+    goes: str, asked: Files
+) -> None:
+    hub = a_hub(3)
+    for rank in range(3):
+        take(hub, rank, asked)
+    for rank in (0, 1):
+        take(hub, rank, Saved(0, "made-0", 1))
+    told = only(Uncarried, left_with_a_part(hub, goes))
+    assert {rank: one.why for rank, one in told} == dict.fromkeys(
+        (0, 1, 2), "ranks [2] left before their part was saved"
+    )
+    assert hub.given_up == {"made-0"}
+    for frame in (files(1, "c1"), Saved(1, "c1", 1)):
+        for rank in (0, 1):
+            take(hub, rank, frame)
+    take(hub, 2, Saved(0, "made-0", 1))
+    assert [one.name for one in hub.ready] == ["c1"]
+    assert [told.checkpoint for told in hub.told] == [None, "c1"]
+
+
+@pytest.mark.parametrize("goes", ["once it may", "before it may"])
+def test_what_its_rank_has_saved_before_it_left_counts(goes: str) -> None:
+    hub = a_hub(3)
+    for rank in range(3):
+        take(hub, rank, files(0, "c0"))
+    take(hub, 2, Saved(0, "c0", 1))
+    assert left_with_a_part(hub, goes) == []
+    for rank in (0, 1):
+        take(hub, rank, Saved(0, "c0", 1))
+    assert [one.ranks for one in hub.ready] == [(0, 1, 2)]
+
+
+def test_who_left_before_its_files_had_a_name_is_not_waited_for() -> None:
+    hub = a_hub(3)
+    hub.excuse(LEAVES)
+    for rank in (2, 1):
+        take(hub, rank, files(0))
+    hub.cut_off(LEAVES)
+    named = only(Named, take(hub, 0, files(0, "c0")))
+    assert [(rank, one.ranks) for rank, one in named] == [(0, (0, 1)), (1, (0, 1))]
+    for rank in (0, 1):
+        take(hub, rank, Saved(0, "c0", 1))
+    assert [one.ranks for one in hub.ready] == [(0, 1)]
+
+
 def test_who_comes_after_all_is_told_and_keeps_nobody_waiting() -> None:
     hub = a_hub(3, keep_all=True)
     hub.excuse(LEAVES)

@@ -42,6 +42,7 @@ from spotfit.model.wire import (
     Report,
     Saved,
     SaveSoon,
+    Uncarried,
 )
 from spotfit.store.memory import MemoryStore
 from spotfit.store.opening import open_store
@@ -531,6 +532,22 @@ def test_it_waits_until_what_this_worker_brought_is_in(
     agent.say(Committed("other", {}), Committed("a", {}))
     told = session.reported(COMMITTED, timeout_s=None)
     assert [one.checkpoint.path for one in told] == ["private/a"]
+
+
+def test_but_not_for_that_which_others_left_without_their_files(
+    agent: AgentEnd, store: MemoryStore, tmp_path: Path
+) -> None:
+    spec = RunSpec(RunId("r"), "run", "f", 1, 1)
+    session = Session(start(spec=msgspec.Raw(encode(spec))), agent.talk, store)
+    agent.name(0, "a")
+    agent.say(Uncarried(0, "ranks [1] left"))
+    session.report_files({}, luggage(tmp_path / "a"))
+    agent.name(1, "b")
+    session.report_files({}, luggage(tmp_path / "b"))
+    write(store, CheckpointCommitted("b", 1, 1, {}, (0,)))
+    agent.say(Committed("b", {}))
+    told = session.reported(COMMITTED, timeout_s=30)
+    assert [one.checkpoint.path for one in told] == ["private/b"]
 
 
 # --- collectives -----------------------------------------------------------------------------
