@@ -133,6 +133,8 @@ class Checkpointer:
         self._loading: Loading | None = None
         self._unused: list[str] = []
         """What was saved and is not given any more."""
+        self._new: list[str] = []
+        """What was not saved and is given now."""
         self._put_back: Callable[[], None] = _nothing
         self._room: Room = {}
         """What optimizers knew that have room for what is read."""
@@ -396,10 +398,10 @@ class Checkpointer:
 
     def _judge(self, fits: Sequence[Fit]) -> None:
         """Before any rank reads: what would be lost is refused by all of them."""
-        from spotfit.frameworks.torch.fitting import refuse_left, unused
+        from spotfit.frameworks.torch.fitting import new, refuse_left, unused
 
         refuse_left(fits)
-        self._unused = unused(fits)
+        self._unused, self._new = unused(fits), new(fits)
 
     def _tell(self, blank: Sequence[str]) -> None:
         """What is not as it was."""
@@ -410,8 +412,8 @@ class Checkpointer:
             log.warning("checkpoint.unused", names=self._unused, do=_GIVE)
         if cast := self._loading.cast:
             log.warning("checkpoint.cast", weights=len(cast), such_as=cast[0])
-        if blank:
-            log.warning("checkpoint.begins_anew", names=blank, why="it was disabled at the save")
+        if blank := [*self._new, *blank]:
+            log.warning("checkpoint.begins_anew", names=blank, why="nothing was kept of it")
 
     def _take_room_away(self) -> None:
         from spotfit.frameworks.torch.room import take_away

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import shutil
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -716,6 +717,22 @@ def test_who_does_not_come_is_asked_for_before_torch_waits(
     del met[:]
     life.ckpt.restore()
     assert met == ["Checkpointer.restore", "torch"]
+
+
+def test_what_is_given_for_the_first_time_or_under_another_name_begins_anew_and_is_told(
+    session: LocalSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    was, now = Best(), Best()
+    was.score, now.score = 0.5, 0.25
+    Checkpointer(model=nn.Linear(1, 1), extra={"a": was, "b": was}, own={"c": was}).save()
+    again = Best()
+    how: dict[str, Any] = {"scaler": torch.amp.GradScaler("cpu"), "own": {"f": now}}
+    ckpt = Checkpointer(model=nn.Linear(1, 1), extra={"b": again, "e": now}, **how)
+    assert ckpt.restore() is not None
+    assert (again.score, now.score) == (0.5, 0.25)
+    told = capsys.readouterr().err
+    assert re.search(r"checkpoint\.unused names=.*'a', 'c'\]", told)
+    assert re.search(r"checkpoint\.begins_anew names=.*'e', 'f', 'scaler'\]", told)
 
 
 def test_what_moved_from_what_all_share_to_what_is_each_ranks_own_is_refused(

@@ -42,6 +42,12 @@ def unused(fits: Sequence[Fit]) -> list[str]:
     return sorted(name for _, name in kept - given)
 
 
+def new(fits: Sequence[Fit]) -> list[str]:
+    """What some rank is given, and nothing was saved of."""
+    kept, given = _all(fit.kept for fit in fits), _all(fit.given for fit in fits)
+    return sorted(name for _, name in given - kept)
+
+
 def refuse_moved(kept: frozenset[Part], given: frozenset[Part]) -> None:
     """Raises `ConfigError` for what is given as something else now: it would begin anew."""
     was = {name: kind for kind, name in kept - given}

@@ -72,14 +72,19 @@ def load_into(state: State, saved: Saved) -> None:
 
 
 def _make_room(state: State, saved: Saved, reader: Reader) -> None:
-    """What other objects keep is theirs to say: their tensors are those that were saved."""
+    """What other objects keep is theirs to say: their tensors are those that were saved.
+
+    Of whom nothing was saved has nothing to go on from.
+    """
     found: dict[str, dict[str, Piece]] = defaultdict(dict)
     for index in saved.indices:
         for piece in index.pieces:
             match piece.key:
                 case ("others", str(owner), "tensors", str(name)):
                     found[owner][name] = piece
-    weights = _weights(state)
+    weights, known = _weights(state), kept_beside(saved)
+    for owner in [owner for owner in state["others"] if ("extra", owner) not in known]:
+        del state["others"][owner]
     for owner, split in state["others"].items():
         split.pop("homes", None)
         homes = reader.value(f"others.{owner}.homes", {})

@@ -66,7 +66,7 @@ class Training(NamedTuple):
         return frozenset(buffers.union(*others))
 
     def adopt(self, state: State) -> list[str]:
-        """Go on from `state`, which has the form of `state()`.
+        """Go on from `state`, which has the form of `state()`, but for others it does not know.
 
         Returns the names of those that begin anew, for they had kept nothing. Raises `ConfigError`
         where one of the others does not take what it had kept.
@@ -75,8 +75,8 @@ class Training(NamedTuple):
         if self.optimizers:
             go_on_from(state["optimizer"], self.optimizers, self.model)
         blank = []
-        for name, other in self.others.items():
-            kept = joined(**state["others"][name])
+        for name, one in state["others"].items():
+            kept, other = joined(**one), self.others[name]
             if name == SCALER and not kept and other.state_dict():
                 blank.append(name)
             else:

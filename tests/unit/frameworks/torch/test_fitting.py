@@ -9,6 +9,7 @@ from spotfit.frameworks.torch.fitting import (
     OPTIMIZER,
     Fit,
     Part,
+    new,
     refuse_left,
     refuse_moved,
     unused,
@@ -64,6 +65,12 @@ def test_what_no_rank_is_given_any_more_is_unused() -> None:
     fits = [beside({EMA, OPTIMIZER}, {EMA}), beside({EMA, STREAM}, set())]
     assert unused(fits) == ["optimizer", "stream"]
     assert unused([*fits, beside(set(), {STREAM})]) == ["optimizer"]
+
+
+def test_what_a_rank_is_given_and_was_not_saved_is_new() -> None:
+    fits = [beside({EMA}, {EMA, OPTIMIZER}), beside(set(), {STREAM, OPTIMIZER})]
+    assert new(fits) == ["optimizer", "stream"]
+    assert new([*fits, beside({STREAM, OPTIMIZER}, set())]) == []
 
 
 @pytest.mark.parametrize(
