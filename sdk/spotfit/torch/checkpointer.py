@@ -369,12 +369,12 @@ class Checkpointer:
         from spotfit.frameworks.torch.state import kept, renewed
 
         self._take_room_away()
+        self._room = give_room(self._training, saved)
+        self._incoming = renewed(self._training.state())  # FSDP's first kind meets others for it
         was, now = self._kept_beside(saved), self._given_beside()
         refuse_moved(was, now)
         if self._world_size != len(saved.indices):
             self._refuse_resized(saved)
-        self._room = give_room(self._training, saved)
-        self._incoming = renewed(self._training.state())
         if not self._desk.has_snapshots:  # were it torn, nothing else would overwrite it
             known = [one.state for one in self._training.optimizers if one not in self._room]
             in_use = {**self._incoming, "optimizer": [list(state.values()) for state in known]}
