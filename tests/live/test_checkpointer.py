@@ -257,17 +257,30 @@ def test_what_was_taken_back_is_not_gone_on_from_either(cloud: Cloud) -> None:
     assert handle.result(120).return_value == [6, "bucket"]
 
 
-def keep_alone(_: Config) -> None:
-    """Only one rank makes a Checkpointer, as for a file of torch.save."""
-    if spotfit.get_context().get_world_rank() == 0:
-        Checkpointer(model=nn.Linear(4, 1)).restore()
+def keep_alone(config: Config) -> None:
+    """Only one rank does what all have to, as for a file of torch.save."""
+    alone = spotfit.get_context().get_world_rank() == 0
+    if alone or config["from"] != "Checkpointer":
+        ckpt = Checkpointer(model=nn.Linear(4, 1))
+        if alone and config["from"] == "Checkpointer.save":
+            ckpt.save()
+        elif alone:
+            ckpt.restore()
 
 
-def test_a_checkpointer_that_other_ranks_do_not_make_names_them(cloud: Cloud) -> None:
+@pytest.mark.parametrize("what", ["Checkpointer", "Checkpointer.restore", "Checkpointer.save"])
+def test_ranks_that_do_not_come_to_a_checkpointer_are_named(cloud: Cloud, what: str) -> None:
     with pytest.raises(
-        spotfit.WorkerGroupError, match="Checkpointer on rank 0 can never be complete: rank 1"
+        spotfit.WorkerGroupError, match=f"{what} on rank 0 can never be complete: rank 1 returned"
     ):
-        cloud.fit(keep_alone, workers=2, name="alone", kind=TorchTrainer, max_failures=0)
+        cloud.fit(
+            keep_alone,
+            workers=2,
+            name="alone",
+            kind=TorchTrainer,
+            max_failures=0,
+            config={"from": what},
+        )
 
 
 def train_and_move(config: Config) -> list[Any]:

@@ -124,6 +124,8 @@ class Checkpointer:
         self._preparing: threading.Thread | None = None
         self._saves = 0
         """How many were begun since the round began, by this rank and all others."""
+        self._asked = False
+        """Whether a save was asked for."""
         self._epoch_ended = False
         """Whether it has since the optimizer's last step: its last batch may only add gradients."""
         self._gradients_wait = False
@@ -190,6 +192,9 @@ class Checkpointer:
         Gradients that wait to be added to the next batch's are not kept, and the log says so.
         Raises `ConfigError` for metrics that cannot be told; then nothing is saved.
         """
+        if not self._asked:  # once: where one rank asks it mostly does so the first time
+            self._desk.agreed("Checkpointer.save", b"")
+            self._asked = True
         self._refuse_undrawn()
         if self._gradients_wait and self._rank == 0:
             log.warning(

@@ -717,6 +717,11 @@ def test_who_does_not_come_is_asked_for_before_torch_waits(
     del met[:]
     life.ckpt.restore()
     assert met == ["Checkpointer.restore", "torch"]
+    del met[:]
+    life.ckpt.save()
+    assert met[:2] == ["Checkpointer.save", "torch"]
+    life.ckpt.save()
+    assert met.count("Checkpointer.save") == 1, "snapshots wait for nobody"
 
 
 def test_what_is_given_for_the_first_time_or_under_another_name_begins_anew_and_is_told(
