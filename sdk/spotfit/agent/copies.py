@@ -49,7 +49,7 @@ class Line:
     """What is to be sent, save by save; of those that wait only the last."""
 
     def __init__(self) -> None:
-        self._batch: object = None
+        self._batch: tuple[int, int, str] | None = None
         """What is being sent."""
         self._now: dict[int, Due] = {}
         """By rank, what of it is left."""
@@ -62,7 +62,7 @@ class Line:
 
     def add(self, due: Due) -> None:
         """It waits from now on; what waited of an earlier save, or for another vault, does not."""
-        if due.batch == self._lost:
+        if due.batch == self._lost or self._is_late(due):
             return
         self._now = {rank: one for rank, one in self._now.items() if one.to == due.to}
         if due.batch == self._batch:
@@ -73,6 +73,13 @@ class Line:
             self._gives_way = False
         self._next = {rank: one for rank, one in self._next.items() if one.batch == due.batch}
         self._next[due.copy.rank] = due
+
+    def _is_late(self, due: Due) -> bool:
+        """Whether a later save is sent or waits; what is being sent goes to its end anyway."""
+        if due.batch == self._batch:
+            return False
+        known = [self._batch, *(one.batch for one in self._next.values())]
+        return any(due.batch < one for one in known if one is not None and one[-1] == due.to)
 
     def take(self) -> Due | None:
         """What to send now; None while nothing waits."""

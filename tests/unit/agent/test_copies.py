@@ -46,6 +46,24 @@ def test_who_is_told_of_last_goes_with_its_save_all_the_same() -> None:
     assert taken(dues) == [(0, 1), (1, 0)]
 
 
+def test_who_is_told_of_last_takes_no_later_save_s_place() -> None:
+    dues = line(due(0, 0))
+    dues.take()
+    dues.add(due(2, 0))
+    dues.add(due(1, 1))
+    dues.add(due(2, 1))
+    assert taken(dues) == [(2, 0), (2, 1)]
+    dues.add(due(1, 1))
+    assert taken(dues) == [], "its fellow is there no more"
+    dues = line(due(2, 0), due(1, 0, round_=4), due(3, 1))
+    assert taken(dues) == [(1, 0)], "a later round is later"
+    dues = line(due(0, 0))
+    dues.take()
+    dues.add(due(2, 0))
+    dues.add(due(1, 0, to="b"))
+    assert taken(dues) == [(1, 0)], "the vault before is there no more"
+
+
 def test_of_what_waits_the_last_save_is_sent() -> None:
     dues = line(due(0, 0))
     dues.take()
@@ -85,6 +103,20 @@ def test_what_is_begun_late_gives_way_to_what_is_new() -> None:
     dues.add(due(3, 0))
     assert (begun.copy.report, dues.is_needless(begun)) == (2, False)
     assert taken(dues) == [(2, 1), (3, 0)]
+
+
+def test_what_is_begun_late_does_not_give_way_to_an_earlier_save() -> None:
+    dues = line(due(0, 0))
+    lost = dues.take()
+    assert lost is not None
+    dues.add(due(2, 0))
+    dues.add(due(2, 1))
+    dues.lose(lost)
+    late = dues.take()
+    assert late is not None
+    dues.add(due(1, 1))
+    assert not dues.is_needless(late)
+    assert taken(dues) == [(2, 1)]
 
 
 def test_another_vault_waits_for_what_it_lacks_only() -> None:
