@@ -8,7 +8,10 @@ from functools import partial
 from spotfit.agent.hub import Hub
 from spotfit.checkpoint.debris import begun_among
 from spotfit.checkpoint.manifest import ready_among
+from spotfit.checkpoint.restore import check_present
 from spotfit.control.errands import Errands, Insistent
+from spotfit.core.errors import IntegrityError
+from spotfit.host import log
 from spotfit.ledger import keys
 from spotfit.ledger.run import Ledger
 from spotfit.model.view import View
@@ -60,7 +63,7 @@ class Legacy:
         known = {kept.name for kept in view.checkpoints} | set(view.dropped) | self._given_up
         after = view.last_round.number if view.last_round else 0
         name = f"survey {view.epoch}/{after}"  # an answer from an earlier term is an old one
-        done = self._errands.run(name, partial(_look, self._ledger.store, known), now)
+        done = self._errands.run(name, partial(_look, self._ledger.store, known, view), now)
         if done is None:
             return False
         ready, begun = done.value
@@ -94,10 +97,22 @@ class Legacy:
         return snapshots[-1].name if snapshots[-1].name not in damaged else ""
 
 
-def _look(store: Store, known: Collection[str]) -> tuple[list[Ready], frozenset[str]]:
-    """What is complete and not `known`, and all names that anything tells of."""
+def _look(store: Store, known: Collection[str], view: View) -> tuple[list[Ready], frozenset[str]]:
+    """What is complete, whole, news and not `known`, and all names that anything tells of."""
     listed = [one.key for one in store.list(keys.MANIFESTS.rstrip("/"))]
-    return ready_among(store, listed, known), begun_among(listed)
+    complete = [one for one in ready_among(store, listed, known) if _is_news(view, one)]
+    return [one for one in complete if _is_whole(store, one.name)], begun_among(listed)
+
+
+def _is_whole(store: Store, name: str) -> bool:
+    """Whether its files are there. Those that it shares may be gone: whose they were only the
+    leader knew in whose term it was saved."""
+    try:
+        check_present(store, name)
+    except IntegrityError as broken:
+        log.warning("checkpoint.in_pieces", name=name, why=broken.what)
+        return False
+    return True
 
 
 def _is_news(view: View, found: Ready) -> bool:

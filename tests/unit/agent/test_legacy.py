@@ -13,6 +13,7 @@ from spotfit.ledger.run import Ledger
 from spotfit.model.view import View
 from spotfit.model.wire import Damaged, Files, FromWorker, Saved, Unsaved
 from spotfit.store.memory import MemoryStore
+from spotfit.store.transfer import FileRecord
 from spotfit.testing.builders import RUN, a_commit, a_round, a_view, an_agent
 from tests.unit.control.paper import Slow
 
@@ -69,6 +70,18 @@ def test_what_nobody_committed_is_found_in_the_bucket_oldest_first() -> None:
     house.uploaded("dropped", report=3)
     assert house.searched(view)
     assert house.uncommitted(view) == ["sooner", "later"]
+
+
+def test_what_lacks_files_of_an_earlier_one_that_was_deleted_meanwhile_is_not_committed() -> None:
+    """Only the leader in whose term it was saved knew whose files it was to share."""
+    house = House()
+    for report, shares in enumerate(("kept", "deleted")):
+        file = FileRecord("chunk", 1, "", shares, "m")
+        part = Manifest(f"c{report}", 3, report, 0, (0,), {}, (file,))
+        house.store.put(part.key, encode(part))
+    house.store.put("kept/chunk", b"x")
+    assert house.searched(AFTER_3)
+    assert house.uncommitted(AFTER_3) == ["c0"]
 
 
 def test_names_that_anything_tells_of_are_gone_or_used() -> None:
