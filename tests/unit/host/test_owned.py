@@ -12,9 +12,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from spotfit.host import owned as module
 from spotfit.host.owned import owned
 
 _HOLDS = """
@@ -67,12 +69,49 @@ def test_what_lies_on_a_disk_that_machines_share_is_left_to_those_of_its_machine
     with another(tmp_path):
         pass
     owner = folder_of(tmp_path) / "owner"
-    here = owner.read_bytes()
-    owner.write_bytes(b"another-machine")
+    for elsewhere in (b"another-machine", b"another-machine\n0-1-2 77", b""):
+        owner.write_bytes(elsewhere)
+        with owned(tmp_path, "me"):
+            assert folder_of(tmp_path).exists()
+    owner.write_bytes(os.uname().nodename.encode())
     with owned(tmp_path, "me"):
-        assert folder_of(tmp_path).exists()
-    owner.write_bytes(here)
+        assert not folder_of(tmp_path).exists(), "it may have been started anew since"
+
+
+def test_what_an_owner_in_another_container_left_is_freed_once_it_is_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container has a name of its own, and the kernel of its host."""
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="another"))
+    with another(tmp_path), owned(tmp_path, "me"):
+        assert folder_of(tmp_path).exists(), "its owner lives"
     with owned(tmp_path, "me"):
+        assert not folder_of(tmp_path).exists()
+
+
+def test_by_another_kernel_or_mount_nobody_can_tell_whether_its_owner_lives(tmp_path: Path) -> None:
+    """Some file systems keep their locks to themselves there."""
+    with another(tmp_path):
+        pass
+    owner = folder_of(tmp_path) / "owner"
+    kernel, mount = owner.read_text().split("\n")[-1].split()
+    for left_by in (f"0-1-2 {mount}", f"{kernel} 0{mount}"):
+        owner.write_text(f"another\n{left_by}")
+        with owned(tmp_path, "me"):
+            assert folder_of(tmp_path).exists()
+    owner.write_text(f"another\n{kernel} {mount}")
+    with owned(tmp_path, "me"):
+        assert not folder_of(tmp_path).exists()
+
+
+def test_where_a_kernel_does_not_say_which_it_is_the_machine_s_name_must_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with another(tmp_path):
+        pass
+    monkeypatch.setattr(module, "_BOOT_ID", tmp_path / "none")
+    with owned(tmp_path, "me") as folder:
+        assert (folder / "owner").read_text() == os.uname().nodename
         assert not folder_of(tmp_path).exists()
 
 
