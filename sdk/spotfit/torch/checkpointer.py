@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
@@ -17,11 +16,13 @@ from spotfit.host import log
 from spotfit.host.clocks import SystemClock
 from spotfit.model.cadence import MAX_OVERHEAD, Cadence, parse_cadence
 from spotfit.model.metrics import metrics_to_json
+from spotfit.torch.group import broadcast, check_group, gathered
+from spotfit.torch.restoring import Restoring
 from spotfit.worker.context import TrainContext
 from spotfit.worker.current import current
 from spotfit.worker.handover import IN_MEMORY, Handover
 from spotfit.worker.pace import Pace
-from spotfit.worker.recall import Planned, Recall
+from spotfit.worker.recall import Recall
 
 if TYPE_CHECKING:
     import torch
@@ -29,11 +30,8 @@ if TYPE_CHECKING:
 
     from spotfit.checkpoint.saved import Saved
     from spotfit.frameworks.torch.arena import Arena
-    from spotfit.frameworks.torch.fitting import Fit, Part
     from spotfit.frameworks.torch.given import Given
     from spotfit.frameworks.torch.position import Passes, Position
-    from spotfit.frameworks.torch.reading import Loading
-    from spotfit.frameworks.torch.room import Room
     from spotfit.frameworks.torch.shares import Share
     from spotfit.frameworks.torch.state import Training
 
@@ -42,7 +40,6 @@ SLOTS = 2
 """So many snapshots of a rank may be on their way; a third waits for the first."""
 _ON_THEIR_WAY = ("given", "carried")
 _LOOK_S = 0.01
-_GIVE = "give them under these names (optimizer, scheduler, scaler, extra, own) to go on with them"
 
 
 class Restored(NamedTuple):
@@ -103,7 +100,7 @@ class Checkpointer:
         self._rank = session.context.get_world_rank()
         self._world_size = session.context.get_world_size()
         self._clock = SystemClock()
-        _check_group(self._world_size)
+        check_group(self._world_size)
         given = Given(model, optimizer, scheduler, scaler, loader, extra, own)
         given.check()
         self._own = dict(own or {})
@@ -114,11 +111,11 @@ class Checkpointer:
         self._recall = Recall(
             self._desk,
             session.context,
-            gather=_gathered,
-            broadcast=_broadcast,
+            gather=gathered,
+            broadcast=broadcast,
             clock=self._clock,
         )
-        self._shares = Shares(self._rank, _gathered)
+        self._shares = Shares(self._rank, gathered)
         self._pace = self._paced(cadence)
         self._slots = [_Slot(Arena(self._desk.folders, self._desk.path_for)) for _ in range(SLOTS)]
         self._preparing: threading.Thread | None = None
@@ -130,16 +127,6 @@ class Checkpointer:
         """Whether it has since the optimizer's last step: its last batch may only add gradients."""
         self._gradients_wait = False
         """Whether the last batch's are still to be added to the next one's."""
-        self._incoming: dict[str, Any] = {}
-        """What is read, until all ranks have read theirs."""
-        self._loading: Loading | None = None
-        self._unused: list[str] = []
-        """What was saved and is not given any more."""
-        self._new: list[str] = []
-        """What was not saved and is given now."""
-        self._put_back: Callable[[], None] = _nothing
-        self._room: Room = {}
-        """What optimizers knew that have room for what is read."""
         self.steps = 0
         """Steps the training has done, those before a restart too."""
         _served.add(self._desk)
@@ -332,30 +319,37 @@ class Checkpointer:
         self._desk.agreed("Checkpointer.restore", b"")
         if self._saves:
             self._forget_saves()
+        restoring = self._restoring()
         try:
-            saved = self._recall.newest(self._planned, self._judge, saved_since=self._saves > 0)
+            saved = self._recall.newest(
+                restoring.planned, restoring.judge, saved_since=self._saves > 0
+            )
         except SpotfitError:
-            self._stay()
+            restoring.undo()
             raise
         if saved is None:
-            self._stay()
+            restoring.undo()
             undrawn.refuse_to_begin(self._desk)
             return None
-        self._room, self._put_back = {}, _nothing  # a copy of the state
-        self._tell(self._training.adopt(self._incoming))
+        epoch = restoring.adopt(saved)
         undrawn.brought(self._desk)
-        self._incoming, self._loading = {}, None
-        return self._restored(saved)
+        return self._restored(saved, epoch)
 
-    def _stay(self) -> None:
-        """There is nothing to go on from: all is as it was before `restore`."""
-        self._incoming, self._loading = {}, None
-        self._put_back()
-        self._take_room_away()
+    def _restoring(self) -> Restoring:
+        return Restoring(
+            self._training,
+            self._own,
+            self._place,
+            rank=self._rank,
+            world_size=self._world_size,
+            surely=self._desk.has_snapshots,
+        )
 
     def _forget_saves(self) -> None:
         """What is on its way comes to its end, and memory keeps nothing that is newer: a later
         life would go on from that, and not from the checkpoint that is taken now."""
+        if self._preparing is not None:
+            self._preparing.join()
         for slot in self._slots:
             while slot.report is not None and self._desk.fate(slot.report) in _ON_THEIR_WAY:
                 self._clock.wait(_LOOK_S)
@@ -366,115 +360,14 @@ class Checkpointer:
         self._desk.take_back()
         self._preparing = None
 
-    def _planned(self, saved: Saved) -> Planned:
-        """What this rank has to read of it, and how it fits."""
-        from spotfit.frameworks.torch.fitting import Fit, refuse_moved
-        from spotfit.frameworks.torch.reading import Loading
-        from spotfit.frameworks.torch.room import give_room
-        from spotfit.frameworks.torch.state import kept, renewed
-
-        self._take_room_away()
-        self._room = give_room(self._training, saved)
-        self._incoming = renewed(self._training.state())  # FSDP's first kind meets others for it
-        was, now = self._kept_beside(saved), self._given_beside()
-        refuse_moved(was, now)
-        if self._world_size != len(saved.indices):
-            self._refuse_resized(saved)
-        if not self._desk.has_snapshots:  # were it torn, nothing else would overwrite it
-            known = [one.state for one in self._training.optimizers if one not in self._room]
-            in_use = {**self._incoming, "optimizer": [list(state.values()) for state in known]}
-            self._put_back = kept(in_use)
-        self._loading = Loading(self._incoming, saved)
-        return Planned(self._loading.orders, Fit(self._loading.left, was, now))
-
-    def _kept_beside(self, saved: Saved) -> frozenset[Part]:
-        from spotfit.frameworks.torch.reading import kept_beside
-        from spotfit.frameworks.torch.shares import unplain
-
-        mine = saved.indices[min(self._rank, len(saved.indices) - 1)]
-        return kept_beside(saved).union(("own", name) for name in unplain(mine.own).get("own", ()))
-
-    def _given_beside(self) -> frozenset[Part]:
-        from spotfit.frameworks.torch.fitting import OPTIMIZER
-
-        optimizers = (OPTIMIZER for _ in self._training.optimizers)
-        others = (("extra", name) for name in self._training.others)
-        return frozenset((*optimizers, *others, *(("own", name) for name in self._own)))
-
-    def _judge(self, fits: Sequence[Fit]) -> None:
-        """Before any rank reads: what would be lost is refused by all of them."""
-        from spotfit.frameworks.torch.fitting import new, refuse_left, unused
-
-        refuse_left(fits)
-        self._unused, self._new = unused(fits), new(fits)
-
-    def _tell(self, blank: Sequence[str]) -> None:
-        """What is not as it was."""
-        assert self._loading is not None  # it was read
-        if self._rank != 0:
-            return
-        if self._unused:
-            log.warning("checkpoint.unused", names=self._unused, do=_GIVE)
-        if cast := self._loading.cast:
-            log.warning("checkpoint.cast", weights=len(cast), such_as=cast[0])
-        if blank := [*self._new, *blank]:
-            log.warning("checkpoint.begins_anew", names=blank, why="nothing was kept of it")
-
-    def _take_room_away(self) -> None:
-        from spotfit.frameworks.torch.room import take_away
-
-        take_away(self._room)
-        self._room = {}
-
-    def _restored(self, saved: Saved) -> Restored:
-        from spotfit.frameworks.torch.shares import unplain
-
-        first = saved.indices[0]
-        self.steps = first.step
+    def _restored(self, saved: Saved, epoch: int) -> Restored:
+        self.steps = saved.indices[0].step
         self._epoch_ended = self._gradients_wait = False
         self._pace.begin(self.steps)
-        mine = first
-        if self._world_size == first.world_size:
-            mine = saved.indices[self._rank]
-            self._go_on_with(unplain(mine.own), mine.epoch, mine.consumed)
-        else:
-            self._go_on_resized(saved)
         name, source = ("", "memory") if saved.name == IN_MEMORY else (saved.name, "bucket")
-        told = Restored(name, first.step, mine.epoch, source)
         if self._rank == 0:
-            log.info("checkpoint.restored", name=saved.name, step=first.step, source=told.source)
-        return told
-
-    def _go_on_with(self, own: dict[str, Any], epoch: int, consumed: int) -> None:
-        from spotfit.frameworks.torch.state import give_back, put_back
-
-        for name, state in own.get("own", {}).items():
-            if name in self._own:
-                give_back(state, name, self._own[name])
-        put_back(own["dice"])
-        if self._place is not None:
-            self._place.go_on(epoch, consumed, own, partial(put_back, own["dice"]))
-
-    def _go_on_resized(self, saved: Saved) -> None:
-        """With another number of ranks the dice are new, and what is left of the data is dealt."""
-        from spotfit.frameworks.torch.shares import unplain
-
-        if self._place is not None:
-            first, owns = saved.indices[0], [unplain(index.own) for index in saved.indices]
-            self._place.go_on_resized(first.epoch, first.consumed, owns)
-
-    def _refuse_resized(self, saved: Saved) -> None:
-        from spotfit.frameworks.torch.shares import unplain
-
-        owns = [unplain(index.own) for index in saved.indices]
-        if self._own and "own" in owns[0]:
-            raise ConfigError(
-                f"{', '.join(sorted(self._own))} was kept by {len(owns)} ranks, each its "
-                f"own, and {self._world_size} are to go on.",
-                do="Keep the number of workers, or keep in extra={…} what all ranks share.",
-            )
-        if self._place is not None:
-            self._place.refuse_resized(owns)
+            log.info("checkpoint.restored", name=saved.name, step=self.steps, source=source)
+        return Restored(name, self.steps, epoch, source)
 
 
 def export_checkpoint(
@@ -514,45 +407,6 @@ def _refuse_second(desk: Handover) -> None:
         )
 
 
-def _nothing() -> None:
-    return
-
-
-def _gathered(mine: Any) -> list[Any]:
-    """What all ranks gave."""
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return [mine]
-    all_s: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(all_s, mine)
-    return all_s
-
-
-def _broadcast(mine: Any) -> Any:
-    """What rank 0 gave."""
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return mine
-    box = [mine]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
-
-
-def _check_group(world_size: int) -> None:
-    """Ranks deal the state out among themselves: they have to know each other."""
-    import torch.distributed as dist
-
-    there = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-    if there != world_size:
-        raise ConfigError(
-            f"Checkpointer needs torch's process group of all {world_size} workers; "
-            f"here it has {there}.",
-            do="Train with TorchTrainer, which forms it before your function is called.",
-        )
-
-
 def _training_of(given: Given) -> Training:
     from spotfit.frameworks.torch.state import Training
 
@@ -577,7 +431,7 @@ def _place_in(
         place.watch.awaits_ends = cadence.epochs
     if not cadence.epochs:
         return place
-    lengths = _gathered(place.batches if place is not None else None)
+    lengths = gathered(place.batches if place is not None else None)
     if None in lengths:
         raise ConfigError(
             'every="epoch" needs to know where an epoch ends, and '

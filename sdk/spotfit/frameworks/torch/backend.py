@@ -62,6 +62,7 @@ class Torch:
             "spotfit.frameworks.torch.position",
             "spotfit.frameworks.torch.reading",
             "spotfit.frameworks.torch.room",
+            "spotfit.frameworks.torch.undrawn",
         ),
     )
     beside_peers = True  # NCCL's way between two GPUs of a node needs both to be seen

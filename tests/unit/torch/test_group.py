@@ -1,0 +1,35 @@
+"""What the ranks of a training tell each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from spotfit.core.errors import ConfigError
+from spotfit.torch.group import broadcast, check_group, gathered
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_one_alone_hears_itself() -> None:
+    assert (gathered("mine"), broadcast("mine")) == (["mine"], "mine")
+
+
+@pytest.mark.usefixtures("group")
+def test_so_does_a_group_of_one() -> None:
+    assert (gathered("mine"), broadcast("mine")) == (["mine"], "mine")
+    check_group(1)
+
+
+def test_who_is_missing_from_torchs_group_is_told() -> None:
+    check_group(1)
+    with pytest.raises(ConfigError, match="process group of all 2 workers; here it has 1"):
+        check_group(2)
