@@ -34,9 +34,8 @@ def owned(parent: Path, name: str) -> Iterator[Path]:
     try:
         with suppress(OSError):  # without locks nobody names an owner, and nothing is swept
             fcntl.flock(lock, fcntl.LOCK_EX)
-            os.pwrite(
-                lock, b"\n".join(_places(lock)), 0
-            )  # now it is no orphan's, and was nobody's before
+            # From now on it is somebody's; before, nobody took it for an orphan's.
+            os.pwrite(lock, b"\n".join(_places(lock)), 0)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
