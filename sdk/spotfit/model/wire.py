@@ -163,7 +163,7 @@ class Returned(msgspec.Struct, frozen=True, tag="returned"):
 class Raised(msgspec.Struct, frozen=True, tag="raised"):
     """The function raised; `told` is the traceback, `value` the pickled exception if it has one.
 
-    Of a worker that could not be prepared, `blame` and `final` are those of `RankFailure`.
+    `blame`, of a worker that could not be prepared, and `final` are those of `RankFailure`.
     """
 
     told: str

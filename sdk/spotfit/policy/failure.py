@@ -41,6 +41,14 @@ def while_preparing(error: BaseException) -> Fault:
             return Fault(Blame.WORKER, final=False)
 
 
+def ends_the_same_way(error: BaseException) -> bool:
+    """Whether the user's function would raise that again in every other try.
+
+    Nobody knows of his own errors. Of ours those do that say so: their `may_pass` is False.
+    """
+    return isinstance(error, SpotfitError) and error.facts.get("may_pass") is False
+
+
 def closing(view: View, watch: Watch, round_: Round) -> RoundClosed:
     """The entry that ends a round in which something failed, with the blame where it belongs.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakSet
 
 from spotfit.checkpoint.handle import Checkpoint
@@ -41,6 +42,23 @@ SLOTS = 2
 _ON_THEIR_WAY = ("given", "carried")
 _LOOK_S = 0.01
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _for_good(call: Callable[P, R]) -> Callable[P, R]:
+    """Every other try would meet its ConfigErrors, too: the run is not to spend any on them."""
+
+    @wraps(call)
+    def told(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return call(*args, **kwargs)
+        except ConfigError as refused:
+            refused.facts.setdefault("may_pass", False)
+            raise
+
+    return told
+
 
 class Restored(NamedTuple):
     """What a training goes on from."""
@@ -67,6 +85,7 @@ class Checkpointer:
     `get_checkpoint()` and `CheckpointConfig` know it.
     """
 
+    @_for_good
     def __init__(
         self,
         *,
@@ -82,7 +101,8 @@ class Checkpointer:
     ) -> None:
         """`scheduler`, `scaler`, and what `extra` and `own` name, have `state_dict` and
         `load_state_dict`. What is in `extra` is the same on all ranks; what is in `own` is each
-        rank's own, such as its place in a stream, and ties the training to its number of workers.
+        rank's own, such as its place in a stream, and ties the training to its number of workers:
+        a group that may shrink or grow is refused it.
 
         `loader` is this rank's: its place in the epoch is kept, too. `every` says when to save:
         "auto", a time like "10m", a number of steps, "epoch", "at_notice", or a list of them.
@@ -108,6 +128,8 @@ class Checkpointer:
         # Who does not come is told of: torch would only wait, and long.
         self._desk.agreed("Checkpointer", b"")
         self._place = _place_in(loader, cadence, session.context)
+        if self._desk.resizes:
+            _refuse_tied(self._own, self._place)
         self._recall = Recall(
             self._desk,
             session.context,
@@ -304,6 +326,7 @@ class Checkpointer:
 
     # --- restoring ---------------------------------------------------------------------------
 
+    @_for_good
     def restore(self) -> Restored | None:
         """Go on from the newest state that is whole; None where the run has none.
 
@@ -404,6 +427,20 @@ def _refuse_second(desk: Handover) -> None:
             do="Make one, before the loop, of all that is trained: one model of all, such as a "
             "torch.nn.ModuleDict, and a list of their optimizers. Trainings that follow each "
             "other, such as those of several folds, are runs of their own.",
+        )
+
+
+def _refuse_tied(own: Mapping[str, Any], place: Position | Passes | None) -> None:
+    """What only as many ranks can go on from would end the run when its group shrinks or grows."""
+    tied = [f"own={{…}} ({', '.join(sorted(own))})"] if own else []
+    if place is not None and place.tied:
+        tied.append("the place of loader=")
+    if tied:
+        raise ConfigError(
+            f"{' and '.join(tied)} is each rank's own, so only as many can go on from it, and "
+            "num_workers=(min, max) lets the group shrink and grow.",
+            do="Give num_workers as one number, or keep in extra={…} what all ranks share, and "
+            "share one dataset out with prepare_data_loader or a DistributedSampler.",
         )
 
 

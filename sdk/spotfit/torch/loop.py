@@ -67,7 +67,8 @@ def prepare_data_loader(
     """A loader of this worker's share, with batches on its device.
 
     Its batch size is per worker, and shares are filled up to equal length. A DistributedSampler of
-    your own is kept, any other sampler replaced by one; an IterableDataset is not split. Call
+    your own is kept, any other sampler replaced by one; an IterableDataset is not split, and a
+    single worker's loader kept, but for one with a place of its own in an elastic group. Call
     `loader.sampler.set_epoch(epoch)` to shuffle anew each epoch. With `auto_transfer` the next
     batch moves to a GPU while you work on this one: give the loader pin_memory=True for that. One
     that keeps its own place (`state_dict`) is not asked for a batch before its time.
@@ -77,7 +78,9 @@ def prepare_data_loader(
     session = current("spotfit.torch.prepare_data_loader")
     if add_dist_sampler:
         size, rank = session.context.get_world_size(), session.context.get_world_rank()
-        data_loader = loader.with_share(data_loader, world_size=size, rank=rank)
+        data_loader = loader.with_share(
+            data_loader, world_size=size, rank=rank, resizes=session.snapshots.resizes
+        )
     if not move_to_device:
         return data_loader
     device = prepare.devices(session.devices)[0]

@@ -11,7 +11,7 @@ from typing import Any
 import cloudpickle
 
 from spotfit.model.wire import Raised
-from spotfit.policy.failure import while_preparing
+from spotfit.policy.failure import ends_the_same_way, while_preparing
 
 _OURS = f"{Path(__file__).parents[1]}/"
 _PICKLE_LIMIT_BYTES = 16 * 2**20
@@ -19,7 +19,7 @@ _PICKLE_LIMIT_BYTES = 16 * 2**20
 
 def as_raised(error: BaseException) -> Raised:
     """What the agent is told of it."""
-    return Raised(told(error), pickled(error))
+    return Raised(told(error), pickled(error), final=ends_the_same_way(error))
 
 
 def unprepared(error: BaseException) -> Raised:

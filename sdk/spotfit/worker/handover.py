@@ -59,6 +59,11 @@ class Handover(Protocol):
         ...
 
     @property
+    def resizes(self) -> bool:
+        """Whether the group may go on with another number of workers."""
+        ...
+
+    @property
     def odds(self) -> Odds:
         """What the group has to expect."""
         ...

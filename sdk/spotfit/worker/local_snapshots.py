@@ -75,6 +75,10 @@ class LocalSnapshots:
         return told
 
     @property
+    def resizes(self) -> bool:
+        return False
+
+    @property
     def odds(self) -> Odds:
         return Odds()
 

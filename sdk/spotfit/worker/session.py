@@ -130,6 +130,11 @@ class Session:
         """The address of this node, as other nodes reach it."""
         return self._start.host
 
+    @property
+    def resizes(self) -> bool:
+        """Whether the group may go on with another number of workers."""
+        return self._spec.workers_min < self._spec.workers_max
+
     # --- reports -----------------------------------------------------------------------------
 
     def report_metrics(self, metrics: dict[str, Any], dir_name: str | None = None) -> None:

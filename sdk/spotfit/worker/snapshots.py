@@ -51,6 +51,11 @@ class Desk(Protocol):
     reports: int
     """How many were made."""
 
+    @property
+    def resizes(self) -> bool:
+        """Whether the group may go on with another number of workers."""
+        ...
+
     def next_report(self) -> int:
         """The number of a report that is about to be made."""
         ...
@@ -164,6 +169,10 @@ class Snapshots:
             return
         log.warning("checkpoint.lost", rank=self._start.rank, n=n, why=why.strip().splitlines()[-1])
         self._fates[n] = "lost"
+
+    @property
+    def resizes(self) -> bool:
+        return self._desk.resizes
 
     @property
     def odds(self) -> Odds:

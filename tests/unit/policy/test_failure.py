@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from spotfit.core.errors import (
+    ConfigError,
     EnvironmentMismatchError,
     IntegrityError,
     MachineError,
@@ -17,7 +18,7 @@ from spotfit.core.errors import (
 from spotfit.model.events import Blame, LeaderElected, RankFailure, RoundClosed, Taken
 from spotfit.model.group import NodeState
 from spotfit.model.spec import Limits
-from spotfit.policy.failure import closing, taken, verdict, while_preparing
+from spotfit.policy.failure import closing, ends_the_same_way, taken, verdict, while_preparing
 from spotfit.testing.builders import (
     TOKEN,
     a_notice,
@@ -218,6 +219,21 @@ def test_what_keeps_a_worker_from_being_prepared(
     error: BaseException, blame: Blame, final: bool
 ) -> None:
     assert while_preparing(error) == (blame, final)
+
+
+@pytest.mark.parametrize(
+    ("error", "ends_so_again"),
+    [
+        (ConfigError("own= is each rank's own", may_pass=False), True),
+        (ConfigError("a metric cannot be told"), False),
+        (ConfigError("his load_state_dict raised", may_pass=True), False),
+        (ValueError("his own"), False),
+    ],
+)
+def test_of_what_the_function_raised_only_what_says_so_would_come_again(
+    error: BaseException, *, ends_so_again: bool
+) -> None:
+    assert ends_the_same_way(error) is ends_so_again
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,12 @@ from spotfit.frameworks.torch.launched import LaunchedGroup
 from spotfit.frameworks.torch.position import Position
 from spotfit.frameworks.torch.state import kept
 from spotfit.model.ranks import Ranks
+from spotfit.policy.failure import ends_the_same_way
 from spotfit.torch import Checkpointer, checkpointer, export_checkpoint, init_module
 from spotfit.worker import current, recall
 from spotfit.worker.handover import IN_MEMORY
 from spotfit.worker.local import LocalSession
+from spotfit.worker.local_snapshots import LocalSnapshots
 
 
 class Squares(Dataset[torch.Tensor]):
@@ -234,6 +236,40 @@ def test_what_is_each_ranks_own_ties_it_to_the_number_of_workers(session: LocalS
     second.ckpt._world_size = 2
     with pytest.raises(ConfigError, match="stream was kept by 1 ranks, each its own, and 2 are"):
         second.ckpt.restore()
+
+
+class Kept(DataLoader[Any]):
+    """Keeps its own place."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"own": {"stream": Stream()}}, r"own=.* \(stream\) is each rank's own"),
+        ({"loader": Kept(Squares())}, "the place of loader= is each rank's own"),
+    ],
+)
+def test_what_ties_it_to_the_number_of_workers_is_refused_where_that_may_change(
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], told: str
+) -> None:
+    Checkpointer(model=nn.Linear(1, 1), **given)
+    monkeypatch.setattr(LocalSnapshots, "resizes", property(lambda _: True))
+    with pytest.raises(ConfigError, match=told) as refused:
+        Checkpointer(model=nn.Linear(1, 1), **given)
+    assert ends_the_same_way(refused.value)
+    Checkpointer(model=nn.Linear(1, 1), loader=DataLoader(Squares()), extra={"all": Stream()})
+
+
+def test_a_restore_that_is_refused_once_is_refused_in_every_try(session: LocalSession) -> None:
+    Life().train(4)
+    with pytest.raises(ConfigError, match="another training") as refused:
+        Checkpointer(model=nn.Linear(3, 3)).restore()
+    assert ends_the_same_way(refused.value)
 
 
 def test_while_gradients_are_added_up_nothing_is_saved(session: LocalSession) -> None:
@@ -795,8 +831,11 @@ def test_an_object_that_does_not_take_its_state_back_is_told_by_name(
 ) -> None:
     how: Any = {kind: {"ema": Strict()}}
     Checkpointer(model=nn.Linear(1, 1), **how).save()
-    with pytest.raises(ConfigError, match=r"ema \(Strict\) did not take back .*'module\.weight'"):
+    with pytest.raises(
+        ConfigError, match=r"ema \(Strict\) did not take back .*'module\.weight'"
+    ) as refused:
         Checkpointer(model=nn.Linear(1, 1), **how).restore()
+    assert not ends_the_same_way(refused.value), "the user's own code may meet a full disk"
 
 
 @pytest.mark.parametrize(("was", "is_on"), [(False, True), (False, False), (True, False)])

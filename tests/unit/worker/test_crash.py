@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spotfit.core.errors import ShippingError
+from spotfit.core.errors import ConfigError, ShippingError
 from spotfit.model.events import Blame
 from spotfit.worker import crash
 
@@ -112,3 +112,9 @@ def test_what_came_before_the_function_is_told_with_whose_fault_it_was() -> None
     theirs = crash.unprepared(caught(OSError(28, "No space left on device")))
     assert (theirs.blame, theirs.final) == (Blame.PLATFORM, False)
     assert "No space left" in theirs.told
+
+
+def test_what_no_other_try_would_change_is_told_as_that() -> None:
+    refused = crash.as_raised(caught(ConfigError("own= ties it", may_pass=False)))
+    assert (refused.blame, refused.final) == (None, True)
+    assert not crash.as_raised(caught(ConfigError("a metric"))).final

@@ -12,6 +12,7 @@ import pytest
 
 from spotfit.checkpoint.saved import InMemory, Saved, told
 from spotfit.checkpoint.segment import Segment
+from spotfit.core.codec import encode
 from spotfit.core.errors import IntegrityError
 from spotfit.core.ids import RunId
 from spotfit.ledger.journal import Journal
@@ -29,6 +30,7 @@ from spotfit.model.wire import (
 )
 from spotfit.ship.sign import RunKey
 from spotfit.store.memory import MemoryStore
+from spotfit.testing.builders import a_spec
 from spotfit.worker.handover import IN_MEMORY
 from spotfit.worker.session import Session
 from spotfit.worker.snapshots import Snapshots
@@ -209,3 +211,12 @@ def test_a_state_in_memory_that_another_rank_has_opened_is_asked_for_by_nobody(
     assert [saved.parts[rank].at_hand for rank in (0, 1)] == [True, False]
     with pytest.raises(IntegrityError, match=r"127\.0\.0\.1:1"):
         saved.parts[1].fetch(saved.parts[1].index.chunks[0])
+
+
+@pytest.mark.parametrize(("workers", "resizes"), [((2, 2), False), ((1, 2), True)])
+def test_a_group_of_more_than_one_size_resizes(
+    agent: AgentEnd, store: MemoryStore, workers: tuple[int, int], *, resizes: bool
+) -> None:
+    least, most = workers
+    spec = msgspec.Raw(encode(a_spec(workers_min=least, workers_max=most, elastic=True)))
+    assert Session(start(spec=spec), agent.talk, store).snapshots.resizes is resizes

@@ -14,6 +14,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SequentialSampler,
 )
 
@@ -37,6 +38,9 @@ _KEPT = (
 )
 
 
+_TORCHDATAS = "torchdata.RandomSampler"
+
+
 class Order(NamedTuple):
     """In which order a loader reads, and how much at once (None: one by one)."""
 
@@ -48,29 +52,27 @@ class Order(NamedTuple):
 # --- shares --------------------------------------------------------------------------------------
 
 
-def with_share(loader: Loader, *, world_size: int, rank: int) -> Loader:
+def with_share(loader: Loader, *, world_size: int, rank: int, resizes: bool = False) -> Loader:
     """A new loader over this worker's share of the data; its batch size is per worker.
 
     It shuffles if the given one did not read in order, and is otherwise as that one was. The given
     one is kept where there is nothing to share: one worker, an iterable dataset, or the user's own
-    DistributedSampler. Raises `ConfigError` for batches that only a sampler of the user's knows.
+    DistributedSampler. One worker's that keeps its own place is replaced, too, in a group that
+    `resizes`: several could not go on from there. Raises `ConfigError` for batches that only a
+    sampler of the user's knows.
     """
-    if world_size <= 1 or isinstance(loader.dataset, IterableDataset) or _is_shared(loader):
+    if isinstance(loader.dataset, IterableDataset) or _is_shared(loader):
+        return loader
+    if world_size <= 1 and not (resizes and keeps_its_own(loader)):
         return loader
     order = _order(loader)
-    if not isinstance(order.sampler, SequentialSampler | RandomSampler) and rank == 0:
+    if not _is_plain(order.sampler) and rank == 0:
         log.warning(
             "torch.sampler.replaced",
             sampler=type(order.sampler).__name__,
             by="DistributedSampler",
             do="pass add_dist_sampler=False to keep it: then every rank reads what it yields",
         )
-    shared: DistributedSampler[Any] = DistributedSampler(
-        loader.dataset,
-        num_replicas=world_size,
-        rank=rank,
-        shuffle=not isinstance(order.sampler, SequentialSampler),
-    )
     kept: dict[str, Any] = {
         name: getattr(loader, name)
         for name in _KEPT
@@ -79,10 +81,26 @@ def with_share(loader: Loader, *, world_size: int, rank: int) -> Loader:
     return DataLoader(
         loader.dataset,
         batch_size=order.batch_size,
-        sampler=shared,
+        sampler=_sampler_for(loader, order, world_size=world_size, rank=rank),
         drop_last=order.drop_last,
         **kept,
     )
+
+
+def _sampler_for(loader: Loader, order: Order, *, world_size: int, rank: int) -> Sampler[int]:
+    """One that deals out; alone, one that shuffles by its own dice if the loader shuffled."""
+    data: Any = loader.dataset
+    shuffles = not isinstance(order.sampler, SequentialSampler)
+    if world_size > 1:
+        return DistributedSampler(data, num_replicas=world_size, rank=rank, shuffle=shuffles)
+    return RandomSampler(data, generator=loader.generator) if shuffles else SequentialSampler(data)
+
+
+def _is_plain(sampler: Any) -> bool:
+    """Whether it is what a loader makes by itself; torchdata's has a class of that name."""
+    kind = type(sampler)
+    named = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+    return isinstance(sampler, SequentialSampler | RandomSampler) or named == _TORCHDATAS
 
 
 def _is_shared(loader: Loader) -> bool:

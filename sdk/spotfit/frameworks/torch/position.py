@@ -129,6 +129,11 @@ class Position(Sampler[int]):
         if seed is not None and isinstance(self._order, DistributedSampler):
             self._order.seed = seed
 
+    @property
+    def tied(self) -> bool:
+        """Whether only as many ranks can go on from here."""
+        return not self._shared
+
     def refuse_resized(self, owns: Sequence[Mapping[str, Any]]) -> None:
         """Raises `ConfigError` where another number of ranks cannot go on with the rest."""
         shared = ("loader" not in own and own.get("place", _SHARED)["shared"] for own in owns)
@@ -299,6 +304,11 @@ class Passes:
         self._resumed = put_back if consumed else _nothing
         self.epoch, self.consumed = epoch, consumed
         self._load()
+
+    @property
+    def tied(self) -> bool:
+        """Whether only as many ranks can go on from here."""
+        return self._keeps
 
     def refuse_resized(self, owns: Sequence[Mapping[str, Any]]) -> None:
         """Raises `ConfigError` where the loader kept its place itself, for one rank."""

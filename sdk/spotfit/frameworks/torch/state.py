@@ -94,6 +94,7 @@ def give_back(kept: Any, name: str, one: Any) -> None:
             f"{type(unfit).__name__}: {unfit}",
             do="Have its load_state_dict take what its state_dict gave, at any number of workers. "
             "DDP puts 'module.' before the names of weights: keep those of the bare model.",
+            may_pass=True,
         ) from unfit
 
 

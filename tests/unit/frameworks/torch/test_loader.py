@@ -17,6 +17,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -34,6 +35,19 @@ Pair = namedtuple("Pair", "x y")
 class Endless(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         yield from range(4)
+
+
+class Shuffled(Sampler[int]):
+    """Like torchdata's, not made from torch's."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(len(self)).tolist())
 
 
 def numbers(loader: DataLoader[Any]) -> list[int]:
@@ -137,6 +151,18 @@ def test_any_other_sampler_is_replaced_and_rank_0_says_so(
     assert ("sampler=WeightedRandomSampler" in capsys.readouterr().err) is says
 
 
+def test_what_a_loader_of_torchdata_s_makes_by_itself_is_replaced_without_a_word(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    parts = {"__module__": "torchdata.stateful_dataloader.sampler"}
+    theirs = type("RandomSampler", (Shuffled,), parts)(NUMBERS)
+    share = with_share(DataLoader(NUMBERS, sampler=theirs), world_size=2, rank=0)
+    assert share.sampler.shuffle is True  # type: ignore[attr-defined]
+    assert "torch.sampler.replaced" not in capsys.readouterr().err
+    with_share(DataLoader(NUMBERS, sampler=Shuffled(NUMBERS)), world_size=2, rank=0)
+    assert "sampler=Shuffled" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_torch_s_own_batches_are_shared_as_if_the_loader_had_made_them(shuffle: bool) -> None:
     inner = RandomSampler(NUMBERS) if shuffle else SequentialSampler(NUMBERS)
@@ -175,6 +201,22 @@ def test_what_cannot_or_need_not_be_shared_is_kept(loader: DataLoader[Any]) -> N
 def test_one_worker_reads_everything() -> None:
     loader: DataLoader[Any] = DataLoader(NUMBERS)
     assert with_share(loader, world_size=1, rank=0) is loader
+    assert with_share(loader, world_size=1, rank=0, resizes=True) is loader
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "sampler"), [(True, RandomSampler), (False, SequentialSampler)]
+)
+def test_one_worker_of_an_elastic_group_keeps_no_place_that_others_could_not_go_on_from(
+    shuffle: bool, sampler: type
+) -> None:
+    loader = Counting(NUMBERS, shuffle=shuffle, batch_size=3)
+    assert with_share(loader, world_size=1, rank=0) is loader
+    plain = with_share(loader, world_size=1, rank=0, resizes=True)
+    assert (type(plain), type(plain.sampler)) == (DataLoader, sampler)
+    assert sorted(numbers(plain)) == list(range(10))
+    stream = Counting(Endless())
+    assert with_share(stream, world_size=1, rank=0, resizes=True) is stream
 
 
 def test_a_moving_loader_is_still_a_loader() -> None:

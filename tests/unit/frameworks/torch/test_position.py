@@ -411,6 +411,21 @@ def test_what_no_place_can_be_told_of_says_so(
     assert why in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("loader", "tied"),
+    [
+        (DataLoader(DATA), True),
+        (DataLoader(DATA, sampler=DistributedSampler(DATA, 2, 0)), False),
+        (Stateful(DATA), True),
+        (DataLoader(Stream()), False),
+    ],
+    ids=["of its own", "shared", "kept by the loader", "unknown"],
+)
+def test_a_place_that_is_each_ranks_own_ties_it_to_as_many(loader: Any, *, tied: bool) -> None:
+    assert place_in(loader, world_size=2).tied is tied
+    assert place_in(DataLoader(DATA), world_size=1).tied is False
+
+
 def test_without_processes_of_its_own_a_loader_is_always_in_order() -> None:
     assert isinstance(place_in(DataLoader(DATA, in_order=False), world_size=1), Position)
 
