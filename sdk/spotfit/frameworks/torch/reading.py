@@ -29,7 +29,7 @@ from spotfit.checkpoint.snapshot import Key, Piece, name_of
 from spotfit.core.errors import ConfigError
 from spotfit.frameworks.torch.fitting import GROUPS, KNOWN, MODEL, OPTIMIZER, Part
 from spotfit.frameworks.torch.shares import unplain
-from spotfit.frameworks.torch.state import CPU, State, home_of, put
+from spotfit.frameworks.torch.state import CPU, State, home_of, is_expanded, put
 
 _A_GROUP = ("optimizer", "param_groups")
 """What the keys of groups of weights begin with."""
@@ -91,10 +91,14 @@ def _make_room(state: State, saved: Saved, reader: Reader) -> None:
         here = split["tensors"]
         split["tensors"] = {
             name: here[name]
-            if name in here and here[name].shape == piece.shape
+            if name in here and _has_room(here[name], piece)
             else room_for(piece, homes.get(name, CPU), weights)
             for name, piece in found[owner].items()
         }
+
+
+def _has_room(here: torch.Tensor, piece: Piece) -> bool:
+    return here.shape == piece.shape and not is_expanded(here)
 
 
 def _weights(state: State) -> dict[str, torch.Tensor]:
@@ -317,9 +321,14 @@ def _taking(planner: LoadPlanner, piece: Piece, items: Sequence[ReadItem]) -> Ta
     if len(items) == 1 and piece.size_bytes:
         target = targets[0]
         whole = tuple(items[0].lengths) == piece.sizes
-        if whole and target.is_contiguous() and target.dtype == _dtype(piece):
+        if whole and target.is_contiguous() and _means_its_bytes(target, piece):
             return _run_into(target.view(-1).view(torch.uint8))
     return at_once(piece, partial(_boxes, piece, items, targets))
+
+
+def _means_its_bytes(target: torch.Tensor, piece: Piece) -> bool:
+    """Not of another type, nor a view that turns the sign of what lies in memory."""
+    return target.dtype == _dtype(piece) and not target.is_conj() and not target.is_neg()
 
 
 def _run_into(target: torch.Tensor) -> Take:

@@ -38,10 +38,11 @@ class Training(NamedTuple):
         """All of it, nested; tensors are the ones in use, sharded as they are.
 
         Weights and what optimizers know of them go by the weights' names, at any world size.
-        Raises `ConfigError` for what has no rows of numbers.
+        Raises `ConfigError` for what has no rows of numbers, or not each its own.
         """
         found: State = {"model": get_model_state_dict(self.model)}
         _refuse_sparse(found["model"])
+        _refuse_expanded(found["model"])
         if self.optimizers:
             found["optimizer"] = kept_by(self.optimizers, self.model)
         found["others"] = {name: split(one.state_dict()) for name, one in self.others.items()}
@@ -118,6 +119,28 @@ def _refuse_sparse(weights: Mapping[str, Any]) -> None:
             do="Register it with persistent=False and make it anew, or keep it in an object that "
             "is named in extra={…}.",
         )
+
+
+def _refuse_expanded(weights: Mapping[str, Any]) -> None:
+    expanded = [
+        name for name, one in weights.items() if isinstance(one, torch.Tensor) and is_expanded(one)
+    ]
+    if expanded:
+        raise ConfigError(
+            f"{', '.join(expanded)} of the model is expanded: several of its numbers are one in "
+            "memory, so no restore could bring each back.",
+            do="Register it with .clone(), which gives each number a place of its own.",
+        )
+
+
+def is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether several of its numbers are one in memory, as `expand` makes them."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if local.layout is not torch.strided:
+        return False
+    return any(
+        size > 1 and stride == 0 for size, stride in zip(local.shape, local.stride(), strict=True)
+    )
 
 
 def kept(state: State) -> Callable[[], None]:

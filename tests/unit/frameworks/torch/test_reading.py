@@ -271,3 +271,25 @@ def test_what_every_version_wrote_loads_for_ever(version: int) -> None:
     first = saved.indices[0]
     assert (first.step, first.epoch, first.consumed, first.world_size) == (42, 1, 16, 2)
     assert unplain(first.own)["dice"]["torch"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["conjugated", "negative"])
+def test_views_that_turn_the_sign_of_what_lies_in_memory_come_back(
+    tmp_path: Path, kind: str
+) -> None:
+    def view(numbers: torch.Tensor) -> torch.Tensor:
+        turned = numbers.conj()
+        return turned if kind == "conjugated" else turned[:1].imag
+
+    numbers = torch.complex(torch.arange(3.0), torch.arange(3.0) + 5)
+    saved = saved_by(1, tmp_path, a_state(1.0) | {"turned": view(numbers)})
+    state = a_state(0.0) | {"turned": view(torch.zeros(3, dtype=torch.complex64))}
+    load_into(state, saved)
+    assert torch.equal(state["turned"], view(numbers))
+
+
+def test_an_object_s_expanded_tensor_is_no_room_for_what_it_had(tmp_path: Path) -> None:
+    saved = saved_by(1, tmp_path, a_state(1.0, ema={"shadow": torch.arange(3.0)}))
+    state = a_state(0.0, ema={"shadow": torch.zeros(1).expand(3)})
+    load_into(state, saved)
+    assert joined(**state["others"]["ema"])["shadow"].tolist() == [0, 1, 2]

@@ -157,6 +157,17 @@ def test_a_class_of_the_users_is_told_by_its_place() -> None:
         plain([whole], of=[("others", "mine", "whole")])
 
 
+def test_an_expanded_buffer_is_told_by_its_name() -> None:
+    model = nn.Linear(1, 1)
+    model.register_buffer("mask", torch.zeros(1).expand(5))
+    with pytest.raises(ConfigError, match="mask of the model is expanded") as refused:
+        Training(model).state()
+    assert ".clone()" in refused.value.do
+    model.register_buffer("mask", torch.zeros(1).expand(5).clone())
+    model.register_buffer("one", torch.zeros(1).expand(1, 1))
+    Training(model).state()
+
+
 def test_a_sparse_buffer_is_told_by_its_name() -> None:
     model = nn.Linear(2, 1)
     model.register_buffer("mask", torch.eye(2).to_sparse())
