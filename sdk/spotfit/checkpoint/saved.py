@@ -5,14 +5,22 @@ from __future__ import annotations
 import hashlib
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple, Protocol
 
 from spotfit.checkpoint.manifest import Manifest, manifests_of, newest_complete
 from spotfit.checkpoint.segment import Segment
-from spotfit.checkpoint.snapshot import Chunk, Index, Piece, index_file, read_index, write_index
+from spotfit.checkpoint.snapshot import (
+    CHUNKS,
+    Chunk,
+    Index,
+    Piece,
+    index_file,
+    read_index,
+    write_index,
+)
 from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError
 from spotfit.store.api import Store
 from spotfit.store.marks import mark_of
@@ -276,10 +284,7 @@ def open_folder(store: Store, folder: str, files: Iterable[FileRecord] | None = 
     reported = _reported(store, folder) if files is None else files
     known = {file.name: file.sha256 for file in reported}
     if index_file(0) not in known and (known or not _is_there(store, f"{folder}/{index_file(0)}")):
-        raise ConfigError(
-            f"{folder} in {store.url} holds no snapshot of a Checkpointer.",
-            do="Read its files: with checkpoint.as_directory() as directory.",
-        )
+        raise _no_snapshot(store, folder, known)
 
     def opened(rank: int) -> InBucket:
         name = index_file(rank)
@@ -288,6 +293,26 @@ def open_folder(store: Store, folder: str, files: Iterable[FileRecord] | None = 
     first = opened(0)
     with ThreadPoolExecutor(AT_ONCE, "spotfit-indices") as readers:
         return Saved([first, *readers.map(opened, range(1, first.index.world_size))], folder)
+
+
+def _no_snapshot(store: Store, folder: str, known: Mapping[str, str]) -> ConfigError:
+    """Of one that was deleted nothing is left but chunks that later ones share with it."""
+    if not known and not _holds_files(store, folder):
+        return ConfigError(
+            f"The checkpoint {folder} in {store.url} is gone, or never was there.",
+            do="One that was deleted, by hand or for num_to_keep, is not to be had any more: "
+            "`spotfit checkpoints ls` lists those that a run keeps.",
+        )
+    return ConfigError(
+        f"{folder} in {store.url} holds no snapshot of a Checkpointer.",
+        do="Read its files: with checkpoint.as_directory() as directory.",
+    )
+
+
+def _holds_files(store: Store, folder: str) -> bool:
+    """Whether anything but chunks lies there."""
+    within = (one.key for one in store.list(folder) if one.key.startswith(f"{folder}/"))
+    return any(not key.startswith(f"{folder}/{CHUNKS}") for key in within)
 
 
 def _reported(store: Store, folder: str) -> list[FileRecord]:

@@ -21,6 +21,8 @@ CHUNK_BYTES = 32 * 2**20
 OWN_CHUNK_BYTES = 2**20
 """A piece this big shares its chunks with no other: while it stays the same, they do."""
 ALIGNMENT = 64
+CHUNKS = "chunks/"
+"""What the names of files that hold chunks begin with."""
 
 Key = tuple[str | int, ...]
 """Where something stands in the nested state: names of dictionaries, places in lists."""
@@ -64,7 +66,7 @@ class Chunk(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def file(self) -> str:
         """Its name below that folder."""
-        return f"chunks/{self.mark or self.sha256}"
+        return f"{CHUNKS}{self.mark or self.sha256}"
 
     @property
     def end(self) -> int:
