@@ -15,6 +15,8 @@ from spotfit.provision.checkup import Finding
 
 _console = Console(highlight=False, soft_wrap=True)
 _errors = Console(stderr=True, highlight=False, soft_wrap=True)
+_LONGEST = 40
+"""So many characters of a metric's name or value are shown."""
 _COLOURS = {
     "running": "green",
     "validating": "green",
@@ -72,15 +74,15 @@ def checkpoints(kept: Iterable[Kept]) -> None:
     for one in kept:
         step = "files" if one.step is None else f"step {one.step}"
         step = "[red]broken[/red]" if one.broken else step
-        told = ", ".join(f"{name}={value}" for name, value in one.metrics.items())
-        _console.print(f"{escape(one.name)}  {step}  {told_bytes(one.size_bytes)}  {escape(told)}")
+        told = escape(_metrics(one))
+        _console.print(f"{escape(one.name)}  {step}  {told_bytes(one.size_bytes)}  {told}")
 
 
 def checkpoint(one: Kept) -> None:
     """All that is known of one."""
     _row("checkpoint", escape(one.name))
     _row("size", told_bytes(one.size_bytes))
-    _row("metrics", escape(", ".join(f"{key}={value}" for key, value in one.metrics.items())))
+    _row("metrics", escape(_metrics(one)))
     if one.why:
         _row("why then", escape(one.why))
     if one.content is None:
@@ -90,6 +92,15 @@ def checkpoint(one: Kept) -> None:
     _row("content", f"{content.tensors} tensors, {content.parameters:,} parameters of the model")
     _row("saved at", f"step {content.step}, epoch {content.epoch}, by {content.world_size} workers")
     _row("shared", f"{told_bytes(content.shared_bytes)} with earlier checkpoints")
+
+
+def _metrics(one: Kept) -> str:
+    """Texts that would fill the screen are cut."""
+    return ", ".join(f"{_short(name)}={_short(str(value))}" for name, value in one.metrics.items())
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def _row(label: str, value: str) -> None:

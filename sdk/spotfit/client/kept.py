@@ -19,6 +19,7 @@ from spotfit.store.api import Store
 
 _SAFETENSORS = ".safetensors"
 _TORCH = (".pt", ".pth", ".bin")
+_ENDINGS = f"Let its name end with {_SAFETENSORS}, or with .pt for torch.save."
 
 
 class Content(NamedTuple):
@@ -99,7 +100,7 @@ def write(saved: Saved, path: Path, *, everything: bool) -> None:
 
 
 def _write(saved: Saved, path: Path, *, everything: bool) -> None:
-    if path.suffix == _SAFETENSORS:
+    if path.suffix.lower() == _SAFETENSORS:
         export_safetensors(saved, path)
         return
     extras.need("torch", extra="torch")
@@ -178,17 +179,20 @@ def _content(saved: Saved) -> Content:
 
 
 def _check_file(path: Path, *, everything: bool) -> None:
+    if path == Path():
+        raise ConfigError("No file is named that is to be written.", do=_ENDINGS)
     if path.is_dir():
         raise ConfigError(
             f"{path} is a folder.", do=f"Name a file in it: {path / f'model{_SAFETENSORS}'}."
         )
-    if path.suffix == _SAFETENSORS and everything:
+    kind = path.suffix.lower()
+    if kind == _SAFETENSORS and everything:
         raise ConfigError(
             "safetensors holds tensors only, not the whole state.",
             do="Export to a file that ends with .pt.",
         )
-    if path.suffix not in (_SAFETENSORS, *_TORCH):
+    if kind not in (_SAFETENSORS, *_TORCH):
         raise ConfigError(
             f"{path.name} does not say what kind of file is wanted.",
-            do=f"Let it end with {_SAFETENSORS}, or with .pt for torch.save.",
+            do=_ENDINGS,
         )

@@ -1,4 +1,4 @@
-"""What is shown is what was said: no markup is read into it, no line of it is cut."""
+"""What is shown is what was said: no markup is read into it, and only a metric's text is cut."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from spotfit.cli import render
 from spotfit.client.handle import RunStatus
+from spotfit.client.kept import Kept
 from spotfit.core.errors import ConfigError
 
 EMPTY = RunStatus("digits", "waiting", None, 0, 0, (), {})
@@ -60,3 +61,12 @@ def test_long_lines_stay_whole(capsys: pytest.CaptureFixture[str]) -> None:
         "[red]no colour[/red]",
         f"✓ {'y' * 500}",
     ]
+
+
+def test_long_texts_among_the_metrics_are_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    one = Kept("a", 0, {"note": "x" * 300, "loss": 0.123456789012345678, "n" * 50: 1}, 5)
+    render.checkpoints([one])
+    render.checkpoint(one)
+    listed, *shown = capsys.readouterr().out.splitlines()
+    assert listed.endswith(f"note={'x' * 39}…, loss={one.metrics['loss']}, {'n' * 39}…=1")
+    assert shown[2] == f"metrics      note={'x' * 39}…, loss={one.metrics['loss']}, {'n' * 39}…=1"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from spotfit.checkpoint.handle import Checkpoint
 from spotfit.client.kept import Content, Kept, export, kept_as, kept_in, remove
 from spotfit.core.errors import ConfigError, MachineError, NotFoundError, RunNotFoundError
 from spotfit.ledger.run import Ledger
@@ -86,6 +87,7 @@ def test_a_model_becomes_a_file(url: str, tmp_path: Path) -> None:
         ("b", "", False, "is a folder"),
         ("b", "m.onnx", False, "does not say what kind"),
         ("b", "m.safetensors", True, "holds tensors only"),
+        ("b", "m.SAFETENSORS", True, "holds tensors only"),
         ("own", "m.pt", False, "no snapshot of a Checkpointer"),
     ],
 )
@@ -94,6 +96,30 @@ def test_what_cannot_be_written_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=why):
         export(url, name, tmp_path / file, everything=everything)
+
+
+def test_an_export_to_no_file_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="No file is named"):
+        export(url, "b", Path())
+
+
+@pytest.mark.parametrize("ending", [".PT", ".SafeTensors"])
+def test_an_ending_may_be_in_capitals(url: str, tmp_path: Path, ending: str) -> None:
+    for name in (f"m{ending}", f"m{ending.lower()}"):
+        export(url, "b", tmp_path / name)
+    assert (tmp_path / f"m{ending}").stat().st_size == (
+        tmp_path / f"m{ending.lower()}"
+    ).stat().st_size
+
+
+def test_what_later_ones_share_does_not_hide_that_one_is_gone(url: str) -> None:
+    end(url)
+    store = open_store(url)
+    handle = Checkpoint.in_store(store, "a")
+    remove(url, "a")
+    assert list(store.list("a")), "b shares it"
+    with pytest.raises(ConfigError, match=r"The checkpoint a in .* is gone"):
+        handle.snapshot()
 
 
 @pytest.mark.parametrize("ending", [".pt", ".safetensors"])
