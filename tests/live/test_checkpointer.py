@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -316,6 +317,66 @@ def test_what_does_not_fit_one_rank_is_refused_by_all_and_changes_nothing(cloud:
     told = life(1, moves=True)
     assert told[1:] == [2, True]
     assert "'counter' was kept in own={…}, not extra={…}" in told[0]
+
+
+def train_a_stream(config: Config) -> None:
+    """Each rank's own place in it cannot be gone on with by another number of ranks."""
+    place = torch.optim.lr_scheduler.StepLR(_sgd(), 1)
+    Checkpointer(model=nn.Linear(4, 1), own={"place": place}).restore()
+
+
+def test_an_elastic_group_is_refused_what_ties_it_to_its_size_and_spends_no_try_on_it(
+    cloud: Cloud,
+) -> None:
+    handle = cloud.submit(
+        train_a_stream, workers=(1, 2), nodes=2, kind=TorchTrainer, max_failures=-1
+    )
+    with pytest.raises(spotfit.WorkerGroupError, match="lets the group shrink and grow"):
+        handle.result(120)
+    assert any(failure.final for failure in cloud.closed()[-1].failures)
+
+
+GUIDE = Path(__file__).parents[2] / "docs/guides/checkpointer.md"
+
+
+def follow_the_weights(config: Config) -> dict[str, list[float]]:
+    """So many steps, after each of which all weights are its number; their average then."""
+    code: Config = {}
+    exec(config["example"], code)  # noqa: S102 - as a reader of the guide would copy it
+    several = spotfit.get_context().get_world_size() > 1
+    blank = nn.Linear(4, 6)
+    for weight in blank.parameters():
+        nn.init.zeros_(weight)
+    model = prepare_model(blank, parallel_strategy=config["strategy"] if several else None)
+    average = code["Average"](model)
+    ckpt = code["keep"](model, torch.optim.SGD(model.parameters()), average)
+    ckpt.restore()
+    while ckpt.steps < config["until"]:
+        for weight in model.parameters():
+            nn.init.constant_(weight, ckpt.steps + 1)
+        average.follow(model)
+        ckpt.step()
+    ckpt.save()
+    whole = {name: getattr(one, "full_tensor", one.clone)() for name, one in average.shadow.items()}
+    return {name: one.flatten().tolist() for name, one in whole.items()}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_the_guide_s_average_goes_on_at_every_size_of_the_group(
+    cloud: Cloud, strategy: str
+) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    (example,) = [block for block in blocks if "class Average" in block]
+    averages = {0: 0.0}
+    for step in range(1, 7):
+        averages[step] = averages[step - 1] + 0.01 * (step - averages[step - 1])
+    for workers, until in ((2, 2), (1, 4), (2, 6)):
+        config = {"example": example, "strategy": strategy, "until": until}
+        how: Config = {"workers": workers, "kind": TorchTrainer, "config": config}
+        found = cloud.fit(follow_the_weights, **how).return_value
+        assert found.keys() == {"weight", "bias"}
+        for numbers in found.values():
+            assert numbers == pytest.approx([averages[until]] * len(numbers), rel=1e-4)
 
 
 class Slow:
