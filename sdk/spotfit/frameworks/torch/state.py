@@ -135,9 +135,9 @@ def _refuse_expanded(weights: Mapping[str, Any]) -> None:
 
 def is_expanded(tensor: torch.Tensor) -> bool:
     """Whether several of its numbers are one in memory, as `expand` makes them."""
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    if local.layout is not torch.strided:
+    if tensor.layout is not torch.strided or 0 not in tensor.stride():
         return False
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return any(
         size > 1 and stride == 0 for size, stride in zip(local.shape, local.stride(), strict=True)
     )
