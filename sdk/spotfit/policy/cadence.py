@@ -17,6 +17,14 @@ from spotfit.model.cadence import Cadence, Costs, Odds, bracket
 FIRST_S = 30.0
 """While nothing is measured: the first save comes after so long, and measures."""
 
+LOOK_S = 2.0
+"""All ranks look together whether it is time at least this often, where steps are no longer."""
+_LEAST_LOOK_S = 0.25
+"""Oftener they never do."""
+_LOOKS_SHARE = 0.001
+"""The share of the time that looks may take, as rank 0 sees them. Where agents share the cores with
+the training they were measured to cost it three times as much."""
+
 _PRIOR_ENDS = 1.0
 """How many ends of groups the backend's word counts for."""
 _LIKE_ALL = 2.0
@@ -170,6 +178,23 @@ def _after(moment: Moment, interval: Interval) -> Save | Hold:
     due = moment.saved_at + interval.every_s
     why = f"one every {told_seconds(interval.every_s)}: {interval.why}"
     return Save(why) if moment.now >= due else Hold(due, why)
+
+
+def look_every_s(look_s: float) -> float:
+    """How far apart looks are, of which each takes `look_s`: as near as is cheap, for what they
+    find can be a notice, and where steps become slower the next look is put off by that."""
+    return min(LOOK_S, max(_LEAST_LOOK_S, look_s / _LOOKS_SHARE))
+
+
+def steps_to_look(done: int, passed_s: float, *, within_s: float) -> int:
+    """After how many steps to look again, when so many were `done` since the last look: `within_s`,
+    if all goes on as fast as since then.
+
+    But after half as many again at most. Between two slow steps all are fast, and nobody knows
+    for how long.
+    """
+    steps = within_s * done / passed_s if passed_s > 0 else math.inf
+    return max(1, int(min(steps, max(done + 1, 1.5 * done))))
 
 
 def told_steps(done: int) -> str:

@@ -49,15 +49,17 @@ class LastChance(msgspec.Struct, frozen=True):
     step_s: float
     costs: Costs
     size_bytes: int
-    """The largest part of a snapshot that has to leave a leaving machine."""
+    """The largest part of a snapshot that a rank has to bring away."""
     bucket_bytes_per_s: float
-    """How fast that machine has uploaded so far."""
+    """How fast that was brought to the bucket so far, until the commit."""
     peer_bytes_per_s: float = 0.0
     """How fast it reaches a peer that stays; 0 where there is none."""
     in_flight_s: float | None = None
     """Until the save on its way is committed; None if none is."""
     replaced: bool = False
     """Whether the next round could open at once."""
+    slow_step_s: float = 0.0
+    """How long a step takes at worst, such as that with an evaluation."""
 
 
 class SaveLast(NamedTuple):
@@ -151,11 +153,18 @@ def save_at_notice(chance: LastChance) -> SaveLast | TrainOn | LetFinish | TooLa
     spare_s = chance.left_s - _needed_s(chance, way)
     if chance.replaced:
         return SaveLast(way, f"the replacement stands ready; {takes}")
-    if spare_s < 2 * chance.step_s:
+    if spare_s < chance.step_s + _until_next_s(chance):
         return SaveLast(way, f"{_left(chance)}; {takes}")
     if chance.in_flight_s is None and _EARLY * chance.unsaved_s > chance.costs.each_s:
         return SaveLast(way, f"{told_seconds(chance.unsaved_s)} of work should not wait; {takes}")
-    return TrainOn(spare_s - chance.step_s, f"{_left(chance)}; {takes}")
+    return TrainOn(spare_s - _until_next_s(chance), f"{_left(chance)}; {takes}")
+
+
+def _until_next_s(chance: LastChance) -> float:
+    """How long it may take to come back here: a slow step, but for its sake nothing is saved that
+    is less than it."""
+    worth_it = chance.unsaved_s >= chance.slow_step_s
+    return max(chance.step_s, chance.slow_step_s) if worth_it else chance.step_s
 
 
 def _fitting_way(chance: LastChance) -> Way | None:

@@ -41,6 +41,8 @@ SLOTS = 2
 """So many snapshots of a rank may be on their way; a third waits for the first."""
 _ON_THEIR_WAY = ("given", "carried")
 _LOOK_S = 0.01
+_TOLD_WAIT_S = 0.1
+"""Who saves after every step waits for a moment each time: that is nothing to tell."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -138,6 +140,8 @@ class Checkpointer:
             clock=self._clock,
         )
         self._shares = Shares(self._rank, gathered)
+        self._size_bytes = 0
+        """What this rank's last snapshot took, or its first one will."""
         self._pace = self._paced(cadence)
         self._slots = [_Slot(Arena(self._desk.folders, self._desk.path_for)) for _ in range(SLOTS)]
         self._preparing: threading.Thread | None = None
@@ -225,7 +229,9 @@ class Checkpointer:
         Raises `ConfigError` for what cannot be kept: it shall not show at the first save only.
         """
         share, slots = self._share(), self._slots  # no thread keeps a Checkpointer alive
-        pieces, plain_bytes = share.pieces, max(_PLAIN_BYTES, sum(map(len, self._plain(share))))
+        values_bytes = sum(map(len, self._plain(share)))
+        self._size_bytes = share.size_bytes + values_bytes
+        pieces, plain_bytes = share.pieces, max(_PLAIN_BYTES, values_bytes)
 
         def fit() -> None:
             for slot in slots:
@@ -253,13 +259,15 @@ class Checkpointer:
             return
         slot.report = self._desk.give(metrics, slot.arena.path, why)
         stall_s = self._clock.now() - began
-        self._pace.measured.saved(slot.report, stall_s, slot.arena.size_bytes)
+        most_bytes = max(self._shares.largest_bytes, self._size_bytes)
+        self._pace.given(slot.report, stall_s, most_bytes)
         if self._rank == 0:
             log.info("checkpoint.snapshot", step=self.steps, stall_s=round(stall_s, 4), why=why)
 
     def _share(self) -> Share:
         state = self._training.state()
-        return self._shares.of(state, drifting=self._training.drifting(state))
+        drifting = self._training.drifting(state)
+        return self._shares.of(state, drifting=drifting, last_bytes=self._size_bytes)
 
     def _take(self, arena: Arena) -> None:
         from spotfit.checkpoint.snapshot import Index, chunks_of
@@ -279,6 +287,7 @@ class Checkpointer:
             chunks=chunks_of(share.pieces),
             save=self._saves,
         )
+        self._size_bytes = share.size_bytes + len(values) + len(own)
         arena.fit(share.pieces, plain_bytes=len(values) + len(own))
         arena.take(share.tensors)
         arena.finish(index)
@@ -308,14 +317,15 @@ class Checkpointer:
             return oldest
         began = self._clock.now()
         self._desk.wait(oldest.report)
-        waited_s = round(self._clock.now() - began, 3)
-        log.warning(
-            "checkpoint.waited",
-            rank=self._rank,
-            step=self.steps,
-            waited_s=waited_s,
-            why=f"{SLOTS} snapshots were on their way to the bucket",
-        )
+        waited_s = self._clock.now() - began
+        if waited_s >= _TOLD_WAIT_S:
+            log.warning(
+                "checkpoint.waited",
+                rank=self._rank,
+                step=self.steps,
+                waited_s=round(waited_s, 3),
+                why=f"{SLOTS} snapshots were on their way to the bucket",
+            )
         return oldest
 
     def _note_fates(self) -> None:

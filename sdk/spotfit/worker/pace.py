@@ -14,16 +14,22 @@ from spotfit.core.clock import Clock
 from spotfit.core.codec import decoder, encode
 from spotfit.host import log
 from spotfit.model.cadence import Cadence, Costs, Odds
-from spotfit.policy.cadence import Hold, Moment, Save, judge, outlook, told_steps
+from spotfit.policy.cadence import (
+    LOOK_S,
+    Hold,
+    Moment,
+    Save,
+    judge,
+    look_every_s,
+    outlook,
+    steps_to_look,
+    told_steps,
+)
 from spotfit.policy.drain import LastChance, SaveLast, TrainOn, save_at_notice
-from spotfit.worker.handover import Fate
+from spotfit.worker.measured import Measured
 
-LOOK_S = 2.0
-"""Ranks agree on whether it is time about this often; between, nobody asks anybody."""
-_LAST = 5
-"""Costs are those of the last few saves."""
-_GUESSED_BYTES_PER_S = 50e6
-"""How fast an upload is taken to be before one was seen."""
+_LAST_LOOKS = 9
+"""What a look costs is what the last few did."""
 
 
 class _Told(msgspec.Struct, frozen=True):
@@ -36,81 +42,6 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 _told = decoder(_Told)
-
-
-class Measured:
-    """What saves cost rank 0, and how fast it steps."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._given: dict[int, float] = {}
-        self.size_bytes = 0
-        """Of the last snapshot of this rank."""
-        self._stalls: deque[float] = deque(maxlen=_LAST)
-        self._commits: deque[float] = deque(maxlen=_LAST)
-        self._speeds: deque[float] = deque(maxlen=_LAST)
-        self._carried: set[int] = set()
-        self._steps: dict[bool, deque[float]] = {busy: deque(maxlen=100) for busy in (True, False)}
-        self._stepped_at: float | None = None
-        self.done_at = clock.now()
-        """When the state was taken that is saved, or on its way."""
-
-    @property
-    def in_flight(self) -> int:
-        """Snapshots that are not committed."""
-        return len(self._given)
-
-    @property
-    def step_s(self) -> float:
-        """How long a step takes of late."""
-        known = self._steps[False] or self._steps[True]
-        return median(known) if known else 0.0
-
-    @property
-    def costs(self) -> Costs | None:
-        """None while no save is committed."""
-        if not self._commits:
-            return None
-        idle, busy = self.step_s, self._steps[True]
-        slowdown = max(0.0, 1 - idle / median(busy)) if busy and idle else 0.0
-        return Costs(median(self._stalls), slowdown, median(self._commits))
-
-    @property
-    def bytes_per_s(self) -> float:
-        """How fast snapshots are brought to the bucket."""
-        return median(self._speeds) if self._speeds else _GUESSED_BYTES_PER_S
-
-    @property
-    def oldest_s(self) -> float:
-        """How long the first of those in flight has been on its way."""
-        return self._clock.now() - min(self._given.values())
-
-    def step(self) -> None:
-        """One more step was done."""
-        now = self._clock.now()
-        if self._stepped_at is not None:
-            self._steps[bool(self._given)].append(now - self._stepped_at)
-        self._stepped_at = now
-
-    def saved(self, report: int, stall_s: float, size_bytes: int) -> None:
-        """A snapshot was handed over."""
-        self.done_at = self._given[report] = self._clock.now()
-        self._stepped_at = self.done_at
-        self.size_bytes = size_bytes
-        self._stalls.append(stall_s)
-
-    def note(self, report: int, fate: Fate) -> None:
-        """How far one has come."""
-        if report not in self._given or fate == "given":
-            return
-        took_s = self._clock.now() - self._given[report]
-        if fate != "lost" and report not in self._carried:
-            self._carried.add(report)
-            self._speeds.append(self.size_bytes / max(took_s, 1e-3))
-        if fate == "committed":
-            self._commits.append(took_s)
-        if fate != "carried":
-            del self._given[report]
 
 
 class Pace:
@@ -149,7 +80,12 @@ class Pace:
         self._peer_bytes_per_s = peer_bytes_per_s
         self._slots = slots
         self._look_at = 1
+        self._looked_at = self._began_at
+        self._looked_step = 0
+        self._looks_s: deque[float] = deque(maxlen=_LAST_LOOKS)
         self._saved_step = 0
+        self._timed = False
+        """Whether a save is due because its time has come."""
         self._told_of: int | None = None
         """The save after which it was told when the next one comes."""
         self.measured = Measured(clock)
@@ -157,14 +93,22 @@ class Pace:
     def begin(self, step: int) -> None:
         """The training goes on from that step."""
         self._saved_step, self._look_at = step, step + 1
-        self.measured.done_at = self._clock.now()
+        self._looked_step, self._looked_at = step, self._clock.now()
+        self.measured.begin()
 
     def saved(self, step: int) -> None:
-        """A snapshot of that step was taken."""
+        """A snapshot of that step is taken."""
         self._saved_step = step
+
+    def given(self, report: int, stall_s: float, size_bytes: int) -> None:
+        """It was handed over; no rank has more than `size_bytes` of it to bring."""
+        if self._leads:
+            self.measured.saved(report, stall_s, size_bytes, timed=self._timed)
+        self._timed = False
 
     def due(self, step: int, *, ends_epoch: bool) -> str | None:
         """Why to save after this step; None where not to. Every rank asks after every step."""
+        self._timed = False
         if self._leads:
             self.measured.step()
         if self._cadence.epochs and ends_epoch:
@@ -174,22 +118,26 @@ class Pace:
             return told_steps(done)
         if step < self._look_at:
             return None
-        told = _told.decode(self._agreed("checkpoint", encode(self._look(step))))
-        self._look_at = told.look_at
+        mine = encode(self._look(step))
+        began = self._clock.now()
+        told = _told.decode(self._agreed("checkpoint", mine))
+        self._looks_s.append(self._clock.now() - began)
+        self._look_at, self._timed = told.look_at, told.why is not None
         return told.why
 
     def _look(self, step: int) -> _Told:
         if not self._leads:
             return _Told(None, 0)
         why, next_s = self._verdict(step)
-        pause_s = max(0.0, min(LOOK_S, next_s))
-        step_s = self.measured.step_s
-        steps = int(pause_s / step_s) if step_s else 1
-        return _Told(why, step + max(1, steps))
+        now = self._clock.now()
+        done, passed_s = step - self._looked_step, now - self._looked_at
+        self._looked_step, self._looked_at = step, now
+        every_s = look_every_s(median(self._looks_s)) if self._looks_s else LOOK_S
+        return _Told(why, step + steps_to_look(done, passed_s, within_s=min(every_s, next_s)))
 
     def _verdict(self, step: int) -> tuple[str | None, float]:
         """Why to save, and how soon to look again."""
-        left_s = self._notice()
+        left_s, next_s = self._notice(), LOOK_S
         if left_s is not None:
             last = save_at_notice(self._chance(left_s, step))
             if isinstance(last, SaveLast):
@@ -197,6 +145,7 @@ class Pace:
                 return (why if step > self._saved_step else None), LOOK_S
             if not isinstance(last, TrainOn):
                 return None, LOOK_S
+            next_s = last.for_s / 2  # the rest is for steps that take longer than those before
         now, measured = self._clock.now(), self.measured
         moment = Moment(
             now,
@@ -216,7 +165,7 @@ class Pace:
         if isinstance(verdict, Save):
             return verdict.why, LOOK_S
         self._tell_next(verdict, now)
-        return None, verdict.until - now if verdict.until > now else LOOK_S
+        return None, min(next_s, verdict.until - now if verdict.until > now else LOOK_S)
 
     def _advised(self) -> str:
         """What was said of a danger since the state was last taken; '' for nothing."""
@@ -241,6 +190,7 @@ class Pace:
             left_s=left_s,
             unsaved_s=unsaved_s,
             step_s=measured.step_s,
+            slow_step_s=measured.slow_step_s,
             costs=costs,
             size_bytes=measured.size_bytes,
             bucket_bytes_per_s=measured.bytes_per_s,

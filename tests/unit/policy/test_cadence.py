@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 from spotfit.model.cadence import Cadence, Costs, Endings, Market, Odds, parse_cadence
 from spotfit.policy.cadence import (
     FIRST_S,
+    LOOK_S,
     Hold,
     Moment,
     Outlook,
     Save,
     best_interval,
     judge,
+    look_every_s,
     outlook,
+    steps_to_look,
 )
 
 COSTS = Costs(stall_s=0.5, slowdown=0.3, commit_s=20.0)
@@ -232,3 +235,25 @@ def test_in_danger_one_is_saved_whatever_is_set(every: Any) -> None:
 def test_in_danger_nothing_is_saved_in_vain(moment: Moment) -> None:
     verdict = judge(parse_cadence("at_notice"), moment, costs=COSTS, ahead=AHEAD)
     assert isinstance(verdict, Hold)
+
+
+# --- when all ranks look -------------------------------------------------------------------------
+
+
+def test_looks_are_as_near_as_is_cheap() -> None:
+    assert look_every_s(0.0) == 0.25
+    assert look_every_s(0.001) == pytest.approx(1.0)
+    assert look_every_s(1.0) == LOOK_S
+
+
+def test_the_next_look_comes_as_soon_as_steps_are_fast() -> None:
+    assert steps_to_look(100, 1.0, within_s=1.0) == 100
+    assert steps_to_look(100, 4.0, within_s=1.0) == 25
+    assert steps_to_look(1, 60.0, within_s=1.0) == 1
+
+
+@given(st.integers(1, 10**6), st.floats(0, 1e4), st.floats(0, 2))
+def test_nobody_trusts_in_fast_steps_for_much_longer_than_they_lasted(
+    done: int, passed_s: float, within_s: float
+) -> None:
+    assert 1 <= steps_to_look(done, passed_s, within_s=within_s) <= max(done + 1, 1.5 * done)

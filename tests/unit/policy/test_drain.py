@@ -363,6 +363,20 @@ def test_with_time_to_spare_the_group_trains_on_and_saves_at_the_end() -> None:
     assert later.way == "bucket"
 
 
+def test_a_slow_step_shall_not_come_between_the_last_moment_and_the_save() -> None:
+    """13.8 s are needed, and the next step may be one that takes 8 s."""
+    slow = {"slow_step_s": 8.0}
+    assert isinstance(save_at_notice(chance(22.0, **slow)), SaveLast)
+    verdict = save_at_notice(chance(30.0, **slow))
+    assert isinstance(verdict, TrainOn)
+    assert verdict.for_s == pytest.approx(30 - (0.5 + 0.5 + 1.2 * 10.24 + 1.0) - 8.0)
+
+
+def test_for_less_than_a_slow_step_is_not_saved_before_the_last_moment() -> None:
+    assert isinstance(save_at_notice(chance(22.0, slow_step_s=8.0, unsaved_s=7.0)), TrainOn)
+    assert isinstance(save_at_notice(chance(15.0, slow_step_s=8.0, unsaved_s=7.0)), SaveLast)
+
+
 def test_much_that_is_unsaved_does_not_wait_for_the_end() -> None:
     assert isinstance(save_at_notice(chance(120.0, unsaved_s=651.0)), SaveLast)
     assert isinstance(save_at_notice(chance(120.0, unsaved_s=649.0)), TrainOn)

@@ -27,6 +27,7 @@ from spotfit.frameworks.torch.position import Position
 from spotfit.frameworks.torch.state import kept
 from spotfit.model.ranks import Ranks
 from spotfit.policy.failure import ends_the_same_way
+from spotfit.testing.clock import ManualClock
 from spotfit.torch import Checkpointer, checkpointer, export_checkpoint, init_module
 from spotfit.worker import current, recall
 from spotfit.worker.handover import IN_MEMORY
@@ -124,6 +125,37 @@ def session(one_life: LocalSession, monkeypatch: pytest.MonkeyPatch) -> LocalSes
     """All lives of a training in one process: each of them may have a Checkpointer."""
     monkeypatch.setattr(checkpointer, "_refuse_second", lambda _: None)
     return one_life
+
+
+class Replay:
+    """What an agent has seen, which is no other rank's."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": torch.zeros(10**5)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError("nobody restores it")
+
+
+def test_what_a_save_is_said_to_take_includes_what_is_each_ranks_own(session: LocalSession) -> None:
+    life = Life(own={"replay": Replay()})
+    life.train(5)
+    assert life.ckpt._pace.measured.size_bytes > 4 * 10**5
+
+
+@pytest.mark.parametrize("waits_s", [0.002, 0.2])
+def test_only_waits_that_anybody_would_notice_are_told(
+    session: LocalSession,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    waits_s: float,
+) -> None:
+    life = Life(every=1)
+    life.ckpt._clock = clock = ManualClock()  # type: ignore[assignment]  # nothing sleeps here
+    monkeypatch.setattr(session.snapshots, "fate", lambda _: "given")
+    monkeypatch.setattr(session.snapshots, "wait", lambda _: clock.wait(waits_s))
+    life.train(3)
+    assert ("checkpoint.waited" in capsys.readouterr().err) == (waits_s > 0.1)
 
 
 @pytest.mark.parametrize("steps", [4, 8, 12])

@@ -51,6 +51,11 @@ class Share(NamedTuple):
         """What must be the same for the next share to fit into this one's place."""
         return self.pieces, self.leaves
 
+    @property
+    def size_bytes(self) -> int:
+        """How much its tensors take."""
+        return max((piece.end for piece in self.pieces), default=0)
+
 
 class Shares:
     """Deals a state out, the first time together with all ranks, then for itself.
@@ -72,22 +77,31 @@ class Shares:
         self._dealt: set[MetadataIndex] = set()
         self._cut_bytes = math.inf
         """Tensors bigger than that were cut, that ranks may share them."""
+        self.largest_bytes = 0
+        """How much the rank that has most to write writes in a save, as far as all were told."""
 
-    def of(self, state: State, *, drifting: Collection[str] = ()) -> Share:
+    def of(self, state: State, *, drifting: Collection[str] = (), last_bytes: int = 0) -> Share:
         """This rank's share. All ranks have to ask, for states of the same step.
 
         Of tensors whose names are `drifting` ranks may hold different ones: the first who holds
-        one writes it, that all which is restored comes from one rank.
+        one writes it, that all which is restored comes from one rank. `last_bytes` is what this
+        rank's last save took, with what is no tensor: whenever ranks speak, they tell.
         """
         planner = DefaultSavePlanner()
         planner.set_up_planner(state)
         outline = _outline(planner.state_dict)
         self._saves += 1
-        if self._saves & (self._saves - 1) == 0 and any(self._gather(outline != self._dealt_of)):
+        if self._saves & (self._saves - 1) == 0 and self._any_new(outline, last_bytes):
             self._deal(planner, outline, drifting)
         elif outline != self._known:
             self._find_mine(planner, outline)
         return _share(planner, self._mine)
+
+    def _any_new(self, outline: Any, last_bytes: int) -> bool:
+        """Whether any rank holds what was not dealt out."""
+        told = self._gather((outline != self._dealt_of, last_bytes))
+        self.largest_bytes = max(size_bytes for _, size_bytes in told)
+        return any(new for new, _ in told)
 
     def _deal(self, planner: DefaultSavePlanner, outline: Any, drifting: Collection[str]) -> None:
         first = self._dealt_of is None
@@ -98,7 +112,9 @@ class Shares:
         self._cut_bytes = _cut_bytes([plan for plan, *_ in told])
         plans = [_cut(plan, names, self._cut_bytes) for plan, names, _ in told]
         _refuse_patchwork(plans, but=drifting)
-        self._mine = _dealt(_left_to_the_first(plans, drifting))[self._rank]
+        dealt = _dealt(_left_to_the_first(plans, drifting))
+        self._mine = dealt[self._rank]
+        self.largest_bytes = max(self.largest_bytes, *(sum(map(_size_bytes, one)) for one in dealt))
         self._dealt = {item.index for plan in plans for item in plan.items}
         self._dealt_of = self._known = outline
 

@@ -201,6 +201,19 @@ def test_what_comes_later_is_written_by_all_who_hold_it_until_it_is_dealt_out() 
     assert names(fourth).total() == 9
 
 
+def test_all_know_how_much_the_rank_with_the_most_writes() -> None:
+    """Its tensors at first, and all of its last save whenever ranks speak."""
+
+    def work(rank: int, gather: Gather) -> list[int]:
+        shares, known = Shares(rank, gather), []
+        for last_bytes in (0, 5000 + rank, 9000, 7000):
+            shares.of({f"stage{rank}": torch.zeros(1 + 1000 * rank)}, last_bytes=last_bytes)
+            known.append(shares.largest_bytes)
+        return known
+
+    assert on_ranks(2, work) == [[4004, 5001, 5001, 7000]] * 2
+
+
 def test_what_is_gone_is_written_no_more() -> None:
     def work(rank: int, gather: Gather) -> Share:
         shares = Shares(rank, gather)
