@@ -365,7 +365,7 @@ class Checkpointer:
             undrawn.refuse_to_begin(self._desk)
             return None
         epoch = restoring.adopt(saved)
-        undrawn.brought(self._desk)
+        undrawn.brought(self._desk, self._training.others)
         return self._restored(saved, epoch)
 
     def _restoring(self) -> Restoring:

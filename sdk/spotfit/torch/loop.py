@@ -17,10 +17,12 @@ def init_module() -> AbstractContextManager[None]:
 
     Where a `Checkpointer`'s checkpoint can be gone on from, weights that would be drawn at random
     are not: they are NaN until `Checkpointer.restore()` brings them, and DDP does not send rank 0's
-    to all others. Without one, the first time that is, it changes nothing. Every weight that is
-    made in it has to be the Checkpointer's or to be set by yourself, and code in it that computes
-    with fresh weights meets NaN; buffers are made as ever. What is drawn afterwards is the same
-    both times, for dice are put back to where they were before.
+    to all others. Else they are drawn with dice of their own, which torch's dice seed, so that all
+    else that is drawn, in it or afterwards, is the same in every life of the run.
+
+    Every weight that is made in it has to be the Checkpointer's or to be set by yourself, or
+    `restore()` raises `ConfigError`. Code that computes with fresh weights, or copies them, before
+    `restore()` meets NaN.
     """
     from spotfit.frameworks.torch import undrawn
 

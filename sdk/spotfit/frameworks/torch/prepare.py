@@ -15,6 +15,9 @@ from spotfit.core.errors import ConfigError, SessionMisuseError
 from spotfit.frameworks.torch import undrawn
 from spotfit.host import env
 
+_CAN_LEAVE_OUT = "init_sync" in signature(DistributedDataParallel).parameters  # torch 2.7
+_OF_ITS_OWN = {"init_sync", "process_group", "device_mesh"}
+"""With one of these the user says who is sent what."""
 STRATEGIES = ("ddp", "fsdp", "fsdp2")
 
 
@@ -54,21 +57,27 @@ def prepare_model(
     if strategy == "fsdp" and world_size > 1:
         return _fully_sharded(model, options)
     if strategy == "ddp" and world_size > 1:
-        return DistributedDataParallel(model, **{**ddp_options(model), **options})
+        options = {**ddp_options(model), **options}
+        if undrawn.leaves_out() and _CAN_LEAVE_OUT and not _OF_ITS_OWN & options.keys():
+            return _unsent(model, options)
+        return DistributedDataParallel(model, **options)
     return model
 
 
 def ddp_options(model: torch.nn.Module) -> dict[str, Any]:
-    """What DistributedDataParallel wants to be told of a model that lies on one GPU, or whose
-    weights a restore will bring to all ranks: rank 0 needs not send them."""
-    found: dict[str, Any] = {}
-    if undrawn.leaves_out() and "init_sync" in signature(DistributedDataParallel).parameters:
-        found["init_sync"] = False  # torch 2.7 and later
+    """What DistributedDataParallel wants to be told of a model that lies on one GPU."""
     homes = {weight.device for weight in model.parameters()}
-    if len(homes) == 1 and "cuda" in {home.type for home in homes}:
-        home = homes.pop()
-        found |= {"device_ids": [home], "output_device": home}
-    return found
+    if len(homes) != 1 or "cuda" not in {home.type for home in homes}:
+        return {}
+    home = homes.pop()
+    return {"device_ids": [home], "output_device": home}
+
+
+def _unsent(model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
+    """Its weights come to each rank by a restore: rank 0 sends its buffers only."""
+    for buffer in model.buffers():
+        torch.distributed.broadcast(buffer.detach(), src=0)
+    return DistributedDataParallel(model, init_sync=False, **options)
 
 
 def enable_reproducibility(seed: int) -> None:

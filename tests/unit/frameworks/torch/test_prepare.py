@@ -104,12 +104,18 @@ def test_any_other_model_does_not(where: tuple[str, ...]) -> None:
 
 
 @pytest.mark.usefixtures("group")
-def test_weights_that_a_restore_brings_are_not_sent_by_rank_0() -> None:
+def test_weights_that_a_restore_brings_are_not_sent_by_rank_0(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr(dist, "broadcast", lambda tensor, src: sent.append(tensor.numel()))
     with undrawn.built(prepared, left_out=True):
-        assert ddp_options(torch.nn.Linear(2, 2)) == {"init_sync": False}
-        (weight, _) = prepared().parameters()
-        assert weight.isnan().all()
-    assert ddp_options(torch.nn.Linear(2, 2)) == {}
+        linear = torch.nn.Linear(3, 5)
+        model = torch.nn.Sequential(linear, torch.nn.BatchNorm1d(5))
+        made = prepare_model(model, world_size=2, device=CPU, move=True, strategy="ddp", options={})
+    assert isinstance(made, DistributedDataParallel)
+    assert sent == [5, 5, 1], "its buffers"
+    assert linear.weight.isnan().all()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")

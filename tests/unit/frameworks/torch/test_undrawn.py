@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from spotfit.core.errors import IntegrityError, SessionMisuseError
+from spotfit.core.errors import ConfigError, IntegrityError, SessionMisuseError
 from spotfit.frameworks.torch import undrawn
 
 
@@ -25,6 +25,9 @@ class Noisy(nn.Module):
         self.norm = nn.LayerNorm(4)
         self.embedding = nn.Embedding(5, 4, padding_idx=0)
         self.attention = nn.MultiheadAttention(4, 2)
+        nn.init.trunc_normal_(self.linear.weight)
+        nn.init.orthogonal_(self.attention.out_proj.weight)
+        self.order = torch.randperm(50)
 
 
 class Training:
@@ -49,21 +52,45 @@ def test_what_would_be_drawn_is_left_to_the_checkpoint() -> None:
         "linear.bias",
         "embedding.weight",
         "attention.in_proj_weight",
-        "attention.out_proj.weight",
     }
     assert (weights["norm.weight"] == 1).all()
     assert not model.noise.isnan().any()
 
 
-def test_without_a_checkpoint_all_is_drawn() -> None:
-    torch.manual_seed(5)
-    plain = Noisy()
-    model, _ = made(Training(), left_out=False)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters()))  # noqa: B905
+def test_without_a_checkpoint_all_is_drawn_and_no_two_alike() -> None:
+    model, afterwards = made(Training(), left_out=False)
+    drawn = [weight.detach() for weight in model.parameters() if weight.dim() > 1]
+    assert not any(weight.isnan().any() for weight in drawn)
+    firsts = [*(weight.flatten()[1].item() for weight in drawn), afterwards[0]]
+    assert len(set(firsts)) == len(firsts)
 
 
-def test_what_is_drawn_afterwards_is_the_same_both_times() -> None:
-    assert made(Training(), left_out=True)[1] == made(Training(), left_out=False)[1]
+def test_it_goes_by_the_users_seed() -> None:
+    one, other = (made(Training(), left_out=False)[0] for _ in range(2))
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
+    torch.manual_seed(6)
+    with undrawn.built(Training(), left_out=False):
+        third = Noisy()
+    assert not torch.equal(third.linear.weight, one.linear.weight)
+
+
+def test_whatever_else_is_drawn_is_the_same_in_every_life() -> None:
+    """In it: buffers that nobody keeps, an order. Afterwards: data."""
+    (one, data), (other, same) = (made(Training(), left_out=left) for left in (True, False))
+    assert data == same
+    assert torch.equal(one.noise, other.noise)
+    assert torch.equal(one.order, other.order)
+
+
+def test_a_draw_with_the_users_own_dice_throws_them_in_every_life() -> None:
+    def thrown(*, left_out: bool) -> float:
+        dice = torch.Generator().manual_seed(3)
+        with undrawn.built(Training(), left_out=left_out):
+            nn.init.normal_(nn.Parameter(torch.empty(4)), generator=dice)
+        return torch.rand(1, generator=dice).item()
+
+    assert thrown(left_out=True) == thrown(left_out=False)
 
 
 @pytest.mark.parametrize("name", [n for n in dir(nn.init) if n.endswith("_") and n[0] != "_"])
@@ -84,7 +111,7 @@ def test_who_trains_without_a_restore_is_told() -> None:
         undrawn.refuse_to_train(training)
     with pytest.raises(IntegrityError, match="cannot be found any more"):
         undrawn.refuse_to_begin(training)
-    undrawn.brought(training)
+    undrawn.brought(training, {})
     undrawn.refuse_to_train(training)
     undrawn.refuse_to_begin(training)
 
@@ -94,3 +121,31 @@ def test_only_what_is_made_in_it_is_left_out() -> None:
         assert undrawn.leaves_out()
     assert not undrawn.leaves_out()
     assert not nn.Linear(3, 4).weight.isnan().any()
+
+
+class Copy:
+    """An average of weights, or what else has their shape."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight = weight
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"none yet": torch.tensor(torch.nan), "kept": [self.weight]}
+
+
+def test_what_no_checkpoint_has_brought_is_told() -> None:
+    training = Training()
+    with undrawn.built(training, left_out=True):
+        model = nn.Linear(3, 4)
+    copied, restored = Copy(model.weight.detach().clone()), Copy(torch.zeros(4, 3))
+    nn.init.zeros_(model.weight)
+    with pytest.raises(ConfigError, match=r"of shape \(4,\), 'average'\."):
+        undrawn.brought(training, {"average": copied, "other": restored})
+    undrawn.refuse_to_train(training)
+
+
+def test_what_is_gone_meanwhile_is_nobodys() -> None:
+    training = Training()
+    with undrawn.built(training, left_out=True):
+        nn.Linear(3, 4)
+    undrawn.brought(training, {"none": Copy(torch.full((4, 3), torch.nan))})
