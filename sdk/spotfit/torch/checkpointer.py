@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakSet
 
 from spotfit.checkpoint.handle import Checkpoint
-from spotfit.core.errors import ConfigError, SpotfitError
+from spotfit.core.errors import ConfigError
 from spotfit.host import log
 from spotfit.host.clocks import SystemClock
 from spotfit.model.cadence import MAX_OVERHEAD, Cadence, parse_cadence
@@ -345,7 +345,9 @@ class Checkpointer:
         back that went wrong. All ranks have to call it, before their loops or between two steps.
         One that is damaged is told of, and an earlier one taken. Raises `IntegrityError` where no
         checkpoint is left that can be read, and `ConfigError` where model or optimizer are not
-        those that were saved, which changes nothing, or an object does not take its state back.
+        those that were saved, or an object does not take its state back. The former changes
+        nothing, unless the state in memory was found torn while it was read, and the checkpoint
+        that was to replace it is refused.
         """
         from spotfit.frameworks.torch import undrawn
 
@@ -357,7 +359,7 @@ class Checkpointer:
             saved = self._recall.newest(
                 restoring.planned, restoring.judge, saved_since=self._saves > 0
             )
-        except SpotfitError:
+        except BaseException:  # the user's state_dict may raise anything
             restoring.undo()
             raise
         if saved is None:
