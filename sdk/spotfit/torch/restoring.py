@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from spotfit.frameworks.torch.room import Room
     from spotfit.frameworks.torch.state import Training
 
-_GIVE = "give them under these names (optimizer, scheduler, scaler, extra, own) to go on with them"
+_GIVE = (
+    "give them under these names (optimizer, scheduler, scaler, loader, extra, own) to go on with "
+    "them"
+)
+_PLACE = frozenset(("place", "loader"))
+"""As which a rank's place in its data is kept."""
 
 
 class Restoring:
@@ -37,7 +42,8 @@ class Restoring:
     ) -> None:
         """`own` is this rank's alone, `place` where it stands in its data.
 
-        Where a checkpoint is `surely` there, nothing has to be kept of what is overwritten.
+        Where a checkpoint is `surely` there, nothing has to be kept of what is overwritten: should
+        a state in memory be torn, that checkpoint overwrites it, or the run ends with its refusal.
         """
         self._training = training
         self._own = own
@@ -83,7 +89,8 @@ class Restoring:
         self._unused, self._new = unused(fits), new(fits)
 
     def undo(self) -> None:
-        """There is nothing to go on from: all is as it was before."""
+        """There is nothing to go on from: all is as it was before, but for what was overwritten
+        where a checkpoint is surely there."""
         self._put_back()
         self._take_room_away()
 
@@ -99,17 +106,21 @@ class Restoring:
     # --- what fits -----------------------------------------------------------------------------
 
     def _kept_beside(self, saved: Saved) -> frozenset[Part]:
+        from spotfit.frameworks.torch.fitting import LOADER
         from spotfit.frameworks.torch.reading import kept_beside
 
         mine = saved.indices[min(self._rank, len(saved.indices) - 1)]
-        return kept_beside(saved).union(("own", name) for name in _own(mine).get("own", ()))
+        own = _own(mine)
+        place = {LOADER} if _PLACE & own.keys() or (mine.epoch, mine.consumed) != (0, 0) else ()
+        return kept_beside(saved).union(place, (("own", name) for name in own.get("own", ())))
 
     def _given_beside(self) -> frozenset[Part]:
-        from spotfit.frameworks.torch.fitting import OPTIMIZER
+        from spotfit.frameworks.torch.fitting import LOADER, OPTIMIZER
 
         optimizers = (OPTIMIZER for _ in self._training.optimizers)
+        place = () if self._place is None else (LOADER,)
         others = (("extra", name) for name in self._training.others)
-        return frozenset((*optimizers, *others, *(("own", name) for name in self._own)))
+        return frozenset((*optimizers, *place, *others, *(("own", name) for name in self._own)))
 
     def _refuse_resized(self, saved: Saved) -> None:
         owns = [_own(index) for index in saved.indices]
@@ -147,7 +158,7 @@ class Restoring:
             log.warning("checkpoint.unused", names=self._unused, do=_GIVE)
         if cast := self._loading.cast:
             log.warning("checkpoint.cast", weights=len(cast), such_as=cast[0])
-        if blank := [*self._new, *blank]:
+        if blank := [*self._new, *self._loading.anew, *blank]:
             log.warning("checkpoint.begins_anew", names=blank, why="nothing was kept of it")
 
     def _go_on(self, saved: Saved) -> int:

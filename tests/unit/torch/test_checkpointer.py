@@ -807,6 +807,118 @@ def test_what_is_given_for_the_first_time_or_under_another_name_begins_anew_and_
     assert re.search(r"checkpoint\.begins_anew names=.*'e', 'f', 'scaler'\]", told)
 
 
+def learning(steps: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.25)
+    for _ in range(steps):
+        model(torch.ones(1)).sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def by_steps(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+
+def in_one_cycle(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=9)
+
+
+@pytest.mark.parametrize("make", [by_steps, in_one_cycle])
+def test_a_scheduler_is_given_for_the_first_time(
+    session: LocalSession,
+    capsys: pytest.CaptureFixture[str],
+    make: Callable[[torch.optim.Optimizer], Any],
+) -> None:
+    """Torch's write options into the optimizer's groups, which were not saved."""
+    model, optimizer = learning(2)
+    Checkpointer(model=model, optimizer=optimizer).save()
+    again, its_optimizer = learning()
+    scheduler = make(its_optimizer)
+    written = its_optimizer.param_groups[0]["initial_lr"]
+    ckpt = Checkpointer(model=again, optimizer=its_optimizer, scheduler=scheduler)
+    assert ckpt.restore() is not None
+    told = capsys.readouterr().err
+    assert re.search(r"checkpoint\.begins_anew names=.*'scheduler'.*optimizer's initial_lr", told)
+    (group,) = its_optimizer.param_groups
+    assert (group["lr"], group["initial_lr"]) == (0.25, written)
+    assert str(its_optimizer.state_dict()["state"]) == str(optimizer.state_dict()["state"])
+    its_optimizer.step()
+    scheduler.step()
+    assert group["lr"] != 0.25
+    ckpt.save()
+
+
+def test_an_optimizer_is_given_for_the_first_time(
+    session: LocalSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, _ = learning(2)
+    Checkpointer(model=model).save()
+    again, optimizer = learning(1)
+    before = str(optimizer.state_dict())
+    assert Checkpointer(model=again, optimizer=optimizer).restore() is not None
+    assert str(again.state_dict()) == str(model.state_dict())
+    assert str(optimizer.state_dict()) == before
+    assert "checkpoint.begins_anew names=['optimizer']" in capsys.readouterr().err
+
+
+def test_weights_that_are_new_in_a_group_begin_anew_and_groups_are_refused(
+    session: LocalSession,
+) -> None:
+    def life(*, added: str = "") -> Checkpointer:
+        body, head = nn.Linear(1, 1), nn.Linear(1, 1)
+        learned = [*head.parameters(), *(body.parameters() if added == "weights" else ())]
+        optimizer = torch.optim.Adam(learned)
+        if added == "group":
+            optimizer.add_param_group({"params": [*body.parameters()]})
+        model = nn.Sequential(body, head)
+        model(torch.ones(1)).sum().backward()
+        optimizer.step()
+        return Checkpointer(model=model, optimizer=optimizer)
+
+    life().save()
+    with pytest.raises(ConfigError, match="more groups of weights than were saved, by 1"):
+        life(added="group").restore()
+    assert life(added="weights").restore() is not None
+
+
+@pytest.mark.parametrize("trained", [0, 3])
+def test_a_loader_that_comes_or_goes_is_told_of(
+    session: LocalSession, capsys: pytest.CaptureFixture[str], trained: int
+) -> None:
+    loader: DataLoader[Any] = DataLoader(Squares())
+    first = Checkpointer(model=nn.Linear(1, 1), loader=loader)
+    for _, _batch in zip(range(trained), loader, strict=False):
+        first.step()
+    first.save()
+    assert Checkpointer(model=nn.Linear(1, 1), loader=DataLoader(Squares())).restore() is not None
+    assert "names=" not in capsys.readouterr().err
+    second = Checkpointer(model=nn.Linear(1, 1))
+    assert second.restore() is not None
+    assert "checkpoint.unused names=['loader']" in capsys.readouterr().err
+    second.save()
+    assert Checkpointer(model=nn.Linear(1, 1), loader=DataLoader(Squares())).restore() is not None
+    assert "checkpoint.begins_anew names=['loader']" in capsys.readouterr().err
+
+
+class Failing(Best):
+    """Its file is gone."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise RuntimeError("no such file")
+
+
+def test_whatever_an_object_raises_nothing_has_changed(session: LocalSession) -> None:
+    """The optimizer has been given room by then, of which nothing was read yet."""
+    model, optimizer = learning(2)
+    Checkpointer(model=model, optimizer=optimizer, extra={"best": Best()}).save()
+    again, its_optimizer = learning()
+    ckpt = Checkpointer(model=again, optimizer=its_optimizer, extra={"best": Failing()})
+    with pytest.raises(RuntimeError, match="no such file"):
+        ckpt.restore()
+    assert not its_optimizer.state
+
+
 def test_what_moved_from_what_all_share_to_what_is_each_ranks_own_is_refused(
     session: LocalSession,
 ) -> None:
@@ -830,7 +942,7 @@ def test_a_model_goes_on_alone_and_the_log_says_what_it_leaves(
     assert str(alone.state_dict()) == str(life.model.state_dict())
     told = capsys.readouterr().err
     assert "checkpoint.unused" in told
-    assert "['average', 'optimizer', 'scheduler']" in told
+    assert "['average', 'loader', 'optimizer', 'scheduler']" in told
 
 
 def test_a_group_that_was_empty_may_be_gone(session: LocalSession) -> None:

@@ -56,12 +56,12 @@ def kept_by(optimizers: Sequence[Optimizer], model: Module) -> dict[str, Any]:
 
 
 def go_on_from(kept: Mapping[str, Any], optimizers: Sequence[Optimizer], model: Module) -> None:
-    """Have them know what was kept of their weights, and nothing else."""
+    """Have them know what was kept of their weights, and nothing else.
+
+    Options of which nothing was kept stay as they are.
+    """
     if is_flattened(model):
-        options = StateDictOptions(strict=False)  # of a weight that never learned
-        set_optimizer_state_dict(
-            model, list(optimizers), optim_state_dict=dict(kept), options=options
-        )
+        _have_flattened(kept, optimizers, model)
         return
     names = names_in(model)
     groups = {name: group for group in kept["param_groups"] for name in group["params"]}
@@ -118,6 +118,18 @@ def _refuse_unnamed(optimizer: Optimizer, said: Mapping[str, Any]) -> None:
             f"{type(optimizer).__name__} keeps {unnamed[0]!r} in its state, which is of no weight.",
             do="Keep it in a group of parameters, or in an object that is named in extra={…}.",
         )
+
+
+def _have_flattened(
+    kept: Mapping[str, Any], optimizers: Sequence[Optimizer], model: Module
+) -> None:
+    """Torch gives them groups of what was kept alone."""
+    before = [dict(group) for optimizer in optimizers for group in optimizer.param_groups]
+    options = StateDictOptions(strict=False)  # of a weight that never learned
+    set_optimizer_state_dict(model, list(optimizers), optim_state_dict=dict(kept), options=options)
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    for group, had in zip(groups, before, strict=True):
+        group.update({name: value for name, value in had.items() if name not in group})
 
 
 def _kept_of_flattened(optimizers: Sequence[Optimizer], model: Module) -> dict[str, Any]:

@@ -26,8 +26,15 @@ from torch.distributed.tensor import DTensor, empty
 
 from spotfit.checkpoint.saved import Saved, Take, Wanted, at_once, read_alone
 from spotfit.checkpoint.snapshot import Key, Piece, name_of
-from spotfit.core.errors import ConfigError
-from spotfit.frameworks.torch.fitting import GROUPS, KNOWN, MODEL, OPTIMIZER, Part
+from spotfit.frameworks.torch.fitting import (
+    GROUPS,
+    KNOWN,
+    MODEL,
+    OPTIMIZER,
+    Part,
+    refuse_other_kind,
+    refuse_others,
+)
 from spotfit.frameworks.torch.shares import unplain
 from spotfit.frameworks.torch.state import CPU, State, home_of, is_expanded, put
 
@@ -45,6 +52,8 @@ class Loading:
 
     def __init__(self, state: State, saved: Saved) -> None:
         reader = Reader(saved)
+        self.anew = _leave_new_options(state, saved)
+        """What was not saved of groups of weights that were, and keeps the value it has."""
         unlearned = _unlearned(state, saved) | _gone_groups(state, saved, reader)
         _make_room(state, saved, reader)
         _make_room_for_groups(state, saved)
@@ -103,6 +112,31 @@ def _has_room(here: torch.Tensor, piece: Piece) -> bool:
 
 def _weights(state: State) -> dict[str, torch.Tensor]:
     return {name: one for name, one in state["model"].items() if isinstance(one, torch.Tensor)}
+
+
+def _leave_new_options(state: State, saved: Saved) -> list[str]:
+    """Only what was saved of optimizers is read: torch's schedulers write options of their own into
+    groups, and a later torch knows more of them. Raises `ConfigError` for another kind."""
+    if OPTIMIZER not in kept_beside(saved):
+        state.pop("optimizer", None)
+        return []
+    had, new = options_in(saved), set[str]()
+    for place, group in enumerate(state.get("optimizer", {}).get("param_groups", ())):
+        if place in had:
+            refuse_other_kind(had[place], group.keys())
+            for name in group.keys() - had[place]:
+                del group[name]
+                new.add(name)
+    return [f"optimizer's {name}" for name in sorted(new)]
+
+
+def options_in(saved: Saved) -> Mapping[int, set[str]]:
+    """What was saved of each group of weights."""
+    found: dict[int, set[str]] = defaultdict(set)
+    for key in _keys(saved):
+        if key[:2] == _A_GROUP:
+            found[int(key[2])].add(str(key[3]))
+    return found
 
 
 def _make_room_for_groups(state: State, saved: Saved) -> None:
@@ -179,13 +213,7 @@ def _refuse_others(flat: State, metadata: Metadata) -> None:
         and isinstance(saved := saved_as.get(name), TensorStorageMetadata)
         and saved.size != value.shape
     ]
-    if missing or wrong:
-        told = [f"{name} was not saved" for name in missing] + wrong
-        raise ConfigError(
-            f"The checkpoint is of another training: {'; '.join(told[:5])}"
-            f"{f' and {len(told) - 5} more' if len(told) > 5 else ''}.",
-            do="Build the same model and optimizer as the run that saved it, or name a new run.",
-        )
+    refuse_others(missing, wrong)
 
 
 def _left(flat: State, metadata: Metadata) -> frozenset[str]:

@@ -16,7 +16,9 @@ from torch.optim import Optimizer
 from spotfit.checkpoint.saved import Saved
 from spotfit.checkpoint.snapshot import Key, Piece
 from spotfit.core.errors import ConfigError
+from spotfit.frameworks.torch.fitting import BY_OTHERS, OPTIMIZER
 from spotfit.frameworks.torch.optimizers import Names, is_flattened, names_in
+from spotfit.frameworks.torch.reading import kept_beside, options_in
 from spotfit.frameworks.torch.state import Training, put
 
 _Kept = Mapping[Key, Piece | None]
@@ -34,10 +36,10 @@ def give_room(training: Training, saved: Saved) -> Room:
 
     What lies there is to be overwritten, or the optimizer to be given back what it knew. Torch
     would find out what it keeps by a step of nothing, twice: that touches several times the memory
-    of the weights. It is still asked, once, where only the optimizer can know. Raises `ConfigError`
-    for one that cannot tell.
+    of the weights. It is still asked, once, where only the optimizer can know. Where nothing was
+    saved of one they know what they knew. Raises `ConfigError` for one that cannot tell.
     """
-    if is_flattened(training.model):
+    if is_flattened(training.model) or OPTIMIZER not in kept_beside(saved):
         return {}
     given: dict[Optimizer, _Known] = {}
     try:
@@ -51,13 +53,17 @@ def give_room(training: Training, saved: Saved) -> Room:
 def _give_all(training: Training, saved: Saved, given: dict[Optimizer, _Known]) -> None:
     """Notes in `given` what those knew that are given room."""
     kept, names = _kept(saved), names_in(training.model)
+    options = BY_OTHERS.union(*options_in(saved).values())
     for optimizer in training.optimizers:
         ours = _of_its_weights(optimizer, names, kept)
         if {weight: _form(known) for weight, known in optimizer.state.items() if known} != {
             weight: _saved_form(one) for weight, one in ours.items()
         }:
             given[optimizer] = dict(optimizer.state)
-            _give(training, optimizer, ours)
+            if any(group.keys() - options for group in optimizer.param_groups):
+                _ask(training, optimizer, ours)  # it may be of another kind than was saved
+            else:
+                _give(training, optimizer, ours)
 
 
 def take_away(room: Room) -> None:

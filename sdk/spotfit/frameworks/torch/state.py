@@ -73,7 +73,7 @@ class Training(NamedTuple):
         where one of the others does not take what it had kept.
         """
         set_model_state_dict(self.model, state["model"])
-        if self.optimizers:
+        if "optimizer" in state:  # else nothing was kept of one
             go_on_from(state["optimizer"], self.optimizers, self.model)
         blank = []
         for name, one in state["others"].items():

@@ -6,12 +6,15 @@ import pytest
 
 from spotfit.core.errors import ConfigError
 from spotfit.frameworks.torch.fitting import (
+    LOADER,
     OPTIMIZER,
     Fit,
     Part,
     new,
     refuse_left,
     refuse_moved,
+    refuse_other_kind,
+    refuse_others,
     unused,
 )
 
@@ -90,3 +93,49 @@ def test_what_is_where_it_was_or_new_or_gone_has_not_moved() -> None:
     both = frozenset({("extra", "it"), ("own", "it")})
     refuse_moved(both, frozenset({("own", "it")}))
     refuse_moved(frozenset({("own", "it")}), both)
+
+
+def test_a_loader_has_not_moved_from_an_object_of_its_name() -> None:
+    """It was left to begin anew before anything was told of it."""
+    refuse_moved(frozenset({("extra", "loader")}), frozenset({LOADER}))
+    refuse_moved(frozenset({LOADER}), frozenset({("extra", "loader")}))
+
+
+def test_an_optimizer_of_another_kind_is_told_by_its_options() -> None:
+    sgd, adam = {"lr", "momentum"}, {"lr", "betas"}
+    with pytest.raises(ConfigError, match=r"another kind .* that had momentum, and no betas"):
+        refuse_other_kind(sgd, adam)
+
+
+def test_options_that_come_or_go_make_no_other_kind() -> None:
+    """A later torch has more of them, and schedulers write theirs."""
+    refuse_other_kind({"lr"}, {"lr", "capturable"})
+    refuse_other_kind({"lr", "capturable"}, {"lr"})
+    refuse_other_kind({"lr", "max_lr", "initial_lr"}, {"lr", "capturable", "swa_lr"})
+
+
+@pytest.mark.parametrize(
+    ("missing", "wrong", "told"),
+    [
+        (
+            ["model.w", "optimizer.param_groups.1.lr"],
+            ["model.v is (2,), was (1,)"],
+            r"another training: model\.w was not saved; model\.v is \(2,\), was \(1,\)\.",
+        ),
+        (
+            [f"optimizer.param_groups.{n}.{one}" for n in (1, 2) for one in ("lr", "betas")],
+            [],
+            "more groups of weights than were saved, by 2",
+        ),
+        (["optimizer.state.w.exp_avg"], [], r"optimizer knows w\.exp_avg was not saved"),
+    ],
+)
+def test_what_was_not_saved_is_told_in_its_own_words(
+    missing: list[str], wrong: list[str], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        refuse_others(missing, wrong)
+
+
+def test_what_was_saved_is_not_refused() -> None:
+    refuse_others([], [])

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 
 from spotfit.core.errors import ConfigError
-from spotfit.frameworks.torch.optimizers import go_on_from, kept_by, names_in
+from spotfit.frameworks.torch.optimizers import go_on_from, is_flattened, kept_by, names_in
 
 
 def a_model(*, inputs: int = 3) -> nn.Module:
@@ -154,3 +157,32 @@ def test_options_kept_with_another_stages_weights_are_found_by_their_place() -> 
     go_on_from({"state": {}, "param_groups": groups}, [optimizer], second)
     assert optimizer.param_groups[0]["lr"] == 0.125
     assert optimizer.param_groups[0]["params"] == list(second.parameters())
+
+
+@pytest.fixture
+def _group(tmp_path: Path) -> Iterator[None]:
+    address = f"file://{tmp_path}/store"
+    dist.init_process_group("gloo", init_method=address, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def flattened() -> nn.Module:
+    return FullyShardedDataParallel(a_model(), device_id=torch.device("cpu"), use_orig_params=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.usefixtures("_group")
+@pytest.mark.parametrize("make", [a_model, flattened])
+def test_options_that_were_not_kept_stay(make: Callable[[], nn.Module]) -> None:
+    """A scheduler that is given for the first time has written them."""
+    model, other = make(), make()
+    assert is_flattened(model) == (make is flattened)
+    optimizers, others = adam(model), adam(other)
+    optimizers[0].param_groups[0]["lr"] = 0.25
+    trained(model, optimizers, 2)
+    torch.optim.lr_scheduler.OneCycleLR(others[0], 0.5, total_steps=9)
+    go_on_from(deepcopy(kept_by(optimizers, model)), others, other)
+    group = others[0].param_groups[0]
+    assert (group["lr"], group["max_lr"]) == (0.25, 0.5)
+    assert len(others[0].state) == len(optimizers[0].state)

@@ -293,3 +293,50 @@ def test_an_object_s_expanded_tensor_is_no_room_for_what_it_had(tmp_path: Path) 
     state = a_state(0.0, ema={"shadow": torch.zeros(1).expand(3)})
     load_into(state, saved)
     assert joined(**state["others"]["ema"])["shadow"].tolist() == [0, 1, 2]
+
+
+def with_options(**options: Any) -> dict[str, Any]:
+    """In the first of one group."""
+    state = a_state(1.0)
+    state["optimizer"]["param_groups"][0].update(options)
+    return state
+
+
+def test_options_that_were_not_saved_are_left_and_told(tmp_path: Path) -> None:
+    """Torch's schedulers write theirs into groups; a tensor is as good as a number."""
+    saved = saved_by(1, tmp_path, with_options(eps=torch.ones(2)))
+    state = with_options(lr=0.5, eps=torch.zeros(2), max_lr=0.5, initial_lr=torch.tensor(7.0))
+    assert Loading(state, saved).anew == ["optimizer's initial_lr", "optimizer's max_lr"]
+    load_into(state, saved)
+    told = [{"lr": 0.1, "params": ["w0"], "eps": torch.ones(2)}]
+    assert str(state["optimizer"]["param_groups"]) == str(told)
+
+
+def test_all_groups_options_are_told_once(tmp_path: Path) -> None:
+    saved = saved_by(1, tmp_path, grouped("w0", "w1"))
+    state = grouped("w0", "w1")
+    for group in state["optimizer"]["param_groups"]:
+        group["initial_lr"] = 0.1
+    assert Loading(state, saved).anew == ["optimizer's initial_lr"]
+
+
+def test_of_an_optimizer_of_which_nothing_was_saved_nothing_is_read(tmp_path: Path) -> None:
+    without = a_state(1.0)
+    del without["optimizer"]
+    state = a_state(0.0)
+    loading = Loading(state, saved_by(1, tmp_path, without))
+    assert "optimizer" not in state
+    assert loading.anew == [], "it begins anew as a whole"
+
+
+def test_an_optimizer_of_another_kind_is_refused(tmp_path: Path) -> None:
+    saved = saved_by(1, tmp_path, with_options(momentum=0.9))
+    with pytest.raises(ConfigError, match="another kind of optimizer: that had momentum, and no e"):
+        load_into(with_options(eps=1e-8), saved)
+
+
+def test_a_group_that_was_not_saved_is_refused(tmp_path: Path) -> None:
+    saved = saved_by(1, tmp_path, grouped("w0"))
+    with pytest.raises(ConfigError, match="more groups of weights than were saved, by 1") as told:
+        load_into(grouped("w0", "w1"), saved)
+    assert "add_param_group" in told.value.do

@@ -235,3 +235,62 @@ def test_one_that_cannot_tell_leaves_all_others_as_they_were(
     with pytest.raises(ConfigError, match="no telling where Counted would keep"):
         give_room(again, saved)
     assert [dict(one.state) for one in again.optimizers] == [{}, {}]
+
+
+def test_who_was_not_saved_knows_what_it_knew(tmp_path: Path) -> None:
+    before = training(adam, steps=2)
+    saved = saved_of(before._replace(optimizers=()), tmp_path)
+    again = training(adam, steps=1)
+    known = told(again)
+    assert not give_room(again, saved)
+    assert told(again) == known
+
+
+def newer(model: nn.Module) -> Optimizer:
+    """As a later torch may have it: with an option more."""
+    optimizer = adam(model)
+    optimizer.param_groups[0]["exact"] = True
+    return optimizer
+
+
+def test_a_later_torch_s_option_is_no_other_optimizer(tmp_path: Path) -> None:
+    before = training(adam, steps=2)
+    again = training(newer, steps=0)
+    saved = saved_of(before, tmp_path)
+    give_room(again, saved)
+    state = again.state()
+    load_into(state, saved)
+    again.adopt(state)
+    assert again.optimizers[0].param_groups[0].pop("exact") is True
+    assert told(again) == told(before)
+
+
+def adamax(model: nn.Module) -> Optimizer:
+    """All its options are Adam's, too; what it keeps is not."""
+    return torch.optim.Adamax(model.parameters())
+
+
+def test_another_kind_that_has_the_same_options_and_more_is_asked(tmp_path: Path) -> None:
+    saved = saved_of(training(adamax, steps=2), tmp_path)
+    again = training(adam, steps=1)
+    unchanged = told(again)
+    with pytest.raises(ConfigError, match=r"Adam would keep .* made no place for all of it"):
+        give_room(again, saved)
+    assert told(again) == unchanged
+
+
+def radam(model: nn.Module) -> Optimizer:
+    return torch.optim.RAdam(model.parameters())
+
+
+def nadam(model: nn.Module) -> Optimizer:
+    """It has all that RAdam keeps, and keeps more."""
+    return torch.optim.NAdam(model.parameters())
+
+
+def test_what_another_kind_keeps_beside_is_missed(tmp_path: Path) -> None:
+    saved = saved_of(training(radam, steps=2), tmp_path)
+    again = training(nadam, steps=0)
+    give_room(again, saved)
+    with pytest.raises(ConfigError, match=r"mu_product, .* was not saved: it was of another kind"):
+        load_into(again.state(), saved)

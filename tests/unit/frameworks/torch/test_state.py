@@ -78,6 +78,16 @@ def test_another_training_goes_on_from_it() -> None:
     assert its_scheduler.milestones == Counter([5, 9])
 
 
+def test_an_optimizer_of_which_nothing_was_kept_stays_as_it_is() -> None:
+    model, _ = trained()
+    state = Training(model).state()
+    other, optimizer = trained(0.25)
+    before = str(optimizer.state_dict())
+    assert Training(other, [optimizer]).adopt(state) == []
+    assert torch.equal(other.weight, model.weight)  # type: ignore[arg-type]
+    assert str(optimizer.state_dict()) == before
+
+
 def test_who_does_not_take_its_state_back_is_told_by_name() -> None:
     """A model's average of before DDP wrapped it, say."""
     with pytest.raises(ConfigError, match=r"(?s)^ema \(Linear\) did not take back.*module\.weight"):
