@@ -329,7 +329,8 @@ class Hub:
             self.given.append(Given(name, made=name != chosen))
         if coming.snapshot:
             base = self._base_for()
-        self._saving[n] = _Saving(name, ranks, _metrics.decode(metrics), told, coming, base)
+        said = _metrics.decode(metrics)
+        self._saving[n] = _Saving(name, ranks, said, told, coming, base, made_at=self._moved_at)
         return [(rank, Named(n, name, ranks, metrics, base)) for rank in ranks]
 
     def _use(self, chosen: str, n: int) -> tuple[str, str]:
@@ -477,6 +478,8 @@ class _Saving:
         told: tuple[msgspec.Raw, ...],
         coming: _Coming,
         base: str,
+        *,
+        made_at: float,
     ) -> None:
         self.name = name
         self.ranks = ranks
@@ -484,6 +487,8 @@ class _Saving:
         self.told = told
         self.base = base
         self._asked = coming
+        self._made_at = made_at
+        """When the last rank had made its report."""
         self.done: set[int] = set()
         self.size_bytes = 0
         self.step: int | None = None
@@ -515,4 +520,5 @@ class _Saving:
             self.step,
             self._asked.why,
             self.at,
+            self._made_at if self._asked.snapshot else None,
         )

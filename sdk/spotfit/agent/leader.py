@@ -311,7 +311,7 @@ class Leader:
                 self._tidying.drop(name)
             case Noticed():
                 if self._round is not None:
-                    self._round.announce(view, self._watch)
+                    self._round.announce(view, self._watch, now)
             case NodeLost(token=token, node=node, agent=agent):
                 self._seating.forget(token, node, agent)
                 self._turn_validation((token,), now)
@@ -351,6 +351,7 @@ class Leader:
             returned_at=None,
             saving=frozenset(),
             committed_at=None,
+            taken_at=None,
             copies={},
             surveyed=True,
         )
@@ -446,7 +447,9 @@ class Leader:
 
     def _committed(self, event: CheckpointCommitted, now: float) -> None:
         self._legacy.committed(event.name)
-        self._watch = replace(self._watch, committed_at=now)
+        known = self._watch.ready if event.snapshot else ()
+        taken_at = next((one.taken_at for one in known if one.name == event.name), None)
+        self._watch = replace(self._watch, committed_at=now, taken_at=taken_at)
         if event.validation is not None and len(self._ledger.view.unvalidated) == 1:
             self._watch = replace(self._watch, validation_at=now)
         if (round_ := self._if_open(event.round)) is not None:
@@ -477,20 +480,20 @@ class Leader:
 
     def _conduct(self, now: float) -> None:
         """Judge until there is nothing to do; while an entry is on its way, nothing is judged."""
-        self._hasten_saves()
+        self._hasten_saves(now)
         again = True
         while again and self._scribe.settled and self._ledger.view.leads(self._ledger.me):
             again, wait = self._conductor.step(self._present(), now)
             self._wait_until = wait.until
         self._dirty = not self._scribe.settled
 
-    def _hasten_saves(self) -> None:
+    def _hasten_saves(self, now: float) -> None:
         """Workers save at once where nothing else is waited for."""
         view, round_ = self._ledger.view, self._round
-        if not view.notices or round_ is None or round_.told_replaced:
+        if not view.notices or round_ is None or round_.replaced_at is not None:
             return
         if replaced(view, self._present()):
-            round_.announce(view, self._watch)
+            round_.announce(view, self._watch, now)
 
     def _present(self) -> Watch:
         """The picture judgement is passed on."""
@@ -501,6 +504,7 @@ class Leader:
             gone=seating.gone,
             broken=seating.broken,
             noticed_at=seating.noticed_at,
+            replaced_at=self._round.replaced_at if self._round is not None else None,
             known=seating.known,
             stopped=view.round is None or seating.stopped_all(view.round.places),
             running=hub.running if hub else set(),

@@ -52,8 +52,8 @@ class OpenRound:
         self._tidying = tidying
         self._reports = reports
         self._audience = audience
-        self.told_replaced = False
-        """Whether workers know that only their save is waited for."""
+        self.replaced_at: float | None = None
+        """Since when workers know that only their save is waited for."""
 
     # --- frames ------------------------------------------------------------------------------
 
@@ -81,14 +81,15 @@ class OpenRound:
                 holder = self._round.holder_of(rank).agent
                 self._net.send_down(holder, Down(self._round.number, rank, frame))
 
-    def announce(self, view: View, watch: Watch) -> None:
+    def announce(self, view: View, watch: Watch, now: float) -> None:
         """Tell every worker which nodes will go; the collective makes the ranks agree."""
         leaving = [place for place in self._round.places if place.agent in view.notices]
         if not leaving:
             return
         going = taken(leaving, view)
-        self.told_replaced = replaced(view, watch)
-        self.answer([(None, Preempted(going.deadline_ms, going.nodes, self.told_replaced))])
+        stand_ready = replaced(view, watch)
+        self.replaced_at = now if stand_ready else None
+        self.answer([(None, Preempted(going.deadline_ms, going.nodes, stand_ready))])
         if view.spec and view.spec.relax_collectives:
             ranks = frozenset(rank for ranks in going.nodes.values() for rank in ranks)
             self.answer(self.hub.excuse(ranks))

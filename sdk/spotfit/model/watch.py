@@ -66,6 +66,9 @@ class Ready(msgspec.Struct, frozen=True):
     """Why a Checkpointer saved it just then."""
     at: str = ""
     """The folder where a user has put its files, if one has."""
+    taken_at: float | None = None
+    """Of a snapshot: when the last rank had taken its part, by the leader's own clock; None where
+    that is not known."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -149,6 +152,10 @@ class Watch(msgspec.Struct, frozen=True):
     """When the open round was opened, the last one closed, or the fit ended."""
     committed_at: float | None = None
     """When the last checkpoint was committed."""
+    taken_at: float | None = None
+    """Of the last snapshot that was committed, when it was taken; None of what a user saves."""
+    replaced_at: float | None = None
+    """Since when the group knows that the next round could open at once."""
     copies: Mapping[int, Copy] = {}
     """By rank of the open round, what another machine has of it."""
     unsaved_s: float = math.inf

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import msgspec
-from msgspec.structs import replace
 
 from spotfit.core.ids import AgentId
 from spotfit.core.units import told_seconds
 from spotfit.model.cadence import Costs
 from spotfit.model.events import Blame, RoundClosed
+from spotfit.model.vault import COPY_BYTES_PER_S
 from spotfit.model.view import View
 from spotfit.model.watch import Watch
 from spotfit.model.world import Place, Round
@@ -35,6 +35,8 @@ _ENTRY_S = 1.0
 _EARLY = 0.01
 """The share of machines that are taken to go before the time they were told."""
 
+_SAVED = "saved after the notice"
+
 Way = Literal["bucket", "peer"]
 """Where the leaving machine's part of a snapshot is brought to."""
 
@@ -56,6 +58,9 @@ class LastChance(msgspec.Struct, frozen=True):
     """How fast it reaches a peer that stays; 0 where there is none."""
     in_flight_s: float | None = None
     """Until the save on its way is committed; None if none is."""
+    room: bool = True
+    """Whether another snapshot could be held beside those on their way: else the training would
+    stand still until one of them is in the bucket."""
     replaced: bool = False
     """Whether the next round could open at once."""
     slow_step_s: float = 0.0
@@ -91,7 +96,9 @@ class TooLate(NamedTuple):
 def leave_in_time(view: View, watch: Watch, round_: Round, now: float) -> RoundClosed | Wait | None:
     """Change over once the replacement stands ready and the group has saved; else at the deadline.
 
-    Until then the group trains on: a notice alone costs nothing. None without a notice.
+    Until then the group trains on: a notice alone costs nothing. What was saved before that is no
+    occasion once it is committed, while neighbours can still get what was trained since. None
+    without a notice.
     """
     leaving = [place for place in round_.places if place.agent in view.notices]
     if not leaving:
@@ -106,9 +113,10 @@ def leave_in_time(view: View, watch: Watch, round_: Round, now: float) -> RoundC
     if not replaced(view, watch) or not (saved or copied_at is not None):
         return Wait(deadline, f"{len(leaving)} machines leave in {deadline - now:.0f} s")
     copied = copied_at is not None and now - copied_at <= _FRESH_S
-    if copied or (saved and _fresh(watch, now)) or now >= deadline - _MARGIN_S:
-        closed = _changed_over(view, watch, round_, leaving)
-        return replace(closed, safe=copied_at is not None)
+    late = now >= deadline - _MARGIN_S
+    committed = saved and _fresh(watch, now)
+    if late or copied or (committed and not _is_overtaken(view, watch, round_, deadline - now)):
+        return _changed_over(view, watch, round_, leaving)
     return Wait(deadline - _MARGIN_S, "replaced; changing over at the next save")
 
 
@@ -120,27 +128,58 @@ def _copied_at(view: View, watch: Watch, round_: Round, leaving: list[Place]) ->
     known = [copy for copy in copies if copy is not None and copy.vault in staying]
     if len(known) < len(copies) or len({copy.step for copy in known}) != 1:
         return None
-    noticed_at = max(watch.noticed_at.get(place.agent, watch.led_since) for place in leaving)
     told = [copy.told_at for copy in known]
-    return max(told) if min(told) > noticed_at else None
+    return max(told) if min(told) > _noticed_at(watch, leaving) else None
+
+
+def _noticed_at(watch: Watch, leaving: list[Place]) -> float:
+    return max(watch.noticed_at.get(place.agent, watch.led_since) for place in leaving)
+
+
+def _is_overtaken(view: View, watch: Watch, round_: Round, left_s: float) -> bool:
+    """Whether those who stay are about to have a later state than the last one that was committed.
+
+    It was taken before the workers knew that only their save is waited for, so they take another
+    now. One of since then that is committed before it is copied is as good as there is.
+    """
+    assert view.spec is not None
+    if watch.taken_at is None or watch.replaced_at is None or watch.taken_at >= watch.replaced_at:
+        return False
+    staying = [place for place in round_.places if place.agent not in view.notices]
+    kept = bool(staying) and all(place.vault for place in staying)
+    until_it_goes_s = left_s - view.spec.limits.preemption_grace_s
+    return kept and _copying_s(view, round_) < until_it_goes_s - _MARGIN_S
+
+
+def _copying_s(view: View, round_: Round) -> float:
+    """How long it may take until a machine's part of a state lies with its neighbour."""
+    latest = view.latest_checkpoint
+    part_bytes = latest.size_bytes / len(round_.places) if latest is not None else 0.0
+    return (1 + _SLOWER) * part_bytes / COPY_BYTES_PER_S + _ENTRY_S
 
 
 def _changed_over(view: View, watch: Watch, round_: Round, leaving: list[Place]) -> RoundClosed:
     """Nothing is lost. An elastic group that goes on smaller has only changed its size."""
     assert view.spec is not None
+    safe = _copied_at(view, watch, round_, leaving) is not None
+    early = watch.taken_at is not None and watch.taken_at < _noticed_at(watch, leaving)
+    why = "what was saved before the notice is committed" if early and not safe else _SAVED
     slots = _warm_slots(view, watch)
     if slots < view.spec.workers_max:
-        why = f"saved after the notice; {slots} workers go on"
-        return RoundClosed(round_.number, Blame.RESIZE, why)
-    why = "saved after the notice, and replaced"
-    return RoundClosed(round_.number, Blame.PREEMPTION, why, taken=taken(leaving, view))
+        why = f"{why}; {slots} workers go on"
+        return RoundClosed(round_.number, Blame.RESIZE, why, safe=safe)
+    gone = taken(leaving, view)
+    return RoundClosed(
+        round_.number, Blame.PREEMPTION, f"{why}, and replaced", taken=gone, safe=safe
+    )
 
 
 def save_at_notice(chance: LastChance) -> SaveLast | TrainOn | LetFinish | TooLate:
     """What to save in the time that is left, and when: as late as it is sure to be safe in time.
 
     At once where the replacement stands ready, for then the change waits for nothing else; and
-    where so much is unsaved that the machine might go too early for it.
+    where so much is unsaved that the machine might go too early for it. Never where the training
+    would have to wait for an earlier one.
     """
     way = _fitting_way(chance)
     if way is None and chance.in_flight_s is not None:
@@ -148,16 +187,29 @@ def save_at_notice(chance: LastChance) -> SaveLast | TrainOn | LetFinish | TooLa
     if way is None:
         return TooLate(f"{_left(chance)}: not enough for a save")
     if chance.replaced and chance.in_flight_s is not None:
-        return LetFinish("the replacement stands ready, and waits for the save on its way")
+        return _beside_another(chance)
     takes = f"a save to the {way} takes {told_seconds(_needed_s(chance, way))}"
     spare_s = chance.left_s - _needed_s(chance, way)
     if chance.replaced:
         return SaveLast(way, f"the replacement stands ready; {takes}")
+    if not chance.room:
+        return TrainOn(max(spare_s, chance.step_s), "all the room for saves is taken")
     if spare_s < chance.step_s + _until_next_s(chance):
         return SaveLast(way, f"{_left(chance)}; {takes}")
     if chance.in_flight_s is None and _EARLY * chance.unsaved_s > chance.costs.each_s:
         return SaveLast(way, f"{told_seconds(chance.unsaved_s)} of work should not wait; {takes}")
     return TrainOn(spare_s - _until_next_s(chance), f"{_left(chance)}; {takes}")
+
+
+def _beside_another(chance: LastChance) -> SaveLast | LetFinish:
+    """The replacement stands ready, and a save is on its way. Once more was trained since than is
+    trained while another is taken and copied to a peer, that one is what the change waits for."""
+    takes_s = _needed_s(chance, "peer")
+    if chance.room and takes_s <= chance.left_s and takes_s < chance.unsaved_s:
+        unsaved = f"{told_seconds(chance.unsaved_s)} of work were done since the last save"
+        takes = f"one to the peer takes {told_seconds(takes_s)}"
+        return SaveLast("peer", f"the replacement stands ready; {unsaved}, {takes}")
+    return LetFinish("the replacement stands ready, and waits for the save on its way")
 
 
 def _until_next_s(chance: LastChance) -> float:

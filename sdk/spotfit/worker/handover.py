@@ -76,10 +76,9 @@ class Handover(Protocol):
         """Whether whoever goes could be done without at once: only a save is waited for."""
         ...
 
-    @property
     def peer_bytes_per_s(self) -> float:
         """How fast this rank's copies go to another machine, while those of all ranks of this one
-        do; 0 where none are kept."""
+        do; 0 where none are kept, or none stays that could keep them."""
         ...
 
     def advice(self) -> tuple[float, str] | None:

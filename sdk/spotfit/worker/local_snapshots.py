@@ -91,7 +91,6 @@ class LocalSnapshots:
     def replaced(self) -> bool:
         return False
 
-    @property
     def peer_bytes_per_s(self) -> float:
         return 0.0
 

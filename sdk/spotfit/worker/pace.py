@@ -61,12 +61,13 @@ class Pace:
         notice: Callable[[], float | None] = lambda: None,
         advice: Callable[[], tuple[float, str] | None] = lambda: None,
         replaced: Callable[[], bool] = lambda: False,
-        peer_bytes_per_s: float = 0.0,
+        peer_bytes_per_s: Callable[[], float] = lambda: 0.0,
         slots: int = 2,
     ) -> None:
         """`notice` tells in how many seconds the group's first machine goes, if that is known;
         `advice` when and how one was last said to be in danger; `replaced` whether it could be
-        done without at once. All are asked on the rank that `leads` only."""
+        done without at once, and `peer_bytes_per_s` how fast a rank's part reaches a peer that
+        stays, 0 where there is none. All are asked on the rank that `leads` only."""
         self._cadence = cadence
         self._by_time = replace(cadence, epochs=False, every_steps=None)
         self._agreed = agreed
@@ -194,7 +195,8 @@ class Pace:
             costs=costs,
             size_bytes=measured.size_bytes,
             bucket_bytes_per_s=measured.bytes_per_s,
-            peer_bytes_per_s=self._peer_bytes_per_s,
+            peer_bytes_per_s=self._peer_bytes_per_s(),
             in_flight_s=in_flight_s,
+            room=measured.in_flight < self._slots,
             replaced=self._replaced(),
         )

@@ -315,6 +315,12 @@ class Session:
         self.drain()
         return self._preempted is not None and self._preempted.replaced
 
+    def all_leave(self) -> bool:
+        """Whether all machines of the group have announced their end, as far as it is known."""
+        self.drain()
+        going = self._preempted.nodes.values() if self._preempted else ()
+        return sum(map(len, going)) == self._start.world_size
+
     def advice(self) -> tuple[float, str] | None:
         """When, by this machine's own clock, a cloud last said that a machine of the group is in
         danger, and how; None as long as none has."""

@@ -72,6 +72,10 @@ class Desk(Protocol):
         """In how many seconds the first machine of the group goes; None where none is known to."""
         ...
 
+    def all_leave(self) -> bool:
+        """Whether no machine of the group stays, as far as is known."""
+        ...
+
     def advice(self) -> tuple[float, str] | None:
         """When a machine of the group was last said to be in danger, and how; None if never."""
         ...
@@ -184,9 +188,8 @@ class Snapshots:
     def replaced(self) -> bool:
         return self._desk.replaced()
 
-    @property
     def peer_bytes_per_s(self) -> float:
-        if not self._start.copies_to:
+        if not self._start.copies_to or self._desk.all_leave():
             return 0.0
         return COPY_BYTES_PER_S / self._start.local_world_size  # one vault sends for all of them
 

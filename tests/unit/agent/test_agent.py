@@ -604,6 +604,34 @@ def test_what_a_neighbour_has_of_a_leaving_machine_need_not_be_in_the_bucket_to_
     assert world.view.checkpoints == ()
 
 
+def test_what_was_saved_before_the_replacement_came_is_no_occasion_once_it_is_committed() -> None:
+    """It was long on its way. Workers take another now that they know, and a neighbour gets that
+    one at once."""
+    world = World()
+    world.train()
+    for rank in (0, 1):
+        world.say(rank, Files(0, msgspec.Raw(b"{}"), shares=True))
+    name = world.heard(0, Named)[-1].name
+    leaving = world.holder(follower(world))
+    leaving.fate.notice = a_notice(seconds_left=60.0)
+    world.until(lambda: world.heard(0, Preempted) and world.heard(0, Preempted)[-1].replaced)
+    world.run(1.0)
+    for rank in (0, 1):
+        world.say(rank, Saved(0, name, 10, 120))
+    world.until(lambda: world.view.checkpoints)
+    world.run(2.0)
+    assert world.all_of(RoundClosed) == [], "much may have been done since step 120"
+    for rank in (0, 1):
+        world.say(rank, Files(1, msgspec.Raw(b"{}"), shares=True))
+    name = world.heard(0, Named)[-1].name
+    for rank in (0, 1):
+        world.say(rank, Saved(1, name, 10, 150))
+    world.until(lambda: world.training and world.view.round and world.view.round.number == 2)
+    assert world.last(RoundClosed).why == "saved after the notice, and replaced"
+    assert world.view.round is not None
+    assert world.view.round.checkpoint == name
+
+
 def test_a_replacement_is_changed_over_to_once_it_is_warm_and_says_so() -> None:
     world = World()
     world.train()

@@ -709,6 +709,19 @@ def test_a_snapshot_tells_how_far_it_had_come_once_it_is_brought() -> None:
     assert [(one.snapshot, one.step) for one in hub.ready] == [(True, 120)]
 
 
+def test_a_snapshot_was_taken_when_the_last_rank_had_and_what_users_save_nobody_knows_when() -> (
+    None
+):
+    hub = a_hub(2)
+    for n, shares in enumerate((True, False)):
+        for rank in (0, 1):
+            take(hub, rank, Files(n, raw(), shares=shares), 10.0 * n + rank)
+    for n in (0, 1):
+        for rank in (0, 1):
+            take(hub, rank, Saved(n, f"made-{n}", 7, 120), 50.0)
+    assert [one.taken_at for one in hub.ready] == [1.0, None]
+
+
 def test_what_a_rank_could_not_read_is_remembered() -> None:
     hub = a_hub()
     take(hub, 1, Damaged("a"))

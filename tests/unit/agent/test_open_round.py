@@ -140,10 +140,10 @@ def test_callbacks_hear_of_nothing_before_the_checkpoint_that_came_before_it_is_
 def test_all_are_told_who_goes_and_nobody_waits_for_them_where_that_is_wanted() -> None:
     house = House()
     notices = {an_agent(1): a_notice()}
-    house.round.announce(a_view(round=a_round(3)), a_watch())
+    house.round.announce(a_view(round=a_round(3)), a_watch(), 0.0)
     assert house.mail.sent == [], "nobody goes"
     view = a_view(round=a_round(3), notices=notices, spec=a_spec(relax_collectives=True))
-    house.round.announce(view, a_watch())
+    house.round.announce(view, a_watch(), 0.0)
     told = house.mail.of(Preempted)
     assert [agent for agent, _ in told] == [an_agent(0), an_agent(1)]
     assert [ranks for _, one in told for ranks in one.nodes.values()] == [(1,), (1,)]

@@ -30,6 +30,7 @@ from spotfit.policy.drain import (
 )
 from spotfit.testing.builders import (
     TOKEN,
+    a_commit,
     a_group,
     a_last_life,
     a_member,
@@ -123,6 +124,59 @@ def copied(told_at: float, *, by: int = 0, steps: tuple[int, ...] = (9, 9)) -> d
     """Of the ranks of a1, kept by that machine."""
     vault = KEPT.places[by].vault
     return {rank: Copy(step, vault, told_at) for rank, step in zip((1, 2), steps, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("given", "changes"),
+    [
+        ({}, False),
+        ({"taken_at": 105.5}, True),
+        ({"taken_at": None}, True),
+        ({"replaced_at": None}, True),
+        ({"copies": copied(109.9)}, True),
+    ],
+    ids=["before", "since then", "a user's files", "nobody was told", "and all is copied"],
+)
+def test_a_commit_of_what_was_saved_before_the_replacement_came_is_no_occasion(
+    given: dict[str, Any], changes: bool
+) -> None:
+    """It was long on its way, and what was trained since then can lie with a neighbour at once."""
+    early: dict[str, Any] = {"taken_at": 101.0, "replaced_at": 105.0, **given}
+    watch = replace(seen(LEAVING, REPLACEMENT), **early)
+    verdict = leaving(noticed(round=KEPT, saved=True), watch, 110.0)
+    assert isinstance(verdict, RoundClosed) == changes
+    if isinstance(verdict, RoundClosed):
+        assert verdict.why == "saved after the notice, and replaced"
+
+
+NO_VAULT = a_round(members=[a_member(0), a_member(1, slots=2, vault="b:9")])
+HUGE = (a_commit("c", size_bytes=30 * 2**30),)
+"""Half of it is copied in 72 s."""
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"round": NO_VAULT},
+        {"round": a_round(members=[a_member(1, vault="b:9")])},
+        {"spec": a_spec(limits=Limits(preemption_grace_s=30.0)), "left_s": 33.0},
+        {"left_s": 3.0},
+        {"checkpoints": HUGE},
+    ],
+    ids=["no vault", "nobody stays", "the machine goes before the grace", "no time", "too large"],
+)
+def test_where_nothing_later_will_be_copied_a_commit_is_what_there_is(
+    given: dict[str, Any],
+) -> None:
+    left_s = given.pop("left_s", 50.0)
+    view = noticed(**{"round": KEPT, "saved": True, **given})
+    grace_s = view.spec.limits.preemption_grace_s if view.spec is not None else 0.0
+    now = NOTICED + 60.0 + grace_s - left_s
+    there = seen(LEAVING, REPLACEMENT)
+    watch = replace(there, taken_at=99.0, replaced_at=100.5, committed_at=now)
+    verdict = leaving(view, watch, now)
+    assert isinstance(verdict, RoundClosed)
+    assert verdict.why == "what was saved before the notice is committed, and replaced"
 
 
 @pytest.mark.parametrize(
@@ -391,6 +445,43 @@ def test_once_the_replacement_stands_ready_it_is_saved_at_once() -> None:
 def test_the_save_on_its_way_is_enough_for_a_replacement_that_waits() -> None:
     verdict = save_at_notice(chance(60.0, replaced=True, in_flight_s=0.5))
     assert isinstance(verdict, LetFinish)
+
+
+BESIDE: dict[str, Any] = {
+    "replaced": True,
+    "in_flight_s": 30.0,
+    "peer_bytes_per_s": 1000 * 2.0**20,
+}
+"""One is on its way; another takes 3.3 s to a peer."""
+
+
+def test_a_change_does_not_wait_for_the_bucket_where_a_peer_can_have_more() -> None:
+    verdict = save_at_notice(chance(60.0, **BESIDE, unsaved_s=3.5))
+    assert isinstance(verdict, SaveLast)
+    assert verdict.way == "peer"
+    assert "3.50 s of work were done since the last save" in verdict.why
+
+
+@pytest.mark.parametrize(
+    ("left_s", "given"),
+    [
+        (60.0, {"unsaved_s": 3.0}),
+        (60.0, {"room": False}),
+        (60.0, {"peer_bytes_per_s": 0.0}),
+        (3.0, {}),
+    ],
+    ids=["it is copied just now", "the training would wait", "nobody stays", "no time"],
+)
+def test_else_what_is_on_its_way_is_left_alone(left_s: float, given: dict[str, Any]) -> None:
+    assert isinstance(save_at_notice(chance(left_s, **{**BESIDE, **given})), LetFinish)
+
+
+def test_no_save_has_the_training_wait_for_room() -> None:
+    full = {"in_flight_s": 5.0, "room": False}
+    verdict = save_at_notice(chance(19.5, **full))
+    assert isinstance(verdict, TrainOn)
+    assert 0.5 <= verdict.for_s < 1.0, "there may be some by the next step"
+    assert isinstance(save_at_notice(chance(19.5, in_flight_s=5.0)), SaveLast)
 
 
 def test_a_peer_takes_what_the_bucket_cannot_take_in_time() -> None:

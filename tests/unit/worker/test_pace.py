@@ -24,6 +24,8 @@ class Ranks:
         self._look_s = look_s
         self.left_s: float | None = None
         self.advice: tuple[float, str] | None = None
+        self.replaced = False
+        self.peer_bytes_per_s = 0.0
         self.told: list[str] = []
         self._said = b""
         self._paces = [self._pace(every, life_s, leads=leads) for leads in (True, False)]
@@ -38,6 +40,8 @@ class Ranks:
             odds=Odds(Market(life_s)),
             notice=lambda: self.left_s,
             advice=lambda: self.advice,
+            replaced=lambda: self.replaced,
+            peer_bytes_per_s=lambda: self.peer_bytes_per_s,
         )
 
     def _agreed(self, kind: str, value: bytes) -> bytes:
@@ -222,6 +226,37 @@ def test_the_last_moment_is_not_slept_over(step_s: float) -> None:
     saves = ranks.saves(range(begun, begun + round(30 / step_s)), step_s=step_s)
     last_left_s = 30 - (saves[-1] - begun + 1) * step_s
     assert 1.0 < last_left_s < 4.0, "a second for the entry, half a one for the snapshot"
+
+
+@pytest.mark.parametrize("step_s", [0.05, 0.1, 0.2, 0.5])
+def test_whenever_a_notice_comes_little_is_lost_at_the_end(step_s: float) -> None:
+    """A save is committed within a step. The last one is due once what it takes is left, with a
+    fifth, a second and a step to spare, and is begun at most three steps before."""
+    takes_s = 1.2 * step_s + 0.5 + 1.0 + step_s
+    for phase in range(40):
+        notice_s = 30 + 0.37 * phase
+        begun, steps = round(20 / step_s) + phase, round(notice_s / step_s)
+        ranks = Ranks("at_notice")
+        assert ranks.saves(range(1, begun), step_s=step_s) == []
+        ranks.left_s = notice_s
+        *_, last = ranks.saves(range(begun, begun + steps), step_s=step_s)
+        assert (begun + steps - 1 - last) * step_s <= takes_s + 3 * step_s, notice_s
+
+
+@pytest.mark.parametrize("every", ["at_notice", "auto", "10s"])
+def test_a_change_waits_for_a_peer_and_not_for_the_bucket(every: Any) -> None:
+    """At the notice one save is on its way, and stays so. Another is begun soon after the
+    replacement stands ready; no third one, for which the training would wait."""
+    ranks = Ranks(every)
+    ranks.peer_bytes_per_s = 1e6
+    ranks.saves(range(1, 30), step_s=0.1)
+    ranks.left_s = 60.0
+    (one,) = ranks.saves(range(30, 100), step_s=0.1, commits=False)
+    ranks.replaced = True
+    (other,) = ranks.saves(range(100, 500), step_s=0.1, commits=False)
+    assert one < 60
+    assert other <= 100 + 10 * LOOK_S
+    assert "one to the peer takes" in ranks.told[-1]
 
 
 def test_a_step_as_slow_as_those_before_does_not_come_between() -> None:

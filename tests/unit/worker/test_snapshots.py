@@ -23,6 +23,7 @@ from spotfit.model.wire import (
     Committed,
     Files,
     Gathered,
+    Preempted,
     Snapshot,
     TakenBack,
     Uncarried,
@@ -138,11 +139,21 @@ def test_the_ranks_of_a_machine_share_what_carries_their_copies(
     agent: AgentEnd, store: MemoryStore
 ) -> None:
     def speed(**given: Any) -> float:
-        return Session(start(**given), agent.talk, store).snapshots.peer_bytes_per_s
+        return Session(start(**given), agent.talk, store).snapshots.peer_bytes_per_s()
 
     assert speed(copies_to="a:9", local_world_size=1) == COPY_BYTES_PER_S
     assert speed(copies_to="a:9", local_world_size=8) == COPY_BYTES_PER_S / 8
     assert speed(local_world_size=8) == 0.0
+
+
+def test_who_leaves_with_all_others_has_no_peer(agent: AgentEnd, store: MemoryStore) -> None:
+    session = Session(start(copies_to="a:9", world_size=2), agent.talk, store)
+    agent.say(Preempted(0, {"node-1": (1,)}))
+    assert session.wait_for_notice(5.0)
+    assert session.snapshots.peer_bytes_per_s() > 0
+    agent.say(Preempted(0, {"node-0": (0,), "node-1": (1,)}))
+    session.wait_for(lambda: session.all_leave() or None)
+    assert session.snapshots.peer_bytes_per_s() == 0.0
 
 
 def test_what_there_is_to_go_on_from(agent: AgentEnd, store: MemoryStore, tmp_path: Path) -> None:
