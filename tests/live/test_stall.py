@@ -50,8 +50,7 @@ def train(config: dict[str, Any]) -> int:
         asked = spotfit.collective.broadcast_from_rank_zero(asked)
         spotfit.report({"step": step})
         if rank == 0:
-            (marks / "step.draft").write_text(str(step))
-            (marks / "step.draft").rename(marks / "step")
+            leave(marks / "step", str(step))
         if "save" in asked and not (marks / f"saved-{rank}").exists():
             save(step)
             (marks / f"saved-{rank}").touch()
@@ -59,6 +58,13 @@ def train(config: dict[str, Any]) -> int:
             save(step)
             return step
         time.sleep(0.02)
+
+
+def leave(mark: Path, text: str) -> None:
+    """Whoever finds it finds all of it."""
+    draft = mark.with_suffix(".draft")
+    draft.write_text(text)
+    draft.rename(mark)
 
 
 def save(step: int) -> None:
@@ -70,6 +76,49 @@ def save(step: int) -> None:
 
 def reached(cloud: Cloud) -> int:
     return int(cloud.sees("step").read_text())
+
+
+def train_on(config: dict[str, Any]) -> int:
+    """Step together; save once, when the test says so. Each life says where it went on from."""
+    import torch
+
+    marks, rank = Path(config["marks"]), spotfit.get_context().get_world_rank()
+    ckpt = spotfit.torch.Checkpointer(model=torch.nn.Linear(2, 2), every="at_notice")
+    restored = ckpt.restore()
+    life = "later" if (marks / f"first-{rank}").exists() else "first"
+    leave(marks / f"{life}-{rank}", str(restored.step if restored else 0))
+    while True:
+        asked = [mark for mark in ("save", "enough") if (marks / mark).exists()]
+        asked = spotfit.collective.broadcast_from_rank_zero(asked)
+        if "enough" in asked:
+            return ckpt.steps
+        time.sleep(0.02)
+        ckpt.step()
+        if "save" in asked and not restored and not (marks / f"saved-{rank}").exists():
+            ckpt.save()
+            leave(marks / f"saved-{rank}", str(ckpt.steps))
+
+
+def test_a_change_of_machines_does_not_wait_for_a_save_that_is_on_its_way_to_the_bucket(
+    cloud: Cloud, wire: str
+) -> None:
+    """Its bytes do not come there before the change is made: a neighbour has a later state."""
+    cloud.storage = f"s3://runs/{cloud.folder.name}"  # a process has one client for an address
+    how: dict[str, Any] = {"kind": TorchTrainer, "storage": cloud.storage}
+    handle = cloud.submit(train_on, workers=2, nodes=2, **how)
+    cloud.sees("first-0")
+    bad_wire.hold(wire, "chunks")
+    cloud.leave("save")
+    saved = [int(cloud.sees(f"saved-{rank}").read_text()) for rank in (0, 1)]
+    cloud.reclaimer.notify(cloud.node_of_rank(1), seconds_left=180.0)
+    eventually(lambda: (cloud.marks / "later-0").exists(), within_s=90.0)
+    bad_wire.hold(wire, "")
+    assert int(cloud.sees("later-0").read_text()) > saved[0]
+    until_changed = [type(event) for event in cloud.events()]
+    until_changed = until_changed[: until_changed.index(RoundClosed)]
+    assert CheckpointCommitted not in until_changed
+    cloud.leave("enough")
+    assert handle.result(60.0).return_value > saved[0]
 
 
 @pytest.mark.real_time("a stall must outlast time limits of sockets and of silent agents")

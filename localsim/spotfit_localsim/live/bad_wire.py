@@ -3,7 +3,8 @@ hang for so long that whoever asked has given up when they are carried out.
 
 Run as a process (`python -m spotfit_localsim.live.bad_wire`); its first line of output is its
 address. `PUT /-/weather` changes how bad the wire is; `PUT /-/stall` lets all requests hang;
-`GET /-/asked` tells how many requests of each kind there were.
+`PUT /-/hold` lets those hang that write below a folder, until another is held; `GET /-/asked` tells
+how many requests of each kind there were.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from spotfit_localsim.dice import Dice, Stream
 
 WEATHER = "/-/weather"
 STALL = "/-/stall"
+HOLD = "/-/hold"
 ASKED = "/-/asked"
 _LOOK_EVERY_S = 0.1
 _NOT_PASSED_ON = ("connection", "host", "transfer-encoding", "keep-alive")
@@ -57,6 +59,7 @@ class BadWire:
         self._clock = clock
         self._lock = threading.Lock()
         self.asked: Counter[str] = Counter()
+        self._held = ""
         self.change(fair())
 
     def change(self, weather: Weather) -> None:
@@ -70,6 +73,15 @@ class BadWire:
         """For so long every request hangs."""
         with self._lock:
             self._stalled_until = self._clock.now() + seconds
+
+    def hold(self, folder: str) -> None:
+        """Whatever writes below folders of that name hangs; '' lets all go on."""
+        self._held = folder
+
+    def sit_out_hold(self, method: str, path: str) -> None:
+        """Wait while that request is to hang."""
+        while method == "PUT" and (folder := self._held) and f"/{folder}/" in path:
+            self._clock.wait(_LOOK_EVERY_S)
 
     def befall(self) -> str:
         """'refused', 'unanswered' or 'passed', perhaps after a while."""
@@ -110,10 +122,15 @@ class Handler(BaseHTTPRequestHandler):
             self.wire.stall(msgspec.json.decode(body, type=float))
             self._answer(200, {}, b"")
             return
+        if self.path == HOLD:
+            self.wire.hold(msgspec.json.decode(body, type=str))
+            self._answer(200, {}, b"")
+            return
         if self.path == ASKED:
             self._answer(200, {}, encode(dict(self.wire.asked)))
             return
         self.wire.asked["LIST" if "list-type=" in self.path else self.command] += 1
+        self.wire.sit_out_hold(self.command, self.path)
         fate = self.wire.befall()
         if fate == "refused":
             self._answer(503, {}, b"")
@@ -175,6 +192,11 @@ def change_weather(address: str, weather: Weather) -> None:
 def stall(address: str, seconds: float) -> None:
     """Let every request hang for so long at the wire at that address."""
     _tell(address, STALL, encode(seconds))
+
+
+def hold(address: str, folder: str) -> None:
+    """Let whatever writes below folders of that name hang at the wire there; '' lets all go on."""
+    _tell(address, HOLD, encode(folder))
 
 
 def asked(address: str) -> dict[str, int]:

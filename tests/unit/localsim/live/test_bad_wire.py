@@ -9,7 +9,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from spotfit.testing.clock import ManualClock
-from spotfit_localsim.live.bad_wire import BadWire, Weather, asked, change_weather, serve, stall
+from spotfit_localsim.live.bad_wire import (
+    BadWire,
+    Weather,
+    asked,
+    change_weather,
+    hold,
+    serve,
+    stall,
+)
 
 PATIENCE_S = 30.0
 
@@ -128,6 +136,26 @@ def test_while_the_bucket_hangs_every_request_does(server: ThreadingHTTPServer) 
         assert gate.reached.wait(PATIENCE_S)
         assert Echo.asked == []
         change_weather(f"http://{address}", Weather())
+        gate.opened.set()
+        asking.join(PATIENCE_S)
+        assert answers == [201]
+        wire.shutdown()
+
+
+def test_what_is_written_below_a_folder_hangs_until_it_is_let_go(
+    server: ThreadingHTTPServer,
+) -> None:
+    gate, answers = Gate(), []
+    with serve(("127.0.0.1", server.server_address[1]), gate) as wire:
+        threading.Thread(target=wire.serve_forever).start()
+        address = f"127.0.0.1:{wire.server_address[1]}"
+        hold(f"http://{address}", "bucket")
+        asking = threading.Thread(target=lambda: answers.append(ask(address).status))
+        asking.start()
+        assert gate.reached.wait(PATIENCE_S)
+        assert ask(address, "GET").status == 201, "what only reads passes"
+        assert [method for method, *_ in Echo.asked] == ["GET"]
+        hold(f"http://{address}", "another")
         gate.opened.set()
         asking.join(PATIENCE_S)
         assert answers == [201]
