@@ -85,8 +85,8 @@ def refuse_other_kind(had: AbstractSet[str], has: AbstractSet[str]) -> None:
     gone, new = sorted(had - has - BY_OTHERS), sorted(has - had - BY_OTHERS)
     if gone and new:
         raise ConfigError(
-            f"The checkpoint is of another kind of optimizer: that had {_some(gone)}, and no "
-            f"{_some(new)}.",
+            f"The checkpoint is of another kind of optimizer: that had {some(gone)}, and no "
+            f"{some(new)}.",
             do=_THE_SAME_KIND,
         )
 
@@ -97,7 +97,7 @@ def refuse_others(missing: Sequence[str], wrong: Sequence[str]) -> None:
     others = [name for name in missing if not name.startswith((GROUPS, KNOWN))]
     if told := [*(f"{name} was not saved" for name in others), *wrong]:
         raise ConfigError(
-            f"The checkpoint is of another training: {_some(told, '; ')}.",
+            f"The checkpoint is of another training: {some(told, '; ')}.",
             do="Build the same model and optimizer as the run that saved it, or name a new run.",
         )
     if groups := {name.split(".")[2] for name in missing if name.startswith(GROUPS)}:
@@ -109,7 +109,7 @@ def refuse_others(missing: Sequence[str], wrong: Sequence[str]) -> None:
     if missing:
         known = [name.removeprefix(KNOWN) for name in missing]
         raise ConfigError(
-            f"Of what the optimizer knows {_some(known)} was not saved: it was of another kind, or "
+            f"Of what the optimizer knows {some(known)} was not saved: it was of another kind, or "
             "did not learn these weights.",
             do=_THE_SAME_KIND,
         )
@@ -123,7 +123,7 @@ def refuse_left(fits: Sequence[Fit]) -> None:
     names = sorted(frozenset.intersection(*(fit.left for fit in fits)))
     if gone := [name for name in names if name.startswith(MODEL)]:
         raise ConfigError(
-            f"The checkpoint is of another model: {_some(gone)} would be lost, for there is no "
+            f"The checkpoint is of another model: {some(gone)} would be lost, for there is no "
             "such weight any more.",
             do="Build the same model as the run that saved it, or name a new run and load what "
             "export_checkpoint() writes.",
@@ -135,7 +135,7 @@ def refuse_left(fits: Sequence[Fit]) -> None:
 def _refuse_unlearned(names: Sequence[str]) -> None:
     if weights := [name.removeprefix(KNOWN) for name in names if name.startswith(KNOWN)]:
         raise ConfigError(
-            f"What an optimizer knew of {_some(weights)} would be lost: none learns it now.",
+            f"What an optimizer knew of {some(weights)} would be lost: none learns it now.",
             do=_ALL_OPTIMIZERS,
         )
     if names:
@@ -150,6 +150,7 @@ def _all(parts: Iterable[frozenset[Part]]) -> frozenset[Part]:
     return frozenset().union(*parts)
 
 
-def _some(names: Sequence[str], between: str = ", ") -> str:
+def some(names: Sequence[str], between: str = ", ") -> str:
+    """The first of them, and how many more there are."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return f"{between.join(names[:5])}{more}"

@@ -13,22 +13,12 @@ from torch.nn import Parameter, init
 from torch.overrides import TorchFunctionMode
 
 from spotfit.core.errors import ConfigError, IntegrityError, SessionMisuseError
+from spotfit.frameworks.torch.fitting import some
 
-_DRAWS = frozenset(
-    {
-        init.kaiming_normal_,
-        init.kaiming_uniform_,
-        init.normal_,
-        init.trunc_normal_,
-        init.uniform_,
-        init.xavier_normal_,
-        init.xavier_uniform_,
-        torch.Tensor.normal_,
-        torch.Tensor.uniform_,
-    }
-)
 _WITHIN = frozenset({torch.Tensor.normal_, torch.Tensor.uniform_})
 """What torch.nn.init draws with; it says whose dice, though it be nobody's."""
+_DRAWS = _WITHIN | {init.kaiming_uniform_, init.normal_, init.uniform_}
+"""The latter three can be seen as a whole; all other ways to draw a weight come to the former."""
 _HAVE_DICE = ("cpu", "cuda")
 _within: ContextVar[bool] = ContextVar("undrawn", default=False)
 _waiting: WeakKeyDictionary[object, list[ref[Parameter]]] = WeakKeyDictionary()
@@ -71,9 +61,8 @@ def brought(training: object, others: Mapping[str, Any]) -> None:
     blank += map(repr, copied)
     if blank:
         raise ConfigError(
-            f"What init_module() has left to the checkpoint is in no checkpoint, or was NaN when "
-            f"it was saved: {', '.join(blank[:5])}"
-            f"{f' and {len(blank) - 5} more' if len(blank) > 5 else ''}.",
+            "What init_module() has left to the checkpoint is in no checkpoint, or was NaN when it "
+            f"was saved: {some(blank)}.",
             do="Make in init_module() what the Checkpointer is given, and nothing else; and copy "
             "weights, for an average of them for instance, after restore().",
         )

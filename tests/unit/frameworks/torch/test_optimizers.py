@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -159,20 +157,12 @@ def test_options_kept_with_another_stages_weights_are_found_by_their_place() -> 
     assert optimizer.param_groups[0]["params"] == list(second.parameters())
 
 
-@pytest.fixture
-def _group(tmp_path: Path) -> Iterator[None]:
-    address = f"file://{tmp_path}/store"
-    dist.init_process_group("gloo", init_method=address, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 def flattened() -> nn.Module:
     return FullyShardedDataParallel(a_model(), device_id=torch.device("cpu"), use_orig_params=True)
 
 
 @pytest.mark.filterwarnings("ignore:.*")
-@pytest.mark.usefixtures("_group")
+@pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("make", [a_model, flattened])
 def test_options_that_were_not_kept_stay(make: Callable[[], nn.Module]) -> None:
     """A scheduler that is given for the first time has written them."""

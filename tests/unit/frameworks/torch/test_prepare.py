@@ -29,15 +29,6 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def group(tmp_path: Path) -> Iterator[None]:
-    """A group of one: what DistributedDataParallel needs to be made."""
-    address = f"file://{tmp_path}/store"
-    dist.init_process_group("gloo", init_method=address, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.fixture
 def group_of_gpus(tmp_path: Path) -> Iterator[None]:
     address = f"file://{tmp_path}/store"
     dist.init_process_group("nccl", init_method=address, rank=0, world_size=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +85,7 @@ def test_an_object_that_has_not_begun_gets_what_it_had(tmp_path: Path) -> None:
     assert joined(**state["others"]["ema"])["shadow"].tolist() == [1.0] * 3
 
 
-@pytest.fixture
-def _group(tmp_path: Path) -> Iterator[None]:
-    address = f"file://{tmp_path}/store"
-    dist.init_process_group("gloo", init_method=address, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("_group")
+@pytest.mark.usefixtures("group")
 def test_what_begins_late_is_sharded_as_it_was(tmp_path: Path) -> None:
     mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from pprint import pformat
 from typing import Any
@@ -26,14 +26,6 @@ from spotfit.frameworks.torch.shares import Shares, plain
 from spotfit.frameworks.torch.state import Training
 
 Make = Callable[[nn.Module], Optimizer]
-
-
-@pytest.fixture
-def _group(tmp_path: Path) -> Iterator[None]:
-    address = f"file://{tmp_path}/store"
-    dist.init_process_group("gloo", init_method=address, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def adam(model: nn.Module) -> Optimizer:
@@ -196,7 +188,7 @@ def test_an_optimizer_that_cannot_tell_is_named(
         give_room(again, saved)
 
 
-@pytest.mark.usefixtures("_group")
+@pytest.mark.usefixtures("group")
 def test_shards_get_back_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def sharded(steps: int) -> Training:
         torch.manual_seed(3)

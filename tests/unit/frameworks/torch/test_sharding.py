@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy
@@ -21,16 +18,11 @@ from spotfit.frameworks.torch.sharding import sharded
 CPU = torch.device("cpu")
 
 
+pytestmark = pytest.mark.usefixtures("group")
+
+
 class Block(nn.Sequential):
     """Three of them make a model."""
-
-
-@pytest.fixture(autouse=True)
-def _group(tmp_path: Path) -> Iterator[None]:
-    address = f"file://{tmp_path}/store"
-    dist.init_process_group("gloo", init_method=address, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def blocks(device: str = "cpu") -> nn.Sequential:
