@@ -1,6 +1,6 @@
-# The only door to every tool. `make` alone lists what there is.
+# All tools of the project. `make` lists the targets.
 #
-# Everything runs in .venv, which makes itself: in a fresh clone `make test` is the first command.
+# Everything runs in .venv, which is created on first use.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -10,6 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SKY := .bench/venv-skypilot
+DIST := .bench/venv-dist
 PYTEST := $(BIN)/python -m pytest
 AGAIN := --max-suite-reruns=3 --rerun-show-tracebacks
 EVERYDAY := not slow and not gpu and not cloud
@@ -20,11 +21,11 @@ VIRTUAL ?= 20000
 KIND ?= cpu
 
 .PHONY: help
-help: ## say what there is
+help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 .PHONY: demo
-demo: $(STAMP) ## train real digits on two local nodes, lose machines on the way, finish
+demo: $(STAMP) ## train on digits with two local nodes, preempt both, finish
 	$(BIN)/python examples/digits_demo.py
 
 .PHONY: test
@@ -32,12 +33,12 @@ test: lint ## everything that CI runs
 	$(PYTEST) -m "$(EVERYDAY)" $(AGAIN) --durations=10
 
 .PHONY: quick
-quick: $(STAMP) ## ten seconds: ruff and the unit tests
+quick: $(STAMP) ## ruff and the unit tests
 	$(BIN)/ruff check $(CODE)
 	$(PYTEST) -q -x -m "$(EVERYDAY)" tests/unit
 
 .PHONY: check
-check: lint ## the gates: ruff, mypy, rooms, unit, house and parity tests
+check: lint ## ruff, mypy, import contracts, unit, repository and parity tests
 	$(PYTEST) -q -m "$(EVERYDAY)" tests/unit tests/house tests/parity
 
 .PHONY: lint
@@ -48,7 +49,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports --no-logo
 
 .PHONY: format
-format: $(STAMP) ## let ruff arrange the code
+format: $(STAMP) ## ruff fixes and formatting
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
@@ -58,45 +59,65 @@ live: $(STAMP) ## real processes on loopback, real kills
 
 .PHONY: chaos
 chaos: $(STAMP) ## random schedules, LIVE=500 with real processes and VIRTUAL=20000 under a virtual clock
-	$(BIN)/python -m spotfit_localsim.chaos --live $(LIVE) --virtual $(VIRTUAL)
+	$(BIN)/python -m spotfit_localsim.virtual.chaos --live $(LIVE) --virtual $(VIRTUAL)
 	$(BIN)/python -m spotfit_localsim.live.chaos --saves --seeds $(LIVE)
 
 .PHONY: bench
-bench: $(STAMP) ## measure ourselves and our peers, in pairs
+bench: $(STAMP) ## measure spotfit and its competitors, in pairs
 	$(BIN)/python benchmarks/run.py
 
 .PHONY: parity
-parity: $(STAMP) ## install Ray, compare its answers with ours, run its own examples here
+parity: $(STAMP) ## install Ray, compare its behaviour with ours, run its examples
 	$(BIN)/python -m tests.parity.run
 
 .PHONY: azurite
-azurite: ## install Microsoft's emulator of Azure's storage, by npm, for the tests of stores
+azurite: ## install Azurite by npm, for the store tests
 	npm install --prefix .azurite --no-fund --no-audit azurite@3.35.0
 
 .PHONY: rgw
-rgw: $(STAMP) ## the suite of stores on Ceph's own S3 server; apt-get install radosgw ceph-mon ceph-osd ceph-common
+rgw: $(STAMP) ## the store suite on Ceph; needs radosgw ceph-mon ceph-osd ceph-common
 	command -v radosgw >/dev/null || { echo "radosgw is missing: apt-get install --no-install-recommends radosgw ceph-mon ceph-osd ceph-common"; exit 1; }
 	$(PYTEST) -m slow -k TestCeph -o faulthandler_timeout=0 tests/contract/test_stores.py
 
 .PHONY: sky
-sky: sky-api ## SkyPilot rents nodes of a real Slurm, and one is lost; root's, wants rsync, openssh-server, slurmctld, slurmd
+sky: sky-api ## SkyPilot on a real Slurm, as root; needs rsync openssh-server slurmctld slurmd
 	$(SKY)/bin/python -m pytest -o faulthandler_timeout=0 tests/live/test_skypilot.py
 
 .PHONY: sky-api
-sky-api: $(SKY)/.installed ## SkyPilot's real SDK and API server, moto in AWS's place; needs rsync
+sky-api: $(SKY)/.installed ## SkyPilot's real SDK and API server with moto; needs rsync
 	$(SKY)/bin/python -m pytest tests/unit/provisioners/skypilot tests/contract/test_skypilot.py
 
 .PHONY: docs
 docs: $(STAMP) ## check that links resolve and that code in the documents compiles
 	$(PYTEST) -q tests/house/test_docs.py tests/house/test_examples.py
 
+.PHONY: measure
+measure: $(STAMP) ## size, naming and structure of the code; PATHS=sdk/spotfit/agent for one package
+	$(BIN)/python .ci/measure.py $(PATHS)
+
+.PHONY: trace-paths
+trace-paths: $(STAMP) ## count the files on the path of a report, a save and a restore
+	$(BIN)/python .ci/trace_paths.py
+
+.PHONY: reference
+reference: $(STAMP) ## write docs/reference from the code
+	$(BIN)/python .ci/reference.py
+
+.PHONY: dist
+dist: $(STAMP) ## build the wheel, install it into an empty environment, run the README example there
+	rm -rf dist $(DIST)
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	.ci/make-venv $(DIST)
+	$(DIST)/bin/python -m pip install --quiet -c constraints.txt "$$(ls dist/*.whl)[torch]"
+	$(DIST)/bin/python -I .ci/run_readme.py
+
 .PHONY: pins
-pins: $(STAMP) ## write constraints.txt from what is installed, and the images' pins from that
+pins: $(STAMP) ## write constraints.txt and the pins of the worker images
 	$(BIN)/python .ci/pins.py > constraints.new && mv constraints.new constraints.txt
 	$(BIN)/python -m worker_image.pins
 
 .PHONY: image-check
-image-check: $(STAMP) ## take the steps of KIND=cpu (or cuda) images without Docker, and boot their agent
+image-check: $(STAMP) ## the steps of the KIND=cpu (or cuda) image without Docker, and a boot of its agent
 	$(BIN)/python -m worker_image.check $(KIND)
 
 .PHONY: terraform
@@ -105,18 +126,18 @@ terraform: $(STAMP) ## apply and destroy infra/terraform/stacks/aws against moto
 	$(PYTEST) -q tests/house/test_terraform_outputs.py
 
 .PHONY: clean
-clean: ## remove everything that make has made, .venv included
+clean: ## remove everything that make created, .venv included
 	rm -rf $(VENV) build dist .azurite .demo .bench .benchmarks .hypothesis .import_linter_cache
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The environment: made once, and again when what it should hold has changed.
+# The environment is created once, and updated when its inputs change.
 $(STAMP): pyproject.toml constraints.txt .ci/make-venv
 	.ci/make-venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch,test,demo,dev]'
 	touch $@
 
-# SkyPilot's requirements and ours for tests exclude each other (click, protobuf, kubernetes).
+# SkyPilot's requirements conflict with those of our tests (click, protobuf, kubernetes).
 $(SKY)/.installed: pyproject.toml .ci/skypilot.txt .ci/make-venv
 	.ci/make-venv $(SKY)
 	$(SKY)/bin/python -m pip install --quiet -c .ci/skypilot.txt -e '.[skypilot]' 'skypilot[aws,slurm]==0.14.*' torch numpy 'hypothesis>=6.120' 'moto[server]>=5.0' 'pytest>=8.3' 'pytest-timeout>=2.3'

@@ -1,4 +1,4 @@
-"""A server that speaks S3, for both sides of a race: moto in a process of its own, or another."""
+"""An S3 server for both sides of a comparison: moto in a process of its own, or another one."""
 
 import atexit
 import contextlib
@@ -27,7 +27,7 @@ _FEW = 1000
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where it listens, and who may write there."""
+    """The server's address and credentials."""
 
     address: str
     key_id: str
@@ -44,7 +44,7 @@ class Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What whoever wants to speak with it has to know."""
+        """Return the environment variables of its clients."""
         keys = {"AWS_ACCESS_KEY_ID": self.key_id, "AWS_SECRET_ACCESS_KEY": self.key}
         return keys | ({"SSL_CERT_FILE": self.certificate} if self.certificate else {})
 
@@ -79,7 +79,7 @@ def name() -> str:
 
 @functools.cache
 def server(*, encrypted: bool = False) -> Server:
-    """The one of this process, which ends with it; or the one that `SPOTFIT_BENCH_S3` names."""
+    """Run moto in a process that ends with this one, or use the server in `SPOTFIT_BENCH_S3`."""
     if given := os.environ.get(GIVEN):
         keys = (os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"])
         return Server(given, *keys)

@@ -1,8 +1,8 @@
-"""What each rank does in `checkpointer.py`: the same half gigabyte, saved and restored in turns.
+"""What each rank does in `checkpointer.py`: save and restore half a gigabyte, alternating variants.
 
-Whatever is compared is measured in the same loop of the same workers, one right after the other,
-and in the other order the next time. Nothing here imports spotfit before it is needed: the same
-training runs in a peer's environment.
+The variants are measured in the same loop of the same workers, one directly after the other, in
+alternating order. spotfit is imported only when needed: the same training runs in the environment
+of a peer.
 """
 
 import json
@@ -79,7 +79,7 @@ def _here(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def together(work: Callable[[], object]) -> float:
-    """How long it takes all ranks, beginning at once."""
+    """Return the duration on all ranks, after a common start."""
     dist.barrier()
     began = time.perf_counter()
     work()
@@ -87,14 +87,14 @@ def together(work: Callable[[], object]) -> float:
 
 
 def slowest(seconds: float) -> float:
-    """That of all ranks."""
-    mine = torch.tensor(seconds, dtype=torch.float64)
-    dist.all_reduce(mine, dist.ReduceOp.MAX)
-    return float(mine)
+    """Return the duration of the slowest rank."""
+    own = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(own, dist.ReduceOp.MAX)
+    return float(own)
 
 
 def alternately(sides: Sequence[str], pairs: int) -> Iterator[tuple[int, str]]:
-    """A B, B A, …, each with the number of its pair."""
+    """Yield the variants as A B, B A, …, with the number of the pair."""
     for pair in range(pairs):
         for side in sides if pair % 2 else reversed(sides):
             yield pair, side
@@ -104,7 +104,8 @@ def alternately(sides: Sequence[str], pairs: int) -> Iterator[tuple[int, str]]:
 
 
 def saves(config: dict[str, Any]) -> list[dict[str, float]]:
-    """Standstills, and what comes after ours until it is committed; rank 0's readings come back."""
+    """Measure blocking times, and the time from our snapshot to its commit; rank 0 returns the
+    readings."""
     rank, training = _begun(config)
     ckpt = _checkpointer(training, every="at_notice")
     copies = [tensor.clone() for tensor in training.tensors]
@@ -134,7 +135,7 @@ def saves(config: dict[str, Any]) -> list[dict[str, float]]:
 
 
 def stalls(config: dict[str, Any]) -> list[float]:
-    """Ours alone, each save after the commit of the one before."""
+    """Measure our blocking time alone; each save starts after the commit of the previous one."""
     _, training = _begun(config)
     ckpt = _checkpointer(training, every="at_notice")
     found = []
@@ -146,16 +147,18 @@ def stalls(config: dict[str, Any]) -> list[float]:
 
 def _saved(ckpt: Any) -> dict[str, float]:
     """The standstill, and the time to the commit as rank 0 hears of it."""
-    desk, slots = ckpt._desk, ckpt._slots  # noqa: SLF001 - to see when it is committed
+    desk, slots = ckpt._channel, ckpt._slots  # noqa: SLF001 - to see when it is committed
     dist.barrier()
     began = time.perf_counter()
     ckpt.save()
     stall_s = time.perf_counter() - began
-    latest = max((slot for slot in slots if slot.report is not None), key=lambda one: one.report)
-    while desk.fate(latest.report) not in ("committed", "lost"):
+    latest = max(
+        (slot for slot in slots if slot.report_index is not None), key=lambda one: one.report_index
+    )
+    while desk.status_of(latest.report_index) not in ("committed", "lost"):
         time.sleep(0.002)
     commit_s = time.perf_counter() - began
-    assert desk.fate(latest.report) == "committed"
+    assert desk.status_of(latest.report_index) == "committed"
     return {
         "ours_s": slowest(stall_s),
         "commit_s": slowest(commit_s),
@@ -190,13 +193,13 @@ def _saved_by_dcp(training: Training, path: Path, own: Any) -> float:
 
 
 def one_save(config: dict[str, Any]) -> None:
-    """What `restores` goes on from."""
+    """Save once, for `restores`."""
     _, training = _begun(config)
     _saved(_checkpointer(training, every="at_notice"))
 
 
 def restores(config: dict[str, Any]) -> list[dict[str, float]]:
-    """obstore alone: all once, each rank a share; and for each rank all, where it needs that."""
+    """Measure obstore alone: everything once, split over the ranks; and everything on each rank."""
     rank, training = _begun(config)
     ckpt = _checkpointer(training, every="at_notice")
     raw = _raw(config)
@@ -228,8 +231,8 @@ def _restore_from_bucket(ckpt: Any) -> None:
 
 
 def killed(config: dict[str, Any]) -> None:
-    """A worker dies after every save; every second time all that was in memory goes with it."""
-    begun = time.monotonic()
+    """Kill a worker after every save; every second time the snapshots in memory are deleted."""
+    started = time.monotonic()
     rank, training = _blank(config)
     ckpt = _checkpointer(training, every="at_notice")
     built = time.monotonic()
@@ -240,13 +243,13 @@ def killed(config: dict[str, Any]) -> None:
     training.step()
     life = int(found.step) if found is not None else 0
     source = found.source if found is not None else ""
-    _note(config, "stepped", life, source=source, begun=begun, built=built, restored=restored)
+    _note(config, "stepped", life, source=source, started=started, built=built, restored=restored)
     if life == config["kills"]:
         return
     ckpt.step()
     _saved(ckpt)
     if life % 2:
-        for folder in ckpt._desk.folders:  # noqa: SLF001 - as if the machine had forgotten
+        for folder in ckpt._channel.segment_dirs:  # noqa: SLF001 - as if the machine had forgotten
             for segment in folder.glob("*.segment"):
                 segment.unlink(missing_ok=True)
     dist.barrier()
@@ -267,7 +270,7 @@ def _note(config: dict[str, Any], what: str, life: int, **facts: Any) -> None:
 
 
 def steps(config: dict[str, Any]) -> list[dict[str, float]]:
-    """How long so many steps take, with and without; one Checkpointer goes through all of them."""
+    """Measure the duration of steps with and without saves."""
     _, training = _begun(config)
     ckpt = _checkpointer(training, every="auto")
 

@@ -114,7 +114,7 @@ def fit(
     """What rank 0 returned."""
     import spotfit
     from spotfit.torch import TorchTrainer
-    from spotfit_localsim.live.options import LocalOptions
+    from spotfit_provisioners.local.options import LocalOptions
 
     sizes = {
         name: getattr(asked, name) for name in ("ranks", "pairs", "layers", "width", "sharded")

@@ -1,10 +1,10 @@
-"""What a reclaim costs on each simulated cloud, and what a run costs that nothing happens to.
+"""The cost of a preemption on each simulated cloud, and the requests of an undisturbed run.
 
     python benchmarks/clouds.py reclaim           # machines boot for 30 s; notice 60 s before
     python benchmarks/clouds.py idle              # 16 machines, requests an hour
     python benchmarks/clouds.py reclaim --clouds aws_batch kubernetes
 
-The real client libraries, agents and workers; what is simulated is the cloud behind the wire.
+Real client libraries, agents and workers; only the cloud behind its API is simulated.
 """
 
 import argparse
@@ -29,10 +29,10 @@ from benchmarks.measure import RESULTS, machine
 from benchmarks.tables import markdown
 from spotfit.ledger.journal import Journal
 from spotfit.model.view import View
-from spotfit.store.opening import open_store
-from spotfit_localsim.live import bad_wire
-from spotfit_localsim.wire.options import CLOUDS
-from spotfit_localsim.wire.provisioner import SimProvisioner
+from spotfit.store.factory import open_store
+from spotfit_localsim.clouds.options import CLOUDS
+from spotfit_localsim.clouds.provisioner import SimProvisioner
+from spotfit_localsim.live import network_faults
 
 BOOT_S, NOTICE_S = 30.0, 60.0
 IDLE_MACHINES = 16
@@ -45,8 +45,8 @@ _LOOK_S = 0.05
 
 
 def steps(config: dict[str, Any]) -> None:
-    """A step every tenth of a second in lock step, saved every tenth; each is noted with its time
-    and its attempt."""
+    """Execute ten steps per second with a barrier, with a checkpoint every tenth; record time and
+    attempt."""
     import tempfile as temporary
     import uuid
 
@@ -72,7 +72,7 @@ def steps(config: dict[str, Any]) -> None:
 
 
 def rest(config: dict[str, Any]) -> None:
-    """Compute for ten seconds, report, and so on."""
+    """Compute for ten seconds, report, and repeat."""
     for step in range(config["reports"]):
         time.sleep(10.0)
         spotfit.report({"step": step})
@@ -83,7 +83,7 @@ def rest(config: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Reclaim:
-    """Seconds, of one machine of two that was taken away."""
+    """Seconds, for one preempted machine of two."""
 
     cloud: str
     notice: bool
@@ -94,7 +94,7 @@ class Reclaim:
 
 
 def reclaim(cloud: str, *, notice: bool, boot_s: float = BOOT_S) -> Reclaim:
-    """Train on two machines and take one away, once both are at work."""
+    """Train on two machines and preempt one when both are training."""
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         simulated(cloud, folder, boot_s=boot_s, notice_s=NOTICE_S) as sim,
@@ -110,7 +110,9 @@ def reclaim(cloud: str, *, notice: bool, boot_s: float = BOOT_S) -> Reclaim:
         ).submit()
         until(lambda: len(rounds(diary)) == 1 and len(rounds(diary)[0]) > 30)
         struck_at = time.time()
-        sim.ask("reclaim", {"notice": notice, "machine": at_work(sim, f"{folder}/runs/run")})
+        sim.call_simulator(
+            "reclaim", {"notice": notice, "machine": at_work(sim, f"{folder}/runs/run")}
+        )
         until(lambda: len(rounds(diary)) == 2)
         first, second = rounds(diary)
         (diary / "enough").touch()
@@ -119,17 +121,19 @@ def reclaim(cloud: str, *, notice: bool, boot_s: float = BOOT_S) -> Reclaim:
 
 
 def rounds(diary: Path) -> list[list[float]]:
-    """The times of rank 0's steps, of each attempt, in order."""
+    """Return the times of rank 0's steps by attempt, in order."""
     told = [path.read_text().split("\n") for path in diary.glob("0-*")]
     return sorted([float(line) for line in lines if line] for lines in told)
 
 
 def at_work(sim: SimProvisioner, url: str) -> int:
-    """The number of the machine of the last rank."""
+    """Return the number of the machine of the last rank."""
     round_ = view_of(url).round
     assert round_ is not None
-    host = round_.places[-1].host
-    return next(int(one["number"]) for one in sim.ask("machines") if one["address"] == host)
+    host = round_.assignments[-1].host
+    return next(
+        int(one["number"]) for one in sim.call_simulator("machines") if one["address"] == host
+    )
 
 
 # --- a rest ---------------------------------------------------------------------------------------
@@ -137,7 +141,7 @@ def at_work(sim: SimProvisioner, url: str) -> int:
 
 @dataclass(frozen=True)
 class Rest:
-    """Requests an hour, of a run of so many machines that nothing happens to."""
+    """Requests per hour of an undisturbed run."""
 
     cloud: str
     machines: int
@@ -147,7 +151,7 @@ class Rest:
 
 
 def idle(cloud: str, *, machines: int = IDLE_MACHINES, watch_s: float = WATCH_S) -> Rest:
-    """Let that many machines train, and count what is asked of the cloud and of the bucket."""
+    """Train on that many machines, and count requests to the cloud and to the bucket."""
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         a_bucket() as wire,
@@ -163,11 +167,17 @@ def idle(cloud: str, *, machines: int = IDLE_MACHINES, watch_s: float = WATCH_S)
         ).submit()
         until(lambda: view_of(handle.url).round)
         time.sleep(SETTLE_S)
-        cloud_before, bucket_before = sim.ask("asked"), bad_wire.asked(wire)
+        cloud_before, bucket_before = (
+            sim.call_simulator("asked"),
+            network_faults.fetch_request_counts(wire),
+        )
         began = time.time()
         time.sleep(watch_s)
         hours = (time.time() - began) / 3600
-        cloud_after, bucket_after = sim.ask("asked"), bad_wire.asked(wire)
+        cloud_after, bucket_after = (
+            sim.call_simulator("asked"),
+            network_faults.fetch_request_counts(wire),
+        )
         handle.cancel()
         with contextlib.suppress(spotfit.RunCancelledError):
             handle.result()
@@ -182,14 +192,14 @@ def idle(cloud: str, *, machines: int = IDLE_MACHINES, watch_s: float = WATCH_S)
 
 @contextlib.contextmanager
 def a_bucket() -> Iterator[str]:
-    """An S3 whose requests are counted; its address."""
+    """Run an S3 server that counts its requests; yields its address."""
     os.environ |= {
         "AWS_ACCESS_KEY_ID": "bench",
         "AWS_SECRET_ACCESS_KEY": "bench",
         "AWS_REGION": "us-east-1",
         "AWS_ALLOW_HTTP": "true",
     }
-    command = [sys.executable, "-m", "spotfit_localsim.live.bad_wire"]
+    command = [sys.executable, "-m", "spotfit_localsim.live.network_faults"]
     serving = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert serving.stdout is not None
     try:
@@ -202,13 +212,13 @@ def a_bucket() -> Iterator[str]:
 
 
 def patience_of(cloud: str) -> float:
-    """How often that cloud is looked at in earnest."""
+    """Return the polling interval of the cloud's provisioner."""
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         simulated(cloud, folder) as sim,
     ):
-        of_the_cloud = sim._real.traits  # noqa: SLF001  # the simulator's own traits are hastier
-        return of_the_cloud.observe_s
+        of_the_cloud = sim._cloud_provisioner.traits  # noqa: SLF001  # the simulator's own traits are hastier
+        return of_the_cloud.observe_interval_s
 
 
 # --- on both --------------------------------------------------------------------------------------
@@ -216,17 +226,17 @@ def patience_of(cloud: str) -> float:
 
 @contextlib.contextmanager
 def simulated(cloud: str, folder: str, **options: Any) -> Iterator[SimProvisioner]:
-    """That cloud, and no machine of it afterwards."""
+    """Run the simulated cloud; all machines are terminated at the end."""
     sim = SimProvisioner.with_options(cloud=cloud, root=f"{folder}/cloud", **options)
-    sim.start()
+    sim.start_simulator()
     try:
         yield sim
     finally:
-        sim.ask("leave", {"machines": True})
+        sim.call_simulator("leave", {"machines": True})
 
 
 def address(sim: SimProvisioner) -> str:
-    """As a trainer takes it."""
+    """Return the provisioner URL for a trainer."""
     told = sim.options
     return f"sim://{told.cloud}?root={sim.root}&observe_s={told.observe_s}&notice_s={told.notice_s}"
 

@@ -1,4 +1,4 @@
-"""How a run that was killed again and again came through, from what it noted."""
+"""Recoveries of a run with repeated kills, from the events that it recorded."""
 
 from dataclasses import dataclass
 from statistics import median
@@ -10,7 +10,7 @@ from benchmarks.work import STEPS_BEFORE_DEATH
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """One kill: when, how long until all ranks had made a step again (None: never), steps lost."""
+    """One kill: its time, the time to the next step of all ranks (None: never), and lost steps."""
 
     at: float
     recovered_s: float | None
@@ -18,7 +18,7 @@ class Death:
 
 
 def deaths(events: Events, ranks: int) -> list[Death]:
-    """Every kill that happened, in order."""
+    """Return every kill, in order."""
     return [_death(events, kill.facts["life"], kill.at, ranks) for kill in events.named("killed")]
 
 
@@ -31,8 +31,8 @@ def _death(events: Events, life: int, at: float, ranks: int) -> Death:
     return Death(at, again - at, before + STEPS_BEFORE_DEATH - after)
 
 
-def told(found: list[Death], limit_s: float) -> tuple[float, dict[str, Any]]:
-    """The median time to recover, where never counts as the whole limit; and every one of them."""
+def summarize(found: list[Death], limit_s: float) -> tuple[float, dict[str, Any]]:
+    """Return the median recovery time, where 'never' counts as the limit, and all of them."""
     took = [limit_s if death.recovered_s is None else death.recovered_s for death in found]
     more = {
         "recoveries_s": [death.recovered_s for death in found],

@@ -1,14 +1,13 @@
-"""How much of a group's time on recorded spot markets becomes training: ours, and who knew better.
+"""Goodput on recorded spot markets: spotfit, bounds, and other save intervals.
 
-The clairvoyant knows when each group ends. Whoever has the best intervals by age knows how long
-groups of this very recording live, but not when one ends: what is between the two nobody can get
-who is not told.
+The upper bound knows when each group ends. The best intervals by age know the lifetimes of the
+groups of this very recording, but not when one ends.
 
-    python benchmarks/goodput.py                        # the recordings that are shipped
-    python benchmarks/goodput.py --traces FOLDER        # others, too
+    python benchmarks/goodput.py                        # the recordings in this repository
+    python benchmarks/goodput.py --traces FOLDER        # additional recordings
     python benchmarks/goodput.py --plot docs/guides/goodput.svg
 
-Virtual time, the production policies; see `spotfit_localsim.goodput`.
+Virtual time with the production policies; see `spotfit_localsim.virtual.goodput`.
 """
 
 import argparse
@@ -24,11 +23,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.measure import RESULTS
 from benchmarks.tables import markdown
-from spotfit.core.units import told_seconds
-from spotfit.model.cadence import BRACKETS_S, Market, Odds
-from spotfit_localsim.dice import Dice
-from spotfit_localsim.goodput import Life, Ours, Setting, by_age, clairvoyant, goodput, lives
-from spotfit_localsim.traces import Trace, read_trace
+from spotfit.core.units import format_seconds
+from spotfit.model.failure_model import AGE_BUCKET_EDGES_S, FailureModel, MarketPrior
+from spotfit_localsim.random_streams import SeededStreams
+from spotfit_localsim.traces import CapacityTrace, read_trace
+from spotfit_localsim.virtual.goodput import (
+    GoodputConfig,
+    GroupLifetime,
+    ProductionPolicy,
+    goodput,
+    group_lifetimes,
+    interval_by_age,
+    oracle_goodput,
+)
 
 SHIPPED = Path(__file__).resolve().parent / "traces"
 NOTICE_S = {"gcp": 30.0, "aws": 120.0}
@@ -103,24 +110,31 @@ def _recordings(folders: Sequence[Path]) -> list[Path]:
     return [path for path in named if path.name.partition("_")[0] in ("gcp", "sp")]
 
 
-def measured(trace: Trace, seeds: int) -> list[Row]:
+def measured(trace: CapacityTrace, seeds: int) -> list[Row]:
     """Without notice and with it; nothing where too few groups lived and died."""
     rows = [_row(trace, seeds, notice=notice) for notice in (False, True)]
     return [row for row in rows if row is not None]
 
 
-def _row(trace: Trace, seeds: int, *, notice: bool) -> Row | None:
+def _row(trace: CapacityTrace, seeds: int, *, notice: bool) -> Row | None:
     notice_s = NOTICE_S["gcp" if "gcp" in trace.name else "aws"]
-    setting = Setting(notice_s=notice_s, honoured=HONOURED if notice else 0.0)
-    odds = Odds(Market(notice_s=notice_s if notice else 0.0), machines=trace.most)
+    setting = GoodputConfig(notice_s=notice_s, noticed_fraction=HONOURED if notice else 0.0)
+    odds = FailureModel(
+        market_prior=MarketPrior(notice_s=notice_s if notice else 0.0), num_nodes=trace.max_capacity
+    )
     histories = [
-        lives(trace, trace.most, honoured=setting.honoured, stream=Dice(seed).stream(trace.name))
+        group_lifetimes(
+            trace,
+            trace.max_capacity,
+            noticed_fraction=setting.noticed_fraction,
+            stream=SeededStreams(seed).stream(trace.name),
+        )
         for seed in range(seeds)
     ]
     if min(map(len, histories)) < FEWEST_LIVES:
         return None
-    each = [life.lasts_s for history in histories for life in history]
-    ours = [goodput(history, setting, Ours(odds)) for history in histories]
+    each = [life.duration_s for history in histories for life in history]
+    ours = [goodput(history, setting, ProductionPolicy(odds)) for history in histories]
     share = partial(_share, histories, setting)
     fixed = {apart_s: share(_alike(apart_s)) for apart_s in FIXED_S}
     ages_s, best = best_by_age(share, max(fixed, key=lambda apart_s: fixed[apart_s]))
@@ -129,7 +143,7 @@ def _row(trace: Trace, seeds: int, *, notice: bool) -> Row | None:
         notice=notice,
         lives=len(histories[0]),
         life_s=sum(each) / len(each),
-        bound=_mean([clairvoyant(history, setting) for history in histories]),
+        bound=_mean([oracle_goodput(history, setting) for history in histories]),
         ours=_mean(ours),
         least=100 * min(ours),
         fixed=fixed,
@@ -163,13 +177,13 @@ def _neighbours(chosen: tuple[float, ...]) -> list[tuple[float, ...]]:
 
 
 def _alike(apart_s: float) -> tuple[float, ...]:
-    return (apart_s,) * (len(BRACKETS_S) + 1)
+    return (apart_s,) * (len(AGE_BUCKET_EDGES_S) + 1)
 
 
 def _share(
-    histories: Sequence[Sequence[Life]], setting: Setting, ages_s: tuple[float, ...]
+    histories: Sequence[Sequence[GroupLifetime]], setting: GoodputConfig, ages_s: tuple[float, ...]
 ) -> float:
-    return _mean([goodput(history, setting, by_age(ages_s)) for history in histories])
+    return _mean([goodput(history, setting, interval_by_age(ages_s)) for history in histories])
 
 
 def _mean(shares: Sequence[float]) -> float:
@@ -193,7 +207,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def _cells(both: Sequence[Row]) -> tuple[str, ...]:
     first = both[0]
-    about = (first.trace, str(first.lives), told_seconds(first.life_s), f"{first.bound:.1f}")
+    about = (first.trace, str(first.lives), format_seconds(first.life_s), f"{first.bound:.1f}")
     return about + tuple(cell for row in both for cell in _shares(row))
 
 
@@ -229,7 +243,7 @@ def _line(rows: Sequence[Row], at_most: float, *, notice: bool) -> str:
         f"{fixed:+.2f} at worst ({_so(fixed >= -NO_WORSE)}: ≥ -{NO_WORSE:g}). "
         f"{len(rows) - len(over)} of {len(rows)} recordings are within {at_most:g}; of the other "
         f"{len(over)}, {len(beyond)} would not be with the best intervals by age either; "
-        f"{worst.regret:.2f} at worst ({worst.trace}, lost every {told_seconds(worst.life_s)}). "
+        f"{worst.regret:.2f} at worst ({worst.trace}, lost every {format_seconds(worst.life_s)}). "
         f"Behind the best intervals by age: {_average(row.behind for row in rows):.2f} on average, "
         f"{by_age:.2f} at worst. No seed is more than "
         f"{max(row.ours - row.least for row in rows):.2f} below the mean."

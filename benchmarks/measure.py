@@ -1,7 +1,8 @@
-"""The protocol of every figure: pairs in the order A B, B A, A B, …, after one that is discarded.
+"""The measurement protocol: pairs in the order A B, B A, A B, …, after a discarded warm-up pair.
 
-Nothing is dropped: a run that hangs or fails counts as its whole limit. A pair whose two halves met
-a very different machine is run again, and said to be. The claim is the lower bound of the ratio.
+Nothing is dropped: a run that hangs or fails counts as the whole limit. A pair with very different
+CPU pressure on its two halves is repeated, and reported as such. The claim is the lower bound of
+the ratio.
 """
 
 import argparse
@@ -27,7 +28,7 @@ REPEATS = 2
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one run says: the figure, the span whose CPU counts, and what else is worth knowing."""
+    """The result of one run: the figure, the interval for its CPU time, and further readings."""
 
     value: float
     since: float
@@ -37,7 +38,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """A peer's setting, and how many times better we want to be (None: shown, not claimed)."""
+    """A peer's setting, and the ratio that we want to reach (None: shown, not claimed)."""
 
     setting: Setting
     asked: float | None = None
@@ -45,7 +46,7 @@ class Rival:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One row of the table: the work, how its figure is read, and whom we race."""
+    """One row of the table: the work, how its figure is read, and the peers."""
 
     name: str
     title: str
@@ -234,7 +235,7 @@ def main(figure: Figure) -> None:
 
 
 def main_alone(figure: Figure, *, runs: int) -> None:
-    """Measure our own side of a figure that nobody else has."""
+    """Measure a figure that no peer has."""
     measured = _runs(figure, OURS, runs)
     every = {"all": [asdict(run) for run in measured]}
     print(tables.of_figure(keep(figure, summary(measured) | every, [])))
@@ -275,7 +276,7 @@ def _runs(figure: Figure, setting: Setting, runs: int) -> list[Measured]:
 def keep(
     figure: Figure, alone: dict[str, Any] | None, races: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Write what is known so far: a long race that is cut short has not been for nothing."""
+    """Write the results so far: an interrupted run keeps them."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     found = {
         "figure": figure.name,

@@ -1,9 +1,9 @@
-"""A wire of a given width before a server: what a machine of that bandwidth gets from a bucket.
+"""A proxy with limited bandwidth: what a machine of that bandwidth receives from a bucket.
 
     narrow.py 127.0.0.1:5000 --gbit 0.75
 
-Its first line of output is its own port. All that the server answers, on whichever connections,
-goes through together no faster than that; what it is sent goes as it comes.
+Its first line of output is its port. All responses together are limited to the bandwidth; requests
+are not.
 """
 
 import argparse

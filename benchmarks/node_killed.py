@@ -1,7 +1,8 @@
-"""SIGKILL of a whole node of 2, unannounced, to the first step of all workers after the restore.
+"""Time from SIGKILL of one of two nodes, without notice, to the first step of all workers after the
+restore.
 
-Two of four workers, their zygote and their agent die at once. Nobody is told; the replacement is
-part of the time. Ours alone: neither peer replaces a machine by itself.
+Two of four workers, their fork server and their agent die at once. The replacement is part of the
+time. Only spotfit is measured: neither peer replaces a machine by itself.
 """
 
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.deaths import deaths, told
+from benchmarks.deaths import deaths, summarize
 from benchmarks.measure import Figure, Reading, main
 from benchmarks.peers import Setting
 from benchmarks.run_once import Job, Run
@@ -28,7 +29,7 @@ def read(run: Run) -> Reading | None:
     found = deaths(run.events, WORKERS)
     if not found:
         return None
-    value, more = told(found, LIMIT_S)
+    value, more = summarize(found, LIMIT_S)
     return Reading(value, found[0].at, run.ended, more)
 
 

@@ -1,7 +1,7 @@
-"""moto's server with one creator at a time: moto looks whether an object is there, then writes it.
+"""moto's server with serialized creates.
 
-Between the two another thread may do the same, the more often the busier the machine is: then both
-would have created it, which no store may say, and `fit()` refuses such a bucket.
+moto checks for an object and then writes it, not atomically. Two concurrent creates could both
+succeed, which `fit()` detects and refuses.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""The sides of a race: how each is installed, started and, where it can be, tuned.
+"""The sides of a comparison: how each is installed, started and tuned.
 
-Peers live in environments of their own under .bench/, made when first needed. torch is asked for by
-version alone, so that every side gets the build that the index at hand offers: the same.
+Peers have virtual environments of their own under .bench/, created on first use. torch is requested
+by version only, so that every side gets the same build.
 """
 
 import json
@@ -49,7 +49,7 @@ TORCHRUN_TUNED = Setting(
     flags=("--monitor-interval", "0.1"),
 )
 RAY = Setting("ray", "default")
-# Its controller looks at the workers every two seconds unless told otherwise.
+# By default its controller checks the workers every two seconds.
 RAY_TUNED = Setting(
     "ray",
     "tuned",

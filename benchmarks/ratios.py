@@ -1,7 +1,7 @@
-"""What pairs of runs say: the median of their ratios, and how low it might be.
+"""Statistics of pairs of runs: the median of their ratios and its lower bound.
 
-Pure. A ratio says how many times better we are than the peer in one pair; the bound is the lower
-end of the 95 % bootstrap interval of the median, computed exactly instead of with dice.
+A ratio says how many times better spotfit is than the peer in one pair. The bound is the lower end
+of the 95 % bootstrap interval of the median, computed exactly instead of by sampling.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""One run of one side: start it, watch its whole tree, read what it noted, leave nothing behind."""
+"""Run one side once: start it, measure its process tree, read its events, and clean up."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ LOOK_EVERY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is asked of every side alike."""
+    """The work, equal for every side."""
 
     work: str
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A line of what a run noted: what, when by the machine's clock, in which `fit`, and facts."""
+    """A recorded event: name, time, the `fit` it belongs to, and fields."""
 
     name: str
     at: float
@@ -47,12 +47,12 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """What a run noted, in order."""
+    """The events of a run, in order."""
 
     every: tuple[Event, ...]
 
     def named(self, name: str, **wanted: Any) -> tuple[Event, ...]:
-        """The events of this name whose facts are these."""
+        """Return the events with this name and these fields."""
         return tuple(
             event
             for event in self.every
@@ -61,7 +61,7 @@ class Events:
         )
 
     def when_all(self, name: str, ranks: int, **wanted: Any) -> float | None:
-        """When the last of the ranks was there; None if one never came."""
+        """Return the time of the last rank's event; None if a rank has none."""
         first: dict[int, float] = {}
         for event in self.named(name, **wanted):
             first.setdefault(event.facts["rank"], event.facts.get("entered", event.at))
@@ -73,7 +73,7 @@ def _fact(event: Event, key: str) -> Any:
 
 
 def parse_events(lines: Iterable[str]) -> Events:
-    """Read what was noted; a line cut short by a kill is no event."""
+    """Parse recorded events; a line cut short by a kill is skipped."""
     found = []
     for line in lines:
         if line.endswith("}\n"):
@@ -84,7 +84,7 @@ def parse_events(lines: Iterable[str]) -> Events:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run, ended by itself or, because it hung, by us."""
+    """A run that ended by itself or was killed because it hung."""
 
     setting: str
     started: float
@@ -108,7 +108,7 @@ class Run:
 
 
 def run_once(setting: peers.Setting, job: Job, *, limit_s: float) -> Run:
-    """Run the job on this side; one that notes nothing for `limit_s` hangs: it is ended."""
+    """Run the job on this side; a run without events for `limit_s` is killed."""
     # A short path: sockets below it may not be longer than a hundred letters.
     folder = Path(tempfile.mkdtemp(prefix="sfb-"))
     try:
@@ -172,9 +172,9 @@ def _prepared(folder: Path, setting: peers.Setting, job: Job) -> dict[str, Any]:
 
 
 def _wait(process: subprocess.Popen[bytes], noted: Path, silence_s: float) -> int | None:
-    """Wait for the end; None for a run that has noted nothing for so long."""
-    begun = time.time()
-    while time.time() - max(begun, _last_noted(noted)) < silence_s:
+    """Wait for the end; None for a run without events for too long."""
+    started = time.time()
+    while time.time() - max(started, _last_noted(noted)) < silence_s:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(LOOK_EVERY_S)
     return None
@@ -201,7 +201,7 @@ def load_average() -> float:
 
 
 def cpu_pressure() -> float:
-    """Share of the last ten seconds, in percent, in which somebody waited for a core."""
+    """Return the percentage of the last ten seconds in which a process waited for a CPU."""
     return parse_pressure(Path("/proc/pressure/cpu").read_text())
 
 

@@ -1,7 +1,7 @@
-"""1,000 agents under the virtual clock, a tenth of them reclaimed every minute; and the bill.
+"""1,000 agents in virtual time, a tenth of them preempted every minute, and the cost of requests.
 
-The same production code as everywhere, in simulated time. Arguments are those of
-`python -m spotfit_localsim.scale`.
+The production code in simulated time. Arguments are those of
+`python -m spotfit_localsim.virtual.scale`.
 """
 
 import json
@@ -20,7 +20,7 @@ NAME = "simulated_scale"
 
 def main(arguments: list[str]) -> int:
     began = time.monotonic()
-    command = [sys.executable, "-m", "spotfit_localsim.scale", *arguments]
+    command = [sys.executable, "-m", "spotfit_localsim.virtual.scale", *arguments]
     done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
     print(done.stdout)
     keep(done.stdout, held=done.returncode == 0, took_s=time.monotonic() - began)

@@ -1,7 +1,7 @@
-"""report() with a checkpoint to S3: the time of a call, for one big file and for many small ones.
+"""Duration of report() with a checkpoint to S3: one large file, and many small ones.
 
-Both sides write to the same server. moto answers from one process: much of the time is its own.
-`SPOTFIT_BENCH_S3=http://host:port`, with keys in the environment, names another.
+Both sides write to the same server. moto uses one process, and much of the time is its own.
+`SPOTFIT_BENCH_S3=http://host:port`, with credentials in the environment, selects another server.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""The training work that every side does, word for word the same.
+"""The training work, identical on every side.
 
-Nothing heavy is imported at the top, and nothing of ours anywhere: a function gets `report`,
-`get_checkpoint` and `get_context` from the module that its side names. What happens is appended,
-with the machine's one clock, to the file that the configuration names.
+Heavy modules are imported inside functions, and spotfit nowhere: a function gets `report`,
+`get_checkpoint` and `get_context` from the module of its side. Events are appended to the file in
+the configuration, with the machine's monotonic clock.
 """
 
 import importlib
@@ -38,7 +38,7 @@ def record(config: Config, event: str, **facts: Any) -> None:
 
 
 def first_line(config: Config) -> None:
-    """Note that the function has begun, then make one step."""
+    """Record the start of the function, then execute one step."""
     entered = time.time()
     rank = _rank(config)
     record(config, "first_line", rank=rank, entered=entered, **_what_is_there())
@@ -47,7 +47,7 @@ def first_line(config: Config) -> None:
 
 
 def survive(config: Config) -> None:
-    """Train in lives of a few steps; in each but the last, a worker or a node is killed."""
+    """Train in attempts of a few steps; in each but the last, a worker or a node is killed."""
     api, rank, life = _api(config), _rank(config), _lives_lost(config)
     step = _step_of(api.get_checkpoint())
     for nth, _ in enumerate(_steps(STEPS_A_LIFE)):
@@ -74,7 +74,7 @@ def report_often(config: Config) -> None:
 
 
 def upload(config: Config) -> None:
-    """Report checkpoints of so many files, and note how long each call took."""
+    """Report checkpoints of several files, and record the duration of each call."""
     api = _api(config)
     for n in range(config["reports"]):
         with tempfile.TemporaryDirectory() as folder:
@@ -156,7 +156,7 @@ def _spread_us(took: list[float]) -> dict[str, float]:
 
 
 def _save(api: Any, rank: int, step: int) -> None:
-    """Save over the side's own way: rank 0 writes, everybody reports."""
+    """Save as the side does it: rank 0 writes, all ranks report."""
     if rank != 0:
         api.report({"step": step})
         return
@@ -180,7 +180,7 @@ def _lives_lost(config: Config) -> int:
 
 
 def _a_worker_dies(config: Config, life: int) -> None:
-    """Everybody's turn comes, rank 0's as well."""
+    """Kill each rank in turn, including rank 0."""
     workers = int(_api(config).get_context().get_world_size())
     if _rank(config) == (life + 1) % workers:
         _bury(config, life)
@@ -204,7 +204,7 @@ def _bury(config: Config, life: int) -> None:
 
 
 def _session(leader: int) -> list[int]:
-    """The processes of a session; the first is its leader, who began it."""
+    """Return the processes of a session; the first is the session leader."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
     return sorted((pid for pid in pids if _session_of(pid) == leader), key=lambda p: p != leader)
 

@@ -1,7 +1,7 @@
-"""SIGKILL of one of 4 workers, to the first step of all of them after the restore.
+"""Time from SIGKILL of one of four workers to the first step of all workers after the restore.
 
-The victim notes the moment and kills itself between two steps; every rank's turn comes. With
-`--count 200` ours alone is killed that often, 25 times a fit(), and every recovery is counted.
+The worker records the time and kills itself between two steps; every rank in turn. With
+`--count 200` spotfit alone is killed that often, 25 times per fit(), and every recovery counts.
 """
 
 import argparse
@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.deaths import deaths, told
+from benchmarks.deaths import deaths, summarize
 from benchmarks.measure import Figure, Reading, Rival, main, main_alone
 from benchmarks.peers import RAY, RAY_TUNED, TORCHRUN, TORCHRUN_TUNED, Setting
 from benchmarks.run_once import Job, Run
@@ -35,7 +35,7 @@ def read(run: Run) -> Reading | None:
     found = deaths(run.events, WORKERS)
     if not found:
         return None
-    value, more = told(found, LIMIT_S)
+    value, more = summarize(found, LIMIT_S)
     last = found[-1].at + (found[-1].recovered_s or LIMIT_S)
     return Reading(value, found[0].at, min(last, run.ended), more)
 

@@ -1,7 +1,7 @@
-"""Four workers on two nodes meet and add up their ranks.
+"""Four workers on two nodes form a process group and sum their ranks.
 
-Shows the least that is needed: a function, how many workers, and where. For a cloud, name another
-provisioner and put `storage_path` into a bucket.
+The minimal program: a training function, the number of workers, and where they run. For a cloud,
+name its provisioner and set `storage_path` to a bucket.
 """
 
 import tempfile
@@ -11,7 +11,7 @@ from spotfit.torch import TorchTrainer
 
 
 def train() -> float:
-    """Runs on every worker; the process group stands already."""
+    """Run on every worker; the process group is initialized already."""
     import torch
     import torch.distributed as dist
 
@@ -30,4 +30,4 @@ if __name__ == "__main__":
             run_config=spotfit.RunConfig(name="hello", storage_path=storage),
             provisioner="local?nodes=2",
         )
-        print(f"all ranks add up to {trainer.fit().return_value}")
+        print(f"sum of all ranks: {trainer.fit().return_value}")

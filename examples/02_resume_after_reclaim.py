@@ -1,28 +1,29 @@
-"""A node is taken away in the middle, without a word, and training goes on from the checkpoint.
+"""A node is killed without notice, and training resumes from the last checkpoint.
 
-Shows the two calls that make a function survive: `get_checkpoint` at its start and `report` with a
-checkpoint now and then. The reclaimer plays the spot market here; a cloud brings its own.
+Two calls make a training function fault tolerant: `get_checkpoint` at its start, and `report` with
+a checkpoint from time to time. `scheduled_reclaims` preempts the node here; spot clouds do it
+themselves.
 """
 
 import tempfile
 from pathlib import Path
 
 import spotfit
-from spotfit_localsim.live.options import LocalOptions
-from spotfit_localsim.live.reclaimer import at_step, reclaiming
+from spotfit_localsim.live.preemption import at_step, scheduled_reclaims
+from spotfit_provisioners.local.options import LocalOptions
 
 STEPS = 100
 
 
 def train() -> int:
-    """Count to a hundred, in lock step; go on from where the last checkpoint was taken."""
+    """Count to 100 with a barrier per step; resume from the last checkpoint."""
     import time
 
     step, rank = 0, spotfit.get_context().get_world_rank()
     if checkpoint := spotfit.get_checkpoint():
         with checkpoint.as_directory() as directory:
             step = int(Path(directory, "step").read_text())
-        print(f"rank {rank} goes on from step {step}")
+        print(f"rank {rank} resumes from step {step}")
     while step < STEPS:
         spotfit.collective.barrier()
         time.sleep(0.02)  # noqa: TID251  # a step of real work
@@ -46,6 +47,6 @@ if __name__ == "__main__":
             run_config=spotfit.RunConfig(name="resume", storage_path=f"{folder}/runs"),
             provisioner=machines,
         )
-        with reclaiming(f"{folder}/runs/resume", [at_step(45)], options=machines) as market:
+        with scheduled_reclaims(f"{folder}/runs/resume", [at_step(45)], options=machines) as market:
             result = trainer.fit()
-        print(f"counted to {result.return_value}; taken away on the way: {market.done}")
+        print(f"counted to {result.return_value}; preempted: {market.completed}")

@@ -1,9 +1,9 @@
-"""A model sharded over two workers goes on from its sharded checkpoint, sharded over three.
+"""A model sharded over two workers resumes from its sharded checkpoint on three workers.
 
-Shows FSDP2 (`fully_shard`) with torch.distributed.checkpoint: every worker keeps, saves and reports
-its own shards only. The files of all become one checkpoint, which a group of any size can read: of
-it, each worker takes what its new shards are made of. So a run may shrink and grow as machines go
-and come.
+FSDP2 (`fully_shard`) with torch.distributed.checkpoint: every worker holds, saves and reports its
+own shards only. The files of all workers form one checkpoint, which a group of any size can load:
+each worker reads the parts of its new shards. A run can therefore shrink and grow with the
+available machines.
 """
 
 import tempfile
@@ -25,52 +25,61 @@ BATCH, SAVE_EVERY = 16, 10
 
 
 class Block(nn.Module):
-    """Look back at what was read, then think. Its weights are gathered together, when it runs."""
+    """A transformer block; FSDP gathers its parameters when it runs."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.look = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
-        self.think = nn.Sequential(
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+        self.mlp = nn.Sequential(
             nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
         )
-        self.before_looking, self.before_thinking = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
 
-    def forward(self, read: torch.Tensor) -> torch.Tensor:
-        calm = self.before_looking(read)
-        ahead = torch.ones(WINDOW, WINDOW, dtype=torch.bool, device=read.device).triu(1)
-        seen, _ = self.look(calm, calm, calm, attn_mask=ahead, need_weights=False)
-        read = read + seen
-        thought: torch.Tensor = self.think(self.before_thinking(read))
-        return read + thought
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        normed = self.attention_norm(hidden)
+        causal_mask = torch.ones(WINDOW, WINDOW, dtype=torch.bool, device=hidden.device).triu(1)
+        attended, _ = self.attention(
+            normed, normed, normed, attn_mask=causal_mask, need_weights=False
+        )
+        hidden = hidden + attended
+        output: torch.Tensor = self.mlp(self.mlp_norm(hidden))
+        return hidden + output
 
 
-class Reader(nn.Module):
-    """Reads letters, guesses the next one after each, and tells how wrong it was."""
+class CharacterModel(nn.Module):
+    """A character-level language model; returns the cross-entropy loss."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.letters, self.places = nn.Embedding(LETTERS, WIDTH), nn.Embedding(WINDOW, WIDTH)
+        self.token_embedding, self.position_embedding = (
+            nn.Embedding(LETTERS, WIDTH),
+            nn.Embedding(WINDOW, WIDTH),
+        )
         self.blocks = nn.Sequential(*(Block() for _ in range(BLOCKS)))
-        self.guess = nn.Linear(WIDTH, LETTERS)
+        self.head = nn.Linear(WIDTH, LETTERS)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(WINDOW, device=text.device)
-        read = self.blocks(self.letters(text[:, :-1]) + self.places(places))
-        return functional.cross_entropy(self.guess(read).flatten(0, 1), text[:, 1:].flatten())
+        positions = torch.arange(WINDOW, device=text.device)
+        hidden = self.blocks(
+            self.token_embedding(text[:, :-1]) + self.position_embedding(positions)
+        )
+        return functional.cross_entropy(self.head(hidden).flatten(0, 1), text[:, 1:].flatten())
 
 
 def train(config: dict[str, Any]) -> dict[str, float]:
-    """Learn to spell until step `until`, from wherever the last checkpoint was taken."""
-    torch.manual_seed(0)  # all workers begin with the same weights, of which each keeps a share
+    """Train until step `until`, from the last checkpoint."""
+    torch.manual_seed(0)  # equal weights on all workers, before they are sharded
     model = prepare_model(
-        Reader(), parallel_strategy="fsdp2", parallel_strategy_kwargs={"auto_wrap_policy": {Block}}
+        CharacterModel(),
+        parallel_strategy="fsdp2",
+        parallel_strategy_kwargs={"auto_wrap_policy": {Block}},
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     step = restore(model, optimizer)
     first = step
     loss = torch.tensor(torch.nan)
     while step < config["until"]:
-        loss = model(some_of(config["text"], step))
+        loss = model(draw_batch(config["text"], step))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -81,19 +90,19 @@ def train(config: dict[str, Any]) -> dict[str, float]:
 
 
 def save(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, loss: float) -> None:
-    """Report a checkpoint to which every worker brings the files of its own shards."""
+    """Report a checkpoint; every worker adds the files of its own shards."""
     with tempfile.TemporaryDirectory() as folder:
-        save_shards(everything(model, optimizer, step), checkpoint_id=folder)
+        save_shards(state_to_save(model, optimizer, step), checkpoint_id=folder)
         checkpoint = spotfit.Checkpoint.from_directory(folder)
         spotfit.report({"step": step, "loss": loss}, checkpoint=checkpoint)
 
 
 def restore(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """The step to go on from; the shards are filled from a checkpoint of however many workers."""
+    """Load the last checkpoint, saved by any number of workers, and return its step."""
     checkpoint = spotfit.get_checkpoint()
     if checkpoint is None:
         return 0
-    state = everything(model, optimizer, step=0)
+    state = state_to_save(model, optimizer, step=0)
     with checkpoint.as_directory() as folder:
         load_shards(state, checkpoint_id=folder)
     set_state_dict(
@@ -105,22 +114,25 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     return int(state["step"])
 
 
-def everything(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> dict[str, Any]:
-    """What has to be kept: of tensors this worker's shards, which know whose part they are."""
-    weights, moments = get_state_dict(model, optimizer)
-    return {"model": weights, "optimizer": moments, "step": step}
+def state_to_save(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> dict[str, Any]:
+    """Return the state to save: DTensors of this worker's shards, and the step."""
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    return {"model": model_state, "optimizer": optimizer_state, "step": step}
 
 
-def some_of(text: bytes, step: int) -> torch.Tensor:
-    """Pieces of the text: others at every step, and for every worker."""
-    me = spotfit.get_context()
-    dice = torch.Generator().manual_seed(step * me.get_world_size() + me.get_world_rank())
-    starts = torch.randint(len(text) - WINDOW - 1, (BATCH,), generator=dice).tolist()
+def draw_batch(text: bytes, step: int) -> torch.Tensor:
+    """Draw a batch of text windows, different in every step and on every worker."""
+    context = spotfit.get_context()
+    rng = torch.Generator().manual_seed(step * context.get_world_size() + context.get_world_rank())
+    starts = torch.randint(len(text) - WINDOW - 1, (BATCH,), generator=rng).tolist()
     return torch.tensor([list(text[start : start + WINDOW + 1]) for start in starts])
 
 
-def spell(storage: str, *, workers: int, until: int) -> spotfit.Result:
-    """The same run, whatever its size: its name and its storage make it so."""
+def fit(storage: str, *, workers: int, until: int) -> spotfit.Result:
+    """Train with that many workers.
+
+    The name and the storage path identify the run, not its size.
+    """
     trainer = TorchTrainer(
         train,
         train_loop_config={"text": Path(__file__).read_bytes(), "until": until},
@@ -133,8 +145,8 @@ def spell(storage: str, *, workers: int, until: int) -> spotfit.Result:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as storage:
-        print("two workers:", spell(storage, workers=2, until=30).return_value)
-        result = spell(storage, workers=3, until=60)
+        print("two workers:", fit(storage, workers=2, until=30).return_value)
+        result = fit(storage, workers=3, until=60)
         print("three workers:", result.return_value)
         assert result.checkpoint is not None
         with result.checkpoint.as_directory() as folder:

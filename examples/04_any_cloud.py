@@ -1,17 +1,18 @@
-"""One training, anywhere: this machine, a simulated cloud, a Slurm cluster, a real cloud.
+"""One training on any backend: this machine, a simulated cloud, a Slurm cluster, a real cloud.
 
-    python examples/04_any_cloud.py                                 # here
-    python examples/04_any_cloud.py sim://aws_batch                 # a simulated cloud, also here
+    python examples/04_any_cloud.py                                 # local
+    python examples/04_any_cloud.py sim://aws_batch                 # a simulated cloud
     python examples/04_any_cloud.py "sim://gcp_batch?reclaims_per_hour=120"
     python examples/04_any_cloud.py slurm --storage /shared/runs
     python examples/04_any_cloud.py aws_batch --storage s3://my-bucket/runs
 
-What a real cloud needs besides is said once, in spotfit.toml or in variables, and checked by
+A real cloud needs more settings, in spotfit.toml or in environment variables. Check them with
 `spotfit doctor --provisioner <cloud>`; see docs/guides/<cloud>.md. In short:
 
     aws_batch    queues, image; a role for the jobs that may use the bucket
     gcp_batch    project, region, image; a service account that may use the bucket
-    azure_batch  endpoint, image, a pool or what makes one; an identity that may use the container
+    azure_batch  endpoint, image, a pool or the options to create one; an identity that may use the
+                 container
     kubernetes   image, service_account; flavour = "eks" | "karpenter" | "gke" | "aks"
     slurm        partitions; --storage on a disk that all nodes share, or in a bucket
     ssh          hosts
@@ -27,7 +28,7 @@ STEPS = 60
 
 
 def train(config: dict[str, int]) -> int:
-    """Add up in lock step what all ranks bring; go on from the last checkpoint."""
+    """Sum a value of rank 0 in every step; resume from the last checkpoint."""
     import time
 
     step, total = 0, 0
@@ -48,21 +49,25 @@ def train(config: dict[str, int]) -> int:
 
 
 def main() -> None:
-    """Train with two workers wherever the arguments say."""
+    """Train with two workers on the given provisioner."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("provisioner", nargs="?", default="local")
-    parser.add_argument("--storage", help="a bucket or a shared disk; local and sim:// need none")
+    parser.add_argument(
+        "--storage", help="bucket or shared directory; optional for local and sim://"
+    )
     parser.add_argument("--name", default="any-cloud")
-    told = parser.parse_args()
-    with tempfile.TemporaryDirectory() as here:
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary_dir:
         result = spotfit.DataParallelTrainer(
             train,
             train_loop_config={"steps": STEPS},
             scaling_config=spotfit.ScalingConfig(num_workers=2),
-            run_config=spotfit.RunConfig(name=told.name, storage_path=told.storage or here),
-            provisioner=told.provisioner,
+            run_config=spotfit.RunConfig(
+                name=options.name, storage_path=options.storage or temporary_dir
+            ),
+            provisioner=options.provisioner,
         ).fit()
-    print(f"{told.provisioner}: {STEPS} steps, total {result.return_value}")
+    print(f"{options.provisioner}: {STEPS} steps, total {result.return_value}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The whole story in a minute: handwritten digits, four workers on two nodes, both nodes lost.
+"""Demo in a minute: handwritten digits, four workers on two nodes, and both nodes are lost.
 
-Real data, a small convolutional net, checkpoints in an S3 server on loopback. One node is
-reclaimed with notice, one is killed without a word; then the same training runs undisturbed, and
-the two results must be equal, bit for bit. `make demo` runs it.
+Real data, a small convolutional network, checkpoints in an S3 server on loopback. One node is
+preempted with notice, one is killed without notice; then the same training runs undisturbed, and
+the two results must be bit-identical. `make demo` runs it.
 
-For a cloud, change `provisioner=` and `storage_path=`; nothing else.
+For a cloud, change `provisioner=` and `storage_path=` only.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from rich.live import Live
 from rich.table import Table
 
 import spotfit
-from spotfit.client.story import tell
+from spotfit.client.event_text import format_event
 from spotfit.ledger.journal import Journal
 from spotfit.model.events import (
     CheckpointCommitted,
     CheckpointDropped,
-    Entry,
+    JournalEntry,
     RoundClosed,
     RoundOpened,
 )
-from spotfit.store.opening import open_store
+from spotfit.store.factory import open_store
 from spotfit.torch import TorchTrainer, prepare_model
-from spotfit_localsim.live.options import LocalOptions
-from spotfit_localsim.live.reclaimer import Reclamation, at_step, reclaiming
+from spotfit_localsim.live.preemption import ReclaimSchedule, at_step, scheduled_reclaims
+from spotfit_provisioners.local.options import LocalOptions
 
 WORKERS, NODES = 4, 2
 BATCH, EPOCHS, SAVE_EVERY = 16, 40, 20
@@ -49,11 +49,11 @@ GOOD = 0.97
 console = Console()
 
 
-# --- what is trained --------------------------------------------------------------------------
+# --- training ------------------------------------------------------------------------------
 
 
 def train(config: dict[str, Any]) -> float:
-    """On every worker: go on from the last checkpoint, and return the accuracy at the end."""
+    """Resume from the last checkpoint, train, and return the final accuracy."""
     import numpy as np
     import torch
     from torch import nn
@@ -65,7 +65,7 @@ def train(config: dict[str, Any]) -> float:
     rank, world_size = context.get_world_rank(), context.get_world_size()
     images, labels = (torch.from_numpy(config[part]) for part in ("images", "labels"))
 
-    # Buckets that are never rearranged add up in the same order after a restart.
+    # DDP must not rebuild its buckets: sums would change their order after a restart.
     model: Any = prepare_model(
         digits_net(), parallel_strategy_kwargs={"find_unused_parameters": True}
     )
@@ -80,10 +80,12 @@ def train(config: dict[str, Any]) -> float:
 
     per_epoch = len(images) // (config["batch"] * world_size)
     for step in range(done, per_epoch * config["epochs"]):
-        epoch, place = divmod(step, per_epoch)
+        epoch, batch_index = divmod(step, per_epoch)
         order = np.random.default_rng((config["seed"], epoch)).permutation(len(images))
-        chosen = order[place * world_size + rank :: per_epoch * world_size][: config["batch"]]
-        loss: Any = nn.functional.cross_entropy(model(images[chosen]), labels[chosen])
+        indices = order[batch_index * world_size + rank :: per_epoch * world_size][
+            : config["batch"]
+        ]
+        loss: Any = nn.functional.cross_entropy(model(images[indices]), labels[indices])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -100,15 +102,17 @@ def train(config: dict[str, Any]) -> float:
                     "step": step + 1,
                 }
                 torch.save(state, Path(directory, "state.pt"))
-            mine = spotfit.Checkpoint.from_directory(directory) if rank == 0 else None
-            spotfit.report(metrics, checkpoint=mine)
+            reported_checkpoint = (
+                spotfit.Checkpoint.from_directory(directory) if rank == 0 else None
+            )
+            spotfit.report(metrics, checkpoint=reported_checkpoint)
     with torch.no_grad():
-        guesses = model.module(torch.from_numpy(config["held_out"])).argmax(dim=1)
-        return float((guesses == torch.from_numpy(config["held_out_labels"])).float().mean())
+        predictions = model.module(torch.from_numpy(config["held_out"])).argmax(dim=1)
+        return float((predictions == torch.from_numpy(config["held_out_labels"])).float().mean())
 
 
 def digits_net() -> Any:
-    """Two convolutions and a line."""
+    """Return two convolutions and a linear layer."""
     from torch import nn
 
     return nn.Sequential(
@@ -118,20 +122,20 @@ def digits_net() -> Any:
 
 
 def note(diary: str, rank: int, metrics: dict[str, Any]) -> None:
-    """For the timeline below: which process made which step, and when."""
+    """Record for the timeline which process executed the step, and when."""
     if rank == 0:
-        told = (os.getpid(), metrics["step"], time.time_ns() // 1_000_000, metrics["loss"])
+        fields = (os.getpid(), metrics["step"], time.time_ns() // 1_000_000, metrics["loss"])
         with Path(diary).open("a") as file:
-            file.write(" ".join(map(str, told)) + "\n")
+            file.write(" ".join(map(str, fields)) + "\n")
 
 
 def digits() -> dict[str, Any]:
-    """1,797 images of 8 × 8 points; every fifth is held out."""
+    """Load 1,797 images of 8 × 8 pixels; every fifth is held out."""
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    images = (found.images / 16.0).astype("float32")[:, None]
-    labels = found.target.astype("int64")
+    dataset = load_digits()
+    images = (dataset.images / 16.0).astype("float32")[:, None]
+    labels = dataset.target.astype("int64")
     held_out = [n % 5 == 0 for n in range(len(images))]
     trained = [not held for held in held_out]
     return {
@@ -142,15 +146,17 @@ def digits() -> dict[str, Any]:
     }
 
 
-# --- where, and what befalls it ---------------------------------------------------------------
+# --- runs and preemptions ------------------------------------------------------------------
 
 
 def main() -> int:
-    """Train through two losses, train undisturbed, compare. 0 if everything holds."""
+    """Train with two preemptions, train undisturbed, and compare. Returns 0 if all checks pass."""
     with tempfile.TemporaryDirectory(prefix="spotfit-demo-") as folder, s3_server(Path(folder)):
         data = digits()
         disturbed = Training("digits", Path(folder), data)
-        with reclaiming(disturbed.url, PLAN, options=disturbed.machines, seed=SEED) as market:
+        with scheduled_reclaims(
+            disturbed.url, PLAN, options=disturbed.machines, seed=SEED
+        ) as market:
             disturbed.run(market)
         undisturbed = Training("undisturbed", Path(folder), data)
         undisturbed.run(None)
@@ -159,7 +165,7 @@ def main() -> int:
 
 
 class Training:
-    """One `fit()`, watched while it runs."""
+    """One `fit()`, displayed while it runs."""
 
     def __init__(self, name: str, folder: Path, data: dict[str, Any]) -> None:
         storage = f"s3://{BUCKET}/runs"
@@ -187,30 +193,30 @@ class Training:
         self.result: spotfit.Result
         self.seconds = 0.0
         self.news: list[str] = []
-        self.closed: list[Entry] = []
-        """The ends of rounds, as the journal tells them."""
+        self.closed: list[JournalEntry] = []
+        """The journal entries of closed rounds."""
         self.committed: list[str] = []
         self.passed_over: list[str] = []
-        """Checkpoints that were committed and not used: nothing may ever stand here."""
+        """Committed checkpoints that the next round did not restore; must stay empty."""
         self._journal: Journal | None = None
 
-    def run(self, market: Reclamation | None) -> None:
-        """To the end, with a view of what goes on."""
-        began_ns = time.monotonic_ns()
+    def run(self, market: ReclaimSchedule | None) -> None:
+        """Run to the end, with a live display."""
+        started_ns = time.monotonic_ns()
         handle = self.trainer.submit()
         ended = threading.Event()
-        watching = threading.Thread(target=self._show, args=(handle, market, ended))
-        watching.start()
+        display = threading.Thread(target=self._show, args=(handle, market, ended))
+        display.start()
         try:
             self.result = handle.result()
         finally:
             ended.set()
-            watching.join()
+            display.join()
             console.print()
-        self.seconds = (time.monotonic_ns() - began_ns) / 1e9
+        self.seconds = (time.monotonic_ns() - started_ns) / 1e9
 
     def _show(
-        self, handle: spotfit.RunHandle, market: Reclamation | None, ended: threading.Event
+        self, handle: spotfit.RunHandle, market: ReclaimSchedule | None, ended: threading.Event
     ) -> None:
         with Live(console=console, refresh_per_second=8) as live:
             while True:
@@ -221,32 +227,32 @@ class Training:
                     return
 
     def read_on(self) -> None:
-        """What the run's journal says since the last look."""
+        """Apply new entries of the run's journal."""
         if self._journal is None:
-            self._journal = Journal(open_store(self.url), whole=True)
-            self._journal.heard = self._hear
+            self._journal = Journal(open_store(self.url), ignore_view_cache=True)
+            self._journal.on_entry = self._hear
         self._journal.catch_up()
 
-    def _hear(self, _slot: int, _body: bytes, entry: Entry) -> None:
+    def _hear(self, _slot: int, _body: bytes, entry: JournalEntry) -> None:
         match entry.event:
             case CheckpointCommitted(name=name):
                 self.committed.append(name)
             case RoundClosed():
                 self.closed.append(entry)
             case RoundOpened(round=opened):
-                if self.committed and self.committed[-1] != opened.checkpoint:
+                if self.committed and self.committed[-1] != opened.checkpoint_name:
                     self.passed_over.append(self.committed[-1])
         if not isinstance(entry.event, CheckpointDropped):
-            self.news.append(tell(entry.event))
+            self.news.append(format_event(entry.event))
 
     def steps(self) -> list[Step]:
-        """What rank 0 wrote into its diary."""
+        """Return the steps that rank 0 recorded."""
         lines = self.diary.read_text().splitlines() if self.diary.exists() else []
-        told = [line.split() for line in lines]
-        return [Step(int(pid), int(step), int(at), loss) for pid, step, at, loss in told]
+        rows = [line.split() for line in lines]
+        return [Step(int(pid), int(step), int(at), loss) for pid, step, at, loss in rows]
 
     def weights(self) -> dict[str, Any]:
-        """Of the last checkpoint."""
+        """Return the weights of the last checkpoint."""
         import torch
 
         assert self.result.checkpoint is not None
@@ -256,7 +262,7 @@ class Training:
 
 @contextmanager
 def s3_server(folder: Path) -> Iterator[None]:
-    """A real S3 server on loopback, and the environment that leads to it."""
+    """Run an S3 server on loopback, and set the environment for it."""
     from urllib.request import Request, urlopen
 
     from moto.server import ThreadedMotoServer
@@ -268,7 +274,7 @@ def s3_server(folder: Path) -> Iterator[None]:
     os.environ.update(  # noqa: TID251  # as a user's shell would
         AWS_ENDPOINT_URL=f"http://{host}:{port}",
         AWS_ACCESS_KEY_ID="demo",
-        AWS_SECRET_ACCESS_KEY="demo",  # noqa: S106  # the server asks for none
+        AWS_SECRET_ACCESS_KEY="demo",  # noqa: S106  # the server checks no credentials
         AWS_REGION="us-east-1",
         AWS_EC2_METADATA_DISABLED="true",
         SPOTFIT_HOME=str(folder / "keys"),
@@ -281,12 +287,12 @@ def s3_server(folder: Path) -> Iterator[None]:
         server.stop()
 
 
-# --- what is shown ----------------------------------------------------------------------------
+# --- display --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step that was made: by which process, and when."""
+    """An executed step."""
 
     pid: int
     step: int
@@ -294,43 +300,43 @@ class Step:
     loss: str
 
 
-def view(training: Training, handle: spotfit.RunHandle, market: Reclamation | None) -> Table:
-    """The run at this moment."""
+def view(training: Training, handle: spotfit.RunHandle, market: ReclaimSchedule | None) -> Table:
+    """Return the current state of the run as a table."""
     status, steps = handle.status(), training.steps()
     table = Table(title=f"{status.name}: {status.state}", title_justify="left", show_header=False)
     table.add_row("round", f"{status.round or '-'}, {status.workers} workers")
     table.add_row("machines", str(status.machines))
     table.add_row("step", f"{steps[-1].step}, loss {steps[-1].loss}" if steps else "-")
     table.add_row("checkpoints", f"{len(training.committed)} committed")
-    for struck in market.done if market else ():
-        how = "was told that it will go" if struck.announced else "was killed without a word"
-        table.add_row("market", f"after step {struck.step} a node {how}")
+    for reclaim in market.completed if market else ():
+        how = "received a preemption notice" if reclaim.notice else "was killed without notice"
+        table.add_row("market", f"after step {reclaim.step} a node {how}")
     for line in training.news[-4:]:
         table.add_row("journal", line)
     return table
 
 
-def timeline(training: Training, market: Reclamation) -> Table:
-    """Every round: when and what it trained, who was lost, and what that cost."""
+def timeline(training: Training, market: ReclaimSchedule) -> Table:
+    """Return a table of the rounds: steps, cause of the end, and the cost."""
     table = Table(title="Rounds", title_justify="left")
-    for column in ("round", "from", "steps", "what ended it", "to the next step", "done again"):
-        table.add_column(column, justify="left" if column.startswith("what") else "right")
+    for column in ("round", "from", "steps", "ended by", "to the next step", "repeated"):
+        table.add_column(column, justify="left" if column == "ended by" else "right")
     rounds = split_by_process(training.steps())
-    began_ms = rounds[0][0].at_ms
+    started_ms = rounds[0][0].at_ms
     for number, steps in enumerate(rounds):
-        since = f"{(steps[0].at_ms - began_ms) / 1000:.1f} s"
-        row = [str(number + 1), since, f"{steps[0].step}-{steps[-1].step}"]
+        start = f"{(steps[0].at_ms - started_ms) / 1000:.1f} s"
+        row = [str(number + 1), start, f"{steps[0].step}-{steps[-1].step}"]
         if number + 1 < len(rounds):
             following = rounds[number + 1]
-            why, at_ms = what_ended(training.closed[number], steps, market)
-            again = steps[-1].step - following[0].step + 1
-            row += [why, f"{(following[0].at_ms - at_ms) / 1000:.2f} s", f"{again} steps"]
+            cause, at_ms = what_ended(training.closed[number], steps, market)
+            repeated = steps[-1].step - following[0].step + 1
+            row += [cause, f"{(following[0].at_ms - at_ms) / 1000:.2f} s", f"{repeated} steps"]
         table.add_row(*row)
     return table
 
 
 def split_by_process(steps: list[Step]) -> list[list[Step]]:
-    """A new process of rank 0 is a new round."""
+    """Group the steps by round: each round has a new rank 0 process."""
     rounds: list[list[Step]] = []
     for step in steps:
         if not rounds or rounds[-1][-1].pid != step.pid:
@@ -339,33 +345,43 @@ def split_by_process(steps: list[Step]) -> list[list[Step]]:
     return rounds
 
 
-def what_ended(closed: Entry, steps: list[Step], market: Reclamation) -> tuple[str, int]:
-    """Why a round ended, and since when nobody trained: from the kill, or from the last step of
-    a group that changed over to the replacement."""
+def what_ended(closed: JournalEntry, steps: list[Step], market: ReclaimSchedule) -> tuple[str, int]:
+    """Return why a round ended, and since when no step was executed.
+
+    That is the kill, or the last step of a group that switched to the replacement.
+    """
     assert isinstance(closed.event, RoundClosed)
-    within = [struck for struck in market.done if steps[0].at_ms < struck.at_ms <= closed.at_ms]
-    for struck in within:
-        if not struck.announced:
-            return f"{struck.token}/{struck.node} was killed without a word", struck.at_ms
-    warned = ", ".join(f"{struck.token}/{struck.node}" for struck in within)
-    return f"{warned} had notice: {closed.event.why}", steps[-1].at_ms
+    reclaims = [
+        reclaim
+        for reclaim in market.completed
+        if steps[0].at_ms < reclaim.at_ms <= closed.written_at_ms
+    ]
+    for reclaim in reclaims:
+        if not reclaim.notice:
+            return f"{reclaim.token}/{reclaim.node} was killed without notice", reclaim.at_ms
+    nodes = ", ".join(f"{reclaim.token}/{reclaim.node}" for reclaim in reclaims)
+    return f"{nodes} had notice: {closed.event.reason}", steps[-1].at_ms
 
 
-def report_checks(disturbed: Training, undisturbed: Training, market: Reclamation) -> bool:
-    """Print what must hold, and whether it does."""
+def report_checks(disturbed: Training, undisturbed: Training, market: ReclaimSchedule) -> bool:
+    """Print the checks; return whether all passed."""
     import torch
 
-    ours, theirs = disturbed.weights(), undisturbed.weights()
-    same = all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    disturbed_weights, undisturbed_weights = disturbed.weights(), undisturbed.weights()
+    same = all(
+        torch.equal(disturbed_weights[name], undisturbed_weights[name])
+        for name in undisturbed_weights
+    )
     accuracy = float(disturbed.result.return_value)
-    made = [step.step for step in disturbed.steps()]
-    all_made = set(made) == {step.step for step in undisturbed.steps()}
-    again, saved = len(made) - len(set(made)), len(disturbed.committed)
+    executed = [step.step for step in disturbed.steps()]
+    all_executed = set(executed) == {step.step for step in undisturbed.steps()}
+    repeated, saved = len(executed) - len(set(executed)), len(disturbed.committed)
     checks = {
         f"accuracy on held-out images is {accuracy:.4f}, at least {GOOD}": accuracy >= GOOD,
-        "the final weights are those of the undisturbed run, bit for bit": same,
-        f"{len(market.done)} of {len(PLAN)} reclaims happened": len(market.done) == len(PLAN),
-        f"all {len(set(made))} steps were made, {again} of them again after a loss": all_made,
+        "the final weights are bit-identical to the undisturbed run": same,
+        f"{len(market.completed)} of {len(PLAN)} preemptions happened": len(market.completed)
+        == len(PLAN),
+        f"all {len(set(executed))} steps were executed, {repeated} of them twice": all_executed,
         f"{saved} checkpoints were committed, none was lost": not disturbed.passed_over,
     }
     for what, holds in checks.items():

@@ -18,17 +18,17 @@ ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """Those that everybody's Azurite has: https://learn.microsoft.com/azure/storage/common/storage-use-azurite."""
 CONTAINER = "bucket"
-_OURS = Path(__file__).parents[1] / ".azurite" / "node_modules" / ".bin"
-_LISTENS = "successfully listens on "
+_LOCAL_BIN = Path(__file__).parents[1] / ".azurite" / "node_modules" / ".bin"
+_LISTENING_PREFIX = "successfully listens on "
 
 
-def command() -> str | None:
+def find_azurite() -> str | None:
     """The emulator of blobs: that of the path, or ours."""
-    return shutil.which("azurite-blob") or shutil.which("azurite-blob", path=_OURS)
+    return shutil.which("azurite-blob") or shutil.which("azurite-blob", path=_LOCAL_BIN)
 
 
 @contextlib.contextmanager
-def serving(program: str) -> Iterator[str]:
+def run_azurite(program: str) -> Iterator[str]:
     """Its address, with an empty container; it forgets everything when it ends."""
     words = ["--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]
     where = ["--blobHost", "127.0.0.1", "--blobPort", "0"]
@@ -38,8 +38,8 @@ def serving(program: str) -> Iterator[str]:
         try:
             assert server.stdout is not None
             lines = (line.strip() for line in server.stdout)
-            said = next(line for line in lines if _LISTENS in line)
-            url = f"{said.partition(_LISTENS)[2]}/{ACCOUNT}"
+            said = next(line for line in lines if _LISTENING_PREFIX in line)
+            url = f"{said.partition(_LISTENING_PREFIX)[2]}/{ACCOUNT}"
             _make_container(url)
             yield url
         finally:

@@ -22,17 +22,17 @@ import pytest
 
 COMMANDS = ("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool", "radosgw")
 KEY, SECRET = "somebody", "something"
-_PATIENCE_S = 240.0
-_RESOLUTION_S = 0.2
+_TIMEOUT_S = 240.0
+_POLL_INTERVAL_S = 0.2
 
-installed = pytest.mark.skipif(
+requires_ceph = pytest.mark.skipif(
     not all(map(shutil.which, (*COMMANDS, "radosgw-admin"))),
     reason="Ceph is not installed: apt-get install --no-install-recommends radosgw ceph-mon "
     "ceph-osd ceph-common",
 )
 
 
-class Ceph:
+class CephCluster:
     """The smallest cluster that has a gateway."""
 
     def __init__(self, folder: Path) -> None:
@@ -56,18 +56,20 @@ class Ceph:
         self._make_keys()
         monitors = str(self._folder / "monmap")
         address = ("--addv", "a", f"[v2:127.0.0.1:{self._mon}]")
-        self._do("monmaptool", "--create", *address, "--fsid", self._id, monitors)
+        self._run_command("monmaptool", "--create", *address, "--fsid", self._id, monitors)
         words = ("-i", "a", "--monmap", monitors, "--keyring", str(self._keyring))
-        self._do("ceph-mon", "--mkfs", *words)
-        self._daemon("ceph-mon", "-f", "-i", "a")
-        self._do("ceph", "osd", "new", self._osd)
-        self._do("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", self._osd)
-        self._do("ceph", "osd", "crush", "add", "osd.0", "1.0", "root=default", "host=here")
-        self._daemon("ceph-osd", "-f", "-i", "0")
-        self._daemon("radosgw", "-f", "-n", "client.rgw")
+        self._run_command("ceph-mon", "--mkfs", *words)
+        self._start_daemon("ceph-mon", "-f", "-i", "a")
+        self._run_command("ceph", "osd", "new", self._osd)
+        self._run_command("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", self._osd)
+        self._run_command(
+            "ceph", "osd", "crush", "add", "osd.0", "1.0", "root=default", "host=here"
+        )
+        self._start_daemon("ceph-osd", "-f", "-i", "0")
+        self._start_daemon("radosgw", "-f", "-n", "client.rgw")
         who = ("--uid=me", "--display-name=me", f"--access-key={KEY}", f"--secret-key={SECRET}")
-        self._do("radosgw-admin", "user", "create", *who)
-        self._until_it_answers()
+        self._run_command("radosgw-admin", "user", "create", *who)
+        self._wait_for_gateway()
 
     def stop(self) -> None:
         """End the daemons; what they kept is gone."""
@@ -85,33 +87,33 @@ class Ceph:
         begin: tuple[str, ...] = ("--create-keyring",)
         for name in ("mon.", "client.admin", "osd.0", "client.rgw"):
             words = (str(self._keyring), *begin, "--gen-key", "-n", name, *everything)
-            self._do("ceph-authtool", *words)
+            self._run_command("ceph-authtool", *words)
             begin = ()
 
-    def _do(self, command: str, *words: str) -> str:
+    def _run_command(self, command: str, *words: str) -> str:
         done = subprocess.run(
-            (command, *self._where(command), *words),
+            (command, *self._conf_arguments(command), *words),
             env=self._environment(),
             capture_output=True,
             text=True,
-            timeout=_PATIENCE_S,
+            timeout=_TIMEOUT_S,
             check=False,
         )
         assert done.returncode == 0, f"{command} {words}: {done.stderr}; see {self._folder}"
         return done.stdout
 
-    def _daemon(self, command: str, *words: str) -> None:
+    def _start_daemon(self, command: str, *words: str) -> None:
         with (self._folder / f"{command}.out").open("ab") as out:
             self._daemons.append(
                 subprocess.Popen(
-                    (command, *self._where(command), *words),
+                    (command, *self._conf_arguments(command), *words),
                     env=self._environment(),
                     stdout=out,
                     stderr=out,
                 )
             )
 
-    def _where(self, command: str) -> tuple[str, ...]:
+    def _conf_arguments(self, command: str) -> tuple[str, ...]:
         """Two tools know no configuration."""
         knows_none = command in ("ceph-authtool", "monmaptool")
         return () if knows_none else ("-c", str(self._conf))
@@ -119,8 +121,8 @@ class Ceph:
     def _environment(self) -> dict[str, str]:
         return {**os.environ, "CEPH_CONF": str(self._conf)}
 
-    def _until_it_answers(self) -> None:
-        deadline = time.monotonic() + _PATIENCE_S
+    def _wait_for_gateway(self) -> None:
+        deadline = time.monotonic() + _TIMEOUT_S
         while True:
             wire = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
             with contextlib.closing(wire), contextlib.suppress(OSError, http.client.HTTPException):
@@ -128,7 +130,7 @@ class Ceph:
                 if wire.getresponse().status == 200:
                     return
             assert time.monotonic() < deadline, f"see {self._folder}"
-            time.sleep(_RESOLUTION_S)
+            time.sleep(_POLL_INTERVAL_S)
 
     def _configuration(self) -> str:
         """One copy of everything, in memory, and nobody but loopback."""
@@ -165,9 +167,9 @@ class Ceph:
 
 
 @contextlib.contextmanager
-def ceph_gateway(folder: Path) -> Iterator[str]:
+def run_ceph_gateway(folder: Path) -> Iterator[str]:
     """Its address, and ended whatever happens."""
-    ceph = Ceph(folder)
+    ceph = CephCluster(folder)
     try:
         ceph.start()
         yield ceph.url

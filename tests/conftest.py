@@ -1,7 +1,7 @@
-"""What holds for every test: no wire but loopback, a clean home, a known seed, no real waiting.
+"""Rules for every test: loopback only, an empty home, a reported seed, no real waiting.
 
-The guards sit in Python and see this process only: what a test starts, and what compiled drivers
-do by themselves, is kept honest by giving them loopback addresses and nothing else.
+The guards see Python code of this process only. Child processes and compiled drivers get
+loopback addresses and no credentials.
 """
 
 import ipaddress
@@ -18,30 +18,30 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("anywhere", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("anywhere")  # a machine that is busy is no finding
+settings.load_profile("anywhere")  # a busy machine is not a failure
 
 DEFAULT_SEED = 20_260_101
 VIRTUAL_TIME_ONLY = ("unit", "sim")
-WAITERS = ("spotfit", "tests", "tenacity")
+GUARDED_MODULES = ("spotfit", "tests", "tenacity")
 TESTS = Path(__file__).parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seed", type=int, help="the seed of every die in this run")
+    parser.addoption("--seed", type=int, help="the seed of every random generator")
 
 
-DRAWN = pytest.StashKey[int]()
-"""A seed drawn for this session: for tests that look at something new each time."""
+DRAWN_SEED = pytest.StashKey[int]()
+"""A seed drawn for this session, for tests that cover new cases in each run."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    told = config.getoption("--seed") is not None or "SPOTFIT_SEED" in os.environ
-    config.stash[DRAWN] = _seed(config) if told else random.SystemRandom().randrange(10**9)
+    is_given = config.getoption("--seed") is not None or "SPOTFIT_SEED" in os.environ
+    config.stash[DRAWN_SEED] = _seed(config) if is_given else random.SystemRandom().randrange(10**9)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    drawn = config.stash[DRAWN]
-    return f"seed: {_seed(config)}, drawn: {drawn} (again with --seed or SPOTFIT_SEED)"
+    drawn = config.stash[DRAWN_SEED]
+    return f"seed: {_seed(config)}, drawn: {drawn} (repeat with --seed or SPOTFIT_SEED)"
 
 
 def _seed(config: pytest.Config) -> int:
@@ -57,16 +57,16 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def dice(seed: int, request: pytest.FixtureRequest) -> random.Random:
-    """A die of this test's own: the same whatever other tests ran before."""
+    """A random generator whose values do not depend on the tests that ran before."""
     return random.Random(f"{seed} {request.node.nodeid}")
 
 
-# ── a clean home ─────────────────────────────────────────────────────────────────────────────────
+# ── an empty home ─────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _clean_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test finds, or leaves, anything in the home of whoever runs it, nor their credentials."""
+    """Tests see neither the home directory nor the credentials of the user who runs them."""
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
@@ -77,46 +77,46 @@ def _clean_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-# ── no wire but loopback ─────────────────────────────────────────────────────────────────────────
+# ── loopback only ─────────────────────────────────────────────────────────────────────────
 
 
-class OutsideWorldError(AssertionError):
-    """A test tried to leave this machine."""
+class NetworkAccessError(AssertionError):
+    """A test opened a connection beyond loopback."""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _loopback_only() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("connect", "connect_ex", "sendto"):
-            patch.setattr(socket.socket, name, _guarded(getattr(socket.socket, name)))
-        patch.setattr(socket, "getaddrinfo", _guarded_lookup(socket.getaddrinfo))
+            patch.setattr(socket.socket, name, _guard_connect(getattr(socket.socket, name)))
+        patch.setattr(socket, "getaddrinfo", _guard_lookup(socket.getaddrinfo))
         yield
 
 
-def _guarded(call: Any) -> Any:
+def _guard_connect(call: Any) -> Any:
     def guarded(self: socket.socket, *args: Any) -> Any:
         if self.family in (socket.AF_INET, socket.AF_INET6):
-            _refuse_strangers(args[-1][0])
+            _check_loopback(args[-1][0])
         return call(self, *args)
 
     return guarded
 
 
-def _guarded_lookup(call: Any) -> Any:
+def _guard_lookup(call: Any) -> Any:
     def guarded(host: Any, *args: Any, **kwargs: Any) -> Any:
-        _refuse_strangers(host)
+        _check_loopback(host)
         return call(host, *args, **kwargs)
 
     return guarded
 
 
-def _refuse_strangers(host: str | bytes | None) -> None:
+def _check_loopback(host: str | bytes | None) -> None:
     name = host.decode() if isinstance(host, bytes) else host
-    if not _is_here(name):
-        raise OutsideWorldError(f"tests speak to loopback only, not to {name}")
+    if not _is_loopback(name):
+        raise NetworkAccessError(f"tests connect to loopback only, not to {name}")
 
 
-def _is_here(name: str | None) -> bool:
+def _is_loopback(name: str | None) -> bool:
     if name in (None, "", "localhost", "0.0.0.0", "::", socket.gethostname()):  # noqa: S104  # asked, not bound
         return True
     assert name is not None
@@ -137,17 +137,17 @@ class RealWaitError(AssertionError):
 def _no_real_sleep(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """In unit/ and sim/ neither our code nor a test may sleep, unless marked `real_time(reason)`.
 
-    Libraries may: `Popen.wait(timeout)` naps while it polls.
+    Libraries may: `Popen.wait(timeout)` sleeps while it polls.
     """
     folder = request.path.relative_to(TESTS).parts[0]
     if folder in VIRTUAL_TIME_ONLY and request.node.get_closest_marker("real_time") is None:
-        monkeypatch.setattr(time, "sleep", _sleep_of_strangers_only(time.sleep))
+        monkeypatch.setattr(time, "sleep", _forbid_own_sleep(time.sleep))
 
 
-def _sleep_of_strangers_only(sleep: Any) -> Any:
+def _forbid_own_sleep(sleep: Any) -> Any:
     def guarded(seconds: float) -> None:
         caller = sys._getframe(1).f_globals.get("__name__", "")
-        if seconds > 0 and caller.startswith(WAITERS):
+        if seconds > 0 and caller.startswith(GUARDED_MODULES):
             raise RealWaitError(f"{caller} slept {seconds} s; use a virtual clock")
         sleep(seconds)
 

@@ -21,13 +21,13 @@ from email.utils import format_datetime
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-from spotfit_localsim.wire.http import Reply, Request, Server
+from spotfit_localsim.clouds.http_server import WireRequest, WireResponse, WireServer
 
-_MOST_KEYS = 1000
+_MAX_KEYS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredObject:
     """One generation of an object."""
 
     body: bytes
@@ -50,14 +50,14 @@ class Stored:
 
 
 @dataclass
-class Bucket:
+class GcsBucket:
     """All that is kept. The server asks it one question at a time."""
 
-    objects: dict[str, Stored] = field(default_factory=dict)
+    objects: dict[str, StoredObject] = field(default_factory=dict)
     uploads: dict[str, dict[int, bytes]] = field(default_factory=dict)
     _generations: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
-    def answer(self, request: Request) -> Reply:
+    def answer(self, request: WireRequest) -> WireResponse:
         _, _, rest = request.path.partition("/")
         _, _, key = rest.partition("/")
         if not key:
@@ -74,35 +74,37 @@ class Bucket:
             case "GET" | "HEAD":
                 return self._get(key, request)
             case "DELETE" if "uploadId" in request.query:
-                return Reply(204 if self.uploads.pop(request.query["uploadId"], None) else 404)
+                return WireResponse(
+                    204 if self.uploads.pop(request.query["uploadId"], None) else 404
+                )
             case "DELETE":
-                return Reply(204) if self.objects.pop(key, None) else _missing()
-        return Reply(405)
+                return WireResponse(204) if self.objects.pop(key, None) else _missing()
+        return WireResponse(405)
 
-    def _put(self, key: str, body: bytes, headers: Mapping[str, str]) -> Reply:
+    def _put(self, key: str, body: bytes, headers: Mapping[str, str]) -> WireResponse:
         wanted = headers.get("x-goog-if-generation-match")
         there = self.objects.get(key)
         if wanted is not None and int(wanted) != (there.generation if there else 0):
             return _error(412, "PreconditionFailed")
-        stored = Stored(body, next(self._generations), datetime.now(UTC))
+        stored = StoredObject(body, next(self._generations), datetime.now(UTC))
         self.objects[key] = stored
-        return Reply(200, b"", stored.headers)
+        return WireResponse(200, b"", stored.headers)
 
-    def _get(self, key: str, request: Request) -> Reply:
+    def _get(self, key: str, request: WireRequest) -> WireResponse:
         stored = self.objects.get(key)
         if stored is None:
             return _missing()
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("range", ""))
         if wanted is None:
-            return Reply(200, stored.body, stored.headers)
+            return WireResponse(200, stored.body, stored.headers)
         first, size = int(wanted[1]), len(stored.body)
         if first >= size:
             return _error(416, "InvalidRange")
         last = min(int(wanted[2] or size), size - 1)
         told = {"content-range": f"bytes {first}-{last}/{size}"}
-        return Reply(206, stored.body[first : last + 1], stored.headers | told)
+        return WireResponse(206, stored.body[first : last + 1], stored.headers | told)
 
-    def _list(self, query: Mapping[str, str]) -> Reply:
+    def _list(self, query: Mapping[str, str]) -> WireResponse:
         """In the order of UTF-8, a page at a time."""
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         after = query.get("continuation-token") or query.get("start-after", "")
@@ -113,7 +115,7 @@ class Bucket:
             name = f"{prefix}{head}{delimiter}" if found else key
             if name.encode() > after.encode() or not after:
                 told.setdefault(name, _prefix(name) if found else _entry(key, self.objects[key]))
-        most = min(int(query.get("max-keys", _MOST_KEYS)), _MOST_KEYS)
+        most = min(int(query.get("max-keys", _MAX_KEYS)), _MAX_KEYS)
         page = list(told)[:most]
         more = len(told) > len(page)
         token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
@@ -123,21 +125,21 @@ class Bucket:
 
     # --- uploads in parts --------------------------------------------------------------------
 
-    def _begin(self) -> Reply:
+    def _begin(self) -> WireResponse:
         name = f"upload-{next(self._generations)}"
         self.uploads[name] = {}
         told = f"<UploadId>{name}</UploadId>"
         return _xml(f"<InitiateMultipartUploadResult>{told}</InitiateMultipartUploadResult>")
 
-    def _part(self, request: Request) -> Reply:
+    def _part(self, request: WireRequest) -> WireResponse:
         parts = self.uploads.get(request.query["uploadId"])
         if parts is None:
             return _error(404, "NoSuchUpload")
         parts[int(request.query["partNumber"])] = request.body
         digest = hashlib.md5(request.body, usedforsecurity=False).hexdigest()
-        return Reply(200, b"", {"etag": f'"{digest}"'})
+        return WireResponse(200, b"", {"etag": f'"{digest}"'})
 
-    def _complete(self, key: str, request: Request) -> Reply:
+    def _complete(self, key: str, request: WireRequest) -> WireResponse:
         parts = self.uploads.get(request.query["uploadId"])
         if parts is None:
             return _error(404, "NoSuchUpload")
@@ -153,7 +155,7 @@ class Bucket:
         return _xml(f"<CompleteMultipartUploadResult>{told_so}</CompleteMultipartUploadResult>")
 
 
-def _entry(key: str, stored: Stored) -> str:
+def _entry(key: str, stored: StoredObject) -> str:
     return (
         f"<Contents><Key>{escape(key)}</Key><Size>{len(stored.body)}</Size>"
         f"<LastModified>{stored.at.isoformat().replace('+00:00', 'Z')}</LastModified>"
@@ -165,21 +167,21 @@ def _prefix(name: str) -> str:
     return f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>"
 
 
-def _missing() -> Reply:
+def _missing() -> WireResponse:
     return _error(404, "NoSuchKey")
 
 
-def _error(status: int, code: str) -> Reply:
+def _error(status: int, code: str) -> WireResponse:
     body = f"<?xml version='1.0' encoding='UTF-8'?><Error><Code>{code}</Code></Error>"
-    return Reply(status, body.encode(), {"content-type": "application/xml"})
+    return WireResponse(status, body.encode(), {"content-type": "application/xml"})
 
 
-def _xml(told: str) -> Reply:
+def _xml(told: str) -> WireResponse:
     body = f"<?xml version='1.0' encoding='UTF-8'?>{told}"
-    return Reply(200, body.encode(), {"content-type": "application/xml"})
+    return WireResponse(200, body.encode(), {"content-type": "application/xml"})
 
 
-def account(url: str) -> str:
+def service_account_key(url: str) -> str:
     """A service account's key, as text, that leads the driver there and signs nothing."""
     return json.dumps(
         {
@@ -193,7 +195,7 @@ def account(url: str) -> str:
 
 
 if __name__ == "__main__":
-    server = Server(Bucket().answer)
+    server = WireServer(GcsBucket().answer)
     print(server.url, flush=True)
     sys.stdin.read()
     server.close()

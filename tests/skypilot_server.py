@@ -20,10 +20,10 @@ from pathlib import Path
 
 import pytest
 
-_START_S = 300.0
-_TRIES = 5
+_START_TIMEOUT_S = 300.0
+_START_ATTEMPTS = 5
 
-installed = pytest.mark.skipif(
+requires_skypilot = pytest.mark.skipif(
     importlib.util.find_spec("sky") is None or shutil.which("rsync") is None,
     reason="SkyPilot and rsync are not installed; `make sky`",
 )
@@ -61,7 +61,7 @@ _CATALOG = {
 
 
 @contextlib.contextmanager
-def skypilot_server(folder: Path) -> Iterator[str]:
+def run_skypilot_server_on_aws(folder: Path) -> Iterator[str]:
     """Where one answers that has access to AWS, in whose place moto stands."""
     with _moto() as cloud, pytest.MonkeyPatch.context() as patch:
         for name, text in {
@@ -71,16 +71,16 @@ def skypilot_server(folder: Path) -> Iterator[str]:
             "AWS_DEFAULT_REGION": "us-east-1",
         }.items():
             patch.setenv(name, text)
-        with server_with("aws", folder) as address:
+        with run_skypilot_server("aws", folder) as address:
             yield address
 
 
 @contextlib.contextmanager
-def server_with(cloud: str, folder: Path, settings: str = "") -> Iterator[str]:
+def run_skypilot_server(cloud: str, folder: Path, settings: str = "") -> Iterator[str]:
     """Where one answers that has access to that cloud. This process's environment leads SkyPilot's
     SDK there as well."""
     home = folder / "home"
-    _furnish(home, settings)
+    _write_home(home, settings)
     with pytest.MonkeyPatch.context() as patch:
         for name, text in {
             "HOME": str(home),
@@ -91,13 +91,13 @@ def server_with(cloud: str, folder: Path, settings: str = "") -> Iterator[str]:
         patch.delenv("SKYPILOT_DISABLE_LOCAL_API_SERVER", raising=False)
         try:
             port = _start(folder, patch)
-            _sky(folder, "check", cloud)
+            _run_sky(folder, "check", cloud)
             yield f"http://127.0.0.1:{port}"
         finally:
-            _sky(folder, "api", "stop")
+            _run_sky(folder, "api", "stop")
 
 
-def _furnish(home: Path, settings: str) -> None:
+def _write_home(home: Path, settings: str) -> None:
     (home / ".ssh").mkdir(parents=True, exist_ok=True)
     for name, lines in _CATALOG.items():
         path = home / ".sky/catalogs/v8" / name
@@ -110,7 +110,7 @@ def _furnish(home: Path, settings: str) -> None:
 def _start(folder: Path, patch: pytest.MonkeyPatch) -> int:
     """At which port. SkyPilot gives its server a minute, which is not enough on a busy machine,
     and has it listen at a second port that it reckons from this one, free or not."""
-    for _ in range(_TRIES - 1):
+    for _ in range(_START_ATTEMPTS - 1):
         with contextlib.suppress(subprocess.CalledProcessError):
             return _start_at(_free_port(), folder, patch)
     return _start_at(_free_port(), folder, patch)
@@ -119,14 +119,14 @@ def _start(folder: Path, patch: pytest.MonkeyPatch) -> int:
 def _start_at(port: int, folder: Path, patch: pytest.MonkeyPatch) -> int:
     patch.setenv("SKYPILOT_API_SERVER_LOCAL_PORT", str(port))
     try:
-        _sky(folder, "api", "start")
+        _run_sky(folder, "api", "start")
     except subprocess.CalledProcessError:
-        _sky(folder, "api", "stop")  # it may be about to come
+        _run_sky(folder, "api", "stop")  # it may be about to come
         raise
     return port
 
 
-def _sky(folder: Path, *words: str) -> None:
+def _run_sky(folder: Path, *words: str) -> None:
     """A command of SkyPilot's; what it says is kept beside its home."""
     environment = {
         name: text
@@ -142,7 +142,7 @@ def _sky(folder: Path, *words: str) -> None:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            timeout=_START_S,
+            timeout=_START_TIMEOUT_S,
             check=True,
         )
 

@@ -36,88 +36,92 @@ _NAME = "lab"
 INFRA = f"slurm/{_NAME}"
 """What SkyPilot calls the cluster."""
 
-_INTERNET = "8.8.8.8"
+_INTERNET_ADDRESS = "8.8.8.8"
 """Where SkyPilot's jobs controllers look whether they are connected: while they are not, they look
 at no job. (And Slurm finds itself by no name where there is no address but 127.0.0.1.)"""
 
 
 _CLONE_FS, _CLONE_NEWNS, _CLONE_NEWNET = 0x00000200, 0x00020000, 0x40000000
 _CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
-_SYSTEM = ctypes.CDLL(None, use_errno=True)
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def _may(*capabilities: int) -> bool:
+def _has_capabilities(*capabilities: int) -> bool:
     """Whether this process has those of Linux's capabilities."""
     status = Path("/proc/self/status").read_text()
     [held] = [line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")]
     return all(int(held, 16) >> one & 1 for one in capabilities)
 
 
-possible = pytest.mark.skipif(
-    not _may(_CAP_NET_ADMIN, _CAP_SYS_ADMIN),
+requires_namespaces = pytest.mark.skipif(
+    not _has_capabilities(_CAP_NET_ADMIN, _CAP_SYS_ADMIN),
     reason="only root may have a mount and a network namespace of its own",
 )
 
 
 @contextlib.contextmanager
-def secluded() -> Iterator[None]:
+def private_namespaces() -> Iterator[None]:
     """A mount and a network namespace of its own for this thread, and all that it starts."""
     ours = Path("/proc/thread-self/ns")
     with (ours / "mnt").open() as mounts, (ours / "net").open() as network:
-        _system(_SYSTEM.unshare, _CLONE_NEWNS | _CLONE_NEWNET)
+        _check_libc_call(_LIBC.unshare, _CLONE_NEWNS | _CLONE_NEWNET)
         try:
             _run("mount", "--make-rprivate", "/")
             _run("ip", "link", "set", "lo", "up")
-            _run("ip", "address", "add", f"{_INTERNET}/32", "dev", "lo")
+            _run("ip", "address", "add", f"{_INTERNET_ADDRESS}/32", "dev", "lo")
             yield
         finally:
-            _system(_SYSTEM.unshare, _CLONE_FS)  # threads share it, and may not be moved with it
-            _system(_SYSTEM.setns, network.fileno(), _CLONE_NEWNET)
-            _system(_SYSTEM.setns, mounts.fileno(), _CLONE_NEWNS)
+            _check_libc_call(
+                _LIBC.unshare, _CLONE_FS
+            )  # threads share it, and may not be moved with it
+            _check_libc_call(_LIBC.setns, network.fileno(), _CLONE_NEWNET)
+            _check_libc_call(_LIBC.setns, mounts.fileno(), _CLONE_NEWNS)
 
 
-def _system(call: Any, *words: int) -> None:
+def _check_libc_call(call: Any, *words: int) -> None:
     if call(*words) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 @contextlib.contextmanager
-def slurm_for_skypilot(folder: Path, nodes: int) -> Iterator[SlurmCluster]:
+def run_slurm_for_skypilot(folder: Path, nodes: int) -> Iterator[SlurmCluster]:
     """A cluster that a SkyPilot finds whose home lies in that folder, too."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(secluded())
-        stack.enter_context(_internet(folder))
-        login = stack.enter_context(_home_of_its_own(folder))
+        stack.enter_context(private_namespaces())
+        stack.enter_context(_fake_internet(folder))
+        login = stack.enter_context(_overlay_home(folder))
         stack.enter_context(_hosts_by_name(folder, nodes))
-        stack.enter_context(_without_survivors(folder / "slurm"))
-        cluster = stack.enter_context(slurm_cluster.slurm_cluster(folder / "slurm", nodes))
-        _equip(folder, login)
-        variables = {"SLURM_CONF": cluster.conf, "TMPDIR": _made(folder / "tmp")}
-        hosts = stack.enter_context(ssh_hosts.ssh_hosts(_made(folder / "ssh"), 1, variables))
-        _introduce(hosts, folder / "home")
+        stack.enter_context(_kill_leftovers(folder / "slurm"))
+        cluster = stack.enter_context(slurm_cluster.run_slurm_cluster(folder / "slurm", nodes))
+        _install_tools(folder, login)
+        variables = {"SLURM_CONF": cluster.conf, "TMPDIR": _make_directory(folder / "tmp")}
+        hosts = stack.enter_context(
+            ssh_hosts.run_ssh_hosts(_make_directory(folder / "ssh"), 1, variables)
+        )
+        _write_login_config(hosts, folder / "home")
         yield cluster
 
 
-def lose(cluster: SlurmCluster, job: str) -> None:
+def kill_job(cluster: SlurmCluster, job: str) -> None:
     """The machine that this job of Slurm is: at once, and without a word."""
     _kill(f"SLURM_CONF={cluster.conf}", f"SLURM_JOB_ID={job}")
-    cluster.ask("scancel", "--signal=KILL", job)
+    cluster.run_command("scancel", "--signal=KILL", job)
 
 
-def settings(folder: Path) -> str:
+def skypilot_config(folder: Path) -> str:
     """What SkyPilot must be told of the nodes: where things may lie there."""
     places = {"workdir": folder / "work", "tmpdir": folder / "tmp"}
     lines = "".join(f"      {name}: {path}\n" for name, path in places.items())
     return f"slurm:\n  cluster_configs:\n    {_NAME}:\n{lines}"
 
 
-def _made(folder: Path) -> Path:
+def _make_directory(folder: Path) -> Path:
     folder.mkdir()
     return folder
 
 
 @contextlib.contextmanager
-def _without_survivors(folder: Path) -> Iterator[None]:
+def _kill_leftovers(folder: Path) -> Iterator[None]:
     """Slurm's own list of what belongs to a job is without cgroups, and loses processes whose
     parents have ended first."""
     folder.mkdir()
@@ -144,11 +148,11 @@ def _environment(process: Path) -> set[bytes]:
 
 
 @contextlib.contextmanager
-def _home_of_its_own(folder: Path) -> Iterator[Path]:
+def _overlay_home(folder: Path) -> Iterator[Path]:
     """The home of whoever logs in, of which nothing that is written stays."""
-    home, layer = Path(pwd.getpwnam(getpass.getuser()).pw_dir), _made(folder / "layer")
+    home, layer = Path(pwd.getpwnam(getpass.getuser()).pw_dir), _make_directory(folder / "layer")
     _run("mount", "-t", "tmpfs", "tmpfs", str(layer))
-    up, work = _made(layer / "up"), _made(layer / "work")
+    up, work = _make_directory(layer / "up"), _make_directory(layer / "work")
     layers = f"lowerdir={home},upperdir={up},workdir={work}"
     _run("mount", "-t", "overlay", "overlay", "-o", layers, str(home))
     try:
@@ -172,15 +176,20 @@ def _hosts_by_name(folder: Path, nodes: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _internet(folder: Path) -> Iterator[None]:
+def _fake_internet(folder: Path) -> Iterator[None]:
     """All there is of it: who asks for a page is given an empty one."""
     key, certificate = folder / "internet.key", folder / "internet.crt"
-    names = ("-subj", f"/CN={_INTERNET}", "-addext", f"subjectAltName=IP:{_INTERNET}")
+    names = (
+        "-subj",
+        f"/CN={_INTERNET_ADDRESS}",
+        "-addext",
+        f"subjectAltName=IP:{_INTERNET_ADDRESS}",
+    )
     made = ("-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(certificate))
     _run("openssl", "req", "-x509", *made, *names)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    server = ThreadingHTTPServer((_INTERNET, 443), _EmptyPage)
+    server = ThreadingHTTPServer((_INTERNET_ADDRESS, 443), _EmptyPage)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -223,9 +232,9 @@ esac
 """
 
 
-def _equip(folder: Path, login: Path) -> None:
+def _install_tools(folder: Path, login: Path) -> None:
     """What there is on the machines."""
-    tools = _made(folder / "tools")
+    tools = _make_directory(folder / "tools")
     _write(
         tools / "uv",
         _UV.format(
@@ -244,7 +253,7 @@ def _write(path: Path, script: str) -> None:
     path.chmod(0o755)
 
 
-def _introduce(hosts: ssh_hosts.SshHosts, home: Path) -> None:
+def _write_login_config(hosts: ssh_hosts.SshHosts, home: Path) -> None:
     """As SkyPilot wants to be told of a login node."""
     told = _run("ssh", "-G", "-F", str(hosts.config), hosts.names[0]).splitlines()
     names = ("hostname", "port", "user", "identityfile")

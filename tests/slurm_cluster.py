@@ -21,18 +21,18 @@ from pathlib import Path
 import pytest
 
 COMMANDS = ("slurmctld", "slurmd", "munged", "sbatch", "squeue", "scontrol", "scancel", "sinfo")
-ACCOUNTS = ("slurmdbd", "sacctmgr", "mariadbd", "mariadb-install-db")
+ACCOUNTING_COMMANDS = ("slurmdbd", "sacctmgr", "mariadbd", "mariadb-install-db")
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-_PATIENCE_S = 90.0
-_RESOLUTION_S = 0.05
+_TIMEOUT_S = 90.0
+_POLL_INTERVAL_S = 0.05
 
-installed = pytest.mark.skipif(
+requires_slurm = pytest.mark.skipif(
     not all(shutil.which(command, path=_PATH) for command in COMMANDS),
     reason="Slurm (slurmctld, slurmd, slurm-client, munge) is not installed",
 )
 
-keeps_accounts = pytest.mark.skipif(
-    not all(shutil.which(command, path=_PATH) for command in (*COMMANDS, *ACCOUNTS)),
+requires_slurm_accounting = pytest.mark.skipif(
+    not all(shutil.which(command, path=_PATH) for command in (*COMMANDS, *ACCOUNTING_COMMANDS)),
     reason="Slurm's accounts (slurmdbd, mariadb-server-core) are not installed",
 )
 
@@ -44,10 +44,10 @@ class SlurmCluster:
     and 'high', and it is 'high' that preempts 'low', in whichever partition.
     """
 
-    def __init__(self, folder: Path, nodes: int, *, accounts: bool = False) -> None:
+    def __init__(self, folder: Path, nodes: int, *, accounting: bool = False) -> None:
         self.folder = folder
         self.nodes = nodes
-        self.accounts = _Accounts(self) if accounts else None
+        self.accounting = _SlurmAccounting(self) if accounting else None
         self.conf = folder / "slurm.conf"
         self._daemons: list[subprocess.Popen[bytes]] = []
         for part in ("state", "spool"):
@@ -57,20 +57,21 @@ class SlurmCluster:
         """Until all nodes are idle."""
         socket_ = self.folder / "munge.socket"
         self._start_munge(socket_)
-        kept = self.accounts.start(socket_) if self.accounts else _NO_ACCOUNTS
-        self.conf.write_text(_configuration(self.folder, socket_, self.nodes, kept))
-        if self.accounts:
-            self.accounts.fill()
-        self.daemon("slurmctld", "-D", "-c")
+        kept = self.accounting.start(socket_) if self.accounting else _NO_ACCOUNTING
+        self.conf.write_text(_format_configuration(self.folder, socket_, self.nodes, kept))
+        if self.accounting:
+            self.accounting.create_accounts()
+        self.start_daemon("slurmctld", "-D", "-c")
         for number in range(1, self.nodes + 1):
-            self.daemon("slurmd", "-D", "-c", "-N", f"n{number}")
-        self.until(
+            self.start_daemon("slurmd", "-D", "-c", "-N", f"n{number}")
+        self.wait_until(
             lambda: (
-                len(self.ask("sinfo", "-hN", "-p", "spot", "-t", "idle").split("\n")) > self.nodes
+                len(self.run_command("sinfo", "-hN", "-p", "spot", "-t", "idle").split("\n"))
+                > self.nodes
             )
         )
 
-    def ask(self, *words: str) -> str:
+    def run_command(self, *words: str) -> str:
         """What a command of Slurm prints; '' where it fails."""
         done = subprocess.run(
             words, env=self._environment(), capture_output=True, text=True, timeout=60, check=False
@@ -80,19 +81,21 @@ class SlurmCluster:
     def jobs(self, *fields: str) -> list[list[str]]:
         """Every task there is or was, by those fields of `squeue --Format`."""
         wanted = ",".join(f"{field}:|" for field in fields)
-        told = self.ask("squeue", "--noheader", "--array", "--states=all", f"--Format={wanted}")
+        told = self.run_command(
+            "squeue", "--noheader", "--array", "--states=all", f"--Format={wanted}"
+        )
         return [line.split("|")[: len(fields)] for line in told.splitlines() if line.strip()]
 
-    def running(self) -> list[str]:
+    def running_jobs(self) -> list[str]:
         """Numbers of the jobs that run, each a task."""
         return [job for job, state in self.jobs("JobID", "State") if state == "RUNNING"]
 
     def stop(self) -> None:
         """Cancel what is left, wait until it is over, and end the daemons."""
         if self.conf.exists():
-            self.ask("scancel", "--full", "--user", getpass.getuser())
+            self.run_command("scancel", "--full", "--user", getpass.getuser())
             with contextlib.suppress(AssertionError):
-                self.until(lambda: not self.ask("squeue", "-h").strip())
+                self.wait_until(lambda: not self.run_command("squeue", "-h").strip())
         for daemon in reversed(self._daemons):
             daemon.send_signal(signal.SIGTERM)
         for daemon in reversed(self._daemons):
@@ -113,10 +116,12 @@ class SlurmCluster:
             "log-file": self.folder / "munged.log",
             "seed-file": self.folder / "munged.seed",
         }
-        self.daemon("munged", "--foreground", "--force", *(f"--{n}={p}" for n, p in paths.items()))
-        self.until(socket_.exists)
+        self.start_daemon(
+            "munged", "--foreground", "--force", *(f"--{n}={p}" for n, p in paths.items())
+        )
+        self.wait_until(socket_.exists)
 
-    def daemon(self, command: str, *words: str) -> None:
+    def start_daemon(self, command: str, *words: str) -> None:
         """Start it; it is ended when the cluster is."""
         path = shutil.which(command, path=_PATH)
         assert path is not None
@@ -129,21 +134,21 @@ class SlurmCluster:
     def _environment(self) -> dict[str, str]:
         return {"PATH": _PATH, "HOME": str(self.folder), "SLURM_CONF": str(self.conf)}
 
-    def until(self, happens: Callable[[], object]) -> None:
+    def wait_until(self, condition: Callable[[], object]) -> None:
         """Wait for it; a minute and a half, then it is a failure."""
-        deadline = time.monotonic() + _PATIENCE_S
-        while not happens():
+        deadline = time.monotonic() + _TIMEOUT_S
+        while not condition():
             assert time.monotonic() < deadline, f"see {self.folder}"
-            time.sleep(_RESOLUTION_S)
+            time.sleep(_POLL_INTERVAL_S)
 
 
-_NO_ACCOUNTS = (
+_NO_ACCOUNTING = (
     "AccountingStorageType=accounting_storage/none",
     "PreemptType=preempt/partition_prio",
 )
 
 
-class _Accounts:
+class _SlurmAccounting:
     """MariaDB and slurmdbd in the cluster's folder, for what only accounts know: QOS."""
 
     def __init__(self, cluster: SlurmCluster) -> None:
@@ -161,7 +166,7 @@ class _Accounts:
         assert made.returncode == 0, made.stderr
         base, port = _free_ports(2)
         socket_ = self._folder / "db.socket"
-        self._cluster.daemon(
+        self._cluster.start_daemon(
             "mariadbd",
             *words,
             "--skip-grant-tables",  # nobody but loopback, for a minute
@@ -171,10 +176,10 @@ class _Accounts:
             f"--pid-file={self._folder}/db.pid",
             "--innodb-lock-wait-timeout=900",
         )
-        self._cluster.until(socket_.exists)
+        self._cluster.wait_until(socket_.exists)
         self._write_configuration(munge, port=port, base=base)
-        self._cluster.daemon("slurmdbd", "-D")
-        self._cluster.until(lambda: _listens(port))
+        self._cluster.start_daemon("slurmdbd", "-D")
+        self._cluster.wait_until(lambda: _is_listening(port))
         return (
             "AccountingStorageType=accounting_storage/slurmdbd",
             "AccountingStorageHost=127.0.0.1",
@@ -184,7 +189,7 @@ class _Accounts:
             "PreemptType=preempt/qos",
         )
 
-    def fill(self) -> None:
+    def create_accounts(self) -> None:
         """An account, who may be charged to it, and one QOS that preempts another."""
         user = getpass.getuser()
         for words in (
@@ -196,8 +201,8 @@ class _Accounts:
             ("add", "user", user, "account=lab", "cluster=lab"),
             ("modify", "user", user, "set", "qos=normal,low,high"),
         ):
-            self._cluster.ask("sacctmgr", "-i", *words)
-        told = self._cluster.ask("sacctmgr", "-nP", "show", "assoc", "format=user,qos")
+            self._cluster.run_command("sacctmgr", "-i", *words)
+        told = self._cluster.run_command("sacctmgr", "-nP", "show", "assoc", "format=user,qos")
         assert "low" in told, f"see {self._folder}"
 
     def _write_configuration(self, munge: Path, *, port: int, base: int) -> None:
@@ -213,15 +218,17 @@ class _Accounts:
         conf.chmod(0o600)
 
 
-def _listens(port: int) -> bool:
+def _is_listening(port: int) -> bool:
     with contextlib.closing(socket.socket()) as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @contextlib.contextmanager
-def slurm_cluster(folder: Path, nodes: int, *, accounts: bool = False) -> Iterator[SlurmCluster]:
+def run_slurm_cluster(
+    folder: Path, nodes: int, *, accounting: bool = False
+) -> Iterator[SlurmCluster]:
     """Started, and ended whatever happens. Commands find it once SLURM_CONF is its `conf`."""
-    cluster = SlurmCluster(folder, nodes, accounts=accounts)
+    cluster = SlurmCluster(folder, nodes, accounting=accounting)
     try:
         cluster.start()
         yield cluster
@@ -229,7 +236,7 @@ def slurm_cluster(folder: Path, nodes: int, *, accounts: bool = False) -> Iterat
         cluster.stop()
 
 
-def _configuration(folder: Path, munge: Path, nodes: int, accounts: Sequence[str]) -> str:
+def _format_configuration(folder: Path, munge: Path, nodes: int, accounting: Sequence[str]) -> str:
     """A requeued job waits `cred_expire`; the rest makes it prompt and asks for no rights."""
     host, user = socket.gethostname().partition(".")[0], getpass.getuser()
     controller, *ports = _free_ports(nodes + 1)
@@ -253,7 +260,7 @@ def _configuration(folder: Path, munge: Path, nodes: int, accounts: Sequence[str
         "ProctrackType=proctrack/linuxproc",
         "TaskPlugin=task/none",
         "JobAcctGatherType=jobacct_gather/none",
-        *accounts,
+        *accounting,
         "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_Core",
         "SchedulerType=sched/backfill",

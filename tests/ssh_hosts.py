@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from spotfit_provisioners.ssh.render import MARK
+from spotfit_provisioners.ssh.render import MARKER_VARIABLE
 
 _SSHD = shutil.which("sshd", path="/usr/sbin:/sbin:/usr/bin")
-_PATIENCE_S = 30.0
+_TIMEOUT_S = 30.0
 
-installed = pytest.mark.skipif(
+requires_sshd = pytest.mark.skipif(
     _SSHD is None or shutil.which("ssh") is None, reason="OpenSSH's server is not installed"
 )
 
@@ -34,13 +34,16 @@ class SshHosts:
     """An ssh configuration. 'down' is in it, too, which does not answer, and 'stranger', whose
     key nobody knows."""
     names: tuple[str, ...]
-    notes: Path
+    state_dir: Path
     """The hosts' folder, or what theirs must lie below."""
 
     def processes(self, host: str = "", *, below: Path | None = None) -> list[int]:
         """Everything that belongs to an agent of that host, or of any of these."""
-        begins, holds = f"{MARK}={below or self.notes}/".encode(), f"/{host}/".encode()
-        marks = ((pid, _mark(pid, begins)) for pid in _pids())
+        begins, holds = (
+            f"{MARKER_VARIABLE}={below or self.state_dir}/".encode(),
+            f"/{host}/".encode(),
+        )
+        marks = ((pid, _find_variable(pid, begins)) for pid in _pids())
         return [pid for pid, mark in marks if mark and (not host or holds in mark)]
 
     def kill(self, host: str = "", *, below: Path | None = None) -> None:
@@ -51,7 +54,7 @@ class SshHosts:
 
 
 @contextlib.contextmanager
-def ssh_hosts(
+def run_ssh_hosts(
     folder: Path, count: int, variables: Mapping[str, object] | None = None
 ) -> Iterator[SshHosts]:
     """So many of them, with these variables for whoever logs in; what runs there at the end is
@@ -65,12 +68,12 @@ def ssh_hosts(
         port = int(free.getsockname()[1])
     names = tuple(f"h{number}" for number in range(1, count + 1))
     hosts = SshHosts(folder / "config", names, folder / "notes")
-    settings = _configured(folder, port, hosts, variables or {})
+    settings = _write_configuration(folder, port, hosts, variables or {})
     Path("/run/sshd").mkdir(exist_ok=True)  # where it separates its rights
     with (folder / "sshd.log").open("ab") as log:
         daemon = subprocess.Popen((_SSHD, "-D", "-e", "-f", str(settings)), stdout=log, stderr=log)
     try:
-        _wait_for(port)
+        _wait_for_port(port)
         yield hosts
     finally:
         daemon.terminate()
@@ -78,7 +81,9 @@ def ssh_hosts(
         hosts.kill()
 
 
-def _configured(folder: Path, port: int, hosts: SshHosts, variables: Mapping[str, object]) -> Path:
+def _write_configuration(
+    folder: Path, port: int, hosts: SshHosts, variables: Mapping[str, object]
+) -> Path:
     shutil.copy(folder / "user.pub", folder / "authorized")
     key = (folder / "host.pub").read_text()
     (folder / "known").write_text(f"[127.0.0.1]:{port} {key}")
@@ -104,7 +109,7 @@ def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208  # /proc
 
 
-def _mark(pid: int, begins: bytes) -> bytes:
+def _find_variable(pid: int, begins: bytes) -> bytes:
     """The variable of that process's environment that begins so; b'' without one."""
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -113,8 +118,8 @@ def _mark(pid: int, begins: bytes) -> bytes:
     return next((one for one in variables if one.startswith(begins)), b"")
 
 
-def _wait_for(port: int) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
+def _wait_for_port(port: int) -> None:
+    deadline = time.monotonic() + _TIMEOUT_S
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()

@@ -30,14 +30,14 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 AGENT = ("python", "-m", "spotfit.agent")
-REFUSED, HEARD = 64, 85
+REFUSED, SIGNALLED = 64, 85
 NO_ROOM = 77
 """Our exit code where this machine does not let us build layers."""
 
 _BASE_PYTHON = "/opt/base-image/bin"
 _BASE_PATH = f"{_BASE_PYTHON}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _HANDED_IN = ("PIP_", "SSL_", "REQUESTS_", "http_proxy", "https_proxy", "no_proxy")
-_HEARS = """
+_WAITS_FOR_SIGNAL = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(85))
 print("up", flush=True)
@@ -51,18 +51,18 @@ def main() -> None:
     asked = argparse.ArgumentParser(description="Check an image without building it.")
     asked.add_argument("kind", choices=["cpu", "cuda"])
     asked.add_argument(_INSIDE, action="store_true", help=argparse.SUPPRESS)
-    told = asked.parse_args()
-    if told.inside:
+    values = asked.parse_args()
+    if values.inside:
         with tempfile.TemporaryDirectory(prefix="spotfit-image-") as folder, _layers(folder):
-            check(told.kind, Path(folder))
+            check(values.kind, Path(folder))
     elif os.getuid() != 0 or not shutil.which("unshare"):
         print("This check needs root and unshare(1): it mounts layers of its own.")
         sys.exit(NO_ROOM)
     else:
         alone = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-        again = (sys.executable, "-m", "worker_image.check", told.kind, _INSIDE)
+        again = (sys.executable, "-m", "worker_image.check", values.kind, _INSIDE)
         os.chdir(ROOT)
-        os.execvp(alone[0], [*alone, *again])  # noqa: S606 - whoever ends us ends all of it
+        os.execvp(alone[0], [*alone, *again])  # noqa: S606 - ending this process ends all children
 
 
 def check(kind: str, folder: Path) -> None:
@@ -80,15 +80,17 @@ def check(kind: str, folder: Path) -> None:
 
 def boots(image: "Layer", kind: str) -> None:
     """The image's promises, one by one."""
-    said = image.run(*image.entrypoint, *image.command, expect=REFUSED)
-    assert "was not told what to do" in said, "with no run to serve, the agent says so"
+    output = image.run(*image.entrypoint, *image.command, expect=REFUSED)
+    assert "The agent cannot start" in output, "with no run to serve, the agent says so"
     report = _report(image.run(*image.entrypoint, "--check"))
     assert report["user"] != 0, "the agent is not root"
     assert report["python"].startswith(f"{PYTHON}."), report["python"]
     _as_pinned(report["packages"], kind)
     bare = _report(image.run(*AGENT, "--check"))
     assert bare["user"] == report["user"], "a cloud's own command needs no entry point"
-    assert image.signalled(*image.entrypoint, "python", "-c", _HEARS) == HEARD, "signals pass"
+    assert image.signalled(*image.entrypoint, "python", "-c", _WAITS_FOR_SIGNAL) == SIGNALLED, (
+        "signals pass"
+    )
     hello = ROOT / "examples" / "01_hello_two_nodes.py"
     shutil.copy(hello, image.merged / "tmp" / hello.name)
     assert "all ranks add up to 6.0" in image.run("python", f"/tmp/{hello.name}")  # noqa: S108
@@ -100,15 +102,15 @@ def bare_machine(machine: "Layer", kind: str) -> None:
         machine.copy(HERE / name, machine.merged / "opt" / "bootstrap" / name)
     wheel = _wheel(machine.folder)
     machine.copy(wheel, machine.merged / "opt" / "bootstrap" / wheel.name)
-    machine.shell("useradd --uid 10002 --home-dir /srv/somebody --create-home somebody")
-    machine.user, machine.environment["HOME"] = "10002:10002", "/srv/somebody"
+    machine.shell("useradd --uid 10002 --home-dir /srv/other --create-home other")
+    machine.user, machine.environment["HOME"] = "10002:10002", "/srv/other"
     if "TORCH_INDEX" in os.environ:
         machine.environment["SPOTFIT_TORCH"] = os.environ["TORCH_INDEX"]
     words = ("sh", "/opt/bootstrap/vm_bootstrap.sh", kind, f"/opt/bootstrap/{wheel.name}")
-    said = machine.run(*words, "--check")
-    _as_pinned(_report(said)["packages"], kind)
+    output = machine.run(*words, "--check")
+    _as_pinned(_report(output)["packages"], kind)
     again = machine.run(*words, "--check")
-    assert "Installing" in said, said
+    assert "Installing" in output, output
     assert "Installing" not in again, "what is there is not installed again"
 
 
@@ -118,9 +120,9 @@ def _wheel(folder: Path) -> Path:
     return next((folder / "wheel").glob("spotfit-*.whl"))
 
 
-def _report(said: str) -> dict[str, Any]:
+def _report(output: str) -> dict[str, Any]:
     """What `--check` found, among whatever else was printed."""
-    (line,) = [line for line in said.splitlines() if line.startswith("{")]
+    (line,) = [line for line in output.splitlines() if line.startswith("{")]
     report: dict[str, Any] = json.loads(line)
     assert not report["complaints"], report["complaints"]
     return report
@@ -128,10 +130,10 @@ def _report(said: str) -> dict[str, Any]:
 
 def _as_pinned(packages: Mapping[str, str], kind: str) -> None:
     ours = {name: version.partition("+")[0] for name, version in packages.items()}
-    wanted = pins.read(kind)
-    wrong = {name: ours.get(name) for name in wanted if ours.get(name) != wanted[name]}
+    pinned = pins.read(kind)
+    wrong = {name: ours.get(name) for name in pinned if ours.get(name) != pinned[name]}
     assert not wrong, f"not as pinned: {wrong}"
-    assert set(ours) - set(wanted) <= {"pip", "spotfit"}, set(ours) - set(wanted)
+    assert set(ours) - set(pinned) <= {"pip", "spotfit"}, set(ours) - set(pinned)
 
 
 @dataclass
@@ -141,7 +143,7 @@ class Layer:
     folder: Path
     environment: dict[str, str] = field(default_factory=lambda: {"PATH": _BASE_PATH, "HOME": "/"})
     arguments: dict[str, str] = field(default_factory=dict)
-    """Known to the steps that build, and to nobody later."""
+    """Known only to the build steps."""
     user: str = "0:0"
     place: str = "/"
     entrypoint: Sequence[str] = ()
@@ -178,11 +180,11 @@ class Layer:
         known = {**self.arguments, **self.environment}
         match step.word:
             case "ARG":
-                told = {name: os.environ.get(name, text) for name, text in step.pairs().items()}
-                self.arguments |= told
+                values = {name: os.environ.get(name, text) for name, text in step.pairs().items()}
+                self.arguments |= values
             case "ENV":
-                told = {n: dockerfile.filled(text, known) for n, text in step.pairs().items()}
-                self.environment |= told
+                values = {n: dockerfile.filled(text, known) for n, text in step.pairs().items()}
+                self.environment |= values
             case "WORKDIR":
                 self.place = step.rest
                 self._own(self.merged / self.place.lstrip("/"))
@@ -219,7 +221,7 @@ class Layer:
         return done.stdout + done.stderr
 
     def signalled(self, *words: str) -> int:
-        """The exit code of a command that is sent SIGTERM once it has said something."""
+        """The exit code of a command that is sent SIGTERM after its first output."""
         with subprocess.Popen(self._words(*words), stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             process.stdout.readline()
@@ -227,7 +229,7 @@ class Layer:
             return process.wait(timeout=30)
 
     def copy(self, source: Path, target: Path, *, mode: int | None = None) -> None:
-        """A file, or what is in a directory, readable by everybody."""
+        """A file, or what is in a directory, readable by all users."""
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
             leave = shutil.ignore_patterns("__pycache__")
@@ -250,17 +252,17 @@ class Layer:
 
     def _words(self, *words: str, also: Mapping[str, str] | None = None) -> list[str]:
         known = {**(also or {}), **self.environment}
-        told = [f"{name}={text}" for name, text in known.items()]
+        values = [f"{name}={text}" for name, text in known.items()]
         inside = f'cd {self.place} && exec "$@"'
         jail = ("chroot", f"--userspec={self.user}", str(self.merged))
-        return [*jail, "/usr/bin/env", "-i", *told, "/bin/sh", "-c", inside, "sh", *words]
+        return [*jail, "/usr/bin/env", "-i", *values, "/bin/sh", "-c", inside, "sh", *words]
 
     def _own(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         os.chown(folder, *map(int, self.user.split(":")))
 
     def _bring_python(self) -> None:
-        """The interpreter that runs this check, reachable for everybody."""
+        """The interpreter that runs this check, reachable for all users."""
         real = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
         for above in real.parents:
             inside = self.merged / above.relative_to("/")

@@ -20,8 +20,8 @@ class Step:
     def words(self) -> list[str]:
         """What follows: a list in JSON, or words as a shell parts them."""
         if self.rest.startswith("["):
-            told: list[str] = json.loads(self.rest)
-            return told
+            words: list[str] = json.loads(self.rest)
+            return words
         return shlex.split(self.rest)
 
     def pairs(self) -> dict[str, str]:

@@ -41,8 +41,8 @@ def main() -> None:
 def pinned() -> dict[str, str]:
     """What an image without CUDA installs beside spotfit, with the project's version of each."""
     project = parse(PROJECT.read_text())
-    wanted = {name for name in needed("spotfit", EXTRAS) if not CUDA.match(name)}
-    return {name: project[name] for name in sorted(wanted - {"spotfit"})}
+    names = {name for name in needed("spotfit", EXTRAS) if not CUDA.match(name)}
+    return {name: project[name] for name in sorted(names - {"spotfit"})}
 
 
 def read(kind: str) -> dict[str, str]:
@@ -73,9 +73,9 @@ def needed(distribution: str, extras: tuple[str, ...]) -> set[str]:
     ahead = [(canonical(distribution), frozenset(extras))]
     seen = set(ahead)
     while ahead:
-        name, wanted = ahead.pop()
+        name, requirement = ahead.pop()
         found.add(name)
-        fresh = set(_requirements(name, wanted)) - seen
+        fresh = set(_requirements(name, requirement)) - seen
         seen |= fresh
         ahead += fresh
     return found
@@ -90,9 +90,11 @@ def cuda_of(pins: dict[str, str]) -> dict[str, str]:
         subprocess.run(
             [sys.executable, "-m", "pip", *words, *own_index, f"torch=={pins['torch']}"], check=True
         )
-        told = json.loads(report.read_text())["install"]
-    brought = {canonical(one["metadata"]["name"]): one["metadata"]["version"] for one in told}
-    return {name: version for name, version in brought.items() if CUDA.match(name)}
+        report_data = json.loads(report.read_text())["install"]
+    resolved = {
+        canonical(one["metadata"]["name"]): one["metadata"]["version"] for one in report_data
+    }
+    return {name: version for name, version in resolved.items() if CUDA.match(name)}
 
 
 def canonical(name: str) -> str:
@@ -101,16 +103,16 @@ def canonical(name: str) -> str:
 
 def _requirements(name: str, extras: frozenset[str]) -> Iterator[tuple[str, frozenset[str]]]:
     for line in metadata.requires(name) or ():
-        wanted = Requirement(line)
-        if any(_holds(wanted, extra) for extra in {"", *extras}):
-            yield canonical(wanted.name), frozenset(wanted.extras)
+        requirement = Requirement(line)
+        if any(_holds(requirement, extra) for extra in {"", *extras}):
+            yield canonical(requirement.name), frozenset(requirement.extras)
 
 
-def _holds(wanted: Requirement, extra: str) -> bool:
+def _holds(requirement: Requirement, extra: str) -> bool:
     """On Linux with some Python of ours; a backport that another Python needs does no harm."""
-    if wanted.marker is None:
+    if requirement.marker is None:
         return extra == ""
-    told = {
+    environment = {
         "extra": extra,
         "sys_platform": "linux",
         "platform_system": "Linux",
@@ -120,7 +122,7 @@ def _holds(wanted: Requirement, extra: str) -> bool:
         "platform_python_implementation": "CPython",
     }
     versions = [{"python_version": one, "python_full_version": f"{one}.0"} for one in PYTHONS]
-    return any(wanted.marker.evaluate({**told, **version}) for version in versions)
+    return any(requirement.marker.evaluate({**environment, **version}) for version in versions)
 
 
 if __name__ == "__main__":

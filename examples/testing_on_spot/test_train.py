@@ -1,7 +1,7 @@
-"""What a spot market does to our training, tried out before it costs anything: `pytest`.
+"""Test a training under preemptions on a simulated spot cloud, with `pytest`.
 
-`pytest --spot-cloud=aws_batch` (gcp_batch, kubernetes, …) runs the same on another cloud, through
-the client library that its real provisioner uses.
+`pytest --spot-cloud=aws_batch` (gcp_batch, kubernetes, …) runs the tests on another simulated
+cloud, through the client library that its provisioner uses.
 """
 
 from unittest.mock import ANY
@@ -13,24 +13,26 @@ import spotfit
 from spotfit_localsim.pytest_plugin import ReclaimAt, SpotCloud
 
 
-def test_a_reclaimed_machine_changes_nothing(spot_cloud: SpotCloud, reclaim_at: ReclaimAt) -> None:
-    calm = main(12, spot_cloud.storage_path, name="calm")
+def test_preempted_machines_do_not_change_the_result(
+    spot_cloud: SpotCloud, reclaim_at: ReclaimAt
+) -> None:
+    undisturbed = main(12, spot_cloud.storage_path, name="undisturbed")
     reclaim_at(step=5, rank=1)
     reclaim_at(step=9, rank=0, notice=False)
-    stormy = main(12, spot_cloud.storage_path, name="stormy")
-    assert spot_cloud.reclaimed == 2
-    assert stormy.return_value == calm.return_value
-    assert stormy.metrics == calm.metrics
+    preempted = main(12, spot_cloud.storage_path, name="preempted")
+    assert spot_cloud.reclaimed_count == 2
+    assert preempted.return_value == undisturbed.return_value
+    assert preempted.metrics == undisturbed.metrics
 
 
 @pytest.mark.spot_cloud(capacity=2)
-def test_it_waits_for_machines_when_there_are_none(spot_cloud: SpotCloud) -> None:
-    spot_cloud.refuse("capacity", times=3)
+def test_run_waits_for_capacity(spot_cloud: SpotCloud) -> None:
+    spot_cloud.fail_requests("capacity", times=3)
     assert main(3, spot_cloud.storage_path).metrics == {"epoch": 2, "step": 3, "loss": ANY}
 
 
-def test_a_quota_that_is_too_small_is_told_and_nothing_is_paid(spot_cloud: SpotCloud) -> None:
-    spot_cloud.refuse("quota", times=1_000)
+def test_exceeded_quota_fails_the_run_without_machines(spot_cloud: SpotCloud) -> None:
+    spot_cloud.fail_requests("quota", times=1_000)
     with pytest.raises(spotfit.TrainingFailedError, match="quota"):
         main(3, spot_cloud.storage_path)
     assert spot_cloud.machines() == []

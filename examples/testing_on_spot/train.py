@@ -1,4 +1,4 @@
-"""A training as you would write it. It knows nothing of tests or simulated clouds."""
+"""An ordinary training script, without knowledge of tests or simulated clouds."""
 
 import tempfile
 from pathlib import Path
@@ -11,7 +11,7 @@ from spotfit.torch import TorchTrainer
 
 
 def train(config: dict[str, int]) -> list[float]:
-    """Fit a line to points on it; every epoch is saved."""
+    """Fit a line to points, with a checkpoint in every epoch."""
     torch.manual_seed(0)
     model = spotfit.torch.prepare_model(torch.nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -25,7 +25,7 @@ def train(config: dict[str, int]) -> list[float]:
     for epoch in range(first, config["epochs"]):
         loss = torch.nn.functional.mse_loss(model(x), 3 * x + 1)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch says no types
+        loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
         optimizer.step()
         with tempfile.TemporaryDirectory() as directory:
             state = {"model": model.state_dict(), "epoch": epoch}

@@ -1,4 +1,4 @@
-"""A world to train in without a cloud: real processes on this machine, or a virtual clock.
+"""Simulators for development and tests: real processes on this machine, or virtual time.
 
-It may see everything, because it runs the real code; nothing in the sdk may know it.
+The package runs the code of the SDK and may import all of it; the SDK must not import this package.
 """

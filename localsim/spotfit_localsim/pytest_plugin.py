@@ -1,6 +1,7 @@
-"""Fixtures for the tests of users: a spot cloud of one's own, and machines taken away at a step.
+"""pytest fixtures for users' tests: a simulated spot cloud, and preemptions at chosen steps.
 
-pytest finds them by itself where spotfit is installed. Nothing else is imported until a test asks.
+Installed with spotfit as a pytest plugin. Every pytest run of the environment imports this module,
+so it imports spotfit and the simulators only when a test requests a fixture.
 """
 
 from __future__ import annotations
@@ -12,42 +13,42 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 if TYPE_CHECKING:
-    from spotfit_localsim.wire.spot_cloud import SpotCloud as SpotCloud
+    from spotfit_localsim.clouds.spot_cloud import SpotCloud as SpotCloud
 
 _MARK = "spot_cloud"
 
 
 class ReclaimAt(Protocol):
-    """What the fixture `reclaim_at` gives."""
+    """The type of the fixture `reclaim_at`."""
 
     def __call__(self, step: int, *, rank: int = 0, notice: bool = True) -> None:
-        """See `SpotCloud.reclaim_at`."""
+        """Preempt the machine of `rank` at `step`; see `SpotCloud.reclaim_at`."""
         ...
 
 
 def __getattr__(name: str) -> Any:
-    """`SpotCloud`, for annotations: imported when somebody asks for it."""
+    """Import `SpotCloud` on first access, for type annotations in tests."""
     if name == "SpotCloud":
-        from spotfit_localsim.wire.spot_cloud import SpotCloud
+        from spotfit_localsim.clouds.spot_cloud import SpotCloud
 
         return SpotCloud
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--spot-cloud`."""
+    """Add the option `--spot-cloud`."""
     parser.getgroup("spotfit").addoption(
         "--spot-cloud",
         default="plain",
         metavar="NAME",
-        help="which cloud `spot_cloud` simulates where a test does not say: aws_batch, … (plain)",
+        help="simulated cloud of tests without a `spot_cloud` marker (default: plain)",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The mark by which a test chooses its cloud."""
+    """Register the marker `spot_cloud`."""
     config.addinivalue_line(
-        "markers", f"{_MARK}(cloud, **options): which simulated cloud, and how it behaves"
+        "markers", f"{_MARK}(cloud, **options): the simulated cloud of this test and its options"
     )
 
 
@@ -55,12 +56,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def spot_cloud(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[SpotCloud]:
-    """A simulated spot cloud: `spot_cloud.provisioner`, `spot_cloud.storage_path`.
+    """A simulated spot cloud with `spot_cloud.provisioner` and `spot_cloud.storage_path`.
 
-    Trainers without a `provisioner=` train there, too. The test fails if a machine was to be taken
-    away at a step that no run has reported.
+    The environment is set so that trainers without `provisioner=` use it as well. The test fails at
+    teardown if a planned preemption was not triggered because no run reported its step.
     """
-    from spotfit_localsim.wire.spot_cloud import SpotCloud
+    from spotfit_localsim.clouds.spot_cloud import SpotCloud
 
     cloud = SpotCloud(tmp_path / "spot_cloud", **_options(request))
     for name, text in cloud.environment().items():
@@ -69,18 +70,18 @@ def spot_cloud(
         yield cloud
     finally:
         cloud.close()
-    for plan in cloud.unreached():
-        pytest.fail(f"reclaim_at({plan.step}) was never reached: no report came so far.")
+    for plan in cloud.unreached_plans():
+        pytest.fail(f"reclaim_at({plan.step}) was never reached: no run reported that step.")
 
 
 @pytest.fixture
 def reclaim_at(spot_cloud: SpotCloud) -> ReclaimAt:
-    """`reclaim_at(step, rank=0, notice=True)` of the test's `spot_cloud`."""
+    """The method `reclaim_at(step, rank=0, notice=True)` of the test's `spot_cloud`."""
     return spot_cloud.reclaim_at
 
 
 def _options(request: pytest.FixtureRequest) -> dict[str, Any]:
     mark = request.node.get_closest_marker(_MARK)
-    named = {"cloud": mark.args[0]} if mark is not None and mark.args else {}
-    told = dict(mark.kwargs) if mark is not None else {}
-    return {"cloud": request.config.getoption("--spot-cloud"), **named, **told}
+    cloud_name = {"cloud": mark.args[0]} if mark is not None and mark.args else {}
+    options = dict(mark.kwargs) if mark is not None else {}
+    return {"cloud": request.config.getoption("--spot-cloud"), **cloud_name, **options}

@@ -1,8 +1,10 @@
-"""Recorded spot histories: how many machines a zone gave, over time, from a JSON file.
+"""Recorded spot capacity: the number of machines that a zone offered over time, from a JSON file.
 
-Three kinds are known, told apart by the file's own `kind`: `availability` and `preemption` (a count
-every `gap_seconds`), `count-series` (rows of moment and count) and `membership` (machines that
-came and went).
+The field `kind` of the file selects the format:
+
+    availability, preemption   a count every `gap_seconds`
+    count-series               rows of (time, count)
+    membership                 events: a machine was added or removed
 """
 
 from __future__ import annotations
@@ -16,91 +18,100 @@ from typing import Any
 import msgspec
 
 from spotfit.core.errors import ConfigError
-from spotfit.core.nearest import did_you_mean
+from spotfit.core.input_checks import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
-    """Capacity over time: from each moment (seconds from the start) so many machines."""
+class CapacityTrace:
+    """Capacity over time: (seconds since the start, number of machines), in order."""
 
     name: str
-    steps: tuple[tuple[float, int], ...]
-    tick_s: float = 0.0
-    """How far apart somebody looked: a change came at any time since the look before. 0 where each
-    was seen as it came."""
+    points: tuple[tuple[float, int], ...]
+    sampling_interval_s: float = 0.0
+    """The interval of the recording: a change happened at some time within it. 0 where every change
+    was recorded with its own time."""
 
     @property
-    def most(self) -> int:
-        """The largest capacity it ever had."""
-        return max(count for _, count in self.steps)
+    def max_capacity(self) -> int:
+        """The largest capacity of the trace."""
+        return max(count for _, count in self.points)
 
-    def squeezed(self, *, into_s: float, machines: int) -> Trace:
-        """The same history in other units: told within `into_s`, with `machines` at its best."""
-        last = self.steps[-1][0] or 1.0
+    def rescaled(self, *, duration_s: float, max_machines: int) -> CapacityTrace:
+        """Return the trace stretched to `duration_s`, with a maximum of `max_machines`."""
+        last = self.points[-1][0] or 1.0
         steps = (
-            (moment * into_s / last, round(count * machines / max(1, self.most)))
-            for moment, count in self.steps
+            (moment * duration_s / last, round(count * max_machines / max(1, self.max_capacity)))
+            for moment, count in self.points
         )
-        return Trace(self.name, _changes(steps), self.tick_s * into_s / last)
+        return CapacityTrace(
+            self.name, _deduplicate(steps), self.sampling_interval_s * duration_s / last
+        )
 
 
-def read_trace(path: Path) -> Trace:
-    """Parse a recorded history. Raises `ConfigError` for a file that is none."""
+def read_trace(path: Path) -> CapacityTrace:
+    """Parse a recorded trace. Raises `ConfigError` for an unreadable or invalid file."""
     try:
-        told = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        name, tick_s = str(told.get("id", path.stem)), float(told.get("gap_seconds", 0.0))
-        return Trace(name, _changes(_reader(told)(told)), tick_s)
+        document = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        name, interval_s = (
+            str(document.get("id", path.stem)),
+            float(document.get("gap_seconds", 0.0)),
+        )
+        return CapacityTrace(name, _deduplicate(_select_parser(document)(document)), interval_s)
     except OSError as error:
         raise ConfigError(f"The trace {path} cannot be read: {error}.") from error
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"{path} is no recorded spot history: {error}.",
-            do="It needs `kind` and the fields of that kind; see spotfit_localsim.traces.",
+            f"{path} is not a recorded capacity trace: {error}.",
+            do="Give it `kind` and the fields of that kind; see spotfit_localsim.traces.",
         ) from error
 
 
-def _reader(told: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Iterable[tuple[float, int]]]:
-    kind = str(told.get("kind"))
-    if kind not in _READERS:
-        raise ValueError(f"kind {kind!r} is unknown. {did_you_mean(kind, _READERS)}")
-    return _READERS[kind]
+def _select_parser(
+    document: Mapping[str, Any],
+) -> Callable[[Mapping[str, Any]], Iterable[tuple[float, int]]]:
+    kind = str(document.get("kind"))
+    if kind not in _PARSERS:
+        raise ValueError(f"kind {kind!r} is unknown. {did_you_mean(kind, _PARSERS)}")
+    return _PARSERS[kind]
 
 
-def _counts(told: Mapping[str, Any]) -> Iterable[tuple[float, int]]:
-    gap_s = float(told["gap_seconds"])
-    return ((n * gap_s, int(count)) for n, count in enumerate(told["data"]))
+def _parse_counts(document: Mapping[str, Any]) -> Iterable[tuple[float, int]]:
+    gap_s = float(document["gap_seconds"])
+    return ((n * gap_s, int(count)) for n, count in enumerate(document["data"]))
 
 
-def _rows(told: Mapping[str, Any]) -> Iterable[tuple[float, int]]:
-    moments = sorted((datetime.fromisoformat(moment), int(count)) for moment, count in told["rows"])
+def _parse_rows(document: Mapping[str, Any]) -> Iterable[tuple[float, int]]:
+    moments = sorted(
+        (datetime.fromisoformat(moment), int(count)) for moment, count in document["rows"]
+    )
     first = moments[0][0]
     return (((moment - first).total_seconds(), count) for moment, count in moments)
 
 
-def _members(told: Mapping[str, Any]) -> Iterable[tuple[float, int]]:
-    here: set[str] = set()
-    for moment_ms, what, node in told["events"]:
-        (here.add if what == "add" else here.discard)(node)
-        yield moment_ms / 1000, len(here)
+def _parse_membership(document: Mapping[str, Any]) -> Iterable[tuple[float, int]]:
+    members: set[str] = set()
+    for moment_ms, action, node in document["events"]:
+        (members.add if action == "add" else members.discard)(node)
+        yield moment_ms / 1000, len(members)
 
 
-_READERS: Mapping[str, Callable[[Mapping[str, Any]], Iterable[tuple[float, int]]]] = {
-    "availability": _counts,
-    "preemption": _counts,
-    "count-series": _rows,
-    "membership": _members,
+_PARSERS: Mapping[str, Callable[[Mapping[str, Any]], Iterable[tuple[float, int]]]] = {
+    "availability": _parse_counts,
+    "preemption": _parse_counts,
+    "count-series": _parse_rows,
+    "membership": _parse_membership,
 }
 
 
-def _changes(steps: Iterable[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
-    """Only the moments at which the count changes; several at one moment are the last of them."""
-    kept: dict[float, int] = {}
-    for moment, count in steps:
-        kept[moment] = count
+def _deduplicate(points: Iterable[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
+    """Keep only the points at which the count changes; the last of several at one time counts."""
+    counts: dict[float, int] = {}
+    for moment, count in points:
+        counts[moment] = count
     changes: list[tuple[float, int]] = []
-    for moment, count in kept.items():
+    for moment, count in counts.items():
         if not changes or changes[-1][1] != count:
             changes.append((moment, count))
     if not changes:
-        raise ValueError("it tells of no moment at all")
+        raise ValueError("it has no data points")
     return tuple(changes)

@@ -1,4 +1,4 @@
-"""Clouds: one folder each, which turns our four verbs into a cloud's words and back.
+"""Provisioner backends, one subpackage each, that translate group requests to a cloud's API.
 
-This package sees only `core`, `host`, `model` and `provision`, and no folder sees another.
+It imports only `core`, `host`, `model` and `provision` of spotfit; no backend imports another one.
 """

@@ -1,6 +1,7 @@
-"""spotfit: `trainer.fit()` trains on spot machines, and survives every reclaim.
+"""Fault-tolerant distributed training on spot machines, with the API names of Ray Train.
 
-The names follow Ray Train's. Each is imported when it is first used.
+`import spotfit` must stay cheap and must not import torch: every public name is imported on first
+access.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ if TYPE_CHECKING:
     from spotfit import backend as backend
     from spotfit import collective as collective
     from spotfit import torch as torch
-    from spotfit.checkpoint.handle import Checkpoint as Checkpoint
-    from spotfit.client.config import RunConfig as RunConfig
-    from spotfit.client.handle import RunHandle as RunHandle
-    from spotfit.client.handle import attach as attach
+    from spotfit.checkpoint.checkpoint_dir import Checkpoint as Checkpoint
+    from spotfit.checkpoint.reported import ReportedCheckpoint as ReportedCheckpoint
     from spotfit.client.result import Result as Result
+    from spotfit.client.run_config import RunConfig as RunConfig
+    from spotfit.client.run_handle import RunHandle as RunHandle
+    from spotfit.client.run_handle import attach as attach
     from spotfit.client.trainer import DataParallelTrainer as DataParallelTrainer
     from spotfit.core.errors import ConfigError as ConfigError
     from spotfit.core.errors import ControllerError as ControllerError
@@ -28,8 +30,7 @@ if TYPE_CHECKING:
     from spotfit.core.errors import SpotfitError as SpotfitError
     from spotfit.core.errors import TrainingFailedError as TrainingFailedError
     from spotfit.core.errors import WorkerGroupError as WorkerGroupError
-    from spotfit.frameworks.config import BackendConfig as BackendConfig
-    from spotfit.model.callbacks import UserCallback as UserCallback
+    from spotfit.frameworks.backend_config import BackendConfig as BackendConfig
     from spotfit.model.config import CheckpointConfig as CheckpointConfig
     from spotfit.model.config import FailureConfig as FailureConfig
     from spotfit.model.config import LoggingConfig as LoggingConfig
@@ -37,13 +38,14 @@ if TYPE_CHECKING:
     from spotfit.model.config import SyncConfig as SyncConfig
     from spotfit.model.data import TRAIN_DATASET_KEY as TRAIN_DATASET_KEY
     from spotfit.model.data import DataConfig as DataConfig
-    from spotfit.model.preemption import PreemptionInfo as PreemptionInfo
     from spotfit.model.reporting import CheckpointConsistencyMode as CheckpointConsistencyMode
     from spotfit.model.reporting import CheckpointUploadMode as CheckpointUploadMode
     from spotfit.model.reporting import ReportedCheckpointStatus as ReportedCheckpointStatus
-    from spotfit.model.validation import ValidationConfig as ValidationConfig
-    from spotfit.model.validation import ValidationFn as ValidationFn
-    from spotfit.model.validation import ValidationTaskConfig as ValidationTaskConfig
+    from spotfit.model.topology import PreemptionInfo as PreemptionInfo
+    from spotfit.model.user_callback import UserCallback as UserCallback
+    from spotfit.model.validation_config import ValidationConfig as ValidationConfig
+    from spotfit.model.validation_config import ValidationFn as ValidationFn
+    from spotfit.model.validation_config import ValidationTaskConfig as ValidationTaskConfig
     from spotfit.worker.context import TrainContext as TrainContext
     from spotfit.worker.report import get_all_reported_checkpoints as get_all_reported_checkpoints
     from spotfit.worker.report import get_checkpoint as get_checkpoint
@@ -51,11 +53,10 @@ if TYPE_CHECKING:
     from spotfit.worker.report import get_dataset_shard as get_dataset_shard
     from spotfit.worker.report import get_preemption_info as get_preemption_info
     from spotfit.worker.report import report as report
-    from spotfit.worker.reported import ReportedCheckpoint as ReportedCheckpoint
 
-_HOMES = {
-    "BackendConfig": "frameworks.config",
-    "Checkpoint": "checkpoint.handle",
+_PUBLIC_NAME_MODULES = {
+    "BackendConfig": "frameworks.backend_config",
+    "Checkpoint": "checkpoint.checkpoint_dir",
     "CheckpointConfig": "model.config",
     "CheckpointConsistencyMode": "model.reporting",
     "CheckpointUploadMode": "model.reporting",
@@ -68,13 +69,13 @@ _HOMES = {
     "LoggingConfig": "model.config",
     "NCCLHangError": "core.errors",
     "PreemptionError": "core.errors",
-    "PreemptionInfo": "model.preemption",
-    "ReportedCheckpoint": "worker.reported",
+    "PreemptionInfo": "model.topology",
+    "ReportedCheckpoint": "checkpoint.reported",
     "ReportedCheckpointStatus": "model.reporting",
     "Result": "client.result",
     "RunCancelledError": "core.errors",
-    "RunConfig": "client.config",
-    "RunHandle": "client.handle",
+    "RunConfig": "client.run_config",
+    "RunHandle": "client.run_handle",
     "ScalingConfig": "model.config",
     "SessionMisuseError": "core.errors",
     "SpotfitError": "core.errors",
@@ -82,12 +83,12 @@ _HOMES = {
     "TRAIN_DATASET_KEY": "model.data",
     "TrainContext": "worker.context",
     "TrainingFailedError": "core.errors",
-    "UserCallback": "model.callbacks",
-    "ValidationConfig": "model.validation",
-    "ValidationFn": "model.validation",
-    "ValidationTaskConfig": "model.validation",
+    "UserCallback": "model.user_callback",
+    "ValidationConfig": "model.validation_config",
+    "ValidationFn": "model.validation_config",
+    "ValidationTaskConfig": "model.validation_config",
     "WorkerGroupError": "core.errors",
-    "attach": "client.handle",
+    "attach": "client.run_handle",
     "get_all_reported_checkpoints": "worker.report",
     "get_checkpoint": "worker.report",
     "get_context": "worker.report",
@@ -96,23 +97,20 @@ _HOMES = {
     "report": "worker.report",
 }
 
-_MODULES = (
-    "backend",
-    "collective",
-    "torch",
-)  # `import spotfit` is enough to write spotfit.torch.get_device()
+# Reachable as attributes, so that `import spotfit` is enough for `spotfit.torch.get_device()`.
+_PUBLIC_SUBMODULES = ("backend", "collective", "torch")
 
-__all__ = sorted([*_HOMES, "collective"])  # pyright: ignore[reportUnsupportedDunderAll] # pinned by a test
+__all__ = sorted([*_PUBLIC_NAME_MODULES, "collective"])  # pyright: ignore[reportUnsupportedDunderAll] # pinned by a test
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
+    if name in _PUBLIC_SUBMODULES:
         return importlib.import_module(f"{__name__}.{name}")
-    if name not in _HOMES:
+    if name not in _PUBLIC_NAME_MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = found  # asked for once
-    return found
+    value = getattr(importlib.import_module(f"{__name__}.{_PUBLIC_NAME_MODULES[name]}"), name)
+    globals()[name] = value  # later accesses bypass __getattr__
+    return value
 
 
 def __dir__() -> list[str]:

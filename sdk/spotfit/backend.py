@@ -1,7 +1,7 @@
-"""Hooks around the training function: `Backend`, and the `BackendConfig` that names it."""
+"""Public module `spotfit.backend`: hooks that run around the training function on every worker."""
 
 from __future__ import annotations
 
-from spotfit.frameworks.config import Backend, BackendConfig
+from spotfit.frameworks.backend_config import Backend, BackendConfig
 
 __all__ = ["Backend", "BackendConfig"]

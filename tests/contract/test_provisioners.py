@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from spotfit.provision.api import Provisioner
-from spotfit.testing.provisioner_suite import Cloud, ProvisionerSuite
-from spotfit_localsim.live.options import LocalOptions
-from spotfit_localsim.live.provisioner import LocalProvisioner
-from spotfit_localsim.wire.options import CLOUDS
-from spotfit_localsim.wire.provisioner import SimProvisioner
+from spotfit.testing.provisioner_suite import FaultInjectingCloud, ProvisionerSuite
+from spotfit_localsim.clouds.options import CLOUDS
+from spotfit_localsim.clouds.provisioner import SimProvisioner
+from spotfit_provisioners.local.options import LocalOptions
+from spotfit_provisioners.local.provisioner import LocalProvisioner
 
 
 class TestLocal(ProvisionerSuite):
     @pytest.fixture
-    def remembers(self) -> bool:
+    def remembers_released_groups(self) -> bool:
         return False
 
     @pytest.fixture
@@ -25,17 +25,17 @@ class TestLocal(ProvisionerSuite):
         return LocalProvisioner(LocalOptions(root=str(tmp_path / "machines"), nodes=2))
 
 
-class Simulated:
+class SimulatedFaultInjector:
     """A simulated cloud, as the suite wants to be able to plague it."""
 
     def __init__(self, sim: SimProvisioner) -> None:
         self._sim = sim
 
-    def trouble(self, kind: str, times: int) -> None:
-        self._sim.ask("trouble", {"kind": kind, "times": times})
+    def inject_fault(self, kind: str, times: int) -> None:
+        self._sim.call_simulator("trouble", {"kind": kind, "times": times})
 
-    def reclaim(self) -> None:
-        self._sim.ask("reclaim", {"notice": False})
+    def reclaim_newest(self) -> None:
+        self._sim.call_simulator("reclaim", {"notice": False})
 
 
 FORGETFUL = ("kubernetes",)
@@ -48,16 +48,16 @@ class TestSimulated(ProvisionerSuite):
     def sim(self, name: str, tmp_path: Path) -> Iterator[SimProvisioner]:
         sim = SimProvisioner.with_options(cloud=name, root=str(tmp_path / "cloud"), boot_s=0.05)
         yield sim
-        sim.ask("leave", {"machines": True})
+        sim.call_simulator("leave", {"machines": True})
 
     @pytest.fixture
     def provisioner(self, sim: SimProvisioner) -> Provisioner:
         return sim
 
     @pytest.fixture
-    def remembers(self, name: str) -> bool:
+    def remembers_released_groups(self, name: str) -> bool:
         return name not in FORGETFUL
 
     @pytest.fixture
-    def cloud(self, sim: SimProvisioner) -> Cloud:
-        return Simulated(sim)
+    def cloud(self, sim: SimProvisioner) -> FaultInjectingCloud:
+        return SimulatedFaultInjector(sim)

@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 
-from spotfit.core.errors import MachineError, ProvisionError
+from spotfit.core.errors import InfrastructureError, ProvisionError
 from spotfit.core.ids import Token
-from spotfit.host import dice
-from spotfit.host.clocks import SystemClock
+from spotfit.host import system
+from spotfit.host.system import SystemClock
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatus, NodeState
-from spotfit.provision.launch import Launch
+from spotfit.provision.launch import AgentLaunchSpec
 from spotfit_provisioners.skypilot.provisioner import SkyPilotProvisioner
-from tests.skypilot_server import installed, skypilot_server
+from tests.skypilot_server import requires_skypilot, run_skypilot_server_on_aws
 
 pytestmark = [
-    installed,
+    requires_skypilot,
     pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.filterwarnings("default"),  # SkyPilot's own dependencies have futures, too
@@ -37,7 +37,7 @@ _PATIENCE_S = 300.0
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with skypilot_server(tmp_path_factory.mktemp("sky")) as address:
+    with run_skypilot_server_on_aws(tmp_path_factory.mktemp("sky")) as address:
         yield address
 
 
@@ -55,16 +55,26 @@ def by(server: str) -> By:
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Launch:
-    return Launch(str(tmp_path / "run"), dice.new_run_id(), "the secret itself")
+def launch(tmp_path: Path) -> AgentLaunchSpec:
+    return AgentLaunchSpec(str(tmp_path / "run"), system.new_run_id(), "the secret itself")
 
 
 def a_plan(provisioner: SkyPilotProvisioner, workers: int = 1, **resources: float) -> GroupPlan:
     token = Token(f"t-{uuid.uuid4().hex[:12]}")
-    return provisioner.plan(GroupRequest(token, workers, workers, resources, run_name="suite"))
+    return provisioner.plan(
+        GroupRequest(
+            token=token,
+            num_workers=workers,
+            total_workers=workers,
+            resources_per_worker=resources,
+            run_name="suite",
+        )
+    )
 
 
-def granted(provisioner: SkyPilotProvisioner, plan: GroupPlan, launch: Launch) -> GroupHandle:
+def granted(
+    provisioner: SkyPilotProvisioner, plan: GroupPlan, launch: AgentLaunchSpec
+) -> GroupHandle:
     handle = provisioner.submit(plan, launch)
     assert isinstance(handle, GroupHandle)
     return handle
@@ -84,14 +94,14 @@ def until(
 
 
 def test_a_check_up_finds_the_server_the_cloud_and_the_machine(by: By) -> None:
-    findings = list(by().examine())
-    assert [finding.well for finding in findings] == [True, True, True], findings
-    _, clouds, _ = by(infra=("gcp",)).examine()
-    assert not clouds.well
-    assert "gcp" in clouds.found
+    findings = list(by().check_account())
+    assert [finding.passed for finding in findings] == [True, True, True], findings
+    _, clouds, _ = by(infra=("gcp",)).check_account()
+    assert not clouds.passed
+    assert "gcp" in clouds.detail
 
 
-def test_a_machine_that_no_catalog_has_is_refused_at_once(by: By, launch: Launch) -> None:
+def test_a_machine_that_no_catalog_has_is_refused_at_once(by: By, launch: AgentLaunchSpec) -> None:
     provisioner = by(accelerator="H100")
     with pytest.raises(ProvisionError, match="H100") as told:
         provisioner.submit(a_plan(provisioner, GPU=8.0), launch)
@@ -101,10 +111,12 @@ def test_a_machine_that_no_catalog_has_is_refused_at_once(by: By, launch: Launch
 def test_spot_gpus_are_in_the_catalog_in_any_of_two_places(by: By) -> None:
     provisioner = by(accelerator="V100", infra=("aws/us-east-1", "aws/us-west-2"), spot="preferred")
     plan = a_plan(provisioner, GPU=1.0)
-    provisioner._client.would_take({**plan.body["task"], "name": "t"})
+    provisioner._client.check_catalog({**plan.body["task"], "name": "t"})
 
 
-def test_two_who_ask_at_the_same_time_get_one_group_which_is_let_go(by: By, launch: Launch) -> None:
+def test_two_who_ask_at_the_same_time_get_one_group_which_is_let_go(
+    by: By, launch: AgentLaunchSpec
+) -> None:
     """And no capacity is told as it is: every try at moto ends so."""
     provisioner = by()
     plan = a_plan(provisioner, 2)
@@ -112,7 +124,7 @@ def test_two_who_ask_at_the_same_time_get_one_group_which_is_let_go(by: By, laun
         first, second = pool.map(lambda _: granted(provisioner, plan, launch), range(2))
     assert first == second
     assert granted(provisioner, plan, launch) == first
-    going = [job for job in provisioner._client.jobs(f"{plan.token}-") if not job.over]
+    going = [job for job in provisioner._client.list_jobs(f"{plan.token}-") if not job.is_over]
     names = [job.name for job in going if job.state != "CANCELLING"]
     assert sorted(names) == [f"{plan.token}-0", f"{plan.token}-1"]
     status = until(provisioner, first, lambda status: status.refusal)
@@ -120,36 +132,47 @@ def test_two_who_ask_at_the_same_time_get_one_group_which_is_let_go(by: By, laun
     waits = next(job.id for job in going if job.state != "CANCELLING")
     assert f"sky jobs logs {waits}" not in told_of(provisioner, first), "for its machine"
     provisioner.cancel(first)
-    until(provisioner, first, lambda status: status.over)
+    until(provisioner, first, lambda status: status.is_terminated)
     assert f"sky jobs logs {waits}" in told_of(provisioner, first)
     provisioner.cancel(first)
-    assert provisioner.observe(granted(provisioner, plan, launch)).over, "it does not come back"
+    assert provisioner.observe(granted(provisioner, plan, launch)).is_terminated, (
+        "it does not come back"
+    )
 
 
 def told_of(provisioner: SkyPilotProvisioner, handle: GroupHandle) -> list[str]:
     """Where what any of its machines printed is kept."""
-    return [life.where for node in range(2) for life in provisioner.said(handle, node, last=5)]
+    return [
+        life.source
+        for node in range(2)
+        for life in provisioner.fetch_machine_output(handle, node, max_lines=5)
+    ]
 
 
 def test_a_cluster_that_cannot_come_says_why_and_asking_twice_is_asking_once(
-    by: By, launch: Launch
+    by: By, launch: AgentLaunchSpec
 ) -> None:
-    provisioner = by(via="clusters")
+    provisioner = by(launch_mode="clusters")
     plan = a_plan(provisioner)
     handle = granted(provisioner, plan, launch)
     assert granted(provisioner, plan, launch) == handle
-    status = until(provisioner, handle, lambda status: status.over)
+    status = until(provisioner, handle, lambda status: status.is_terminated)
     assert "FAILED" in status.refusal
-    assert len(provisioner._client.launches(f"{plan.token}-0")) == 1
+    assert len(provisioner._client.list_launches(f"{plan.token}-0")) == 1
     provisioner.cancel(handle)
 
 
 def test_a_group_nobody_remembers_is_gone(by: By) -> None:
     for via in ("jobs", "clusters"):
-        provisioner = by(via=via)
+        provisioner = by(launch_mode=via)
         token = "t-0123456789ab"
-        handle = GroupHandle(Token(token), "skypilot", token, {"nodes": 2, "via": via})
-        assert provisioner.observe(handle).over
+        handle = GroupHandle(
+            token=Token(token),
+            provisioner="skypilot",
+            name=token,
+            detail={"nodes": 2, "launch_mode": via},
+        )
+        assert provisioner.observe(handle).is_terminated
         provisioner.cancel(handle)
 
 
@@ -157,16 +180,16 @@ def test_a_server_that_does_not_answer_is_asked_again() -> None:
     """In a process of its own: SkyPilot keeps the first address that it was told."""
     script = (
         "from spotfit_provisioners.skypilot.client import SkyClient\n"
-        "try: SkyClient('http://127.0.0.1:1', patience_s=60).jobs('t-')\n"
+        "try: SkyClient('http://127.0.0.1:1', request_timeout_s=60).jobs('t-')\n"
         "except Exception as told: print(type(told).__name__, told)\n"
     )
-    assert MachineError.__name__ in _run(script, {})
+    assert InfrastructureError.__name__ in _run(script, {})
 
 
 def test_without_any_server_it_says_how_to_get_one(tmp_path: Path) -> None:
     script = (
         "from spotfit_provisioners.skypilot.client import SkyClient\n"
-        "try: SkyClient('', patience_s=60).jobs('t-')\n"
+        "try: SkyClient('', request_timeout_s=60).jobs('t-')\n"
         "except Exception as told: print(type(told).__name__, told)\n"
     )
     said = _run(script, {"HOME": str(tmp_path), "SKYPILOT_API_SERVER_LOCAL_PORT": "1"})

@@ -9,35 +9,35 @@ from pathlib import Path
 import pytest
 
 from spotfit.provision.api import Provisioner
-from spotfit.testing.provisioner_suite import Cloud, ProvisionerSuite
+from spotfit.testing.provisioner_suite import FaultInjectingCloud, ProvisionerSuite
 from spotfit_provisioners.slurm.provisioner import SlurmProvisioner
-from tests.slurm_cluster import SlurmCluster, installed, slurm_cluster
+from tests.slurm_cluster import SlurmCluster, requires_slurm, run_slurm_cluster
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    with slurm_cluster(tmp_path_factory.mktemp("slurm"), nodes=3) as cluster:
+    with run_slurm_cluster(tmp_path_factory.mktemp("slurm"), nodes=3) as cluster:
         yield cluster
 
 
-class Plagued:
+class SlurmFaultInjector:
     """What Slurm can be made to do: another's job in all nodes' place, and a requeue."""
 
     def __init__(self, cluster: SlurmCluster) -> None:
         self._cluster = cluster
 
-    def trouble(self, kind: str, times: int) -> None:
+    def inject_fault(self, kind: str, times: int) -> None:
         if kind != "capacity":
             pytest.skip("see tests/unit/provisioners/slurm/test_client.py")
         state = "DRAIN" if times else "RESUME"
         nodes = f"NodeName=n[1-{self._cluster.nodes}]"
-        self._cluster.ask("scontrol", "update", nodes, f"State={state}", "Reason=test")
+        self._cluster.run_command("scontrol", "update", nodes, f"State={state}", "Reason=test")
 
-    def reclaim(self) -> None:
-        self._cluster.ask("scontrol", "requeue", max(self._cluster.running(), key=int))
+    def reclaim_newest(self) -> None:
+        self._cluster.run_command("scontrol", "requeue", max(self._cluster.running_jobs(), key=int))
 
 
-@installed
+@requires_slurm
 class TestSlurm(ProvisionerSuite):
     @pytest.fixture
     def provisioner(
@@ -49,5 +49,5 @@ class TestSlurm(ProvisionerSuite):
         )
 
     @pytest.fixture
-    def cloud(self, cluster: SlurmCluster) -> Cloud:
-        return Plagued(cluster)
+    def cloud(self, cluster: SlurmCluster) -> FaultInjectingCloud:
+        return SlurmFaultInjector(cluster)

@@ -9,25 +9,25 @@ from pathlib import Path
 import pytest
 
 from spotfit.provision.api import Provisioner
-from spotfit.testing.provisioner_suite import Cloud, ProvisionerSuite
+from spotfit.testing.provisioner_suite import FaultInjectingCloud, ProvisionerSuite
 from spotfit_provisioners.ssh.provisioner import SshProvisioner
-from tests.ssh_hosts import SshHosts, installed, ssh_hosts
+from tests.ssh_hosts import SshHosts, requires_sshd, run_ssh_hosts
 
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
-    with ssh_hosts(tmp_path_factory.mktemp("ssh"), 4) as hosts:
+    with run_ssh_hosts(tmp_path_factory.mktemp("ssh"), 4) as hosts:
         yield hosts
 
 
-class Plagued:
+class SshFaultInjector:
     """What hosts can be made to do: be closed, and lose their agent."""
 
     def __init__(self, hosts: SshHosts, folder: Path) -> None:
         self._hosts = hosts
         self._folder = folder
 
-    def trouble(self, kind: str, times: int) -> None:
+    def inject_fault(self, kind: str, times: int) -> None:
         if kind != "capacity":
             pytest.skip("see tests/unit/provisioners/ssh/test_client.py")
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -35,15 +35,15 @@ class Plagued:
             closed = self._folder / f"{name}.closed"
             closed.touch() if times else closed.unlink()
 
-    def reclaim(self) -> None:
+    def reclaim_newest(self) -> None:
         self._hosts.kill(below=self._folder)
 
 
-@installed
+@requires_sshd
 class TestSsh(ProvisionerSuite):
     @pytest.fixture
     def folder(self, hosts: SshHosts, tmp_path: Path) -> Path:
-        return hosts.notes / tmp_path.name
+        return hosts.state_dir / tmp_path.name
 
     @pytest.fixture
     def provisioner(self, hosts: SshHosts, folder: Path) -> Provisioner:
@@ -57,5 +57,5 @@ class TestSsh(ProvisionerSuite):
         )
 
     @pytest.fixture
-    def cloud(self, hosts: SshHosts, folder: Path) -> Cloud:
-        return Plagued(hosts, folder)
+    def cloud(self, hosts: SshHosts, folder: Path) -> FaultInjectingCloud:
+        return SshFaultInjector(hosts, folder)

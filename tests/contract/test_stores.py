@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from spotfit.store.api import Store
-from spotfit.store.filesystem import store_on
-from spotfit.store.opening import open_store
+from spotfit.store.factory import open_store
+from spotfit.store.filesystem import open_filesystem_store
 from spotfit.testing.store_suite import StoreSuite
 from tests import azurite, ceph_rgw
-from tests.gcs_server import account
+from tests.gcs_server import service_account_key
 
 S3_SERVER = """
 import sys
@@ -38,7 +38,7 @@ def s3() -> Iterator[str]:
         assert server.stdout is not None
         url = f"http://127.0.0.1:{server.stdout.readline().strip()}"
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+            patch.setenv("AWS_ACCESS_KEY_ID", "test-key")
             patch.setenv("AWS_SECRET_ACCESS_KEY", "something")
             patch.setenv("AWS_REGION", "us-east-1")
             _make_bucket(url)
@@ -64,7 +64,7 @@ def gcs() -> Iterator[str]:
         assert server.stdout is not None
         url = server.stdout.readline().strip()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", account(url))
+            patch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", service_account_key(url))
             yield url
         assert server.stdin is not None
         server.stdin.close()
@@ -73,10 +73,10 @@ def gcs() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def azure() -> Iterator[str]:
     """The address of an account at Azurite, in a process of its own."""
-    program = azurite.command()
+    program = azurite.find_azurite()
     if program is None:
         pytest.skip("Azurite is not installed: make azurite")
-    with azurite.serving(program) as url, pytest.MonkeyPatch.context() as patch:
+    with azurite.run_azurite(program) as url, pytest.MonkeyPatch.context() as patch:
         patch.setenv("AZURE_STORAGE_ACCOUNT_KEY", azurite.KEY)
         yield url
 
@@ -85,7 +85,7 @@ def azure() -> Iterator[str]:
 def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of Ceph's gateway with a bucket named 'bucket'."""
     with (
-        ceph_rgw.ceph_gateway(tmp_path_factory.mktemp("ceph")) as url,
+        ceph_rgw.run_ceph_gateway(tmp_path_factory.mktemp("ceph")) as url,
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setenv("AWS_ACCESS_KEY_ID", ceph_rgw.KEY)
@@ -115,7 +115,7 @@ class TestS3(StoreSuite):
         return open_store(f"s3://bucket/{uuid.uuid4().hex}?endpoint_url={s3}")
 
 
-@ceph_rgw.installed
+@ceph_rgw.requires_ceph
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 class TestCeph(StoreSuite):
@@ -142,7 +142,7 @@ class TestFsspecLocal(StoreSuite):
     @pytest.fixture
     def store(self, tmp_path_factory: pytest.TempPathFactory) -> Store:
         local = pytest.importorskip("fsspec").filesystem("file")
-        return store_on(local, str(tmp_path_factory.mktemp("store")))
+        return open_filesystem_store(local, str(tmp_path_factory.mktemp("store")))
 
 
 class TestFsspecMemory(StoreSuite):
@@ -151,21 +151,23 @@ class TestFsspecMemory(StoreSuite):
     @pytest.fixture
     def store(self) -> Store:
         memory = pytest.importorskip("fsspec").filesystem("memory")
-        return store_on(memory, f"/{uuid.uuid4().hex}")
+        return open_filesystem_store(memory, f"/{uuid.uuid4().hex}")
 
 
 class TestFsspecOverS3(StoreSuite):
     @pytest.fixture
     def store(self, s3: str) -> Store:
         s3fs = pytest.importorskip("s3fs")
-        return store_on(s3fs.S3FileSystem(endpoint_url=s3), f"bucket/{uuid.uuid4().hex}")
+        return open_filesystem_store(
+            s3fs.S3FileSystem(endpoint_url=s3), f"bucket/{uuid.uuid4().hex}"
+        )
 
 
 class TestArrowLocal(StoreSuite):
     @pytest.fixture
     def store(self, tmp_path_factory: pytest.TempPathFactory) -> Store:
         fs = pytest.importorskip("pyarrow.fs")
-        return store_on(fs.LocalFileSystem(), str(tmp_path_factory.mktemp("store")))
+        return open_filesystem_store(fs.LocalFileSystem(), str(tmp_path_factory.mktemp("store")))
 
 
 class TestArrowOverS3(StoreSuite):
@@ -174,4 +176,4 @@ class TestArrowOverS3(StoreSuite):
         fs = pytest.importorskip("pyarrow.fs")
         server = s3.removeprefix("http://")
         s3fs = fs.S3FileSystem(endpoint_override=server, scheme="http", region="us-east-1")
-        return store_on(s3fs, f"bucket/{uuid.uuid4().hex}")
+        return open_filesystem_store(s3fs, f"bucket/{uuid.uuid4().hex}")

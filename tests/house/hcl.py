@@ -16,12 +16,12 @@ TERRAFORM = ROOT / "infra" / "terraform"
 MODULES = sorted(path for path in (TERRAFORM / "modules").iterdir() if path.is_dir())
 STACKS = sorted(path for path in (TERRAFORM / "stacks").iterdir() if path.is_dir())
 
-_KINDS = {"list": "list", "set": "list", "tuple": "list", "map": "map", "object": "map"}
-_WHOLE = re.compile(r"\$\{(.*)\}", re.DOTALL)
+_KIND_BY_TYPE = {"list": "list", "set": "list", "tuple": "list", "map": "map", "object": "map"}
+_INTERPOLATION = re.compile(r"\$\{(.*)\}", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Folder:
+class TerraformFolder:
     """All that the `.tf` files of one folder say."""
 
     path: Path
@@ -29,23 +29,23 @@ class Folder:
 
     @property
     def variables(self) -> dict[str, dict[str, Any]]:
-        return _named(self.blocks.get("variable", []))
+        return _blocks_by_name(self.blocks.get("variable", []))
 
     @property
     def outputs(self) -> dict[str, dict[str, Any]]:
-        return _named(self.blocks.get("output", []))
+        return _blocks_by_name(self.blocks.get("output", []))
 
     @property
-    def calls(self) -> dict[str, dict[str, Any]]:
+    def module_calls(self) -> dict[str, dict[str, Any]]:
         """Modules by the name they have here."""
-        return _named(self.blocks.get("module", []))
+        return _blocks_by_name(self.blocks.get("module", []))
 
     @property
     def locals(self) -> dict[str, Any]:
         told = [pair for block in self.blocks.get("locals", []) for pair in block.items()]
         return {name: value for name, value in told if not name.startswith("__")}
 
-    def declared(self, kind: str) -> set[str]:
+    def declared_names(self, kind: str) -> set[str]:
         """`type.name` of every resource or data source."""
         return {
             f"{unquoted(type_)}.{unquoted(name)}"
@@ -56,8 +56,8 @@ class Folder:
             if not name.startswith("__")
         }
 
-    def called(self, name: str) -> Folder:
-        return folder((self.path / unquoted(self.calls[name]["source"])).resolve())
+    def called_module(self, name: str) -> TerraformFolder:
+        return load_folder((self.path / unquoted(self.module_calls[name]["source"])).resolve())
 
     @property
     def text(self) -> str:
@@ -77,7 +77,7 @@ class Folder:
                 return kind
         if not isinstance(value, str):
             return "number"
-        whole = _WHOLE.fullmatch(value)
+        whole = _INTERPOLATION.fullmatch(value)
         return self._kind_of_expression(whole[1].strip()) if whole else "string"
 
     def _kind_of_expression(self, told: str) -> str:
@@ -96,31 +96,31 @@ class Folder:
         if known := re.fullmatch(r"local\.(\w+)", told):
             return self.kind_of(self.locals[known[1]])
         if known := re.fullmatch(r"module\.(\w+)\.(\w+)", told):
-            inner = self.called(known[1])
+            inner = self.called_module(known[1])
             return inner.kind_of(inner.outputs[known[2]]["value"])
         return "string"
 
     def _kind_of_variable(self, name: str) -> str:
         told = unquoted(self.variables[name]["type"])
-        whole = _WHOLE.fullmatch(told)
+        whole = _INTERPOLATION.fullmatch(told)
         word = re.split(r"\W", whole[1] if whole else told)[0]
-        return _KINDS.get(word, word)
+        return _KIND_BY_TYPE.get(word, word)
 
 
 @cache
-def folder(path: Path) -> Folder:
+def load_folder(path: Path) -> TerraformFolder:
     blocks: dict[str, Any] = {}
     for file in sorted(path.glob("*.tf")):
         for kind, found in hcl2.loads(file.read_text()).items():
             blocks[kind] = blocks.get(kind, []) + found
-    return Folder(path, blocks)
+    return TerraformFolder(path, blocks)
 
 
 def unquoted(text: str) -> str:
     return text.strip('"')
 
 
-def _named(blocks: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _blocks_by_name(blocks: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {
         unquoted(name): body
         for block in blocks

@@ -1,14 +1,16 @@
-"""Documents: links lead somewhere, and what is shown as Python is Python."""
+"""Documentation: links resolve, Python blocks compile, generated pages are up to date."""
 
 import ast
 import re
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
 from spotfit.host import env
-from tests.house.tree import ROOT, documents, short
+from tests.house.tree import ROOT, markdown_files, relative_path
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^( *)```python[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
@@ -16,43 +18,62 @@ HEADING = re.compile(r"^#+\s+(.*)$", re.MULTILINE)
 ANY_FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 OUTSIDE = ("https://", "http://", "mailto:")
 
-DOCUMENTS = documents()
+DOCUMENTS = markdown_files()
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=short)
-def test_every_link_leads_somewhere(document: Path) -> None:
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative_path)
+def test_every_link_resolves(document: Path) -> None:
     prose = ANY_FENCE.sub("", document.read_text())
     links = [plain or picture for plain, picture in LINK.findall(prose)]
-    broken = [link for link in links if not link.startswith(OUTSIDE) and not leads(document, link)]
-    assert not broken, f"{short(document)}: {broken}"
+    broken = [
+        link for link in links if not link.startswith(OUTSIDE) and not resolves(document, link)
+    ]
+    assert not broken, f"{relative_path(document)}: {broken}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=short)
-def test_what_is_shown_as_python_compiles(document: Path) -> None:
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative_path)
+def test_every_python_block_compiles(document: Path) -> None:
     for _, block in FENCE.findall(document.read_text()):
-        ast.parse(textwrap.dedent(block), filename=short(document))
+        ast.parse(textwrap.dedent(block), filename=relative_path(document))
 
 
 @pytest.mark.parametrize(
     "name",
     ["README.md", "CONTRIBUTING.md", "STYLE.md", "CHANGELOG.md", "LICENSE"],
 )
-def test_a_newcomer_finds_what_they_look_for(name: str) -> None:
+def test_the_standard_files_exist(name: str) -> None:
     assert (ROOT / name).is_file()
 
 
-def test_decisions_are_numbered_without_a_gap() -> None:
-    numbers = [int(path.name[:4]) for path in sorted((ROOT / "docs/decisions").glob("*.md"))]
+def test_decision_numbers_have_no_gaps() -> None:
+    numbers = [int(path.name[:4]) for path in sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))]
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-def test_the_guide_to_the_environment_names_every_variable_that_is_read() -> None:
+def test_the_environment_guide_lists_every_variable() -> None:
     guide = (ROOT / "docs/guides/environment.md").read_text()
-    names = [name for setting in env.SETTINGS for name in (setting.name, setting.also) if name]
+    names = [name for setting in env.ENV_VARS for name in (setting.name, setting.ray_name) if name]
     assert [name for name in names if f"`{name}`" not in guide] == []
 
 
-def leads(document: Path, link: str) -> bool:
+def test_the_decision_index_lists_every_record() -> None:
+    folder = ROOT / "docs/decisions"
+    index = (folder / "README.md").read_text()
+    missing = [one.name for one in folder.glob("[0-9]*.md") if f"({one.name})" not in index]
+    assert not missing
+
+
+def test_the_generated_reference_is_up_to_date() -> None:
+    checked = subprocess.run(
+        [sys.executable, ROOT / ".ci/reference.py", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout
+
+
+def resolves(document: Path, link: str) -> bool:
     name, _, anchor = link.partition("#")
     target = (document.parent / name) if name else document
     if not target.exists():

@@ -1,4 +1,4 @@
-"""Errors cross processes: each class of the tree survives a pickle with everything it carries."""
+"""Every error class survives pickling with its attributes, because errors cross processes."""
 
 import inspect
 import pickle
@@ -9,7 +9,7 @@ import pytest
 
 from spotfit.core import errors
 from spotfit.core.errors import SpotfitError
-from spotfit.model.preemption import PreemptionInfo
+from spotfit.model.topology import PreemptionInfo
 
 KINDS = sorted(
     (
@@ -20,7 +20,7 @@ KINDS = sorted(
     key=lambda kind: kind.__name__,
 )
 
-OF_THEIR_OWN_SHAPE: dict[str, Callable[[], SpotfitError]] = {
+CUSTOM_CONSTRUCTORS: dict[str, Callable[[], SpotfitError]] = {
     "ConfigErrors": lambda: errors.ConfigErrors([errors.ConfigError("one"), SpotfitError("two")]),
     "ControllerError": lambda: errors.ControllerError(ValueError("a callback")),
     "HangError": lambda: errors.HangError("rank 1 hung", {1: KeyError("loss")}),
@@ -31,15 +31,15 @@ OF_THEIR_OWN_SHAPE: dict[str, Callable[[], SpotfitError]] = {
 }
 
 
-def an(kind: type[SpotfitError]) -> SpotfitError:
-    if kind.__name__ in OF_THEIR_OWN_SHAPE:
-        return OF_THEIR_OWN_SHAPE[kind.__name__]()
+def make_error(kind: type[SpotfitError]) -> SpotfitError:
+    if kind.__name__ in CUSTOM_CONSTRUCTORS:
+        return CUSTOM_CONSTRUCTORS[kind.__name__]()
     return kind("what happened and why", do="the remedy", rank=3, limit_bytes=8)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_an_error_survives_a_pickle(kind: type[SpotfitError]) -> None:
-    error = an(kind)
+    error = make_error(kind)
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is kind
     assert str(again) == str(error)
@@ -48,11 +48,13 @@ def test_an_error_survives_a_pickle(kind: type[SpotfitError]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_an_error_is_on_the_tree_and_says_what_it_is(kind: type[SpotfitError]) -> None:
+def test_an_error_class_is_documented_in_the_class_tree(kind: type[SpotfitError]) -> None:
     assert kind.__doc__
     assert "__doc__" in vars(kind), "a docstring of its own"
     tree = errors.__doc__ or ""
-    assert re.search(rf"\b{kind.__name__}\b", tree), "it is missing in the tree at the top"
+    assert re.search(rf"\b{kind.__name__}\b", tree), (
+        "it is missing in the class tree of the module docstring"
+    )
 
 
 def describe(error: SpotfitError) -> dict[str, str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.tree import ROOT, short
+from tests.house.tree import ROOT, relative_path
 
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
 
@@ -14,6 +14,6 @@ def test_there_are_examples() -> None:
     assert EXAMPLES
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=short)
+@pytest.mark.parametrize("example", EXAMPLES, ids=relative_path)
 def test_an_example_says_what_it_shows(example: Path) -> None:
-    assert ast.get_docstring(ast.parse(example.read_text(), filename=short(example)))
+    assert ast.get_docstring(ast.parse(example.read_text(), filename=relative_path(example)))

@@ -1,4 +1,4 @@
-"""The guards of tests/conftest.py are awake."""
+"""The guards of tests/conftest.py detect violations."""
 
 import socket
 from collections.abc import Callable
@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import _sleep_of_strangers_only
+from tests.conftest import _forbid_own_sleep
 
 
 @pytest.mark.parametrize("address", [("192.0.2.1", 80), ("example.com", 443), ("8.8.8.8", 53)])
-def test_no_test_leaves_this_machine(address: tuple[str, int]) -> None:
+def test_connections_beyond_loopback_are_rejected(address: tuple[str, int]) -> None:
     with pytest.raises(AssertionError, match="loopback only"):
         socket.create_connection(address, timeout=1)
     with (
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as wire,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp_socket,
         pytest.raises(AssertionError, match="loopback only"),
     ):
-        wire.sendto(b"hello", address)
+        udp_socket.sendto(b"hello", address)
 
 
-def test_loopback_is_open() -> None:
+def test_loopback_connections_are_allowed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         socket.create_connection(server.getsockname(), timeout=5).close()
 
@@ -30,25 +30,25 @@ def test_loopback_is_open() -> None:
 @pytest.mark.parametrize(
     "module", ["spotfit.agent.driver", "tests.sim.test_storms", "tenacity.nap"]
 )
-def test_a_sleep_of_ours_is_noticed(module: str) -> None:
+def test_a_sleep_in_our_code_is_rejected(module: str) -> None:
     with pytest.raises(AssertionError, match="virtual clock"):
-        asleep_in(module, _sleep_of_strangers_only(print))()
+        sleeping_function(module, _forbid_own_sleep(print))()
 
 
-def test_a_stranger_may_sleep() -> None:
-    slept: list[float] = []
-    asleep_in("subprocess", _sleep_of_strangers_only(slept.append))()
-    assert slept == [1]
+def test_a_sleep_in_foreign_code_is_allowed() -> None:
+    durations_s: list[float] = []
+    sleeping_function("subprocess", _forbid_own_sleep(durations_s.append))()
+    assert durations_s == [1]
 
 
-def test_the_home_is_clean(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_home_is_a_temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert Path.home().is_relative_to(tmp_path_factory.getbasetemp())
 
 
-def asleep_in(module: str, sleep: Any) -> Callable[[], None]:
+def sleeping_function(module: str, sleep: Any) -> Callable[[], None]:
     """A function that sleeps, as if it were written in `module`."""
 
-    def nap() -> None:
-        time_sleep(1)  # type: ignore[name-defined]  # noqa: F821  # given below
+    def call_sleep() -> None:
+        time_sleep(1)  # type: ignore[name-defined]  # noqa: F821  # passed as a global below
 
-    return FunctionType(nap.__code__, {"__name__": module, "time_sleep": sleep})
+    return FunctionType(call_sleep.__code__, {"__name__": module, "time_sleep": sleep})

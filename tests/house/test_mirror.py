@@ -1,4 +1,4 @@
-"""Tests mirror the source: who knows a file knows where its story is told."""
+"""Tests mirror the source: `x.py` is tested in `test_x.py` and `test_x_<topic>.py`."""
 
 from pathlib import Path
 
@@ -8,48 +8,71 @@ from tests.house.tree import (
     PROVISIONERS,
     SDK,
     UNIT,
-    short,
-    sources,
-    working_lines,
+    count_body_lines,
+    relative_path,
+    source_files,
 )
 
-TOO_SMALL_TO_NEED_A_STORY = 12  # lines inside functions
+MAX_UNTESTED_BODY_LINES = 12  # smaller modules are covered by the tests of their users
 
-TOLD_ELSEWHERE: dict[str, str] = {
-    "sdk/spotfit/checkpoint/peer.py": "tests/unit/agent/test_vault.py asks a real vault",
-    "sdk/spotfit/core/errors.py": "tests/house/test_errors_pickle.py takes each class",
-    "sdk/spotfit/testing/provisioner_suite.py": "tests/contract/test_provisioners.py inherits it",
+TESTED_ELSEWHERE: dict[str, str] = {
+    "sdk/spotfit/checkpoint/peer_client.py": "tests/unit/checkpoint/test_peer_server.py",
+    "sdk/spotfit/core/errors.py": "tests/house/test_errors_pickle.py",
+    "sdk/spotfit/testing/provisioner_suite.py": "tests/contract/test_provisioners.py",
 }
 
 
-def test_every_source_file_has_its_story() -> None:
-    untold = [
-        f"{short(path)}: write {short(story_of(path))}"
-        for path in sources()
-        if not story_of(path).exists()
-        and short(path) not in TOLD_ELSEWHERE
-        and working_lines(path) > TOO_SMALL_TO_NEED_A_STORY
+def test_every_source_file_has_a_test_file() -> None:
+    untested = [
+        f"{relative_path(path)}: write {relative_path(mirror_of(path))}"
+        for path in source_files()
+        if not has_tests(mirror_of(path))
+        and relative_path(path) not in TESTED_ELSEWHERE
+        and count_body_lines(path) > MAX_UNTESTED_BODY_LINES
     ]
-    assert not untold, "\n".join(untold)
+    assert not untested, "\n".join(untested)
 
 
-def test_every_story_is_about_a_file() -> None:
-    known = {story_of(path) for path in sources()}
+def test_every_test_file_mirrors_a_source_file() -> None:
+    known = {mirror_of(path) for path in source_files()}
     known |= {UNIT / "benchmarks" / f"test_{path.stem}.py" for path in BENCHMARKS.glob("*.py")}
-    strays = [short(path) for path in UNIT.rglob("test_*.py") if path not in known]
+    strays = [
+        relative_path(path)
+        for path in UNIT.rglob("test_*.py")
+        if not any(mirrors(path, test_file) for test_file in known)
+    ]
     assert not strays, "\n".join(strays)
 
 
-def test_no_excuse_is_out_of_date() -> None:
-    known = {short(path): story_of(path) for path in sources()}
-    stale = [name for name in TOLD_ELSEWHERE if name not in known or known[name].exists()]
+def test_every_exception_is_needed() -> None:
+    known = {relative_path(path): mirror_of(path) for path in source_files()}
+    stale = [name for name in TESTED_ELSEWHERE if name not in known or has_tests(known[name])]
     assert not stale, "\n".join(stale)
 
 
-def story_of(source: Path) -> Path:
-    """`sdk/spotfit/<room>/x.py` is told in `tests/unit/<room>/test_x.py`."""
+def test_a_topic_after_the_module_name_still_mirrors_the_module() -> None:
+    writer = UNIT / "checkpoint" / "test_writer.py"
+    assert mirrors(writer, writer)
+    assert mirrors(writer.with_name("test_writer_snapshot.py"), writer)
+    assert not mirrors(writer.with_name("test_writers.py"), writer)
+    assert not mirrors(UNIT / "store" / "test_writer_snapshot.py", writer)
+
+
+def has_tests(test_file: Path) -> bool:
+    return any(mirrors(path, test_file) for path in test_file.parent.glob("test_*.py"))
+
+
+def mirrors(path: Path, test_file: Path) -> bool:
+    """Whether `path` is the test file of a module, or one for a topic of the module."""
+    return path == test_file or (
+        path.parent == test_file.parent and path.stem.startswith(f"{test_file.stem}_")
+    )
+
+
+def mirror_of(source: Path) -> Path:
+    """Return `tests/unit/<package>/test_x.py` for `sdk/spotfit/<package>/x.py`."""
     for package, folder in ((SDK, ""), (PROVISIONERS, "provisioners"), (LOCALSIM, "localsim")):
         if source.is_relative_to(package):
             place = source.relative_to(package)
             return UNIT / folder / place.parent / f"test_{place.stem.strip('_')}.py"
-    raise AssertionError(f"{source} is in none of our packages")
+    raise AssertionError(f"{source} is in none of the packages")

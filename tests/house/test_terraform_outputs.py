@@ -13,24 +13,24 @@ from typing import Any
 import pytest
 
 from spotfit.host import plugins
-from spotfit.provision.registry import GROUP
+from spotfit.provision.profile import PROVISIONER_ENTRY_POINTS
 from spotfit_provisioners.kubernetes import checkup as kubernetes
-from tests.house.hcl import MODULES, STACKS, TERRAFORM, Folder, folder, unquoted
-from tests.house.tree import ROOT, texts
+from tests.house.hcl import MODULES, STACKS, TERRAFORM, TerraformFolder, load_folder, unquoted
+from tests.house.tree import ROOT, text_files
 
-BACKENDS = [module for module in MODULES if module.name in plugins.names(GROUP)]
-FOLDERS = [folder(path) for path in (*MODULES, *STACKS)]
+BACKENDS = [module for module in MODULES if module.name in plugins.names(PROVISIONER_ENTRY_POINTS)]
+FOLDERS = [load_folder(path) for path in (*MODULES, *STACKS)]
 OTHER = "other_"
 """What a module tells beyond the options of its backend begins with this."""
 
 
 def name_of(one: Any) -> str:
-    return str(one.path.name if isinstance(one, Folder) else one.name)
+    return str(one.path.name if isinstance(one, TerraformFolder) else one.name)
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=name_of)
 def test_a_module_tells_options_of_its_backend_by_their_names(backend: Any) -> None:
-    kinds, module = kinds_of_options(backend.name), folder(backend)
+    kinds, module = kinds_of_options(backend.name), load_folder(backend)
     told = {name: one for name, one in module.outputs.items() if not name.startswith(OTHER)}
     assert told
     assert {name: module.kind_of(one["value"]) for name, one in told.items()} == {
@@ -40,21 +40,21 @@ def test_a_module_tells_options_of_its_backend_by_their_names(backend: Any) -> N
 
 @pytest.mark.parametrize("path", STACKS, ids=name_of)
 def test_what_a_stack_prints_is_a_profile(path: Any) -> None:
-    stack = folder(path)
+    stack = load_folder(path)
     backend = unquoted(stack.outputs["provisioner"]["value"])
     told: dict[str, Any] = stack.outputs[backend]["value"]
     kinds = kinds_of_options(backend)
     assert {name: stack.kind_of(value) for name, value in told.items()} == {
         name: kinds.get(name, "no option at all") for name in told
     }
-    modules = [stack.called(name) for name in stack.calls]
+    modules = [stack.called_module(name) for name in stack.module_calls]
     (module,) = [module for module in modules if module.path.name == backend]
     assert told.keys() == {name for name in module.outputs if not name.startswith(OTHER)}
     assert stack.kind_of(stack.outputs["storage_path"]["value"]) == "string"
 
 
 @pytest.mark.parametrize("one", FOLDERS, ids=name_of)
-def test_every_folder_has_its_files(one: Folder) -> None:
+def test_every_folder_has_its_files(one: TerraformFolder) -> None:
     for name in ("main.tf", "variables.tf", "outputs.tf", "versions.tf"):
         assert (one.path / name).is_file(), name
     assert (one.path / "README.md").is_file() or one.path in STACKS
@@ -66,17 +66,17 @@ def test_every_folder_has_its_files(one: Folder) -> None:
 
 
 @pytest.mark.parametrize("one", FOLDERS, ids=name_of)
-def test_every_reference_leads_somewhere(one: Folder) -> None:
+def test_every_reference_leads_somewhere(one: TerraformFolder) -> None:
     """As far as `terraform validate` would see it without its providers."""
     assert named(one, r"\bvar\.(\w+)") == one.variables.keys()
     assert named(one, r"\blocal\.(\w+)") == one.locals.keys()
-    assert named(one, r"\bdata\.(\w+\.\w+)") <= one.declared("data")
-    providers = {type_.partition("_")[0] for type_ in one.declared("resource")}
+    assert named(one, r"\bdata\.(\w+\.\w+)") <= one.declared_names("data")
+    providers = {type_.partition("_")[0] for type_ in one.declared_names("resource")}
     for provider in providers:
         mentioned = named(one, rf"(?<![\w.\"])({provider}_\w+\.\w+)\b")
-        assert mentioned <= one.declared("resource")
-    for name, call in one.calls.items():
-        inner = one.called(name)
+        assert mentioned <= one.declared_names("resource")
+    for name, call in one.module_calls.items():
+        inner = one.called_module(name)
         given = {key for key in call if not key.startswith("__")} - {"source", "count"}
         needed = {key for key, told in inner.variables.items() if "default" not in told}
         assert needed <= given <= inner.variables.keys()
@@ -84,7 +84,7 @@ def test_every_reference_leads_somewhere(one: Folder) -> None:
 
 
 @pytest.mark.parametrize("one", FOLDERS, ids=name_of)
-def test_every_variable_says_what_it_is(one: Folder) -> None:
+def test_every_variable_says_what_it_is(one: TerraformFolder) -> None:
     for name, told in one.variables.items():
         assert told.keys() >= {"description", "type"}, name
 
@@ -98,7 +98,7 @@ def test_everything_is_written_as_terraform_writes_it() -> None:
 
 def test_every_place_in_it_that_somebody_points_to_is_there() -> None:
     pointer = re.compile(r"infra/terraform/(?:modules|stacks)/[a-z0-9_]+")
-    readable = [path for path in texts() if path.suffix in {".md", ".py"}]
+    readable = [path for path in text_files() if path.suffix in {".md", ".py"}]
     pointers = {found for path in readable for found in pointer.findall(path.read_text())}
     assert pointers
     wrong = {one for one in pointers if not (ROOT / one).is_dir()}
@@ -143,7 +143,7 @@ def test_on_azure_every_role_of_the_guide_is_given_and_no_other() -> None:
 def test_in_a_cluster_the_controller_has_the_rights_that_the_doctor_asks_for() -> None:
     (role,) = [
         named['"controller"']
-        for block in folder(TERRAFORM / "modules/kubernetes").blocks["resource"]
+        for block in load_folder(TERRAFORM / "modules/kubernetes").blocks["resource"]
         for type_, named in block.items()
         if unquoted(type_) == "kubernetes_role_v1"
     ]
@@ -154,7 +154,10 @@ def test_in_a_cluster_the_controller_has_the_rights_that_the_doctor_asks_for() -
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    wanted = {(right.verb, right.group, right.told.partition(" ")[2]) for right in kubernetes.RENTS}
+    wanted = {
+        (right.verb, right.group, right.description.partition(" ")[2])
+        for right in kubernetes.PROVISION_PERMISSIONS
+    }
     assert given == wanted
 
 
@@ -162,7 +165,7 @@ def test_in_a_cluster_the_controller_has_the_rights_that_the_doctor_asks_for() -
 
 
 def kinds_of_options(backend: str) -> dict[str, str]:
-    options = plugins.load(GROUP, backend).Options
+    options = plugins.load(PROVISIONER_ENTRY_POINTS, backend).Options
     hints = typing.get_type_hints(options)
     return {field.name: kind_of_hint(hints[field.name]) for field in dataclasses.fields(options)}
 
@@ -182,6 +185,6 @@ def kind_of_hint(hint: Any) -> str:
     return kinds.get(origin, "string")
 
 
-def named(one: Folder, pattern: str) -> set[str]:
+def named(one: TerraformFolder, pattern: str) -> set[str]:
     """All that the text names by that pattern."""
     return set(re.findall(pattern, one.text))

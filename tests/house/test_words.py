@@ -1,45 +1,49 @@
-"""What must not be said: names that mean nothing, work left for later, secrets, a home."""
+"""No file contains meaningless module names, deferred work, secrets or private paths."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.house.tree import ROOT, short, sources, texts
+from tests.house.tree import ROOT, relative_path, source_files, text_files
 
-NO_NAMES_AT_ALL = {"common", "helpers", "misc", "util", "utils"}
-READABLE = {".cfg", ".md", ".py", ".sh", ".tf", ".toml", ".txt", ".yaml", ".yml", ""}
+MEANINGLESS_NAMES = {"common", "helpers", "misc", "util", "utils"}
+TEXT_SUFFIXES = {".cfg", ".md", ".py", ".sh", ".tf", ".toml", ".txt", ".yaml", ".yml", ""}
 
-LEFT_FOR_LATER = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X|NotImplemented" r"Error)\b")
-A_SECRET = re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|-----BEGIN [A-Z ]*PRIVATE " r"KEY-----")
-SOMEBODYS_HOME = re.compile(r"(?<![\w.])/(?:home|Users)/[a-z]\w*|(?<![\w.])/ro[o]t/")
+DEFERRED_WORK = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X|NotImplemented" r"Error)\b")
+SECRET = re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|-----BEGIN [A-Z ]*PRIVATE " r"KEY-----")
+HOME_DIRECTORY = re.compile(r"(?<![\w.])/(?:home|Users)/[a-z]\w*|(?<![\w.])/ro[o]t/")
 
-TEXTS = sorted(path for path in texts() if path.suffix in READABLE)
+TEXTS = sorted(path for path in text_files() if path.suffix in TEXT_SUFFIXES)
 
 
-def test_every_module_is_called_after_what_it_is() -> None:
-    nameless = [short(path) for path in sources() if set(path.parts) & NO_NAMES_AT_ALL]
-    nameless += [short(path) for path in sources() if path.stem in NO_NAMES_AT_ALL]
-    assert not nameless
+def test_module_names_say_what_the_module_contains() -> None:
+    found = [relative_path(path) for path in source_files() if set(path.parts) & MEANINGLESS_NAMES]
+    found += [relative_path(path) for path in source_files() if path.stem in MEANINGLESS_NAMES]
+    assert not found
 
 
 @pytest.mark.parametrize(
-    ("word", "why"),
+    ("pattern", "reason"),
     [
-        (LEFT_FOR_LATER, "do it now, or open an issue"),
-        (A_SECRET, "a secret in the repository is public"),
-        (SOMEBODYS_HOME, "this exists on one machine only"),
+        (DEFERRED_WORK, "do it now, or open an issue"),
+        (SECRET, "a secret in the repository is public"),
+        (HOME_DIRECTORY, "this exists on one machine only"),
     ],
-    ids=["left for later", "a secret", "somebody's home"],
+    ids=["deferred work", "secret", "home directory"],
 )
-def test_no_file_says(word: re.Pattern[str], why: str) -> None:
-    said = [f"{short(path)}: {found[0]}" for path in TEXTS if (found := word.search(read(path)))]
-    assert not said, f"{why}: {said}"
+def test_no_file_contains(pattern: re.Pattern[str], reason: str) -> None:
+    matches = [
+        f"{relative_path(path)}: {found[0]}"
+        for path in TEXTS
+        if (found := pattern.search(read(path)))
+    ]
+    assert not matches, f"{reason}: {matches}"
 
 
-def test_no_file_names_the_folder_it_was_written_in() -> None:
-    here = f"{ROOT}/"
-    assert not [short(path) for path in TEXTS if here in read(path)]
+def test_no_file_contains_the_path_of_this_checkout() -> None:
+    checkout = f"{ROOT}/"
+    assert not [relative_path(path) for path in TEXTS if checkout in read(path)]
 
 
 def read(path: Path) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from spotfit.provision.launch import COMMAND
+from spotfit.provision.launch import AGENT_COMMAND
 from tests.house.tree import ROOT
 from worker_image import dockerfile, pins
 
@@ -29,7 +29,7 @@ def test_the_agent_is_started_by_nobody_else_and_is_not_root(kind: str) -> None:
     final = stages(kind)[-1]
     command, entrypoint, user = (final.last(word) for word in ("CMD", "ENTRYPOINT", "USER"))
     assert command is not None
-    assert command.words() == list(COMMAND)
+    assert command.words() == list(AGENT_COMMAND)
     assert entrypoint is not None
     assert Path(entrypoint.words()[0]).name == "spotfit-entrypoint"
     assert user is not None

@@ -12,7 +12,7 @@ PACKAGES = (SDK, PROVISIONERS, LOCALSIM)
 UNIT = ROOT / "tests" / "unit"
 BENCHMARKS = ROOT / "benchmarks"
 
-_OURS = (
+_TOP_LEVEL_FOLDERS = (
     ".ci",
     "benchmarks",
     "docs",
@@ -26,40 +26,40 @@ _OURS = (
 )
 
 
-def sources() -> list[Path]:
+def source_files() -> list[Path]:
     """Every module of the three packages."""
     return sorted(path for package in PACKAGES for path in package.rglob("*.py"))
 
 
-def documents() -> list[Path]:
+def markdown_files() -> list[Path]:
     """Every Markdown file of ours."""
-    return sorted(path for path in texts() if path.suffix == ".md")
+    return sorted(path for path in text_files() if path.suffix == ".md")
 
 
-def texts() -> Iterator[Path]:
+def text_files() -> Iterator[Path]:
     """Every file of ours that a person may read, wherever it lies."""
     yield from (path for path in ROOT.iterdir() if path.is_file())
-    for folder in _OURS:
+    for folder in _TOP_LEVEL_FOLDERS:
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
                 yield path
 
 
-def short(path: Path) -> str:
+def relative_path(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def working_lines(path: Path) -> int:
+def count_body_lines(path: Path) -> int:
     """Lines inside functions, without docstrings and `...`: declarations have no story to tell."""
     functions = (
         node
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     )
-    return len({line for node in functions for part in node.body for line in _lines(part)})
+    return len({line for node in functions for part in node.body for line in _line_range(part)})
 
 
-def _lines(part: ast.stmt) -> range:
+def _line_range(part: ast.stmt) -> range:
     if isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant):
         return range(0)
     return range(part.lineno, (part.end_lineno or part.lineno) + 1)

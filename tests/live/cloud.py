@@ -13,36 +13,36 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import spotfit
-from spotfit.client.handle import RunHandle
+from spotfit.client.run_handle import RunHandle
 from spotfit.core.errors import JournalError
 from spotfit.host import env
 from spotfit.ledger.journal import Journal
-from spotfit.model.events import Entry, Event, RoundClosed, RoundOpened
+from spotfit.model.events import JournalEntry, JournalEvent, RoundClosed, RoundOpened
 from spotfit.model.view import View
-from spotfit.store.opening import open_store
-from spotfit_localsim.live import pool
-from spotfit_localsim.live.options import LocalOptions
-from spotfit_localsim.live.places import Node, Root
-from spotfit_localsim.live.processes import here
-from spotfit_localsim.live.reclaimer import Reclaimer
+from spotfit.store.factory import open_store
+from spotfit_localsim.live.preemption import Reclaimer
+from spotfit_provisioners.local import machine_pool
+from spotfit_provisioners.local.options import LocalOptions
+from spotfit_provisioners.local.processes import current_process
+from spotfit_provisioners.local.state_dir import LocalCloudDir, LocalNode
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 """A loaded machine may take long; nothing waits for longer than it must."""
-_LOOK_EVERY_S = 0.02
+_POLL_INTERVAL_S = 0.02
 
-Found = TypeVar("Found")
+LookResult = TypeVar("LookResult")
 
 
-def eventually(look: Callable[[], Found], *, within_s: float = PATIENCE_S) -> Found:
+def eventually(look: Callable[[], LookResult], *, within_s: float = TIMEOUT_S) -> LookResult:
     """What `look` gives once it gives something true."""
     deadline = time.monotonic() + within_s
     while not (found := look()):
         assert time.monotonic() < deadline, f"not within {within_s} s: {look}"
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_INTERVAL_S)
     return found
 
 
-class Cloud:
+class LiveTestCloud:
     """Buckets, machines and runs of one test."""
 
     def __init__(self, folder: Path) -> None:
@@ -51,9 +51,9 @@ class Cloud:
         self.marks = folder / "marks"
         """Where training functions and tests leave signs for each other."""
         self.marks.mkdir()
-        self.root = Root(folder / "cloud")
+        self.root = LocalCloudDir(folder / "cloud")
         self.reclaimer = Reclaimer(self.root)
-        self._drivers: list[Driver] = []
+        self._drivers: list[DriverProcess] = []
 
     # --- runs ----------------------------------------------------------------------------------
 
@@ -69,22 +69,22 @@ class Cloud:
         max_failures: int = 0,
         config: dict[str, Any] | None = None,
         name: str | None = "run",
-        kind: type[spotfit.DataParallelTrainer] = spotfit.DataParallelTrainer,
-        local: dict[str, Any] | None = None,
-        scaling: dict[str, Any] | None = None,
+        trainer_type: type[spotfit.DataParallelTrainer] = spotfit.DataParallelTrainer,
+        local_options: dict[str, Any] | None = None,
+        scaling_options: dict[str, Any] | None = None,
         storage: str | None = None,
         validation: spotfit.ValidationConfig | None = None,
         **run: Any,
     ) -> spotfit.DataParallelTrainer:
         """A trainer whose machines are of this cloud; `run` goes into its `RunConfig`."""
         run.setdefault("failure_config", spotfit.FailureConfig(max_failures=max_failures))
-        return kind(
+        return trainer_type(
             fn,
             train_loop_config={"marks": str(self.marks), **(config or {})},
-            scaling_config=spotfit.ScalingConfig(num_workers=workers, **(scaling or {})),
+            scaling_config=spotfit.ScalingConfig(num_workers=workers, **(scaling_options or {})),
             run_config=spotfit.RunConfig(name=name, storage_path=storage or self.storage, **run),
             validation_config=validation,
-            provisioner=self.options(nodes=nodes, **(local or {})),
+            provisioner=self.options(nodes=nodes, **(local_options or {})),
         )
 
     def fit(self, fn: Callable[..., Any], **how: Any) -> spotfit.Result:
@@ -101,45 +101,45 @@ class Cloud:
     def view(self, name: str = "run") -> View:
         return Journal(open_store(self.url(name))).catch_up()
 
-    def events(self, name: str = "run") -> list[Event]:
+    def events(self, name: str = "run") -> list[JournalEvent]:
         """The whole journal."""
-        told: list[Event] = []
+        told: list[JournalEvent] = []
 
-        def take(_slot: int, _body: bytes, entry: Entry) -> None:
+        def take(_slot: int, _body: bytes, entry: JournalEntry) -> None:
             told.append(entry.event)
 
-        journal = Journal(open_store(self.url(name)), whole=True)
-        journal.heard = take
+        journal = Journal(open_store(self.url(name)), ignore_view_cache=True)
+        journal.on_entry = take
         journal.catch_up()
         return told
 
-    def opened(self, name: str = "run") -> list[RoundOpened]:
+    def rounds_opened(self, name: str = "run") -> list[RoundOpened]:
         return [event for event in self.events(name) if isinstance(event, RoundOpened)]
 
-    def closed(self, name: str = "run") -> list[RoundClosed]:
+    def rounds_closed(self, name: str = "run") -> list[RoundClosed]:
         return [event for event in self.events(name) if isinstance(event, RoundClosed)]
 
-    def node_of_rank(self, rank: int, name: str = "run") -> Node:
+    def node_of_rank(self, rank: int, name: str = "run") -> LocalNode:
         """The node on which that rank is at work."""
         round_ = self.view(name).round
         assert round_ is not None
-        place = round_.holder_of(rank)
+        place = round_.assignment_for_rank(rank)
         return next(
             node
-            for node in self.reclaimer.nodes()
+            for node in self.reclaimer.running_nodes()
             if (node.group.token, node.number) == (place.token, place.node)
         )
 
-    def node_of_leader(self, name: str = "run") -> Node:
+    def node_of_leader(self, name: str = "run") -> LocalNode:
         view = self.view(name)
         assert view.round is not None
         assert view.leader is not None
-        place = view.round.place_of(view.leader.leader)
+        place = view.round.assignment_of(view.leader.leader)
         assert place is not None
         return self.node_of_rank(place.first_rank, name)
 
     @property
-    def untouched(self) -> bool:
+    def is_untouched(self) -> bool:
         """Whether nothing of any run was begun: no machine, no journal."""
         bucket = Path(self.storage)
         journals = list(bucket.rglob("*.json")) if bucket.exists() else []
@@ -147,23 +147,23 @@ class Cloud:
 
     # --- signs ---------------------------------------------------------------------------------
 
-    def sees(self, mark: str) -> Path:
+    def wait_for_mark(self, mark: str) -> Path:
         """Wait until a training function has left that sign."""
         path = self.marks / mark
         eventually(path.exists)
         return path
 
-    def leave(self, mark: str, text: str = "") -> None:
+    def write_mark(self, mark: str, text: str = "") -> None:
         """Leave a sign, for a training function that waits for it."""
         (self.marks / mark).write_text(text)
 
     # --- drivers -------------------------------------------------------------------------------
 
-    def driver(self, script: str, *arguments: str) -> Driver:
+    def driver(self, script: str, *arguments: str) -> DriverProcess:
         """A process of its own that runs that script, as a user's would."""
         path = self.folder / f"driver{len(self._drivers)}.py"
         path.write_text(textwrap.dedent(script))
-        driver = Driver(path, arguments, self)
+        driver = DriverProcess(path, arguments, self)
         self._drivers.append(driver)
         return driver
 
@@ -173,39 +173,41 @@ class Cloud:
         """Send everybody home. Fails if a process or a directory stays behind."""
         for driver in self._drivers:
             driver.kill()
-        self._end_what_runs()
-        self.reclaimer.limit(None)
-        eventually(self._all_left, within_s=20.0)
-        self.root.tidy()
+        self._cancel_active_runs()
+        self.reclaimer.set_capacity(None)
+        eventually(self._all_machines_exited, within_s=20.0)
+        self.root.collect_garbage()
         assert not self.root.path.exists(), list(self.root.path.rglob("*"))
 
-    def _end_what_runs(self) -> None:
+    def _cancel_active_runs(self) -> None:
         """A test that failed halfway must not leave its run behind."""
         for run in sorted(Path(self.storage).glob("*/.spotfit/journal")):
             with suppress(JournalError):  # spoiled by the test
-                if self.view(run.parents[1].name).active:
+                if self.view(run.parents[1].name).is_active:
                     spotfit.attach(run.parents[1]).cancel()
         try:
-            eventually(lambda: not self._at_work(), within_s=10.0)
+            eventually(lambda: not self._busy_nodes(), within_s=10.0)
         except AssertionError:
-            for node in self.reclaimer.nodes():
+            for node in self.reclaimer.running_nodes():
                 self.reclaimer.kill(node)
             raise
 
-    def _at_work(self) -> list[Node]:
+    def _busy_nodes(self) -> list[LocalNode]:
         return [node for group in self.root.groups() for node in group.nodes()]
 
-    def _all_left(self) -> bool:
-        pool.dismiss(self.root, here())  # again: whoever was still at work did not hear it
-        return not any(machine.alive for machine in self.root.machines())
+    def _all_machines_exited(self) -> bool:
+        machine_pool.dismiss_machines(
+            self.root, current_process()
+        )  # again: whoever was still at work did not hear it
+        return not any(machine.is_alive for machine in self.root.machines())
 
 
-class Driver:
+class DriverProcess:
     """A script that calls `fit()`, in a process group of its own."""
 
-    def __init__(self, script: Path, arguments: tuple[str, ...], cloud: Cloud) -> None:
+    def __init__(self, script: Path, arguments: tuple[str, ...], cloud: LiveTestCloud) -> None:
         self._output = script.with_suffix(".out")
-        environment = env.everything() | {
+        environment = env.copy_environment() | {
             "SPOTFIT_PROVISIONER": f"local?root={cloud.root.path}",
             "STORAGE": cloud.storage,
             "MARKS": str(cloud.marks),
@@ -232,6 +234,6 @@ class Driver:
         self.process.kill()
         self.process.wait()
 
-    def ended(self) -> int:
+    def wait(self) -> int:
         """Wait for its end; the exit code."""
-        return self.process.wait(PATIENCE_S)
+        return self.process.wait(TIMEOUT_S)

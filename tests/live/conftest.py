@@ -8,45 +8,45 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from spotfit.agent.zygote import ZygoteKeeper
-from tests.live.cloud import Cloud
-from tests.live.stage import Stage
+from spotfit.fork_server.fork_client import ForkServerPool
+from tests.live.cloud import LiveTestCloud
+from tests.live.stage import WorkerPoolHarness
 
 HERE = Path(__file__).parent
-ONCE = ("test_chaos.py",)
+NO_RERUN_FILES = ("test_chaos.py",)
 """Whatever fails there is a bug of ours, with a seed that shows it again."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A live test that fails is tried once more, and the summary says so (RERUN).
 
-    docs/decisions/0038-a-live-test-may-be-tried-twice.md
+    docs/decisions/0038-rerun-live-tests.md
     """
     if not config.pluginmanager.hasplugin("rerunfailures"):
         return
     for item in items:
-        if item.path.parent == HERE and item.path.name not in ONCE:
+        if item.path.parent == HERE and item.path.name not in NO_RERUN_FILES:
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 @pytest.fixture(scope="session")
-def keeper() -> Iterator[ZygoteKeeper]:
-    keeper = ZygoteKeeper()
+def keeper() -> Iterator[ForkServerPool]:
+    keeper = ForkServerPool()
     yield keeper
     keeper.close()
 
 
 @pytest.fixture
-def stage(tmp_path: Path, keeper: ZygoteKeeper) -> Iterator[Stage]:
-    stage = Stage(tmp_path, keeper)
+def stage(tmp_path: Path, keeper: ForkServerPool) -> Iterator[WorkerPoolHarness]:
+    stage = WorkerPoolHarness(tmp_path, keeper)
     yield stage
     stage.close()
 
 
 @pytest.fixture
-def cloud(tmp_path: Path) -> Iterator[Cloud]:
+def cloud(tmp_path: Path) -> Iterator[LiveTestCloud]:
     """Machines and a bucket of this test's own. Whatever it leaves behind fails it."""
-    cloud = Cloud(tmp_path)
+    cloud = LiveTestCloud(tmp_path)
     yield cloud
     cloud.close()
 

@@ -9,48 +9,50 @@ from typing import Any
 
 import msgspec
 
-from spotfit.agent.crew import LiveCrew
-from spotfit.agent.logs import LogShipper
-from spotfit.agent.loop import Loop
-from spotfit.agent.ports import Exited, Said
-from spotfit.agent.zygote import ZygoteKeeper
+from spotfit.agent.log_shipper import LogShipper
+from spotfit.agent.ports import WorkerExited, WorkerFramesReceived
+from spotfit.agent.worker_pool import ProcessWorkerPool
+from spotfit.code.code_bundle import upload_code_bundle
+from spotfit.code.runtime_env import RuntimeEnv
 from spotfit.core.codec import decoder, encode
 from spotfit.core.ids import AgentId, RunId
-from spotfit.host.clocks import SystemClock, wall_ms
+from spotfit.fork_server.fork_client import ForkServerPool
+from spotfit.host.event_loop import EventLoop
+from spotfit.host.system import SystemClock, wall_ms
 from spotfit.model.spec import RunSpec
-from spotfit.model.wire import (
+from spotfit.protocol.worker_agent import (
     FromWorker,
-    Gather,
-    Gathered,
-    Raised,
-    Returned,
-    Running,
-    Start,
+    FunctionStarted,
+    RankZeroBroadcast,
+    RankZeroBroadcastResult,
+    StartWorker,
+    WorkerRaised,
+    WorkerReturned,
 )
-from spotfit.ship.environment import RuntimeEnv
-from spotfit.ship.luggage import pack
-from spotfit.ship.sign import RunKey
-from spotfit.store.opening import open_store
+from spotfit.security.run_key import RunKey
+from spotfit.store.factory import open_store
 
-RUN = RunId("r" * 32)
-KEY = RunKey(bytes(range(32)), RUN)
+RUN_ID = RunId("r" * 32)
+KEY = RunKey(bytes(range(32)), RUN_ID)
 SECRET = KEY.to_text()
-ME = AgentId("a-1")
+AGENT_ID = AgentId("a-1")
 _frames: msgspec.json.Decoder[FromWorker] = decoder(FromWorker)  # type: ignore[arg-type]
 
 
-class Stage:
+class WorkerPoolHarness:
     """Starts rounds of real workers and lets them meet."""
 
-    def __init__(self, folder: Path, keeper: ZygoteKeeper, *, slots: int = 4) -> None:
+    def __init__(self, folder: Path, keeper: ForkServerPool, *, slots: int = 4) -> None:
         self.folder = folder
         (folder / "bucket").mkdir(parents=True, exist_ok=True)
         (folder / "scratch").mkdir(exist_ok=True)
         self.clock = SystemClock()
-        self.loop = Loop(self.clock)
+        self.loop = EventLoop(self.clock)
         self.store = open_store(str(folder / "bucket"))
-        self.logs = LogShipper(self.store, ME, wall_ms=wall_ms, clock=self.clock, pause_s=0.05)
-        self.crew = LiveCrew(
+        self.logs = LogShipper(
+            self.store, AGENT_ID, wall_ms=wall_ms, clock=self.clock, flush_interval_s=0.05
+        )
+        self.worker_pool = ProcessWorkerPool(
             self.loop,
             keeper,
             store=self.store,
@@ -60,10 +62,10 @@ class Stage:
             slots=slots,
         )
         self.spec: RunSpec | None = None
-        self.said: list[tuple[int, FromWorker]] = []
+        self.frames: list[tuple[int, FromWorker]] = []
         self.exits: dict[int, str] = {}
-        self._gathers: dict[tuple[str, int], dict[int, bytes]] = {}
-        self._world = 0
+        self._broadcasts: dict[tuple[str, int], dict[int, bytes]] = {}
+        self._world_size = 0
 
     def pack(
         self,
@@ -74,7 +76,7 @@ class Stage:
         objects: dict[str, Any] | None = None,
     ) -> None:
         """The run is known."""
-        luggage = pack(
+        luggage = upload_code_bundle(
             fn,
             None,
             runtime_env=RuntimeEnv(env_vars=env_vars or {}),
@@ -83,25 +85,25 @@ class Stage:
             objects=objects,
         )
         self.spec = RunSpec(
-            RUN,
-            "test",
-            "fit",
-            4,
-            4,
+            run_id=RUN_ID,
+            name="test",
+            fit_id="fit",
+            min_workers=4,
+            max_workers=4,
             framework=framework,
-            luggage=json.loads(encode(luggage)),
+            code_bundle=json.loads(encode(luggage)),
             storage_url=str(self.folder / "bucket"),
         )
-        self.crew.prepare(self.spec)
+        self.worker_pool.prepare(self.spec)
 
     def start(self, round_number: int, workers: int) -> None:
         """Open a round on this node alone."""
         spec = self.spec
         assert spec is not None
-        self.said, self.exits, self._gathers, self._world = [], {}, {}, workers
-        self.crew.start(
+        self.frames, self.exits, self._broadcasts, self._world_size = [], {}, {}, workers
+        self.worker_pool.start(
             [
-                Start(
+                StartWorker(
                     run_id=spec.run_id,
                     run_name=spec.name,
                     round=round_number,
@@ -114,8 +116,8 @@ class Stage:
                     storage_url=spec.storage_url,
                     framework=spec.framework,
                     framework_options={},
-                    luggage=spec.luggage,
-                    scratch=str(self.folder / "scratch"),
+                    code_bundle=spec.code_bundle,
+                    scratch_dir=str(self.folder / "scratch"),
                     secret=SECRET,
                     spec=msgspec.Raw(encode(spec)),
                 )
@@ -127,23 +129,26 @@ class Stage:
         """Let things happen until `done`; the seconds it took."""
         began = self.clock.now()
         while not done():
-            assert self.clock.now() - began < within_s, (self.said, self.exits)
-            self.loop.turn(0.5)
-            self._take()
+            assert self.clock.now() - began < within_s, (self.frames, self.exits)
+            self.loop.run_once(0.5)
+            self._drain_events()
         return self.clock.now() - began
 
-    def told(self, kind: type[FromWorker]) -> dict[int, Any]:
+    def last_frames(self, frame_type: type[FromWorker]) -> dict[int, Any]:
         """By rank, the last frame of that kind."""
-        return {rank: frame for rank, frame in self.said if isinstance(frame, kind)}
+        return {rank: frame for rank, frame in self.frames if isinstance(frame, frame_type)}
 
-    def all_running(self) -> bool:
-        return len(self.told(Running)) == self._world
+    def has_all_running(self) -> bool:
+        return len(self.last_frames(FunctionStarted)) == self._world_size
 
-    def all_gone(self) -> bool:
-        return not self.crew.busy and len(self.exits) == self._world
+    def has_all_exited(self) -> bool:
+        return not self.worker_pool.has_workers and len(self.exits) == self._world_size
 
-    def all_done(self) -> bool:
-        return len(self.told(Returned)) + len(self.told(Raised)) == self._world
+    def has_all_returned(self) -> bool:
+        return (
+            len(self.last_frames(WorkerReturned)) + len(self.last_frames(WorkerRaised))
+            == self._world_size
+        )
 
     def lines(self) -> list[dict[str, Any]]:
         """Close the log, and read it."""
@@ -152,26 +157,28 @@ class Stage:
         return [json.loads(line) for chunk in chunks for line in chunk.splitlines()]
 
     def close(self) -> None:
-        self.crew.close()
-        self.until(lambda: self.crew.left == 0)
-        self.crew.detach()
+        self.worker_pool.close()
+        self.until(lambda: self.worker_pool.live_process_count == 0)
+        self.worker_pool.detach()
         self.logs.close()
         self.loop.close()
 
-    def _take(self) -> None:
-        for event in self.crew.events():
+    def _drain_events(self) -> None:
+        for event in self.worker_pool.drain_events():
             match event:
-                case Said(rank=rank, frames=frames):
+                case WorkerFramesReceived(rank=rank, frames=frames):
                     for raw in frames:
-                        self._hear(rank, _frames.decode(raw))
-                case Exited(rank=rank, how=how):
+                        self._on_frame(rank, _frames.decode(raw))
+                case WorkerExited(rank=rank, description=how):
                     self.exits[rank] = how
 
-    def _hear(self, rank: int, frame: FromWorker) -> None:
-        self.said.append((rank, frame))
-        if isinstance(frame, Gather):
-            here = self._gathers.setdefault((frame.kind, frame.seq), {})
+    def _on_frame(self, rank: int, frame: FromWorker) -> None:
+        self.frames.append((rank, frame))
+        if isinstance(frame, RankZeroBroadcast):
+            here = self._broadcasts.setdefault((frame.kind, frame.seq), {})
             here[rank] = frame.value
-            if len(here) == self._world:
+            if len(here) == self._world_size:
                 for each in here:
-                    self.crew.send(each, Gathered(frame.kind, frame.seq, here[0]))
+                    self.worker_pool.send(
+                        each, RankZeroBroadcastResult(kind=frame.kind, seq=frame.seq, value=here[0])
+                    )

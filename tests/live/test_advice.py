@@ -9,9 +9,9 @@ import pytest
 
 import spotfit
 from spotfit.ledger.journal import Journal
-from spotfit.store.opening import open_store
+from spotfit.store.factory import open_store
 from spotfit.torch import Checkpointer, TorchTrainer
-from spotfit_localsim.wire.provisioner import SimProvisioner
+from spotfit_localsim.clouds.provisioner import SimProvisioner
 from tests.live.cloud import eventually
 
 
@@ -19,7 +19,7 @@ def train(config: dict[str, Any]) -> int:
     """Steps until it is told that it was enough; saves only when a cloud gives cause to."""
     import torch
 
-    from spotfit.host.clocks import SystemClock
+    from spotfit.host.system import SystemClock
 
     model = torch.nn.Linear(4, 1)
     ckpt = Checkpointer(
@@ -43,7 +43,7 @@ def train(config: dict[str, Any]) -> int:
 def test_a_machine_in_danger_is_a_reason_to_save_and_no_reclaim(name: str, tmp_path: Path) -> None:
     """EC2's recommendation to rebalance, and the taint it becomes on a node of a cluster."""
     sim = SimProvisioner.with_options(cloud=name, root=str(tmp_path / "cloud"), boot_s=0.1)
-    sim.start()
+    sim.start_simulator()
     try:
         handle = TorchTrainer(
             train,
@@ -53,16 +53,16 @@ def test_a_machine_in_danger_is_a_reason_to_save_and_no_reclaim(name: str, tmp_p
             provisioner=f"sim://{name}?root={sim.root}",
         ).submit()
         eventually((tmp_path / "trains").exists, within_s=240.0)
-        journal = Journal(open_store(str(tmp_path / "runs" / "run")), whole=True)
+        journal = Journal(open_store(str(tmp_path / "runs" / "run")), ignore_view_cache=True)
         assert not journal.catch_up().checkpoints
-        sim.ask("advise")
+        sim.call_simulator("advise")
         eventually(lambda: journal.catch_up().checkpoints, within_s=120.0)
         (tmp_path / "enough").touch()
         assert handle.result().return_value > 3
         view = journal.catch_up()
         assert len(view.checkpoints) == 1, "once"
         assert not (tmp_path / "preempted").exists()
-        assert (view.notices, view.failures) == ({}, {})
-        assert len(sim.ask("machines")) == 2, "nothing was replaced"
+        assert (view.notices, view.failure_counts) == ({}, {})
+        assert len(sim.call_simulator("machines")) == 2, "nothing was replaced"
     finally:
-        sim.ask("leave", {"machines": True})
+        sim.call_simulator("leave", {"machines": True})

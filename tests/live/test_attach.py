@@ -12,8 +12,8 @@ import pytest
 
 import spotfit
 from spotfit.core.errors import RunActiveError, RunCancelledError, RunNotFoundError
-from spotfit_localsim.live import processes
-from tests.live.cloud import Cloud, eventually
+from spotfit_provisioners.local import processes
+from tests.live.cloud import LiveTestCloud, eventually
 
 Config = dict[str, Any]
 
@@ -57,34 +57,34 @@ def wait_for_enough(config: Config) -> str:
     return "trained to the end"
 
 
-def started(cloud: Cloud) -> set[int]:
+def started(cloud: LiveTestCloud) -> set[int]:
     """The processes that have ever run the script's function."""
     return {int(mark.name.rpartition("-")[2]) for mark in cloud.marks.glob("started-*")}
 
 
 def alive(pids: set[int]) -> set[int]:
-    return {pid for pid in pids if processes.find(pid) is not None}
+    return {pid for pid in pids if processes.find_process(pid) is not None}
 
 
 # --- a handle ------------------------------------------------------------------------------------
 
 
-def test_submit_returns_at_once_and_the_result_comes_later(cloud: Cloud) -> None:
+def test_submit_returns_at_once_and_the_result_comes_later(cloud: LiveTestCloud) -> None:
     handle = cloud.submit(wait_for_enough)
     assert handle.status().state == "waiting"
     with pytest.raises(TimeoutError, match="has not ended"):
         handle.result(timeout_s=0.1)
-    cloud.sees("at work")
-    cloud.leave("enough")
+    cloud.wait_for_mark("at work")
+    cloud.write_mark("enough")
 
     assert handle.result(60).return_value == "trained to the end"
     assert handle.result(60).return_value == "trained to the end"  # as often as one likes
     assert handle.status().state == "finished"
 
 
-def test_attach_finds_the_run_and_tells_all_about_it(cloud: Cloud) -> None:
+def test_attach_finds_the_run_and_tells_all_about_it(cloud: LiveTestCloud) -> None:
     cloud.submit(wait_for_enough, workers=2, nodes=2)
-    cloud.sees("at work")
+    cloud.wait_for_mark("at work")
 
     handle = spotfit.attach(cloud.url())
     status = eventually(lambda: (s := handle.status()).state == "running" and s)
@@ -92,12 +92,12 @@ def test_attach_finds_the_run_and_tells_all_about_it(cloud: Cloud) -> None:
     assert (status.name, status.round, status.workers, status.machines) == ("run", 1, 2, 2)
     eventually(lambda: sorted(handle.logs()) == ["(rank 0) at work", "(rank 1) at work"])
 
-    cloud.leave("enough")
+    cloud.write_mark("enough")
     assert handle.result(60).return_value == "trained to the end"
     assert spotfit.attach(Path(cloud.url())).result(60).return_value == "trained to the end"
 
 
-def test_a_failed_run_raises_for_whoever_asks(cloud: Cloud) -> None:
+def test_a_failed_run_raises_for_whoever_asks(cloud: LiveTestCloud) -> None:
     def train() -> None:
         raise LookupError("no such data")
 
@@ -108,9 +108,9 @@ def test_a_failed_run_raises_for_whoever_asks(cloud: Cloud) -> None:
     assert isinstance(told.value.worker_failures[0], LookupError)
 
 
-def test_cancel_ends_the_run_from_anywhere(cloud: Cloud) -> None:
+def test_cancel_ends_the_run_from_anywhere(cloud: LiveTestCloud) -> None:
     handle = cloud.submit(wait_for_enough, workers=2)
-    cloud.sees("at work")
+    cloud.wait_for_mark("at work")
 
     spotfit.attach(cloud.url()).cancel("no money left")
 
@@ -120,15 +120,15 @@ def test_cancel_ends_the_run_from_anywhere(cloud: Cloud) -> None:
     handle.cancel()  # of one that has ended: nothing happens
 
 
-def test_a_run_can_be_cancelled_before_any_machine_came(cloud: Cloud) -> None:
-    handle = cloud.submit(wait_for_enough, local={"capacity": 0})
+def test_a_run_can_be_cancelled_before_any_machine_came(cloud: LiveTestCloud) -> None:
+    handle = cloud.submit(wait_for_enough, local_options={"capacity": 0})
     handle.cancel()
     with pytest.raises(RunCancelledError):
         handle.result(60)
     assert not (cloud.marks / "at work").exists()
 
 
-def test_where_no_run_is_attach_says_so(cloud: Cloud) -> None:
+def test_where_no_run_is_attach_says_so(cloud: LiveTestCloud) -> None:
     Path(cloud.storage).mkdir()
     with pytest.raises(RunNotFoundError, match="no run at"):
         spotfit.attach(cloud.storage)
@@ -139,23 +139,23 @@ def test_where_no_run_is_attach_says_so(cloud: Cloud) -> None:
 # --- without the driver --------------------------------------------------------------------------
 
 
-def test_the_run_outlives_its_driver(cloud: Cloud) -> None:
+def test_the_run_outlives_its_driver(cloud: LiveTestCloud) -> None:
     driver = cloud.driver(SCRIPT)
     eventually(lambda: len(started(cloud)) == 2)
     driver.kill()
 
     handle = spotfit.attach(cloud.url())
     assert handle.status().state == "running"
-    cloud.leave("enough")
+    cloud.write_mark("enough")
     result = handle.result(60)
 
     assert result.return_value == "trained to the end"
     assert result.metrics == {"step": 1}
-    assert len(cloud.opened()) == 1
+    assert len(cloud.rounds_opened()) == 1
     assert len(started(cloud)) == 2
 
 
-def test_the_same_script_run_again_joins_the_run(cloud: Cloud) -> None:
+def test_the_same_script_run_again_joins_the_run(cloud: LiveTestCloud) -> None:
     first = cloud.driver(SCRIPT)
     eventually(lambda: len(started(cloud)) == 2)
     first.kill()
@@ -163,51 +163,51 @@ def test_the_same_script_run_again_joins_the_run(cloud: Cloud) -> None:
     third = cloud.driver(SCRIPT)
     for driver in (second, third):
         eventually(lambda driver=driver: "(rank 0) at work" in driver.output)  # type: ignore[misc]
-    cloud.leave("enough")
+    cloud.write_mark("enough")
 
     for driver in (second, third):
-        assert driver.ended() == 0, driver.output
+        assert driver.wait() == 0, driver.output
         assert "result: trained to the end" in driver.output
     assert len(started(cloud)) == 2
 
 
-def test_a_script_that_was_edited_does_not_join_what_it_was(cloud: Cloud) -> None:
+def test_a_script_that_was_edited_does_not_join_what_it_was(cloud: LiveTestCloud) -> None:
     first = cloud.driver(SCRIPT)
     eventually(lambda: len(started(cloud)) == 2)
     edited = cloud.driver(SCRIPT.replace('"trained to the end"', '"the other way"'))
-    assert edited.ended() == 1
-    assert "since then the script itself changed" in edited.output
-    cloud.leave("enough")
-    assert first.ended() == 0, first.output
+    assert edited.wait() == 1
+    assert "changed after its start" in edited.output
+    cloud.write_mark("enough")
+    assert first.wait() == 0, first.output
 
 
-def test_another_run_of_that_name_is_refused_while_one_goes_on(cloud: Cloud) -> None:
+def test_another_run_of_that_name_is_refused_while_one_goes_on(cloud: LiveTestCloud) -> None:
     handle = cloud.submit(wait_for_enough)
-    cloud.sees("at work")
-    with pytest.raises(RunActiveError, match="'run' is going on"):
+    cloud.wait_for_mark("at work")
+    with pytest.raises(RunActiveError, match="A run named 'run' is active"):
         cloud.fit(lambda: "another function")
-    with pytest.raises(RunActiveError, match="'run' is going on"):
+    with pytest.raises(RunActiveError, match="A run named 'run' is active"):
         cloud.fit(wait_for_enough, config={"rate": 0.1})
-    cloud.leave("enough")
+    cloud.write_mark("enough")
     assert handle.result(60).return_value == "trained to the end"
 
 
 # --- Ctrl-C --------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_ends_the_run_cleanly(cloud: Cloud) -> None:
+def test_ctrl_c_ends_the_run_cleanly(cloud: LiveTestCloud) -> None:
     driver = cloud.driver(SCRIPT)
     eventually(lambda: len(started(cloud)) == 2)
     driver.interrupt()
 
-    assert driver.ended() in (-signal.SIGINT, 130)
+    assert driver.wait() in (-signal.SIGINT, 130)
     assert driver.output.rstrip().endswith("KeyboardInterrupt")
     eventually(lambda: not alive(started(cloud)))
-    eventually(lambda: not any(machine.alive for machine in cloud.root.machines()))
+    eventually(lambda: not any(machine.is_alive for machine in cloud.root.machines()))
     assert spotfit.attach(cloud.url()).status().state == "cancelled"
 
 
-def test_the_third_ctrl_c_leaves_at_once(cloud: Cloud) -> None:
+def test_the_third_ctrl_c_leaves_at_once(cloud: LiveTestCloud) -> None:
     driver = cloud.driver(SCRIPT)
     eventually(lambda: len(started(cloud)) == 2)
     for pid in alive({machine.pid for machine in cloud.root.machines()}):
@@ -217,7 +217,7 @@ def test_the_third_ctrl_c_leaves_at_once(cloud: Cloud) -> None:
             driver.interrupt()
             if count < 2:
                 eventually(lambda n=count: driver.output.count("run.interrupted") > n)  # type: ignore[misc]
-        assert driver.ended() == 130
+        assert driver.wait() == 130
     finally:
         for machine in cloud.root.machines():
             os.kill(machine.pid, signal.SIGCONT)

@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 
 import spotfit
+from spotfit.code import version_check
 from spotfit.core.errors import (
+    AtomicCreateUnsupportedError,
     ConfigErrors,
     EnvironmentMismatchError,
     IntegrityError,
     JournalError,
     StoreError,
-    UntrustworthyStoreError,
 )
-from spotfit.model.events import Intended
-from spotfit.ship import pins
-from tests.live.cloud import Cloud, eventually
+from spotfit.model.events import GroupPlanned
+from tests.live.cloud import LiveTestCloud, eventually
 
 Config = dict[str, Any]
 
@@ -45,44 +45,44 @@ def save(name: str = "weights") -> None:
 # --- what is asked for ---------------------------------------------------------------------------
 
 
-def test_a_function_that_wants_two_arguments(cloud: Cloud) -> None:
+def test_a_function_that_wants_two_arguments(cloud: LiveTestCloud) -> None:
     def train(config: Config, data: str) -> None: ...
 
     with pytest.raises(spotfit.ConfigError, match="should take in 0 or 1 required arguments"):
         cloud.fit(train)
-    assert cloud.untouched
+    assert cloud.is_untouched
 
 
-def test_something_that_is_no_function(cloud: Cloud) -> None:
+def test_something_that_is_no_function(cloud: LiveTestCloud) -> None:
     with pytest.raises(TypeError, match="must be callable"):
         cloud.fit("train.py")  # type: ignore[arg-type]
-    assert cloud.untouched
+    assert cloud.is_untouched
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "a/b", "..", " ", ".hidden", "x" * 200])
-def test_a_name_that_leaves_its_folder(cloud: Cloud, name: str) -> None:
-    with pytest.raises(spotfit.ConfigError, match="cannot be one folder"):
+def test_a_name_that_leaves_its_folder(cloud: LiveTestCloud, name: str) -> None:
+    with pytest.raises(spotfit.ConfigError, match="is not a valid directory name"):
         cloud.fit(nothing, name=name)
-    assert cloud.untouched
+    assert cloud.is_untouched
     assert not (cloud.folder / "elsewhere").exists()
 
 
-def test_an_unknown_provisioner_and_the_nearest_there_is(cloud: Cloud) -> None:
+def test_an_unknown_provisioner_and_the_nearest_there_is(cloud: LiveTestCloud) -> None:
     trainer = cloud.trainer(nothing)
     trainer.provisioner = "locla"
     with pytest.raises(spotfit.ConfigError, match=r"no provisioner 'locla'.*'local'"):
         trainer.fit()
-    assert cloud.untouched
+    assert cloud.is_untouched
 
 
 @pytest.mark.parametrize("given", ["local?nodse=2", "local?nodes=0", "?nodes=2", 7])
-def test_options_a_provisioner_does_not_take(cloud: Cloud, given: Any) -> None:
+def test_options_a_provisioner_does_not_take(cloud: LiveTestCloud, given: Any) -> None:
     trainer = cloud.trainer(nothing)
     trainer.provisioner = given
     with pytest.raises(spotfit.ConfigError) as told:
         trainer.fit()
     assert "nod" in str(told.value) or "names none" in str(told.value) or "7" in str(told.value)
-    assert cloud.untouched
+    assert cloud.is_untouched
 
 
 @pytest.mark.parametrize(
@@ -101,42 +101,42 @@ def test_scaling_that_contradicts_itself(scaling: Any, why: str) -> None:
         spotfit.ScalingConfig(**scaling)
 
 
-def test_several_mistakes_are_told_at_once(cloud: Cloud) -> None:
+def test_several_mistakes_are_told_at_once(cloud: LiveTestCloud) -> None:
     def train(config: Config, data: str) -> None: ...
 
     trainer = cloud.trainer(train, name="../x", worker_runtime_env={"working_dri": "."})
     trainer.provisioner = "azure_btach"
-    with pytest.raises(ConfigErrors, match="4 things stand in the way") as told:
+    with pytest.raises(ConfigErrors, match="Found 4 errors") as told:
         trainer.fit()
     text = str(told.value)
     for each in ("0 or 1 required", "'../x'", "working_dir", "azure_btach"):
         assert each in text
-    assert cloud.untouched
+    assert cloud.is_untouched
 
 
 # --- where it is to be kept ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["/proc/spotfit", "{folder}/a-file/runs", "/dev/null/runs"])
-def test_storage_that_cannot_be_written(cloud: Cloud, where: str) -> None:
+def test_storage_that_cannot_be_written(cloud: LiveTestCloud, where: str) -> None:
     (cloud.folder / "a-file").write_text("in the way")
     with pytest.raises(StoreError) as told:
         cloud.fit(nothing, storage=where.format(folder=cloud.folder))
     assert not isinstance(told.value, spotfit.TrainingFailedError)
-    assert cloud.untouched
+    assert cloud.is_untouched
 
 
 @pytest.mark.parametrize(("url", "why"), [("s4://bucket/runs", "s4"), ("s3://", "bucket")])
-def test_an_address_that_is_none(cloud: Cloud, url: str, why: str) -> None:
+def test_an_address_that_is_none(cloud: LiveTestCloud, url: str, why: str) -> None:
     with pytest.raises(spotfit.ConfigError, match=why):
         cloud.fit(nothing, storage=url)
-    assert cloud.untouched
+    assert cloud.is_untouched
 
 
-def test_a_bucket_that_is_not_there(cloud: Cloud, s3: str) -> None:
+def test_a_bucket_that_is_not_there(cloud: LiveTestCloud, s3: str) -> None:
     with pytest.raises(StoreError, match="no-such-bucket"):
         cloud.fit(nothing, storage=f"s3://no-such-bucket/runs?endpoint_url={s3}")
-    assert cloud.untouched
+    assert cloud.is_untouched
 
 
 class _Deaf(BaseHTTPRequestHandler):
@@ -189,12 +189,12 @@ def deaf(s3: str) -> Iterator[str]:
         thread.join()
 
 
-def test_a_bucket_whose_create_lies(cloud: Cloud, s3: str, deaf: str) -> None:
+def test_a_bucket_whose_create_lies(cloud: LiveTestCloud, s3: str, deaf: str) -> None:
     import boto3
 
-    with pytest.raises(UntrustworthyStoreError, match="Two leaders could come to power"):
+    with pytest.raises(AtomicCreateUnsupportedError, match="Two leaders could be elected"):
         cloud.fit(nothing, storage=f"s3://runs/here?endpoint_url={deaf}")
-    assert cloud.untouched
+    assert cloud.is_untouched
     left = boto3.client("s3", endpoint_url=s3).list_objects_v2(Bucket="runs")
     assert left["KeyCount"] == 0, "not even the probe's own objects"
 
@@ -202,11 +202,11 @@ def test_a_bucket_whose_create_lies(cloud: Cloud, s3: str, deaf: str) -> None:
 # --- what is there already -----------------------------------------------------------------------
 
 
-def entry(cloud: Cloud, slot: int, name: str = "run") -> Path:
+def entry(cloud: LiveTestCloud, slot: int, name: str = "run") -> Path:
     return Path(cloud.url(name), ".spotfit", "journal", f"{slot:020d}.json")
 
 
-def entries(cloud: Cloud) -> list[str]:
+def entries(cloud: LiveTestCloud) -> list[str]:
     return sorted(path.name for path in entry(cloud, 0).parent.iterdir())
 
 
@@ -220,31 +220,31 @@ def entries(cloud: Cloud) -> list[str]:
     ],
     ids=["cut", "empty", "foreign", "garbage"],
 )
-def test_a_journal_that_cannot_be_read(cloud: Cloud, spoil: Any) -> None:
+def test_a_journal_that_cannot_be_read(cloud: LiveTestCloud, spoil: Any) -> None:
     cloud.fit(nothing)
     spoil(entry(cloud, 2))
     before = entries(cloud)
 
-    with pytest.raises(JournalError, match="Entry 2 of the journal cannot be read"):
+    with pytest.raises(JournalError, match="Journal entry 2 cannot be decoded"):
         cloud.fit(nothing)
     with pytest.raises(JournalError, match="Entry 2"):
         spotfit.attach(cloud.url())
     assert entries(cloud) == before
 
 
-def test_a_journal_with_entries_of_another_run(cloud: Cloud) -> None:
+def test_a_journal_with_entries_of_another_run(cloud: LiveTestCloud) -> None:
     cloud.fit(nothing)
     cloud.fit(nothing, name="another")
     shutil.copy(entry(cloud, 3, "another"), entry(cloud, 3))
     before = entries(cloud)
 
-    with pytest.raises(JournalError, match="Two runs were mixed in one folder"):
+    with pytest.raises(JournalError, match="Two runs were written to one folder"):
         cloud.fit(nothing)
     assert entries(cloud) == before
 
 
 @pytest.mark.parametrize("lost", [0, 2])
-def test_a_journal_that_lacks_an_entry(cloud: Cloud, lost: int) -> None:
+def test_a_journal_that_lacks_an_entry(cloud: LiveTestCloud, lost: int) -> None:
     cloud.fit(nothing)
     entry(cloud, lost).unlink()
     before = entries(cloud)
@@ -255,7 +255,7 @@ def test_a_journal_that_lacks_an_entry(cloud: Cloud, lost: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["gone", "emptied"])
-def test_a_checkpoint_whose_directory_is_gone(cloud: Cloud, how: str) -> None:
+def test_a_checkpoint_whose_directory_is_gone(cloud: LiveTestCloud, how: str) -> None:
     cloud.fit(save)
     if how == "gone":
         shutil.rmtree(Path(cloud.url(), "weights"))
@@ -285,13 +285,13 @@ def only(folder: Path) -> Path:
     return found
 
 
-def test_a_function_that_was_changed_on_its_way_is_not_run(cloud: Cloud) -> None:
+def test_a_function_that_was_changed_on_its_way_is_not_run(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> None:
         (Path(config["marks"]) / "was run").touch()
 
-    handle = cloud.submit(train, local={"capacity": 0})
+    handle = cloud.submit(train, local_options={"capacity": 0})
     flip(only(Path(cloud.url(), ".spotfit", "fn")))
-    cloud.reclaimer.limit(1)
+    cloud.reclaimer.set_capacity(1)
 
     with pytest.raises(spotfit.WorkerGroupError, match="was changed after it was packed") as told:
         handle.result(60)
@@ -299,32 +299,32 @@ def test_a_function_that_was_changed_on_its_way_is_not_run(cloud: Cloud) -> None
     assert not (cloud.marks / "was run").exists()
 
 
-def test_a_forged_function_is_not_run_even_if_its_name_fits(cloud: Cloud) -> None:
+def test_a_forged_function_is_not_run_even_if_its_name_fits(cloud: LiveTestCloud) -> None:
     """Who may write to the bucket may change the spec as well, but does not hold the key."""
     import hashlib
 
-    handle = cloud.submit(nothing, local={"capacity": 0})
+    handle = cloud.submit(nothing, local_options={"capacity": 0})
     packed = only(Path(cloud.url(), ".spotfit", "fn"))
     flip(packed)
     forged = hashlib.sha256(packed.read_bytes()).hexdigest()
     packed.rename(packed.with_name(f"{forged}.pkl"))
     first = entry(cloud, 0)
     first.write_text(first.read_text().replace(packed.stem, forged))
-    cloud.reclaimer.limit(1)
+    cloud.reclaimer.set_capacity(1)
 
     with pytest.raises(spotfit.WorkerGroupError) as told:
         handle.result(60)
     assert isinstance(told.value.worker_failures[0], IntegrityError)
 
 
-def test_a_result_that_was_changed_is_not_believed(cloud: Cloud) -> None:
+def test_a_result_that_was_changed_is_not_believed(cloud: LiveTestCloud) -> None:
     cloud.fit(lambda: "the truth")
     flip(only(Path(cloud.url(), ".spotfit", "results")))
     with pytest.raises(IntegrityError):
         spotfit.attach(cloud.url()).result(60)
 
 
-def test_a_checkpoint_that_was_changed_is_not_loaded(cloud: Cloud) -> None:
+def test_a_checkpoint_that_was_changed_is_not_loaded(cloud: LiveTestCloud) -> None:
     def train() -> None:
         checkpoint = spotfit.get_checkpoint()
         if checkpoint is None:
@@ -335,7 +335,9 @@ def test_a_checkpoint_that_was_changed_is_not_loaded(cloud: Cloud) -> None:
 
     cloud.fit(train)
     flip(Path(cloud.url(), "weights", "weights"))
-    with pytest.raises(spotfit.WorkerGroupError, match="is not what was reported") as told:
+    with pytest.raises(
+        spotfit.WorkerGroupError, match="is corrupt: its size or hash differs"
+    ) as told:
         cloud.fit(train)
     assert isinstance(told.value.worker_failures[0], IntegrityError)
 
@@ -347,32 +349,36 @@ def leaves_a_mark(config: Config) -> None:
     (Path(config["marks"]) / "was run").touch()
 
 
-def test_machines_said_to_run_another_python_are_not_even_asked_for(cloud: Cloud) -> None:
+def test_machines_said_to_run_another_python_are_not_even_asked_for(cloud: LiveTestCloud) -> None:
     with pytest.raises(EnvironmentMismatchError, match=r"the machines run cpython 3\.9\.") as told:
-        cloud.fit(leaves_a_mark, local={"python": "3.9"})
+        cloud.fit(leaves_a_mark, local_options={"python": "3.9"})
     assert "or call fit() from cpython 3.9" in told.value.do
-    assert cloud.untouched
+    assert cloud.is_untouched
 
 
 def test_a_python_nobody_foretold_ends_the_run_on_the_first_machine(
-    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+    cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = pins.here
+    real = version_check.local_environment
 
-    def older(packages: Any = ()) -> pins.Environment:
-        return pins.Environment("3.9.1", "cpython", "linux-x86_64", real(packages).packages)
+    def older(packages: Any = ()) -> version_check.SoftwareEnvironment:
+        return version_check.SoftwareEnvironment(
+            "3.9.1", "cpython", "linux-x86_64", real(packages).packages
+        )
 
-    monkeypatch.setattr(pins, "here", older)  # of this process; the machines know better
+    monkeypatch.setattr(
+        version_check, "local_environment", older
+    )  # of this process; the machines know better
 
     with pytest.raises(spotfit.WorkerGroupError, match=r"Here runs cpython 3\.9\.1, ") as told:
-        cloud.fit(leaves_a_mark, local={"python": ""}, max_failures=-1)
+        cloud.fit(leaves_a_mark, local_options={"python": ""}, max_failures=-1)
     assert isinstance(told.value.worker_failures[0], EnvironmentMismatchError)
     assert not (cloud.marks / "was run").exists()
-    assert len([event for event in cloud.events() if isinstance(event, Intended)]) == 1
+    assert len([event for event in cloud.events() if isinstance(event, GroupPlanned)]) == 1
 
 
-def test_a_machine_that_cannot_be_started_is_told_with_its_reason(cloud: Cloud) -> None:
-    handle = cloud.submit(nothing, local={"capacity": 0})
-    why = eventually(lambda: handle.status().why)
+def test_a_machine_that_cannot_be_started_is_told_with_its_reason(cloud: LiveTestCloud) -> None:
+    handle = cloud.submit(nothing, local_options={"capacity": 0})
+    why = eventually(lambda: handle.status().reason)
     assert "1 nodes were asked for; 0 of 0 are free" in why
     handle.cancel()

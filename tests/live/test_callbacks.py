@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import spotfit
-from tests.live.cloud import Cloud
+from tests.live.cloud import LiveTestCloud
 
 Config = dict[str, Any]
 
@@ -63,7 +63,7 @@ def save(metrics: dict[str, Any]) -> None:
         spotfit.report(metrics, checkpoint=spotfit.Checkpoint.from_directory(folder))
 
 
-def test_they_hear_every_report_with_the_metrics_of_all_ranks(cloud: Cloud) -> None:
+def test_they_hear_every_report_with_the_metrics_of_all_ranks(cloud: LiveTestCloud) -> None:
     def train() -> None:
         rank = spotfit.get_context().get_world_rank()
         spotfit.report({"loss": 1.0, "rank": rank})
@@ -83,7 +83,7 @@ def test_they_hear_every_report_with_the_metrics_of_all_ranks(cloud: Cloud) -> N
     ]
 
 
-def test_they_hear_once_of_each_attempt_that_failed(cloud: Cloud) -> None:
+def test_they_hear_once_of_each_attempt_that_failed(cloud: LiveTestCloud) -> None:
     def train() -> None:
         if spotfit.get_checkpoint() is None:
             save({"step": 1})
@@ -99,7 +99,7 @@ def test_they_hear_once_of_each_attempt_that_failed(cloud: Cloud) -> None:
     assert failures == [["exception", {"1": "LookupError('no such data')"}, "run"]] * 2
 
 
-def test_a_callback_that_raises_ends_the_run_without_another_try(cloud: Cloud) -> None:
+def test_a_callback_that_raises_ends_the_run_without_another_try(cloud: LiveTestCloud) -> None:
     def train() -> None:
         import time
 
@@ -111,11 +111,11 @@ def test_a_callback_that_raises_ends_the_run_without_another_try(cloud: Cloud) -
         cloud.fit(train, callbacks=[Grumbler()], max_failures=5)
 
     assert repr(told.value.controller_failure) == "ArithmeticError('a loss of 2.0')"
-    assert len(cloud.opened()) == 1
+    assert len(cloud.rounds_opened()) == 1
 
 
 def test_a_callback_that_the_environment_names_hears_too(
-    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+    cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = cloud.folder / "diary"
     monkeypatch.setenv("PAGE", str(page))
@@ -124,6 +124,6 @@ def test_a_callback_that_the_environment_names_hears_too(
     assert Diary(page).read() == [["report", [{"loss": 0.5}], None, 1]]
 
 
-def test_what_a_callback_does_last_is_waited_for(cloud: Cloud) -> None:
+def test_what_a_callback_does_last_is_waited_for(cloud: LiveTestCloud) -> None:
     with pytest.raises(spotfit.ControllerError, match="a loss of 3"):
         cloud.fit(lambda: spotfit.report({"loss": 3}), callbacks=[Grumbler()])

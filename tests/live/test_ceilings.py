@@ -15,11 +15,11 @@ import pytest
 import spotfit
 from spotfit.host import env
 from spotfit.ledger.journal import Journal
-from spotfit.model.events import Blame
+from spotfit.model.events import FailureCause
 from spotfit.model.view import View
-from spotfit.store.opening import open_store
-from spotfit_localsim.live.jobs import counted
-from spotfit_localsim.wire.provisioner import SimProvisioner
+from spotfit.store.factory import open_store
+from spotfit_localsim.clouds.provisioner import SimProvisioner
+from spotfit_localsim.live.reference_jobs import expected_hash_chain
 from tests.live.cloud import eventually
 
 LAPTOP = """
@@ -29,8 +29,8 @@ LAPTOP = """
     from pathlib import Path
 
     import spotfit
-    from spotfit.host.clocks import SystemClock
-    from spotfit_localsim.live.jobs import counted
+    from spotfit.host.system import SystemClock
+    from spotfit_localsim.live.reference_jobs import expected_hash_chain
 
 
     def train(config):
@@ -45,7 +45,7 @@ LAPTOP = """
                 Path(folder, "step").write_text(json.dumps(step))
                 kept = spotfit.Checkpoint.from_directory(folder)
                 spotfit.report({"step": step}, checkpoint=kept)
-        return {"step": step, "chain": counted(step)}
+        return {"step": step, "chain": expected_hash_chain(step)}
 
 
     if __name__ == "__main__":
@@ -71,7 +71,7 @@ class Alone:
         self.sim = SimProvisioner.with_options(
             cloud=name, root=str(folder / "cloud"), boot_s=0.1, idle_s=60.0
         )
-        self.sim.start()
+        self.sim.start_simulator()
         self.storage, self.enough = folder / "runs", folder / "enough"
         self.lost: set[int] = set()
         self._script = folder / "laptop.py"
@@ -82,7 +82,7 @@ class Alone:
         provisioner = f"sim://{self.sim.options.cloud}?root={self.sim.root}"
         laptop = subprocess.Popen(
             [sys.executable, str(self._script), provisioner, str(self.storage), str(self.enough)],
-            env=env.everything(),
+            env=env.copy_environment(),
         )
         try:
             eventually(lambda: self.saved_since(-1))
@@ -98,13 +98,13 @@ class Alone:
         return self.view.latest_committed_slot > slot
 
     def standing(self) -> list[dict[str, Any]]:
-        return [one for one in self.sim.ask("machines") if one["state"] == "up"]
+        return [one for one in self.sim.call_simulator("machines") if one["state"] == "up"]
 
     def lose(self, times: int) -> None:
         """The one machine there is, as soon as there is one, without a word."""
         for _ in range(times):
             (machine, *_) = eventually(lambda: self.standing())
-            self.sim.ask("reclaim", {"machine": machine["number"], "notice": False})
+            self.sim.call_simulator("reclaim", {"machine": machine["number"], "notice": False})
 
     def goes_on(self) -> None:
         """It has saved something more."""
@@ -129,7 +129,7 @@ def alone(tmp_path: Path) -> Iterator[Callable[[str], Alone]]:
 
     yield begin
     for one in begun:
-        one.sim.ask("leave", {"machines": True})
+        one.sim.call_simulator("leave", {"machines": True})
 
 
 @pytest.mark.parametrize(("name", "lives"), [("aws_batch", 10), ("gcp_batch", 11)])
@@ -144,13 +144,13 @@ def test_a_machine_on_its_last_life_is_replaced_before_it_is_lost(
     assert set(run.view.groups) == first, "until now Batch has brought it back"
     run.lose(1)  # the last life begins
     eventually(lambda: {place.token for place in round_places(run.view)} - first)
-    assert run.view.failures.get(Blame.RESIZE), "it was left at a commit"
+    assert run.view.failure_counts.get(FailureCause.RESIZE), "it was left at a commit"
     eventually(lambda: len(run.standing()) == 1)
     run.goes_on()
     run.lose(1)
     run.goes_on()
     told = run.finish()
-    assert told["chain"] == counted(told["step"])
+    assert told["chain"] == expected_hash_chain(told["step"])
 
 
 @pytest.mark.parametrize(("name", "lives"), [("aws_batch", 10), ("gcp_batch", 11)])
@@ -162,7 +162,7 @@ def test_one_that_is_lost_for_good_at_once_is_asked_for_anew_by_whoever_attaches
     run.lose(lives)
     eventually(lambda: not run.standing())
     told = run.finish()
-    assert told["chain"] == counted(told["step"])
+    assert told["chain"] == expected_hash_chain(told["step"])
     assert set(run.view.groups) != first
 
 
@@ -177,8 +177,8 @@ def test_where_there_is_no_ceiling_one_group_is_brought_back_for_ever(
     run.goes_on()
     assert set(run.view.groups) == first
     told = run.finish()
-    assert told["chain"] == counted(told["step"])
+    assert told["chain"] == expected_hash_chain(told["step"])
 
 
 def round_places(view: View) -> tuple[Any, ...]:
-    return view.round.places if view.round is not None else ()
+    return view.round.assignments if view.round is not None else ()

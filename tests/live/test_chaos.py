@@ -12,9 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from spotfit_localsim.live import bad_wire
-from spotfit_localsim.live.chaos import Blow, Ending, Story, Theatre, story_of, wire_to_a_store
-from tests.conftest import DRAWN
+from spotfit_localsim.live import network_faults
+from spotfit_localsim.live.chaos import (
+    ChaosOutcome,
+    ChaosPlan,
+    ChaosRunner,
+    PlannedKill,
+    faulty_store_proxy,
+    random_plan,
+)
+from tests.conftest import DRAWN_SEED
 
 WITHIN_S = 90.0
 AMONG = 50
@@ -32,33 +39,39 @@ def everybody_once(first: int) -> list[int]:
 
 
 def brought_by(seed: int) -> set[str]:
-    story = story_of(seed, torch=0.0)
-    return {story.store, *(blow.whom for blow in story.blows)}
+    story = random_plan(seed, torch_fraction=0.0)
+    return {story.store, *(blow.target for blow in story.kills)}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "drawn" in metafunc.fixturenames:
-        metafunc.parametrize("drawn", everybody_once(metafunc.config.stash[DRAWN]))
+        metafunc.parametrize("drawn", everybody_once(metafunc.config.stash[DRAWN_SEED]))
 
 
 @pytest.fixture(scope="module")
 def wire() -> Iterator[str]:
-    with wire_to_a_store() as wire:
+    with faulty_store_proxy() as wire:
         yield wire
 
 
-def played(story: Story, folder: Path, wire: str) -> Ending:
-    ending = Theatre(folder, within_s=WITHIN_S).play(story, wire)
-    assert ending.wrong == [], [f"seed {story.seed}", *ending.told]
+def played(story: ChaosPlan, folder: Path, wire: str) -> ChaosOutcome:
+    ending = ChaosRunner(folder, timeout_s=WITHIN_S).run_plan(story, wire)
+    assert ending.violations == [], [f"seed {story.seed}", *ending.log_lines]
     return ending
 
 
 def test_whatever_happens_the_result_is_the_same(tmp_path: Path, wire: str, drawn: int) -> None:
-    ending = played(story_of(drawn, torch=0.0), tmp_path, wire)
-    assert ending.landed > 0, "nobody was struck while the run was active"
+    ending = played(random_plan(drawn, torch_fraction=0.0), tmp_path, wire)
+    assert ending.effective_kills > 0, "nobody was struck while the run was active"
 
 
 @pytest.mark.slow
 def test_with_torch_too(tmp_path: Path) -> None:
-    story = Story(5, "descend", "file", bad_wire.fair(), (Blow(4.0, "node"), Blow(7.0, "worker")))
-    assert played(story, tmp_path, "").landed == 2
+    story = ChaosPlan(
+        5,
+        "gradient_descent",
+        "file",
+        network_faults.no_faults(),
+        (PlannedKill(4.0, "node"), PlannedKill(7.0, "worker")),
+    )
+    assert played(story, tmp_path, "").effective_kills == 2

@@ -1,4 +1,4 @@
-"""Checkpointer in real processes: killed, shrunk, grown or damaged, a training ends as it would."""
+"""Checkpointer in real processes: failures, resizes and corruption do not change the result."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import spotfit
-from spotfit.checkpoint.segment import Segment
-from spotfit.client.handle import RunHandle
-from spotfit.client.story import read_story
-from spotfit.client.trainers import TorchTrainer
+from spotfit.checkpoint.shm_segment import ShmSegment
+from spotfit.client.event_text import read_event_lines
+from spotfit.client.run_handle import RunHandle
+from spotfit.client.trainer import TorchTrainer
 from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.model.events import CheckpointCommitted
-from spotfit.model.holding import State
-from spotfit.model.world import Place
-from spotfit.store.opening import open_store
+from spotfit.model.snapshot_id import SnapshotId
+from spotfit.model.topology import NodeAssignment
+from spotfit.store.factory import open_store
 from spotfit.torch import Checkpointer, init_module, prepare_data_loader, prepare_model
-from tests.live.cloud import Cloud, eventually
+from tests.live.cloud import LiveTestCloud, eventually
 
 Config = dict[str, Any]
 SAMPLES = 96
 EPOCHS = 2
 STEPS = 8
-"""Of an epoch, however many take them."""
+"""Steps per epoch, independent of the number of workers."""
 
 
 class Numbered(Dataset[tuple[int, torch.Tensor]]):
-    """Samples that know their number."""
+    """Samples that contain their index."""
 
     def __len__(self) -> int:
         return SAMPLES
 
-    def __getitem__(self, place: int) -> tuple[int, torch.Tensor]:
-        return place, torch.full((8,), place / SAMPLES)
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        return index, torch.full((8,), index / SAMPLES)
 
 
 def train(config: Config) -> list[list[float]]:
-    """Two epochs with dropout, momentum and a schedule; the weights at the end, whole."""
+    """Train two epochs with dropout, momentum and a schedule; return the unsharded weights."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     world_size = spotfit.get_context().get_world_size()
@@ -57,9 +57,9 @@ def train(config: Config) -> list[list[float]]:
     dropout = nn.Dropout(config["dropout"])
     norm = nn.BatchNorm1d(64) if config.get("norm") else nn.Identity()
     with init_module():
-        blank = nn.Sequential(nn.Linear(8, 64), norm, dropout, nn.Linear(64, 64), nn.Linear(64, 1))
-        model = prepare_model(blank, parallel_strategy=config["strategy"])
-    drawn = not any(weight.isnan().any() for weight in model.parameters())
+        module = nn.Sequential(nn.Linear(8, 64), norm, dropout, nn.Linear(64, 64), nn.Linear(64, 1))
+        model = prepare_model(module, parallel_strategy=config["strategy"])
+    is_initialized = not any(weight.isnan().any() for weight in model.parameters())
     torch.manual_seed(rank)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 9])
@@ -73,159 +73,176 @@ def train(config: Config) -> list[list[float]]:
         every=config.get("every", 3),
     )
     restored = ckpt.restore()
-    (marks / f"begun-{config['life']}").write_text(str(restored.step if restored else 0))
-    (marks / f"drawn-{config['life']}").write_text(str(drawn))
-    (marks / f"source-{config['life']}").write_text(restored.source if restored else "")
+    (marks / f"resumed-{config['label']}").write_text(str(restored.step if restored else 0))
+    (marks / f"initialized-{config['label']}").write_text(str(is_initialized))
+    (marks / f"source-{config['label']}").write_text(restored.source if restored else "")
     for epoch in range(restored.epoch if restored else 0, EPOCHS):
         if world_size > 1:
             loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
-        for places, inputs in loader:
+        for indices, inputs in loader:
             loss = (model(inputs) - inputs.mean(1, keepdim=True)).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             scheduler.step()
-            seen = marks / f"seen-{config['life']}-{epoch}-{ckpt.steps + 1}-{rank}"
-            seen.write_text(" ".join(str(int(place)) for place in places))
+            samples = marks / f"samples-{config['label']}-{epoch}-{ckpt.steps + 1}-{rank}"
+            samples.write_text(" ".join(str(int(index)) for index in indices))
             ckpt.step({"loss": loss.item()})
-            come_to(ckpt.steps, config, rank)
-    whole: Any = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    return [weight.flatten().tolist() for weight in whole.values()] if rank == 0 else []
+            interrupt_at(ckpt.steps, config, rank)
+    weights: Any = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    return [weight.flatten().tolist() for weight in weights.values()] if rank == 0 else []
 
 
-def come_to(step: int, config: Config, rank: int) -> None:
-    """Some lives end there: by a signal, the first time one comes there, or with an error."""
+def interrupt_at(step: int, config: Config, rank: int) -> None:
+    """Stop at the configured step: by an error, by waiting, or once by a signal."""
     if step == config.get("stops_at"):
         raise RuntimeError("stopped")
     if step == config.get("waits_at") and rank == 1:
         (Path(config["marks"]) / "waits").touch()
         signal.pause()
-    dies = Path(config["marks"]) / "died"
-    if step == config.get("dies_at") and rank == 0 and not dies.exists():
-        dies.touch()
+    killed = Path(config["marks"]) / "killed"
+    if step == config.get("killed_at") and rank == 0 and not killed.exists():
+        killed.touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def life(cloud: Cloud, name: str, *, workers: int = 2, **config: Any) -> Any:
-    """What one `fit` gave: the weights, or None where it was stopped."""
-    config = {"strategy": "ddp", "dropout": 0.1, "life": name, **config}
+def fit(cloud: LiveTestCloud, name: str, *, workers: int = 2, **config: Any) -> Any:
+    """Return the weights of one `fit` call, or None if it was stopped."""
+    config = {"strategy": "ddp", "dropout": 0.1, "label": name, **config}
     run = config.pop("run", name)
     try:
         return cloud.fit(
             train,
             workers=workers,
             name=run,
-            kind=TorchTrainer,
-            max_failures=1 if "dies_at" in config else 0,
+            trainer_type=TorchTrainer,
+            max_failures=1 if "killed_at" in config else 0,
             config=config,
         ).return_value
-    except spotfit.WorkerGroupError as stopped:
-        if "stopped" not in str(stopped):
+    except spotfit.WorkerGroupError as error:
+        if "stopped" not in str(error):
             raise
         return None
 
 
-def begun(cloud: Cloud, name: str) -> int:
-    """The step that life went on from last."""
-    return int((cloud.marks / f"begun-{name}").read_text())
+def resumed_step(cloud: LiveTestCloud, name: str) -> int:
+    """Return the step from which the training with that label resumed last."""
+    return int((cloud.marks / f"resumed-{name}").read_text())
 
 
-def seen(cloud: Cloud, name: str, epoch: int, steps: range) -> Counter[str]:
-    """Which samples all ranks of that life took in those steps."""
-    files = [path for step in steps for path in cloud.marks.glob(f"seen-{name}-{epoch}-{step}-*")]
-    return Counter(place for path in files for place in path.read_text().split())
+def trained_samples(cloud: LiveTestCloud, name: str, *, epoch: int, steps: range) -> Counter[str]:
+    """Return the samples that all ranks trained on in these steps."""
+    patterns = [f"samples-{name}-{epoch}-{step}-*" for step in steps]
+    files = [path for pattern in patterns for path in cloud.marks.glob(pattern)]
+    return Counter(index for path in files for index in path.read_text().split())
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_a_killed_training_ends_as_an_undisturbed_one(cloud: Cloud, strategy: str) -> None:
-    undisturbed = life(cloud, "calm", strategy=strategy, norm=True)
-    killed = life(cloud, "killed", strategy=strategy, norm=True, dies_at=11)
-    assert len(cloud.closed("killed")) == 1
-    assert begun(cloud, "killed") == 9, "from the third snapshot"
-    told = [(cloud.marks / f"drawn-{name}").read_text() for name in ("calm", "killed")]
-    assert told == ["True", "False"], "the second life's weights are the checkpoint's alone"
+def test_a_killed_training_ends_with_the_weights_of_an_undisturbed_one(
+    cloud: LiveTestCloud, strategy: str
+) -> None:
+    undisturbed = fit(cloud, "undisturbed", strategy=strategy, norm=True)
+    killed = fit(cloud, "killed", strategy=strategy, norm=True, killed_at=11)
+    assert len(cloud.rounds_closed("killed")) == 1
+    assert resumed_step(cloud, "killed") == 9, "from the third snapshot"
+    names = ("undisturbed", "killed")
+    initialized = [(cloud.marks / f"initialized-{name}").read_text() for name in names]
+    assert initialized == ["True", "False"], "the restarted worker must not draw random weights"
     assert killed == undisturbed
 
 
-def test_workers_killed_right_after_a_snapshot_go_on_from_memory(cloud: Cloud) -> None:
-    """Nobody had the time to bring it to the bucket: their machine remembers it."""
-    undisturbed = life(cloud, "calm")
-    killed = life(cloud, "killed", dies_at=9)
-    assert begun(cloud, "killed") == 9
+def test_workers_killed_right_after_a_snapshot_resume_from_memory(cloud: LiveTestCloud) -> None:
+    """The snapshot was not uploaded yet, but is still in the memory of their machine."""
+    undisturbed = fit(cloud, "undisturbed")
+    killed = fit(cloud, "killed", killed_at=9)
+    assert resumed_step(cloud, "killed") == 9
     assert (cloud.marks / "source-killed").read_text() == "memory"
-    assert cloud.opened("killed")[-1].round.memory == State(1, 9)
+    assert cloud.rounds_opened("killed")[-1].round.memory_snapshot == SnapshotId(round=1, step=9)
     assert killed == undisturbed
 
 
-def test_a_lost_machine_is_replaced_and_goes_on_from_what_its_peer_has_kept(cloud: Cloud) -> None:
-    undisturbed = on_two_machines(cloud, "calm").result(120).return_value
+def test_the_replacement_of_a_lost_machine_resumes_from_the_copy_of_its_peer(
+    cloud: LiveTestCloud,
+) -> None:
+    undisturbed = on_two_machines(cloud, "undisturbed").result(120).return_value
     handle = on_two_machines(cloud, "lost", waits_at=9)
-    cloud.sees("waits")
-    places = cloud.opened("lost")[0].round.places
-    eventually(lambda: 9 in steps_kept_for(places[1], by=places[0]))
+    cloud.wait_for_mark("waits")
+    nodes = cloud.rounds_opened("lost")[0].round.assignments
+    eventually(lambda: 9 in replicated_steps(nodes[1], by=nodes[0]))
     cloud.reclaimer.kill(cloud.node_of_rank(1, "lost"))
 
     assert handle.result(120).return_value == undisturbed
-    assert begun(cloud, "lost") == 9
+    assert resumed_step(cloud, "lost") == 9
     assert (cloud.marks / "source-lost").read_text() == "memory"
-    state = cloud.opened("lost")[-1].round
-    assert (state.memory, state.holders) == (State(1, 9), ((places[0].agent,),) * 2)
+    state = cloud.rounds_opened("lost")[-1].round
+    assert (state.memory_snapshot, state.shard_holders) == (
+        SnapshotId(round=1, step=9),
+        ((nodes[0].agent,),) * 2,
+    )
 
 
-def on_two_machines(cloud: Cloud, name: str, **config: Any) -> RunHandle:
-    config = {"strategy": "ddp", "dropout": 0.1, "life": name, **config}
-    return cloud.submit(train, workers=2, nodes=2, kind=TorchTrainer, name=name, config=config)
+def on_two_machines(cloud: LiveTestCloud, name: str, **config: Any) -> RunHandle:
+    config = {"strategy": "ddp", "dropout": 0.1, "label": name, **config}
+    return cloud.submit(
+        train, workers=2, nodes=2, trainer_type=TorchTrainer, name=name, config=config
+    )
 
 
-def steps_kept_for(machine: Place, *, by: Place) -> list[int]:
-    """Of which states that machine's agent keeps copies."""
-    copies = Path(f"/dev/shm/spotfit-{os.getuid()}-{by.agent}", "copies")  # noqa: S108 - where it is
-    found = []
-    for path in copies.glob(f"1-{machine.first_rank}-*.segment"):
-        with suppress(IntegrityError):  # freed meanwhile
-            found.append(Segment.open(path).index().step)
-    return found
+def replicated_steps(node: NodeAssignment, *, by: NodeAssignment) -> list[int]:
+    """Return the steps of the snapshots of `node` of which the agent of `by` has copies."""
+    copies = Path(f"/dev/shm/spotfit-{os.getuid()}-{by.agent}", "copies")  # noqa: S108 - the agent's directory
+    steps = []
+    for path in copies.glob(f"1-{node.first_rank}-*.segment"):
+        with suppress(IntegrityError):  # the agent has removed it meanwhile
+            steps.append(ShmSegment.open(path).index().step)
+    return steps
 
 
-def test_however_many_go_on_they_learn_the_same_from_each_sample_once(cloud: Cloud) -> None:
-    undisturbed = life(cloud, "calm", workers=1, dropout=0.0)
-    life(cloud, "four", run="run", workers=4, dropout=0.0, stops_at=4)
-    life(cloud, "two", run="run", workers=2, dropout=0.0, stops_at=11)
-    resized = life(cloud, "three", run="run", workers=3, dropout=0.0)
+def test_resized_groups_train_on_each_sample_once_and_end_with_the_same_weights(
+    cloud: LiveTestCloud,
+) -> None:
+    undisturbed = fit(cloud, "undisturbed", workers=1, dropout=0.0)
+    fit(cloud, "four", run="run", workers=4, dropout=0.0, stops_at=4)
+    fit(cloud, "two", run="run", workers=2, dropout=0.0, stops_at=11)
+    resized = fit(cloud, "three", run="run", workers=3, dropout=0.0)
 
-    assert (begun(cloud, "two"), begun(cloud, "three")) == (3, 9)
-    first = seen(cloud, "four", 0, range(1, 4)) + seen(cloud, "two", 0, range(4, 9))
-    second = seen(cloud, "two", 1, range(9, 10)) + seen(cloud, "three", 1, range(10, 17))
-    once = Counter(str(place) for place in range(SAMPLES))
-    assert (first, second) == (once, once)
-    for mine, theirs in zip(resized, undisturbed, strict=True):
-        assert mine == pytest.approx(theirs, abs=1e-4)
-
-
-def test_the_story_says_why_each_was_saved(cloud: Cloud) -> None:
-    life(cloud, "told", every=[5, "epoch"])
-    whys = ["5 steps since the last save", "an epoch has ended"] * 2
-    assert [one.why for one in cloud.view("told").checkpoints] == whys
-    lines = [line for line in read_story(open_store(cloud.url("told"))) if "committed" in line]
-    assert all(why in line for why, line in zip(whys, lines, strict=True))
-    assert spotfit.attach(cloud.url("told")).status().saved_why == whys[-1]
+    assert (resumed_step(cloud, "two"), resumed_step(cloud, "three")) == (3, 9)
+    first_epoch = trained_samples(cloud, "four", epoch=0, steps=range(1, 4))
+    first_epoch += trained_samples(cloud, "two", epoch=0, steps=range(4, 9))
+    second_epoch = trained_samples(cloud, "two", epoch=1, steps=range(9, 10))
+    second_epoch += trained_samples(cloud, "three", epoch=1, steps=range(10, 17))
+    each_once = Counter(str(index) for index in range(SAMPLES))
+    assert (first_epoch, second_epoch) == (each_once, each_once)
+    for weights, expected in zip(resized, undisturbed, strict=True):
+        assert weights == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_flipped_bit_costs_one_checkpoint_and_nothing_else(cloud: Cloud) -> None:
-    undisturbed = life(cloud, "calm")
-    life(cloud, "stopped", run="run", stops_at=11)
+def test_events_and_status_contain_the_reason_of_each_save(cloud: LiveTestCloud) -> None:
+    fit(cloud, "reasons", every=[5, "epoch"])
+    reasons = ["5 steps since the last save", "an epoch has ended"] * 2
+    assert [checkpoint.reason for checkpoint in cloud.view("reasons").checkpoints] == reasons
+    lines = [
+        line for line in read_event_lines(open_store(cloud.url("reasons"))) if "committed" in line
+    ]
+    assert all(reason in line for reason, line in zip(reasons, lines, strict=True))
+    assert spotfit.attach(cloud.url("reasons")).status().save_reason == reasons[-1]
+
+
+def test_after_a_flipped_bit_the_previous_checkpoint_is_restored(cloud: LiveTestCloud) -> None:
+    undisturbed = fit(cloud, "undisturbed")
+    fit(cloud, "stopped", run="run", stops_at=11)
     newest = cloud.view("run").checkpoints[-1].name
     chunk = next(Path(cloud.storage, "run", newest, "chunks").iterdir())
     body = bytearray(chunk.read_bytes())
     body[len(body) // 2] ^= 1
     chunk.write_bytes(body)
-    again = life(cloud, "again", run="run")
-    assert begun(cloud, "again") == 6
+    again = fit(cloud, "again", run="run")
+    assert resumed_step(cloud, "again") == 6
     assert again == undisturbed
 
 
-def train_and_go_back(config: Config) -> list[Any]:
-    """Saves three times, goes back to the last, and dies; tells what its next life begins from."""
+def train_and_roll_back(config: Config) -> list[Any]:
+    """Save three times, roll back to the last save and exit; then return what was restored."""
     model = prepare_model(nn.Linear(4, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     ckpt = Checkpointer(model=model, optimizer=optimizer, every=2)
@@ -237,68 +254,75 @@ def train_and_go_back(config: Config) -> list[Any]:
         model(torch.ones(1, 4)).sum().backward()
         optimizer.step()
         ckpt.step()
-    eventually((Path(config["marks"]) / "go-back").exists)
-    back = ckpt.restore()
-    assert back is not None
-    assert (back.step, ckpt.steps) == (6, 6)
+    eventually((Path(config["marks"]) / "roll-back").exists)
+    rolled_back = ckpt.restore()
+    assert rolled_back is not None
+    assert (rolled_back.step, ckpt.steps) == (6, 6)
     os.kill(os.getpid(), signal.SIGKILL)
     return []
 
 
-def test_what_was_taken_back_is_not_gone_on_from_either(cloud: Cloud) -> None:
-    """Nor what the machines keep of each other."""
+def test_steps_that_were_rolled_back_are_not_restored_later(cloud: LiveTestCloud) -> None:
+    """Neither from the machine's memory nor from a peer's copy."""
     handle = cloud.submit(
-        train_and_go_back, workers=2, nodes=2, name="back", kind=TorchTrainer, max_failures=1
+        train_and_roll_back,
+        workers=2,
+        nodes=2,
+        name="back",
+        trainer_type=TorchTrainer,
+        max_failures=1,
     )
-    eventually(lambda: bool(cloud.opened("back")))
-    one, other = cloud.opened("back")[0].round.places
-    eventually(lambda: 6 in steps_kept_for(one, by=other))
-    eventually(lambda: 6 in steps_kept_for(other, by=one))
-    cloud.leave("go-back")
+    eventually(lambda: bool(cloud.rounds_opened("back")))
+    one, other = cloud.rounds_opened("back")[0].round.assignments
+    eventually(lambda: 6 in replicated_steps(one, by=other))
+    eventually(lambda: 6 in replicated_steps(other, by=one))
+    cloud.write_mark("roll-back")
     assert handle.result(120).return_value == [6, "bucket"]
 
 
-def keep_alone(config: Config) -> None:
-    """Only one rank does what all have to, as for a file of torch.save."""
-    alone = spotfit.get_context().get_world_rank() == 0
-    if alone or config["from"] != "Checkpointer":
+def save_on_one_rank(config: Config) -> None:
+    """Call a collective method on rank 0 only, as a program would that uses torch.save."""
+    is_rank_zero = spotfit.get_context().get_world_rank() == 0
+    if is_rank_zero or config["from"] != "Checkpointer":
         ckpt = Checkpointer(model=nn.Linear(4, 1))
-        if alone and config["from"] == "Checkpointer.save":
+        if is_rank_zero and config["from"] == "Checkpointer.save":
             ckpt.save()
-        elif alone:
+        elif is_rank_zero:
             ckpt.restore()
 
 
-@pytest.mark.parametrize("what", ["Checkpointer", "Checkpointer.restore", "Checkpointer.save"])
-def test_ranks_that_do_not_come_to_a_checkpointer_are_named(cloud: Cloud, what: str) -> None:
+@pytest.mark.parametrize("call", ["Checkpointer", "Checkpointer.restore", "Checkpointer.save"])
+def test_ranks_that_do_not_arrive_at_a_checkpointer_are_named(
+    cloud: LiveTestCloud, call: str
+) -> None:
     with pytest.raises(
-        spotfit.WorkerGroupError, match=f"{what} on rank 0 can never be complete: rank 1 returned"
+        spotfit.WorkerGroupError, match=f"{call} on rank 0 cannot complete: rank 1 returned"
     ):
         cloud.fit(
-            keep_alone,
+            save_on_one_rank,
             workers=2,
             name="alone",
-            kind=TorchTrainer,
+            trainer_type=TorchTrainer,
             max_failures=0,
-            config={"from": what},
+            config={"from": call},
         )
 
 
 def train_and_move(config: Config) -> list[Any]:
-    """Saves, or begins with a counter of the second rank's given as something else."""
+    """Save, or restore with the second rank's counter passed as another argument."""
     torch.manual_seed(config["seed"])
     model, counter = nn.Linear(4, 1), torch.optim.lr_scheduler.StepLR(_sgd(), 1)
     moved = config["moves"] and spotfit.get_context().get_world_rank() == 1
-    how: Config = {"extra" if moved else "own": {"counter": counter}}
-    ckpt = Checkpointer(model=prepare_model(model), **how)
+    stateful: Config = {"extra" if moved else "per_rank": {"counter": counter}}
+    ckpt = Checkpointer(model=prepare_model(model), **stateful)
     before = [weight.tolist() for weight in model.parameters()]
     try:
         ckpt.restore()
-    except ConfigError as refused:
-        met = torch.ones(1)
-        torch.distributed.all_reduce(met)
-        unchanged = before == [weight.tolist() for weight in model.parameters()]
-        return [refused.what, int(met), unchanged]
+    except ConfigError as error:
+        ranks = torch.ones(1)
+        torch.distributed.all_reduce(ranks)
+        is_unchanged = before == [weight.tolist() for weight in model.parameters()]
+        return [error.message, int(ranks), is_unchanged]
     ckpt.save()
     return []
 
@@ -307,47 +331,54 @@ def _sgd() -> torch.optim.Optimizer:
     return torch.optim.SGD([torch.zeros(1)])
 
 
-def test_what_does_not_fit_one_rank_is_refused_by_all_and_changes_nothing(cloud: Cloud) -> None:
-    def life(seed: int, *, moves: bool) -> Any:
+def test_a_mismatch_on_one_rank_is_raised_by_all_and_changes_nothing(
+    cloud: LiveTestCloud,
+) -> None:
+    def fit_moved(seed: int, *, moves: bool) -> Any:
         config = {"seed": seed, "moves": moves}
-        how: Config = {"workers": 2, "name": "moved", "kind": TorchTrainer, "config": config}
-        return cloud.fit(train_and_move, **how).return_value
+        options: Config = {
+            "workers": 2,
+            "name": "moved",
+            "trainer_type": TorchTrainer,
+            "config": config,
+        }
+        return cloud.fit(train_and_move, **options).return_value
 
-    life(0, moves=False)
-    told = life(1, moves=True)
-    assert told[1:] == [2, True]
-    assert "'counter' was kept in own={…}, not extra={…}" in told[0]
+    fit_moved(0, moves=False)
+    message, *outcome = fit_moved(1, moves=True)
+    assert outcome == [2, True]
+    assert "'counter' was saved under per_rank= but is passed as extra=" in message
 
 
 def train_a_stream(config: Config) -> None:
-    """Each rank's own place in it cannot be gone on with by another number of ranks."""
-    place = torch.optim.lr_scheduler.StepLR(_sgd(), 1)
-    Checkpointer(model=nn.Linear(4, 1), own={"place": place}).restore()
+    """Each rank has a position in a stream, which only the same number of ranks can restore."""
+    position = torch.optim.lr_scheduler.StepLR(_sgd(), 1)
+    Checkpointer(model=nn.Linear(4, 1), per_rank={"position": position}).restore()
 
 
-def test_an_elastic_group_is_refused_what_ties_it_to_its_size_and_spends_no_try_on_it(
-    cloud: Cloud,
+def test_per_rank_state_in_an_elastic_group_is_rejected_without_a_retry(
+    cloud: LiveTestCloud,
 ) -> None:
     handle = cloud.submit(
-        train_a_stream, workers=(1, 2), nodes=2, kind=TorchTrainer, max_failures=-1
+        train_a_stream, workers=(1, 2), nodes=2, trainer_type=TorchTrainer, max_failures=-1
     )
-    with pytest.raises(spotfit.WorkerGroupError, match="lets the group shrink and grow"):
+    with pytest.raises(spotfit.WorkerGroupError, match="lets the group change its size"):
         handle.result(120)
-    assert any(failure.final for failure in cloud.closed()[-1].failures)
+    assert any(failure.is_permanent for failure in cloud.rounds_closed()[-1].failures)
 
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/checkpointer.md"
 
 
-def follow_the_weights(config: Config) -> dict[str, list[float]]:
-    """So many steps, after each of which all weights are its number; their average then."""
+def average_the_weights(config: Config) -> dict[str, list[float]]:
+    """Set all weights to the number of each step; return their average."""
     code: Config = {}
     exec(config["example"], code)  # noqa: S102 - as a reader of the guide would copy it
-    several = spotfit.get_context().get_world_size() > 1
-    blank = nn.Linear(4, 6)
-    for weight in blank.parameters():
+    is_distributed = spotfit.get_context().get_world_size() > 1
+    module = nn.Linear(4, 6)
+    for weight in module.parameters():
         nn.init.zeros_(weight)
-    model = prepare_model(blank, parallel_strategy=config["strategy"] if several else None)
+    model = prepare_model(module, parallel_strategy=config["strategy"] if is_distributed else None)
     average = code["Average"](model)
     ckpt = code["keep"](model, torch.optim.SGD(model.parameters()), average)
     ckpt.restore()
@@ -357,13 +388,14 @@ def follow_the_weights(config: Config) -> dict[str, list[float]]:
         average.follow(model)
         ckpt.step()
     ckpt.save()
-    whole = {name: getattr(one, "full_tensor", one.clone)() for name, one in average.shadow.items()}
-    return {name: one.flatten().tolist() for name, one in whole.items()}
+    shadow = average.shadow.items()
+    tensors = {name: getattr(one, "full_tensor", one.clone)() for name, one in shadow}
+    return {name: tensor.flatten().tolist() for name, tensor in tensors.items()}
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_the_guide_s_average_goes_on_at_every_size_of_the_group(
-    cloud: Cloud, strategy: str
+def test_the_average_of_the_guide_is_restored_at_every_world_size(
+    cloud: LiveTestCloud, strategy: str
 ) -> None:
     blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     (example,) = [block for block in blocks if "class Average" in block]
@@ -372,21 +404,21 @@ def test_the_guide_s_average_goes_on_at_every_size_of_the_group(
         averages[step] = averages[step - 1] + 0.01 * (step - averages[step - 1])
     for workers, until in ((2, 2), (1, 4), (2, 6)):
         config = {"example": example, "strategy": strategy, "until": until}
-        how: Config = {"workers": workers, "kind": TorchTrainer, "config": config}
-        found = cloud.fit(follow_the_weights, **how).return_value
-        assert found.keys() == {"weight", "bias"}
-        for numbers in found.values():
-            assert numbers == pytest.approx([averages[until]] * len(numbers), rel=1e-4)
+        options: Config = {"workers": workers, "trainer_type": TorchTrainer, "config": config}
+        result = cloud.fit(average_the_weights, **options).return_value
+        assert result.keys() == {"weight", "bias"}
+        for values in result.values():
+            assert values == pytest.approx([averages[until]] * len(values), rel=1e-4)
 
 
 class Slow:
-    """Takes its time to say what is to be kept of it."""
+    """An object whose state_dict takes a long time."""
 
-    def __init__(self, takes_s: float) -> None:
-        self._takes_s = takes_s
+    def __init__(self, duration_s: float) -> None:
+        self._duration_s = duration_s
 
     def state_dict(self) -> dict[str, Any]:
-        time.sleep(self._takes_s)
+        time.sleep(self._duration_s)
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -394,11 +426,13 @@ class Slow:
 
 
 def train_until_noticed(config: Config) -> int:
-    """Saves step 1, and each one after a notice, rank 1 a little later than rank 0; tells
-    what its next life begins from."""
+    """Save step 1, and each step after a preemption notice, rank 1 later than rank 0.
+
+    Returns the restored step after a restart.
+    """
     rank = spotfit.get_context().get_world_rank()
     model = nn.Linear(4, 1)
-    ckpt = Checkpointer(model=model, every=1000, own={"slow": Slow(rank)})
+    ckpt = Checkpointer(model=model, every=1000, per_rank={"slow": Slow(rank)})
     restored = ckpt.restore()
     if restored is not None:
         return restored.step
@@ -407,27 +441,27 @@ def train_until_noticed(config: Config) -> int:
     Path(config["marks"], f"saved by {rank}").touch()
     while spotfit.get_preemption_info() is None:
         time.sleep(0.05)
-    while True:  # until the group changes over
+    while True:  # until the round ends
         ckpt.step()
         time.sleep(0.2)
         ckpt.save()
 
 
-def test_a_save_is_waited_for_on_the_machine_that_leaves_though_reports_are_not(
-    cloud: Cloud,
+def test_a_preempted_machine_finishes_its_save_with_relaxed_collectives(
+    cloud: LiveTestCloud,
 ) -> None:
-    """And one that lacks a part is never committed, least of all in the place of a whole one."""
+    """A checkpoint that lacks a rank's part must never be committed."""
     handle = cloud.submit(
         train_until_noticed,
         workers=2,
         nodes=2,
-        kind=TorchTrainer,
+        trainer_type=TorchTrainer,
         failure_config=spotfit.FailureConfig(relax_collectives_on_preemption=True),
         checkpoint_config=spotfit.CheckpointConfig(num_to_keep=1),
     )
-    cloud.sees("saved by 0")
-    cloud.sees("saved by 1")
+    cloud.wait_for_mark("saved by 0")
+    cloud.wait_for_mark("saved by 1")
     cloud.reclaimer.notify(cloud.node_of_rank(1), seconds_left=60.0)
     assert handle.result(120).return_value > 1
     committed = [event for event in cloud.events() if isinstance(event, CheckpointCommitted)]
-    assert {one.ranks for one in committed} == {(0, 1)}
+    assert {event.ranks for event in committed} == {(0, 1)}

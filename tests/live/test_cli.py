@@ -14,8 +14,8 @@ import pytest
 
 import spotfit
 from spotfit.core.errors import RunCancelledError
-from tests.live.cloud import PATIENCE_S, Cloud, eventually
-from tests.unit.localsim.live.stand_in import importable
+from tests.live.cloud import TIMEOUT_S, LiveTestCloud, eventually
+from tests.unit.localsim.live.stand_in import make_importable
 
 Config = dict[str, Any]
 
@@ -47,7 +47,7 @@ def shell(*arguments: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         env=dict(os.environ),
     )
     assert done.returncode == 0, done.stderr
@@ -61,57 +61,57 @@ def wait_for_enough(config: Config) -> None:
         time.sleep(0.01)
 
 
-def test_a_run_is_looked_at_and_ended(cloud: Cloud) -> None:
+def test_status_and_cancel_of_a_running_run(cloud: LiveTestCloud) -> None:
     handle = cloud.submit(wait_for_enough)
-    cloud.sees("at work")
+    cloud.wait_for_mark("at work")
     assert "state        running" in shell("status", cloud.url())
     shell("cancel", cloud.url())
     with pytest.raises(RunCancelledError, match="spotfit cancel"):
         handle.result(60)
-    assert "the run is cancelled" in shell("story", cloud.url())
+    assert "run cancelled" in shell("events", cloud.url())
     assert "(rank 0) at work" in shell("logs", cloud.url())
 
 
-def test_follow_shows_the_output_to_the_end(cloud: Cloud) -> None:
+def test_follow_shows_the_output_until_the_end(cloud: LiveTestCloud) -> None:
     handle = cloud.submit(wait_for_enough)
-    cloud.sees("at work")
+    cloud.wait_for_mark("at work")
     main = "from spotfit.cli.main import main; main()"
     follower = cloud.driver(main, "follow", cloud.url())
     eventually(lambda: "(rank 0) at work" in follower.output)
-    cloud.leave("enough")
+    cloud.write_mark("enough")
 
-    assert follower.ended() == 0
-    assert "the run is finished" in follower.output
+    assert follower.wait() == 0
+    assert "run finished" in follower.output
     handle.result(60)
-    assert "(rank 0) at work" in shell("follow", cloud.url()), "also when it is over"
+    assert "(rank 0) at work" in shell("follow", cloud.url()), "also after the end"
 
 
-def test_sweep_revives_a_run_that_nobody_is_awake_for(cloud: Cloud) -> None:
+def test_sweep_requests_machines_for_a_run_that_lost_all(cloud: LiveTestCloud) -> None:
     driver = cloud.driver(SCRIPT)
-    cloud.sees("at work")
+    cloud.wait_for_mark("at work")
     driver.kill()
-    for node in cloud.reclaimer.nodes():
+    for node in cloud.reclaimer.running_nodes():
         cloud.reclaimer.kill(node)
-    cloud.leave("enough")
+    cloud.write_mark("enough")
 
-    assert "The run is finished" in shell("sweep", cloud.url(), "--for-s", str(PATIENCE_S))
+    assert "The run is finished" in shell("sweep", cloud.url(), "--duration-s", str(TIMEOUT_S))
     assert spotfit.attach(cloud.url()).result(60).return_value == "revived"
 
 
 def hangs(*_: Any, **__: Any) -> None:
-    """An agent that never comes to speak."""
+    """An agent that never joins."""
     print("looking for a device that is not there", flush=True)
     signal.pause()
 
 
-def test_logs_tell_what_a_machine_printed_whose_agent_never_spoke(
-    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+def test_logs_of_a_machine_whose_agent_never_joined(
+    cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    importable(monkeypatch)
-    handle = cloud.submit(wait_for_enough, local={"agent": f"{__name__}:hangs"})
+    make_importable(monkeypatch)
+    handle = cloud.submit(wait_for_enough, local_options={"agent": f"{__name__}:hangs"})
     told = eventually(lambda: [line for line in handle.machine_logs() if "device" in line])
     assert told[0].endswith("/0) looking for a device that is not there")
     assert told[0] in shell("logs", cloud.url(), "--machine", "0")
     handle.cancel()
     with pytest.raises(RunCancelledError):
-        handle.result(PATIENCE_S)
+        handle.result(TIMEOUT_S)

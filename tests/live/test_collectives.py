@@ -13,7 +13,7 @@ import pytest
 import spotfit
 from spotfit import collective
 from spotfit.core.errors import CollectiveTimeoutError, SessionMisuseError
-from tests.live.cloud import Cloud
+from tests.live.cloud import LiveTestCloud
 
 Config = dict[str, Any]
 LONG_S = 600.0
@@ -23,7 +23,7 @@ def rank() -> int:
     return spotfit.get_context().get_world_rank()
 
 
-def test_all_wait_for_all_and_hear_what_rank_0_says(cloud: Cloud) -> None:
+def test_all_wait_for_all_and_hear_what_rank_0_says(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> Any:
         Path(config["marks"], str(os.getpid())).touch()
         collective.barrier()
@@ -36,7 +36,7 @@ def test_all_wait_for_all_and_hear_what_rank_0_says(cloud: Cloud) -> None:
 
 
 def test_who_never_comes_is_named_in_time_and_warned_of_before(
-    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RAY_TRAIN_COLLECTIVE_TIMEOUT_S", "1.5")
     monkeypatch.setenv("SPOTFIT_COLLECTIVE_WARN_INTERVAL_S", "0.5")
@@ -53,11 +53,11 @@ def test_who_never_comes_is_named_in_time_and_warned_of_before(
     for error in told.value.worker_failures.values():
         assert isinstance(error, CollectiveTimeoutError)
     assert "(rank 0)" in (said := capfd.readouterr().out)
-    assert "collective.waits what=barrier missing_ranks=1" in said
+    assert "collective.waiting what=barrier missing_ranks=1" in said
 
 
 @pytest.mark.parametrize("misfit", ["another call", "no call"])
-def test_who_is_out_of_step_is_told_at_once(cloud: Cloud, misfit: str) -> None:
+def test_who_is_out_of_step_is_told_at_once(cloud: LiveTestCloud, misfit: str) -> None:
     def train() -> None:
         if rank() == 0:
             with tempfile.TemporaryDirectory() as folder:

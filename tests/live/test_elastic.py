@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import spotfit
-from spotfit.client.handle import RunHandle
-from spotfit.model.events import Blame
-from tests.live.cloud import Cloud, eventually
+from spotfit.client.run_handle import RunHandle
+from spotfit.model.events import FailureCause
+from tests.live.cloud import LiveTestCloud, eventually
 
 Config = dict[str, Any]
 
@@ -42,63 +42,66 @@ def sizes_before() -> list[int]:
         return [int(size) for size in Path(folder, "sizes").read_text().split()]
 
 
-def begun(cloud: Cloud, **local: Any) -> RunHandle:
+def begun(cloud: LiveTestCloud, **local: Any) -> RunHandle:
     """One or two workers, each on a node; the size is looked at often."""
     return cloud.submit(
         save_until_told,
         workers=(1, 2),
         nodes=2,
-        local=local,
-        scaling={"elastic_resize_monitor_interval_s": 0.2},
+        local_options=local,
+        scaling_options={"elastic_resize_monitor_interval_s": 0.2},
         checkpoint_config=spotfit.CheckpointConfig(num_to_keep=2),
     )
 
 
-def at_work(cloud: Cloud, workers: int) -> None:
+def at_work(cloud: LiveTestCloud, workers: int) -> None:
     def look() -> bool:
         view = cloud.view()
-        saved = view.latest_committed_slot > view.round_slot
+        saved = view.latest_committed_slot > view.round_opened_slot
         return view.round is not None and view.round.world_size == workers and saved
 
     eventually(look)
 
 
-def test_a_group_starts_with_what_there_is(cloud: Cloud) -> None:
+def test_a_group_starts_with_what_there_is(cloud: LiveTestCloud) -> None:
     handle = begun(cloud, capacity=1)
     at_work(cloud, 1)
-    cloud.leave("enough")
+    cloud.write_mark("enough")
     assert handle.result(60).return_value == [1]
 
 
-def test_a_group_goes_on_smaller_and_grows_again(cloud: Cloud) -> None:
+def test_a_group_goes_on_smaller_and_grows_again(cloud: LiveTestCloud) -> None:
     handle = begun(cloud)
     at_work(cloud, 2)
-    cloud.reclaimer.limit(1)
+    cloud.reclaimer.set_capacity(1)
     cloud.reclaimer.kill(cloud.node_of_rank(1))
     at_work(cloud, 1)
-    cloud.reclaimer.limit(None)
+    cloud.reclaimer.set_capacity(None)
     at_work(cloud, 2)
-    cloud.leave("enough")
+    cloud.write_mark("enough")
 
     assert handle.result(60).return_value == [2, 1, 2]
-    assert [closed.blame for closed in cloud.closed()] == [Blame.PREEMPTION, Blame.RESIZE]
-    assert cloud.view().failures.get(Blame.WORKER) is None
+    assert [closed.cause for closed in cloud.rounds_closed()] == [
+        FailureCause.PREEMPTION,
+        FailureCause.RESIZE,
+    ]
+    assert cloud.view().failure_counts.get(FailureCause.WORKER) is None
 
 
-def test_below_its_least_size_a_group_waits(cloud: Cloud) -> None:
-    handle = cloud.submit(save_until_told, workers=(2, 3), nodes=3, local={"capacity": 1})
-    eventually(lambda: handle.status().why)
-    assert (handle.status().state, cloud.opened()) == ("waiting", [])
-    assert "of 1 are free" in handle.status().why
+def test_below_its_least_size_a_group_waits(cloud: LiveTestCloud) -> None:
+    handle = cloud.submit(save_until_told, workers=(2, 3), nodes=3, local_options={"capacity": 1})
+    eventually(lambda: handle.status().reason)
+    assert (handle.status().state, cloud.rounds_opened()) == ("waiting", [])
+    assert "of 1 are free" in handle.status().reason
 
-    cloud.reclaimer.limit(2)
+    cloud.reclaimer.set_capacity(2)
     at_work(cloud, 2)
-    cloud.leave("enough")
+    cloud.write_mark("enough")
     assert handle.result(60).return_value == [2]
 
 
-def test_a_fixed_group_waits_for_the_market(cloud: Cloud) -> None:
-    handle = cloud.submit(lambda: "came after all", local={"capacity": 0})
-    eventually(lambda: handle.status().why)
-    cloud.reclaimer.limit(1)
+def test_a_fixed_group_waits_for_the_market(cloud: LiveTestCloud) -> None:
+    handle = cloud.submit(lambda: "came after all", local_options={"capacity": 0})
+    eventually(lambda: handle.status().reason)
+    cloud.reclaimer.set_capacity(1)
     assert handle.result(60).return_value == "came after all"

@@ -1,4 +1,4 @@
-"""Examples are documentation that runs: here they run."""
+"""Every example runs and prints the documented output."""
 
 import os
 import shutil
@@ -11,8 +11,8 @@ import pytest
 from tests.house.tree import ROOT
 
 SAYS = {
-    "01_hello_two_nodes.py": "all ranks add up to 6.0",
-    "02_resume_after_reclaim.py": "counted to 100; taken away on the way: [Struck(",
+    "01_hello_two_nodes.py": "sum of all ranks: 6.0",
+    "02_resume_after_reclaim.py": "counted to 100; preempted: [ReclaimRecord(",
     "04_any_cloud.py": "local: 60 steps, total 1770",
     "04_any_cloud.py sim://aws_batch": "sim://aws_batch: 60 steps, total 1770",
     "03_shard_and_reshard.py": "three workers: {'from': 30, 'to': 60",

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 import spotfit
-from spotfit.client.trainers import TorchTrainer
+from spotfit.client.trainer import TorchTrainer
 from spotfit.core.errors import WorkerDiedError
-from spotfit.model.events import Blame
-from spotfit_localsim.live import processes
-from tests.live.cloud import Cloud
+from spotfit.model.events import FailureCause
+from spotfit_provisioners.local import processes
+from tests.live.cloud import LiveTestCloud
 
 Config = dict[str, Any]
 LONG_S = 600.0
@@ -56,7 +56,7 @@ def attempt(config: Config) -> int:
 # --- the end, told -------------------------------------------------------------------------------
 
 
-def test_an_exception_arrives_as_itself_with_rank_and_traceback(cloud: Cloud) -> None:
+def test_an_exception_arrives_as_itself_with_rank_and_traceback(cloud: LiveTestCloud) -> None:
     def train() -> None:
         if rank() in (1, 2):
             raise OutOfTuneError(0.5) from OSError("the disk")
@@ -77,7 +77,7 @@ def test_an_exception_arrives_as_itself_with_rank_and_traceback(cloud: Cloud) ->
     assert "the loss is 0.5" in str(told.value)
 
 
-def test_equal_errors_are_told_once_with_their_ranks(cloud: Cloud) -> None:
+def test_equal_errors_are_told_once_with_their_ranks(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> None:
         spotfit.collective.barrier()
         if rank() != 1:
@@ -104,7 +104,7 @@ def test_equal_errors_are_told_once_with_their_ranks(cloud: Cloud) -> None:
     ids=["exit 0", "exit with words", "KeyboardInterrupt"],
 )
 def test_leaving_early_is_a_failure_however_politely(
-    cloud: Cloud, leave: Any, kind: type[BaseException]
+    cloud: LiveTestCloud, leave: Any, kind: type[BaseException]
 ) -> None:
     def train() -> None:
         if rank() == 1:
@@ -129,7 +129,7 @@ def test_leaving_early_is_a_failure_however_politely(
     ids=["exit 3", "exit 0", "SIGKILL", "SIGSEGV", "SIGTERM"],
 )
 def test_a_process_that_dies_without_a_word_is_told_as_such(
-    cloud: Cloud, die: Any, told_as: str
+    cloud: LiveTestCloud, die: Any, told_as: str
 ) -> None:
     def train() -> None:
         if rank() == 1:
@@ -145,7 +145,7 @@ def test_a_process_that_dies_without_a_word_is_told_as_such(
     assert told_as in str(death)
 
 
-def test_an_exception_comes_back_without_what_cannot_be_pickled(cloud: Cloud) -> None:
+def test_an_exception_comes_back_without_what_cannot_be_pickled(cloud: LiveTestCloud) -> None:
     def train() -> None:
         error = ValueError("holds a lock")
         error.lock = threading.Lock()  # type: ignore[attr-defined]
@@ -168,13 +168,13 @@ def test_an_exception_comes_back_without_what_cannot_be_pickled(cloud: Cloud) ->
     ids=["a lock", "a tensor"],
 )
 def test_a_value_that_cannot_be_returned_fails_the_worker(
-    cloud: Cloud, make: Any, why: str
+    cloud: LiveTestCloud, make: Any, why: str
 ) -> None:
     with pytest.raises(spotfit.WorkerGroupError, match=why):
         cloud.fit(lambda: make())
 
 
-def test_a_child_of_a_worker_does_not_outlive_it(cloud: Cloud) -> None:
+def test_a_child_of_a_worker_does_not_outlive_it(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> None:
         import subprocess
 
@@ -185,7 +185,7 @@ def test_a_child_of_a_worker_does_not_outlive_it(cloud: Cloud) -> None:
     with pytest.raises(spotfit.WorkerGroupError):
         cloud.fit(train)
 
-    assert processes.find(int((cloud.marks / "child").read_text())) is None
+    assert processes.find_process(int((cloud.marks / "child").read_text())) is None
 
 
 # --- another try ---------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_a_child_of_a_worker_does_not_outlive_it(cloud: Cloud) -> None:
     ],
     ids=["raise", "exit", "SIGKILL"],
 )
-def test_every_rank_starts_again_from_the_same_checkpoint(cloud: Cloud, die: Any) -> None:
+def test_every_rank_starts_again_from_the_same_checkpoint(cloud: LiveTestCloud, die: Any) -> None:
     def train(config: Config) -> Any:
         checkpoint = spotfit.get_checkpoint()
         if checkpoint is None:
@@ -223,11 +223,11 @@ def test_every_rank_starts_again_from_the_same_checkpoint(cloud: Cloud, die: Any
     assert len(restored) == 3
     assert {told["path"] for told in restored} == {result.return_value}
     assert all(told["files"] == ["rank0", "rank1", "rank2"] for told in restored)
-    [closed] = cloud.closed()
-    assert closed.blame == Blame.WORKER
+    [closed] = cloud.rounds_closed()
+    assert closed.cause == FailureCause.WORKER
 
 
-def test_as_many_retries_as_max_failures_and_not_one_more(cloud: Cloud) -> None:
+def test_as_many_retries_as_max_failures_and_not_one_more(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> None:
         save(attempt(config))
         raise ValueError("never works")
@@ -236,12 +236,12 @@ def test_as_many_retries_as_max_failures_and_not_one_more(cloud: Cloud) -> None:
         cloud.fit(train, max_failures=2)
 
     assert (cloud.marks / "attempts-0").read_text() == "3"
-    assert len(cloud.opened()) == 3
+    assert len(cloud.rounds_opened()) == 3
     status = spotfit.attach(cloud.url()).status()
     assert (status.state, status.failures, len(status.checkpoints)) == ("failed", {"worker": 3}, 3)
 
 
-def test_a_run_that_failed_goes_on_when_it_is_started_again(cloud: Cloud) -> None:
+def test_a_run_that_failed_goes_on_when_it_is_started_again(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> str | None:
         checkpoint = spotfit.get_checkpoint()
         if checkpoint is None:
@@ -257,7 +257,9 @@ def test_a_run_that_failed_goes_on_when_it_is_started_again(cloud: Cloud) -> Non
     assert result.return_value == result.checkpoint.path
 
 
-def test_a_machines_end_costs_no_worker_failure_and_the_other_way_round(cloud: Cloud) -> None:
+def test_a_machines_end_costs_no_worker_failure_and_the_other_way_round(
+    cloud: LiveTestCloud,
+) -> None:
     def train(config: Config) -> str:
         made = attempt(config)
         if made == 1:
@@ -269,25 +271,28 @@ def test_a_machines_end_costs_no_worker_failure_and_the_other_way_round(cloud: C
 
     failure = spotfit.FailureConfig(max_failures=1, max_preemption_failures=1)
     handle = cloud.submit(train, failure_config=failure)
-    cloud.sees("at work")
+    cloud.wait_for_mark("at work")
     cloud.reclaimer.kill(cloud.node_of_rank(0))
 
     assert handle.result(60).return_value == "attempt 3"
-    assert [closed.blame for closed in cloud.closed()] == [Blame.PREEMPTION, Blame.WORKER]
+    assert [closed.cause for closed in cloud.rounds_closed()] == [
+        FailureCause.PREEMPTION,
+        FailureCause.WORKER,
+    ]
 
 
-def test_more_reclaims_than_allowed_are_a_preemption_error(cloud: Cloud) -> None:
+def test_more_reclaims_than_allowed_are_a_preemption_error(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> None:
         Path(config["marks"], "at work").touch()
         time.sleep(LONG_S)
 
     failure = spotfit.FailureConfig(max_failures=-1, max_preemption_failures=0)
     handle = cloud.submit(train, workers=2, nodes=2, failure_config=failure)
-    cloud.sees("at work")
+    cloud.wait_for_mark("at work")
     cloud.reclaimer.kill(cloud.node_of_rank(1))
 
     with pytest.raises(
-        spotfit.PreemptionError, match=r"the last were those of ranks \[1\]"
+        spotfit.PreemptionError, match=r"the last preemption affected ranks \[1\]"
     ) as told:
         handle.result(60)
     assert told.value.preemption_info.preempted_ranks == [1]
@@ -297,7 +302,7 @@ def test_more_reclaims_than_allowed_are_a_preemption_error(cloud: Cloud) -> None
 # --- nobody waits for the dead -------------------------------------------------------------------
 
 
-def test_a_dead_peer_ends_a_collective_at_once(cloud: Cloud) -> None:
+def test_a_dead_peer_ends_a_collective_at_once(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> float:
         import torch
         import torch.distributed as dist
@@ -310,7 +315,7 @@ def test_a_dead_peer_ends_a_collective_at_once(cloud: Cloud) -> None:
         Path(config["marks"], "met at").write_text(str(time.time()))
         return float(ones)
 
-    result = cloud.fit(train, workers=2, kind=TorchTrainer, max_failures=1)
+    result = cloud.fit(train, workers=2, trainer_type=TorchTrainer, max_failures=1)
 
     times = [float((cloud.marks / name).read_text()) for name in ("died at", "met at")]
     assert result.return_value == 2.0

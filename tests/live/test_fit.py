@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import spotfit
-from spotfit.client.trainers import TorchTrainer
-from tests.live.cloud import Cloud, eventually
+from spotfit.client.trainer import TorchTrainer
+from tests.live.cloud import LiveTestCloud, eventually
 
 Config = dict[str, Any]
 
@@ -43,7 +43,7 @@ def files_of(checkpoint: spotfit.Checkpoint | None) -> list[str]:
 # --- what comes back -----------------------------------------------------------------------------
 
 
-def test_fit_returns_what_rank_0_returned_and_its_last_metrics(cloud: Cloud) -> None:
+def test_fit_returns_what_rank_0_returned_and_its_last_metrics(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> str:
         rank = spotfit.get_context().get_world_rank()
         spotfit.report({"loss": 1.0, "rank": rank})
@@ -59,7 +59,7 @@ def test_fit_returns_what_rank_0_returned_and_its_last_metrics(cloud: Cloud) -> 
     assert result.path == cloud.url()
 
 
-def test_every_rank_knows_its_place(cloud: Cloud) -> None:
+def test_every_rank_knows_its_place(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> None:
         me = spotfit.get_context()
         told = (
@@ -83,7 +83,7 @@ def test_every_rank_knows_its_place(cloud: Cloud) -> None:
 
 
 def test_a_checkpoint_holds_the_files_of_all_ranks_and_the_metrics_of_rank_0(
-    cloud: Cloud,
+    cloud: LiveTestCloud,
 ) -> None:
     def train(config: Config) -> None:
         save(7, rank=spotfit.get_context().get_world_rank())
@@ -96,7 +96,7 @@ def test_a_checkpoint_holds_the_files_of_all_ranks_and_the_metrics_of_rank_0(
     assert Path(result.checkpoint.path).parent == Path(cloud.url())
 
 
-def test_the_best_checkpoints_stay_and_can_be_read_from_the_path(cloud: Cloud) -> None:
+def test_the_best_checkpoints_stay_and_can_be_read_from_the_path(cloud: LiveTestCloud) -> None:
     def train() -> None:
         for step, score in enumerate([0.1, 0.9, 0.5, 0.2]):
             save(step, score=score)
@@ -114,7 +114,7 @@ def test_the_best_checkpoints_stay_and_can_be_read_from_the_path(cloud: Cloud) -
     assert len(folders) == 3  # the two best, and the latest
 
 
-def test_the_drivers_objects_stay_as_they_are(cloud: Cloud) -> None:
+def test_the_drivers_objects_stay_as_they_are(cloud: LiveTestCloud) -> None:
     seen: list[int] = []
     settings = {"list": [1]}
 
@@ -130,7 +130,7 @@ def test_the_drivers_objects_stay_as_they_are(cloud: Cloud) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_function_without_a_required_parameter_is_called_without_arguments(
-    cloud: Cloud, workers: int
+    cloud: LiveTestCloud, workers: int
 ) -> None:
     def train(config: Config | None = None) -> Any:
         return config
@@ -138,7 +138,7 @@ def test_a_function_without_a_required_parameter_is_called_without_arguments(
     assert cloud.fit(train, workers=workers).return_value is None
 
 
-def test_local_mode_runs_here_and_raises_as_it_is(cloud: Cloud) -> None:
+def test_local_mode_runs_here_and_raises_as_it_is(cloud: LiveTestCloud) -> None:
     here: list[str] = []
 
     def train(config: Config) -> None:
@@ -149,11 +149,11 @@ def test_local_mode_runs_here_and_raises_as_it_is(cloud: Cloud) -> None:
     with pytest.raises(KeyError, match="weights"):
         cloud.fit(train, workers=0)
     assert here == ["was here"]
-    assert cloud.untouched
+    assert cloud.is_untouched
 
 
 def test_the_environment_may_name_the_provisioner(
-    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+    cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPOTFIT_PROVISIONER", f"local?nodes=2&root={cloud.root.path}")
     trainer = cloud.trainer(lambda: spotfit.get_context().get_local_world_size(), workers=2)
@@ -162,7 +162,7 @@ def test_the_environment_may_name_the_provisioner(
     assert trainer.fit().return_value == 1
 
 
-def test_ddp_learns_the_same_on_all_ranks(cloud: Cloud) -> None:
+def test_ddp_learns_the_same_on_all_ranks(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> Any:
         import torch
 
@@ -180,7 +180,7 @@ def test_ddp_learns_the_same_on_all_ranks(cloud: Cloud) -> None:
         torch.distributed.all_gather(gathered, next(model.parameters()).detach())
         return [weights.tolist() for weights in gathered]
 
-    mine, others = cloud.fit(train, workers=2, nodes=2, kind=TorchTrainer).return_value
+    mine, others = cloud.fit(train, workers=2, nodes=2, trainer_type=TorchTrainer).return_value
 
     assert mine == others
 
@@ -188,7 +188,7 @@ def test_ddp_learns_the_same_on_all_ranks(cloud: Cloud) -> None:
 # --- the same name again -------------------------------------------------------------------------
 
 
-def test_the_same_name_goes_on_from_the_last_checkpoint(cloud: Cloud) -> None:
+def test_the_same_name_goes_on_from_the_last_checkpoint(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> int | None:
         begun_at = restored()
         save((begun_at or 0) + 1)
@@ -203,7 +203,7 @@ def test_the_same_name_goes_on_from_the_last_checkpoint(cloud: Cloud) -> None:
     assert len(second.best_checkpoints) == 2
 
 
-def test_a_second_run_that_reports_nothing_keeps_the_old_result(cloud: Cloud) -> None:
+def test_a_second_run_that_reports_nothing_keeps_the_old_result(cloud: LiveTestCloud) -> None:
     first = cloud.fit(lambda: save(3))
     second = cloud.fit(lambda: "nothing new")
 
@@ -214,7 +214,7 @@ def test_a_second_run_that_reports_nothing_keeps_the_old_result(cloud: Cloud) ->
     assert len(second.best_checkpoints) == 1
 
 
-def test_without_a_name_every_run_is_its_own(cloud: Cloud) -> None:
+def test_without_a_name_every_run_is_its_own(cloud: LiveTestCloud) -> None:
     paths = {cloud.fit(lambda: save(1), name=None).path for _ in range(2)}
     assert len(paths) == 2
 
@@ -223,7 +223,7 @@ def test_without_a_name_every_run_is_its_own(cloud: Cloud) -> None:
 
 
 def test_the_output_of_every_rank_is_shown_and_kept(
-    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+    cloud: LiveTestCloud, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def train() -> None:
         import subprocess
@@ -247,7 +247,7 @@ def test_the_output_of_every_rank_is_shown_and_kept(
 
 
 def test_the_log_level_is_for_what_we_tell_ourselves(
-    cloud: Cloud, capfd: pytest.CaptureFixture[str]
+    cloud: LiveTestCloud, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def train() -> None:
         import logging
@@ -256,16 +256,16 @@ def test_the_log_level_is_for_what_we_tell_ourselves(
         logging.getLogger("mine").debug("too much")
         spotfit.collective.broadcast_from_rank_zero("x" * 2000)  # which we warn of
 
-    for level, told in (("ERROR", False), ("INFO", True)):
+    for level, is_logged in (("ERROR", False), ("INFO", True)):
         cloud.fit(train, name=level, logging_config=spotfit.LoggingConfig(level))
         out, err = capfd.readouterr()
         assert "(rank 0) INFO mine: told by logging" in out
         assert "too much" not in out
-        assert ("worker.broadcast" in out) == told
-        assert ("run what=" in err) == told, "the driver, too"
+        assert ("worker.large_broadcast" in out) == is_logged
+        assert ("run.event type=" in err) == is_logged, "also in the driver"
 
 
-def test_output_appears_while_the_run_goes_on(cloud: Cloud) -> None:
+def test_output_appears_while_the_run_goes_on(cloud: LiveTestCloud) -> None:
     driver = cloud.driver("""
         import os, time
         from pathlib import Path
@@ -285,15 +285,15 @@ def test_output_appears_while_the_run_goes_on(cloud: Cloud) -> None:
     """)
 
     eventually(lambda: "(rank 0) at work" in driver.output)
-    cloud.leave("enough")
-    assert driver.ended() == 0
+    cloud.write_mark("enough")
+    assert driver.wait() == 0
 
 
 # --- other storages ------------------------------------------------------------------------------
 
 
 def test_a_run_on_s3_survives_a_death_and_keeps_its_files_there(
-    cloud: Cloud, s3: str, monkeypatch: pytest.MonkeyPatch
+    cloud: LiveTestCloud, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
     bucket = "s3://runs/here"
@@ -318,7 +318,7 @@ def test_a_run_on_s3_survives_a_death_and_keeps_its_files_there(
     assert spotfit.Result.from_path(f"{bucket}/run").metrics == {"step": 2}
 
 
-def test_a_file_system_the_user_brings_holds_a_run(cloud: Cloud) -> None:
+def test_a_file_system_the_user_brings_holds_a_run(cloud: LiveTestCloud) -> None:
     from pyarrow import fs
 
     mine = fs.SubTreeFileSystem(cloud.storage, fs.LocalFileSystem())
@@ -332,7 +332,7 @@ def test_a_file_system_the_user_brings_holds_a_run(cloud: Cloud) -> None:
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_credentials_of_a_file_system_reach_machines_and_stand_nowhere(
-    cloud: Cloud, s3: str, wrapped: bool, monkeypatch: pytest.MonkeyPatch
+    cloud: LiveTestCloud, s3: str, wrapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pyarrow import fs
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import spotfit
-from spotfit.model.events import Blame
-from tests.live.cloud import Cloud, eventually
+from spotfit.model.events import FailureCause
+from tests.live.cloud import LiveTestCloud, eventually
 
 Config = dict[str, Any]
 
@@ -31,7 +31,7 @@ def stop() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def stacks(cloud: Cloud, told: str) -> str:
+def stacks(cloud: LiveTestCloud, told: str) -> str:
     """What lies where the message says."""
     found = re.search(r"the stacks of all ranks are in (\S+\.txt)", told)
     assert found is not None, told
@@ -41,11 +41,11 @@ def stacks(cloud: Cloud, told: str) -> str:
 
 @pytest.mark.parametrize(
     ("hang", "seen"),
-    [(hold_the_lock, "in hold_the_lock"), (stop, "which the kernel says is stopped")],
+    [(hold_the_lock, "in hold_the_lock"), (stop, "kernel state: stopped")],
     ids=["in compiled code", "stopped"],
 )
 def test_a_rank_that_does_not_answer_ends_its_attempt_and_tells_where(
-    cloud: Cloud, hang: Any, seen: str, monkeypatch: pytest.MonkeyPatch
+    cloud: LiveTestCloud, hang: Any, seen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train(config: Config) -> str:
         mark = Path(config["marks"], "hung once")
@@ -61,18 +61,18 @@ def test_a_rank_that_does_not_answer_ends_its_attempt_and_tells_where(
     monkeypatch.setenv("SPOTFIT_WORKER_HEALTH_CHECK_TIMEOUT_S", "2")
     assert cloud.fit(train, workers=2, nodes=2, max_failures=1).return_value == "went on"
 
-    [closed] = cloud.closed()
-    assert closed.blame is Blame.WORKER
+    [closed] = cloud.rounds_closed()
+    assert closed.cause is FailureCause.WORKER
     [failure] = closed.failures
     assert (failure.rank, failure.kind) == (1, "timeout")
-    kept = stacks(cloud, failure.told)
+    kept = stacks(cloud, failure.message)
     assert kept.index("=== rank 1") < kept.index("=== rank 0")
     assert seen in kept.partition("=== rank 0")[0]
     assert "in wait_for_the_others" in kept.partition("=== rank 0")[2]
 
 
 def test_a_round_without_progress_is_ended_where_that_is_wanted(
-    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+    cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train() -> None:
         spotfit.report({"step": 0})
@@ -83,7 +83,9 @@ def test_a_round_without_progress_is_ended_where_that_is_wanted(
     monkeypatch.setenv("RAY_TRAIN_ENABLE_NCCL_HANG_DETECTOR", "1")
     monkeypatch.setenv("SPOTFIT_HANG_CONFIRM_DURATION_S", "1")
     monkeypatch.setenv("SPOTFIT_HANG_ACTION", "fail")
-    with pytest.raises(spotfit.HangError, match="rank 0 has come less far than the others") as told:
+    with pytest.raises(
+        spotfit.HangError, match="rank 0 has made less progress than the others"
+    ) as told:
         cloud.fit(train, workers=2)
     assert isinstance(told.value, spotfit.WorkerGroupError)
     assert set(told.value.worker_failures) == {0}
@@ -91,7 +93,7 @@ def test_a_round_without_progress_is_ended_where_that_is_wanted(
 
 
 def test_a_round_that_is_only_observed_goes_on(
-    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+    cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train(config: Config) -> str:
         here = Path(config["url"], ".spotfit", "stacks")

@@ -16,8 +16,8 @@ import pytest
 
 import spotfit
 from spotfit.backend import Backend, BackendConfig
-from spotfit.model.events import Blame
-from tests.live.cloud import Cloud
+from spotfit.model.events import FailureCause
+from tests.live.cloud import LiveTestCloud
 
 Config = dict[str, Any]
 
@@ -83,13 +83,15 @@ class Writing(Backend):
             raise ArithmeticError("lost count")
 
 
-def trainer(cloud: Cloud, fn: Callable[..., Any], backend: BackendConfig, **how: Any) -> Any:
+def trainer(
+    cloud: LiveTestCloud, fn: Callable[..., Any], backend: BackendConfig, **how: Any
+) -> Any:
     made = cloud.trainer(fn, **how)
     made.backend_config = backend
     return made
 
 
-def test_hooks_call_the_workers_before_and_after_the_function(cloud: Cloud) -> None:
+def test_hooks_call_the_workers_before_and_after_the_function(cloud: LiveTestCloud) -> None:
     def train() -> tuple[str, int]:
         return os.environ["GREETED"], os.getpid()
 
@@ -106,7 +108,7 @@ def test_hooks_call_the_workers_before_and_after_the_function(cloud: Cloud) -> N
 
 
 def test_every_attempt_has_its_hooks_and_workers_that_are_gone_are_no_mistake(
-    cloud: Cloud,
+    cloud: LiveTestCloud,
 ) -> None:
     def train(config: Config) -> str:
         mark = Path(config["marks"], "failed once")
@@ -127,7 +129,7 @@ def test_every_attempt_has_its_hooks_and_workers_that_are_gone_are_no_mistake(
         ["shutdown", 2],
         ["said", ["bye", 1]],
     ]
-    assert [closed.blame for closed in cloud.closed()] == [Blame.WORKER]
+    assert [closed.cause for closed in cloud.rounds_closed()] == [FailureCause.WORKER]
 
 
 @pytest.mark.parametrize(
@@ -137,13 +139,15 @@ def test_every_attempt_has_its_hooks_and_workers_that_are_gone_are_no_mistake(
         ("on_shutdown", "ArithmeticError: lost count"),
     ],
 )
-def test_a_hook_that_raises_ends_the_run_as_itself(cloud: Cloud, hook: str, cause: str) -> None:
+def test_a_hook_that_raises_ends_the_run_as_itself(
+    cloud: LiveTestCloud, hook: str, cause: str
+) -> None:
     notes = Notes(str(cloud.folder / "notes"), wrong=hook)
     with pytest.raises(spotfit.ControllerError, match=cause) as told:
         trainer(cloud, lambda: None, notes, workers=2, max_failures=5).fit()
     kind = LookupError if hook == "on_start" else ArithmeticError
     assert isinstance(told.value.controller_failure, kind)
-    assert len(cloud.opened()) == 1
+    assert len(cloud.rounds_opened()) == 1
 
 
 class Watching(Backend):
@@ -171,7 +175,9 @@ class Watch(Notes):
         return Watching
 
 
-def test_workers_are_called_beside_the_function_whatever_that_waits_for(cloud: Cloud) -> None:
+def test_workers_are_called_beside_the_function_whatever_that_waits_for(
+    cloud: LiveTestCloud,
+) -> None:
     def train(config: Config) -> int:
         while not Path(config["page"]).exists():
             os.environ["STEPS"] = str(int(os.environ.get("STEPS", "0")) + 1)
@@ -200,7 +206,7 @@ def lamp() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_context_lies_around_the_function(cloud: Cloud, workers: int) -> None:
+def test_a_context_lies_around_the_function(cloud: LiveTestCloud, workers: int) -> None:
     run = trainer(cloud, lambda: os.environ.get("LAMP"), Lit(), workers=workers)
     assert run.fit().return_value == "lit on 0"
     assert "LAMP" not in os.environ

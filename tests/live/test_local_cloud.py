@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import spotfit
-from spotfit_localsim.live.reclaimer import at_step, reclaiming
-from tests.live.cloud import Cloud
+from spotfit_localsim.live.preemption import at_step, scheduled_reclaims
+from tests.live.cloud import LiveTestCloud
 
 Config = dict[str, Any]
 
@@ -21,7 +21,7 @@ def who(_: Config) -> int:
     return int(Path(f"/proc/{zygote}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_the_next_fit_finds_the_machines_of_the_last_one(cloud: Cloud) -> None:
+def test_the_next_fit_finds_the_machines_of_the_last_one(cloud: LiveTestCloud) -> None:
     first = cloud.fit(who, workers=2, nodes=2, name="one")
     machines = set(cloud.root.machines())
     second = cloud.fit(who, workers=2, nodes=2, name="two")
@@ -29,7 +29,7 @@ def test_the_next_fit_finds_the_machines_of_the_last_one(cloud: Cloud) -> None:
     assert {first.return_value, second.return_value} <= {machine.pid for machine in machines}
 
 
-def test_a_plan_of_reclaims_is_carried_out_and_survived(cloud: Cloud) -> None:
+def test_a_plan_of_reclaims_is_carried_out_and_survived(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> int:
         step = 0
         if saved := spotfit.get_checkpoint():
@@ -46,14 +46,14 @@ def test_a_plan_of_reclaims_is_carried_out_and_survived(cloud: Cloud) -> None:
         return step
 
     plan = [at_step(30, node=1, notice_s=2.0), at_step(250, node=0)]
-    with reclaiming(cloud.url(), plan, options=cloud.options(), seed=1) as market:
+    with scheduled_reclaims(cloud.url(), plan, options=cloud.options(), seed=1) as market:
         result = cloud.fit(train, workers=2, nodes=2, config={"steps": 400})
     assert result.return_value == 400
-    assert [struck.announced for struck in market.done] == [True, False]
-    assert len(cloud.opened()) >= 3
+    assert [struck.notice for struck in market.completed] == [True, False]
+    assert len(cloud.rounds_opened()) >= 3
 
 
-def test_while_nothing_can_be_had_the_run_waits(cloud: Cloud) -> None:
+def test_while_nothing_can_be_had_the_run_waits(cloud: LiveTestCloud) -> None:
     """Every node is killed, and the market gives none for a while."""
 
     def train(config: Config) -> str:
@@ -63,10 +63,10 @@ def test_while_nothing_can_be_had_the_run_waits(cloud: Cloud) -> None:
         return "done"
 
     handle = cloud.submit(train, workers=2, nodes=2)
-    cloud.sees("begun")
-    cloud.reclaimer.limit(0)
-    for node in cloud.reclaimer.nodes():
+    cloud.wait_for_mark("begun")
+    cloud.reclaimer.set_capacity(0)
+    for node in cloud.reclaimer.running_nodes():
         cloud.reclaimer.kill(node)
-    cloud.leave("go")
-    cloud.reclaimer.limit(None)
+    cloud.write_mark("go")
+    cloud.reclaimer.set_capacity(None)
     assert handle.result(timeout_s=90.0).return_value == "done"

@@ -13,9 +13,15 @@ from typing import Any
 import pytest
 
 import spotfit
-from spotfit.client.handle import RunHandle
-from spotfit.model.events import Blame, Intended, Noticed, RoundClosed, RoundOpened
-from tests.live.cloud import Cloud, eventually
+from spotfit.client.run_handle import RunHandle
+from spotfit.model.events import (
+    FailureCause,
+    GroupPlanned,
+    PreemptionNoticed,
+    RoundClosed,
+    RoundOpened,
+)
+from tests.live.cloud import LiveTestCloud, eventually
 
 Config = dict[str, Any]
 LAST_STEP = 1_000_000
@@ -53,7 +59,7 @@ def report(step: int, rank: int) -> None:
         spotfit.report({"step": step}, checkpoint=checkpoint)
 
 
-def begun(cloud: Cloud, **how: Any) -> RunHandle:
+def begun(cloud: LiveTestCloud, **how: Any) -> RunHandle:
     """Two workers on two nodes, with a checkpoint behind them."""
     keep = spotfit.CheckpointConfig(num_to_keep=3)
     handle = cloud.submit(step_by_step, workers=2, nodes=2, checkpoint_config=keep, **how)
@@ -61,7 +67,7 @@ def begun(cloud: Cloud, **how: Any) -> RunHandle:
     return handle
 
 
-def committed(cloud: Cloud, least: int) -> int:
+def committed(cloud: LiveTestCloud, least: int) -> int:
     """Wait until that step lies in the bucket; the latest that does."""
 
     def look() -> int | None:
@@ -74,7 +80,7 @@ def committed(cloud: Cloud, least: int) -> int:
     return found
 
 
-def starts(cloud: Cloud) -> list[dict[str, Any]]:
+def starts(cloud: LiveTestCloud) -> list[dict[str, Any]]:
     """All starts of all ranks, in the order of time."""
     told = [
         json.loads(mark.read_text()) for mark in cloud.marks.glob("start-*") if mark.stat().st_size
@@ -82,19 +88,21 @@ def starts(cloud: Cloud) -> list[dict[str, Any]]:
     return sorted(told, key=lambda start: int(start["seen"]))
 
 
-def another_round(cloud: Cloud, *, workers: int = 2, number: int = 2) -> list[dict[str, Any]]:
+def another_round(
+    cloud: LiveTestCloud, *, workers: int = 2, number: int = 2
+) -> list[dict[str, Any]]:
     """Wait until all workers of the round of that number have started; their starts."""
-    eventually(lambda: len(cloud.opened()) >= number)
+    eventually(lambda: len(cloud.rounds_opened()) >= number)
     eventually(lambda: len(starts(cloud)) >= workers * number)
     return starts(cloud)[workers * (number - 1) :]
 
 
-def went_on(cloud: Cloud, handle: RunHandle, saved: int) -> None:
+def went_on(cloud: LiveTestCloud, handle: RunHandle, saved: int) -> None:
     """The second round began where the first had saved, on all ranks; then it may end."""
     second = another_round(cloud)
     assert len({start["from"] for start in second}) == 1
     assert second[0]["from"] >= saved
-    cloud.leave("enough")
+    cloud.write_mark("enough")
     result = handle.result(60)
     assert result.return_value["begun_at"] >= saved
     assert result.metrics == {"step": result.return_value["step"]}
@@ -104,22 +112,22 @@ def went_on(cloud: Cloud, handle: RunHandle, saved: int) -> None:
 
 
 @pytest.mark.parametrize("who", ["the leader's node", "another node"])
-def test_a_node_killed_without_notice_is_replaced(cloud: Cloud, who: str) -> None:
+def test_a_node_killed_without_notice_is_replaced(cloud: LiveTestCloud, who: str) -> None:
     handle = begun(cloud)
     leader = cloud.node_of_leader()
-    others = [node for node in cloud.reclaimer.nodes() if node != leader]
+    others = [node for node in cloud.reclaimer.running_nodes() if node != leader]
     saved = committed(cloud, 2)
     cloud.reclaimer.kill(leader if who == "the leader's node" else others[0])
 
     went_on(cloud, handle, saved)
-    assert [closed.blame for closed in cloud.closed()] == [Blame.PREEMPTION]
+    assert [closed.cause for closed in cloud.rounds_closed()] == [FailureCause.PREEMPTION]
     assert handle.status().failures == {"preemption": 1}
 
 
-def test_a_node_that_runs_on_in_silence_was_not_taken_away(cloud: Cloud) -> None:
+def test_a_node_that_runs_on_in_silence_was_not_taken_away(cloud: LiveTestCloud) -> None:
     """Its agent is stopped, as by a network that fails or a kernel that hangs."""
     handle = begun(cloud)
-    (other,) = set(cloud.reclaimer.nodes()) - {cloud.node_of_leader()}
+    (other,) = set(cloud.reclaimer.running_nodes()) - {cloud.node_of_leader()}
     machine = other.machine()
     assert machine is not None
     saved = committed(cloud, 2)
@@ -128,22 +136,22 @@ def test_a_node_that_runs_on_in_silence_was_not_taken_away(cloud: Cloud) -> None
         went_on(cloud, handle, saved)
     finally:
         os.kill(machine.pid, signal.SIGCONT)
-    assert [closed.blame for closed in cloud.closed()] == [Blame.NETWORK]
+    assert [closed.cause for closed in cloud.rounds_closed()] == [FailureCause.NETWORK]
     assert handle.status().failures == {"platform": 1}
 
 
-def test_all_nodes_killed_at_once_are_replaced_while_somebody_waits(cloud: Cloud) -> None:
+def test_all_nodes_killed_at_once_are_replaced_while_somebody_waits(cloud: LiveTestCloud) -> None:
     handle = begun(cloud)
     saved = committed(cloud, 2)
-    for node in cloud.reclaimer.nodes():
+    for node in cloud.reclaimer.running_nodes():
         cloud.reclaimer.kill(node)
 
     went_on(cloud, handle, saved)
-    assert [closed.blame for closed in cloud.closed()] == [Blame.PREEMPTION]
+    assert [closed.cause for closed in cloud.rounds_closed()] == [FailureCause.PREEMPTION]
 
 
 def test_a_run_whose_nodes_and_driver_are_gone_is_revived_by_whoever_attaches(
-    cloud: Cloud,
+    cloud: LiveTestCloud,
 ) -> None:
     driver = cloud.driver("""
         import os, time
@@ -163,11 +171,11 @@ def test_a_run_whose_nodes_and_driver_are_gone_is_revived_by_whoever_attaches(
                 run_config=spotfit.RunConfig("run", os.environ["STORAGE"]),
             ).fit()
     """)
-    cloud.sees("at work")
+    cloud.wait_for_mark("at work")
     driver.kill()
-    for node in cloud.reclaimer.nodes():
+    for node in cloud.reclaimer.running_nodes():
         cloud.reclaimer.kill(node)
-    cloud.leave("enough")
+    cloud.write_mark("enough")
 
     assert spotfit.attach(cloud.url()).result(60).return_value == "revived"
 
@@ -176,7 +184,7 @@ def test_a_run_whose_nodes_and_driver_are_gone_is_revived_by_whoever_attaches(
 
 
 def test_a_notice_orders_the_replacement_at_once_and_costs_nothing_but_a_restart(
-    cloud: Cloud,
+    cloud: LiveTestCloud,
 ) -> None:
     handle = begun(cloud)
     leaving = cloud.node_of_rank(1)
@@ -184,24 +192,29 @@ def test_a_notice_orders_the_replacement_at_once_and_costs_nothing_but_a_restart
 
     second = another_round(cloud)
     events = cloud.events()
-    told = next(n for n, event in enumerate(events) if isinstance(event, Noticed))
-    ordered = next(n for n, event in enumerate(events[told:], told) if isinstance(event, Intended))
+    told = next(n for n, event in enumerate(events) if isinstance(event, PreemptionNoticed))
+    ordered = next(
+        n for n, event in enumerate(events[told:], told) if isinstance(event, GroupPlanned)
+    )
     closed = next(n for n, event in enumerate(events) if isinstance(event, RoundClosed))
     assert told < ordered < closed, "the group trained on while the new machine came"
     first = events[closed]
     assert isinstance(first, RoundClosed)
-    assert (first.blame, first.why) == (Blame.PREEMPTION, "saved after the notice, and replaced")
+    assert (first.cause, first.reason) == (
+        FailureCause.PREEMPTION,
+        "checkpoint saved after the preemption notice; replacement ready",
+    )
     cloud.reclaimer.kill(leaving)
     after = next(event for event in cloud.events()[closed:] if isinstance(event, RoundOpened))
-    places = {(place.token, place.node) for place in after.round.places}
+    places = {(place.token, place.node) for place in after.round.assignments}
     assert (leaving.group.token, leaving.number) not in places
     assert len({start["from"] for start in second}) == 1
-    cloud.leave("enough")
+    cloud.write_mark("enough")
     handle.result(60)
-    assert len(cloud.closed()) == 1
+    assert len(cloud.rounds_closed()) == 1
 
 
-def test_all_ranks_hear_the_same_of_a_notice(cloud: Cloud) -> None:
+def test_all_ranks_hear_the_same_of_a_notice(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> None:
         me = spotfit.get_context()
         marks = Path(config["marks"])
@@ -215,7 +228,7 @@ def test_all_ranks_hear_the_same_of_a_notice(cloud: Cloud) -> None:
 
     handle = cloud.submit(train, workers=4, nodes=2)
     for rank in range(4):
-        cloud.sees(f"at work {rank}")
+        cloud.wait_for_mark(f"at work {rank}")
     leaving = cloud.node_of_rank(2)
     noticed_ms = time.time() * 1000
     cloud.reclaimer.notify(leaving, seconds_left=60.0)
@@ -229,7 +242,9 @@ def test_all_ranks_hear_the_same_of_a_notice(cloud: Cloud) -> None:
     assert abs(deadline_ms - noticed_ms - 60_000) < 30_000
 
 
-def test_a_group_that_returns_in_time_is_finished_whatever_was_announced(cloud: Cloud) -> None:
+def test_a_group_that_returns_in_time_is_finished_whatever_was_announced(
+    cloud: LiveTestCloud,
+) -> None:
     def train(config: Config) -> str:
         while spotfit.get_preemption_info() is None:
             (Path(config["marks"]) / "at work").touch()
@@ -237,14 +252,14 @@ def test_a_group_that_returns_in_time_is_finished_whatever_was_announced(cloud: 
         return "saved and left"
 
     handle = cloud.submit(train)
-    cloud.sees("at work")
+    cloud.wait_for_mark("at work")
     cloud.reclaimer.notify(cloud.node_of_rank(0), seconds_left=60.0)
 
     assert handle.result(60).return_value == "saved and left"
-    assert cloud.closed() == []
+    assert cloud.rounds_closed() == []
 
 
-def test_who_does_not_save_in_time_goes_back_to_the_last_checkpoint(cloud: Cloud) -> None:
+def test_who_does_not_save_in_time_goes_back_to_the_last_checkpoint(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> str:
         marks = Path(config["marks"])
         checkpoint = spotfit.get_checkpoint()
@@ -259,18 +274,18 @@ def test_who_does_not_save_in_time_goes_back_to_the_last_checkpoint(cloud: Cloud
             time.sleep(0.01)
 
     handle = cloud.submit(train)
-    cloud.sees("saved")
+    cloud.wait_for_mark("saved")
     leaving = cloud.node_of_rank(0)
     cloud.reclaimer.notify(leaving, seconds_left=1.0)
-    eventually(lambda: cloud.closed())
+    eventually(lambda: cloud.rounds_closed())
     cloud.reclaimer.kill(leaving)
 
     assert handle.result(60).return_value == "the_first"
-    assert cloud.closed()[0].blame == Blame.PREEMPTION
+    assert cloud.rounds_closed()[0].cause == FailureCause.PREEMPTION
 
 
 def test_with_relaxed_collectives_those_who_stay_save_without_those_who_leave(
-    cloud: Cloud,
+    cloud: LiveTestCloud,
 ) -> None:
     def train(config: Config) -> str:
         checkpoint = spotfit.get_checkpoint()
@@ -289,8 +304,8 @@ def test_with_relaxed_collectives_those_who_stay_save_without_those_who_leave(
 
     relaxed = spotfit.FailureConfig(relax_collectives_on_preemption=True)
     handle = cloud.submit(train, workers=2, nodes=2, failure_config=relaxed)
-    cloud.sees("at work")
+    cloud.wait_for_mark("at work")
     cloud.reclaimer.notify(cloud.node_of_rank(1), seconds_left=6.0)
 
     assert handle.result(60).return_value == "without_rank_1"
-    assert [closed.blame for closed in cloud.closed()] == [Blame.PREEMPTION]
+    assert [closed.cause for closed in cloud.rounds_closed()] == [FailureCause.PREEMPTION]

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from spotfit.agent.audience import LiveAudience
-from spotfit.agent.crew import LiveCrew
-from spotfit.agent.zygote import ZygoteKeeper
+from spotfit.agent.worker_pool import ProcessWorkerPool
+from spotfit.fork_server.fork_client import ForkServerPool
 from spotfit.host import process
-from spotfit.model.audience import Hello
-from spotfit.model.wire import Raised, Returned
-from tests.live.stage import RUN, SECRET, Stage
+from spotfit.protocol.agent_sidecar import SidecarInit
+from spotfit.protocol.worker_agent import WorkerRaised, WorkerReturned
+from spotfit.sidecar.callbacks import ProcessCallbackRunner
+from tests.live.stage import RUN_ID, SECRET, WorkerPoolHarness
 
 # --- what the workers run ----------------------------------------------------------------------
 
@@ -93,98 +93,100 @@ class Witness:
             raise ValueError("a loss below zero")
 
 
-def alone(stage: Stage, fn: Any, **how: Any) -> Any:
+def alone(stage: WorkerPoolHarness, fn: Any, **how: Any) -> Any:
     """Run it on one worker without a framework, and give its last frame."""
     stage.pack(fn, framework="none", **how)
     stage.start(0, 1)
-    stage.until(stage.all_gone)
-    return stage.said[-1][1] if stage.said else None
+    stage.until(stage.has_all_exited)
+    return stage.frames[-1][1] if stage.frames else None
 
 
 # --- rounds ------------------------------------------------------------------------------------
 
 
-def test_four_workers_meet_and_return(stage: Stage) -> None:
+def test_four_workers_meet_and_return(stage: WorkerPoolHarness) -> None:
     stage.pack(meet)
     stage.start(0, 4)
-    stage.until(stage.all_gone)
+    stage.until(stage.has_all_exited)
     assert set(stage.exits.values()) == {"exited with code 0"}
-    assert pickle.loads(stage.told(Returned)[0].value) == 4.0
-    assert stage.told(Returned)[1].value == b""
+    assert pickle.loads(stage.last_frames(WorkerReturned)[0].pickled_value) == 4.0
+    assert stage.last_frames(WorkerReturned)[1].pickled_value == b""
 
 
-def test_a_killed_worker_is_told_as_killed_and_the_next_round_forms(stage: Stage) -> None:
+def test_a_killed_worker_is_told_as_killed_and_the_next_round_forms(
+    stage: WorkerPoolHarness,
+) -> None:
     stage.pack(meet_and_wait)
     for number in range(4):
         stage.start(number, 4)
-        stage.until(stage.all_running)
-        victim = stage.crew._workers[number % 4].pid
+        stage.until(stage.has_all_running)
+        victim = stage.worker_pool._workers[number % 4].pid
         assert victim is not None
         process.kill(victim)
         stage.until(lambda number=number: number % 4 in stage.exits)  # type: ignore[misc]
         assert stage.exits[number % 4] == "was killed by SIGKILL"  # the others may have noticed
-        stage.crew.halt()
-        stage.until(stage.all_gone)
+        stage.worker_pool.kill_workers()
+        stage.until(stage.has_all_exited)
 
 
 def test_a_killed_zygote_takes_its_workers_with_it_and_is_replaced(
-    stage: Stage, keeper: ZygoteKeeper
+    stage: WorkerPoolHarness, keeper: ForkServerPool
 ) -> None:
     stage.pack(meet_and_wait)
     stage.start(0, 2)
-    stage.until(stage.all_running)
-    first = stage.crew._zygote
+    stage.until(stage.has_all_running)
+    first = stage.worker_pool._fork_server
     assert first is not None
     process.kill(first.pid)
-    stage.until(stage.all_gone)
+    stage.until(stage.has_all_exited)
     told = {"was killed by SIGKILL", "died with the process it was forked from"}
     assert set(stage.exits.values()) <= told
     stage.start(1, 2)
-    stage.until(stage.all_running)
-    assert stage.crew._zygote is not first
+    stage.until(stage.has_all_running)
+    assert stage.worker_pool._fork_server is not first
 
 
-def test_halting_leaves_no_grandchild(stage: Stage) -> None:
+def test_halting_leaves_no_grandchild(stage: WorkerPoolHarness) -> None:
     stage.pack(fork_and_wait, framework="none")
     stage.start(0, 2)
-    stage.until(stage.all_running)
-    groups = [child.pid for child in stage.crew._workers.values() if child.pid]
+    stage.until(stage.has_all_running)
+    groups = [child.pid for child in stage.worker_pool._workers.values() if child.pid]
     stage.until(lambda: sum(map(members_of, groups)) == 6)
-    stage.crew.halt()
-    stage.until(stage.all_gone)
+    stage.worker_pool.kill_workers()
+    stage.until(stage.has_all_exited)
     stage.until(lambda: sum(map(members_of, groups)) == 0)
 
 
-def test_a_worker_halted_before_it_was_born_is_gone_all_the_same(stage: Stage) -> None:
+def test_a_worker_halted_before_it_was_born_is_gone_all_the_same(stage: WorkerPoolHarness) -> None:
     stage.pack(meet_and_wait)
     stage.start(0, 2)
-    stage.crew.halt()
-    stage.until(stage.all_gone)
-    assert not stage.crew.busy
+    stage.worker_pool.kill_workers()
+    stage.until(stage.has_all_exited)
+    assert not stage.worker_pool.has_workers
 
 
 # --- what workers say --------------------------------------------------------------------------
 
 
-def test_the_last_lines_of_a_killed_worker_are_kept_in_order(stage: Stage) -> None:
+def test_the_last_lines_of_a_killed_worker_are_kept_in_order(stage: WorkerPoolHarness) -> None:
     alone(stage, print_and_die)
     texts = [line["text"] for line in stage.lines() if "text" in line]
     assert texts == [*(f"line {number}" for number in range(2000)), "no newline"]
     assert stage.exits == {0: "was killed by SIGKILL"}
 
 
-def test_an_exception_comes_with_its_traceback(stage: Stage) -> None:
+def test_an_exception_comes_with_its_traceback(stage: WorkerPoolHarness) -> None:
     raised = alone(stage, raise_it)
-    assert isinstance(raised, Raised)
-    assert pickle.loads(raised.value).args == ("weights",)
-    assert raised.told.splitlines()[1].endswith("in raise_it")
+    assert isinstance(raised, WorkerRaised)
+    assert pickle.loads(raised.pickled_exception).args == ("weights",)
+    assert raised.traceback_text.splitlines()[1].endswith("in raise_it")
     assert stage.exits == {0: "exited with code 1"}
 
 
-def test_leaving_by_the_back_door_is_a_failure(stage: Stage) -> None:
+def test_leaving_by_the_back_door_is_a_failure(stage: WorkerPoolHarness) -> None:
     raised = alone(stage, exit_cleanly)
-    assert isinstance(raised, Raised)
-    assert "SystemExit: 0" in raised.told
+    assert isinstance(raised, WorkerRaised)
+    assert "SystemExit: 0" in raised.traceback_text
 
 
 def return_tensors() -> Any:
@@ -202,58 +204,67 @@ def return_a_lock() -> Any:
 @pytest.mark.parametrize(
     ("fn", "said"), [(return_tensors, "torch tensors"), (return_a_lock, "a lock, cannot be")]
 )
-def test_what_cannot_be_brought_home_is_told(stage: Stage, fn: Any, said: str) -> None:
+def test_what_cannot_be_brought_home_is_told(stage: WorkerPoolHarness, fn: Any, said: str) -> None:
     raised = alone(stage, fn)
-    assert isinstance(raised, Raised)
-    assert said in raised.told
+    assert isinstance(raised, WorkerRaised)
+    assert said in raised.traceback_text
 
 
-def test_the_run_s_variables_are_there_before_anything_is_imported(stage: Stage) -> None:
-    rank, mine, where, _ = pickle.loads(alone(stage, say_where, env_vars={"MINE": "yes"}).value)
+def test_the_run_s_variables_are_there_before_anything_is_imported(
+    stage: WorkerPoolHarness,
+) -> None:
+    rank, mine, where, _ = pickle.loads(
+        alone(stage, say_where, env_vars={"MINE": "yes"}).pickled_value
+    )
     assert (rank, mine, where) == ("0", "yes", str(stage.folder / "scratch" / "work" / "test"))
 
 
 def test_without_a_zygote_the_same_is_done_by_fresh_interpreters(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: WorkerPoolHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPOTFIT_FORK", "never")
     stage.pack(say_where, framework="none", env_vars={"MINE": "yes"})
     stage.start(0, 2)
-    stage.until(stage.all_gone)
+    stage.until(stage.has_all_exited)
     assert set(stage.exits.values()) == {"exited with code 0"}
-    assert pickle.loads(stage.told(Returned)[0].value)[:2] == ("0", "yes")
-    assert isinstance(stage.crew, LiveCrew)
-    assert stage.crew._zygote is None
+    assert pickle.loads(stage.last_frames(WorkerReturned)[0].pickled_value)[:2] == ("0", "yes")
+    assert isinstance(stage.worker_pool, ProcessWorkerPool)
+    assert stage.worker_pool._fork_server is None
 
 
-def test_luggage_that_was_changed_is_told_by_every_worker(stage: Stage) -> None:
+def test_luggage_that_was_changed_is_told_by_every_worker(stage: WorkerPoolHarness) -> None:
     stage.pack(raise_it, framework="none")
     assert stage.spec is not None
-    stage.until(lambda: stage.crew._breed is not None)
-    copy = next((stage.folder / "scratch" / "luggage").iterdir())
+    stage.until(lambda: stage.worker_pool._runtime_key is not None)
+    copy = next((stage.folder / "scratch" / "code_bundle").iterdir())
     copy.write_bytes(copy.read_bytes() + b"x")
     stage.start(0, 1)
-    stage.until(stage.all_gone)
-    assert "IntegrityError" in stage.told(Raised)[0].told
+    stage.until(stage.has_all_exited)
+    assert "IntegrityError" in stage.last_frames(WorkerRaised)[0].traceback_text
 
 
 # --- callbacks ---------------------------------------------------------------------------------
 
 
-def test_callbacks_live_in_a_process_of_their_own(stage: Stage) -> None:
+def test_callbacks_live_in_a_process_of_their_own(stage: WorkerPoolHarness) -> None:
     objects = {"callbacks": [Witness()], "run_context": "ctx"}
     stage.pack(raise_it, framework="none", objects=objects)
     assert stage.spec is not None
-    hello = Hello(stage.spec.storage_url, stage.spec.luggage, SECRET, RUN)
-    audience = LiveAudience(hello, partial(stage.crew.beside, "audience"))
-    audience.reported([pickle_free(b'{"loss":1}')], None)
-    stage.until(lambda: audience.caught_up)
-    assert audience.trouble() is None
-    audience.reported([pickle_free(b'{"loss":-1}')], None)
-    stage.until(lambda: audience.trouble() is not None)
-    assert "a loss below zero" in str(audience.trouble())
+    hello = SidecarInit(
+        storage_url=stage.spec.storage_url,
+        code_bundle=stage.spec.code_bundle,
+        secret=SECRET,
+        run_id=RUN_ID,
+    )
+    audience = ProcessCallbackRunner(hello, partial(stage.worker_pool.start_sidecar, "callbacks"))
+    audience.send_report([pickle_free(b'{"loss":1}')], None)
+    stage.until(lambda: audience.is_idle)
+    assert audience.user_code_error() is None
+    audience.send_report([pickle_free(b'{"loss":-1}')], None)
+    stage.until(lambda: audience.user_code_error() is not None)
+    assert "a loss below zero" in str(audience.user_code_error())
     audience.close()
-    stage.until(lambda: stage.crew.left == 0)
+    stage.until(lambda: stage.worker_pool.live_process_count == 0)
     assert stage.lines()[0]["text"] == "told ctx [{'loss': 1}] None"
 
 
@@ -266,13 +277,13 @@ def test_with_its_agent_everything_on_a_node_dies(tmp_path: Path) -> None:
         import sys
         sys.path.insert(0, {str(Path(__file__).parents[2])!r})
         from pathlib import Path
-        from spotfit.agent.zygote import ZygoteKeeper
-        from tests.live.stage import Stage
+        from spotfit.fork_server.fork_client import ForkServerPool
+        from tests.live.stage import WorkerPoolHarness
         from tests.live.test_processes import fork_and_wait
-        stage = Stage(Path({str(tmp_path)!r}), ZygoteKeeper())
+        stage = WorkerPoolHarness(Path({str(tmp_path)!r}), ForkServerPool())
         stage.pack(fork_and_wait, framework="none")
         stage.start(0, 2)
-        stage.until(stage.all_running)
+        stage.until(stage.has_all_running)
         print("up", flush=True)
         stage.until(lambda: False, within_s=60)
     """

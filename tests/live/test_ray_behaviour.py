@@ -12,8 +12,8 @@ import pytest
 
 from tests.house.tree import ROOT
 from tests.parity.behaviour import PROBES
-from tests.parity.compare import alike
-from tests.parity.differences import OTHERWISE
+from tests.parity.compare import answers_match
+from tests.parity.differences import BEHAVIOR_DIFFERENCES
 
 KEPT: dict[str, Any] = json.loads((ROOT / "tests/parity/behaviour_ray_2_60.json").read_text())
 
@@ -35,9 +35,9 @@ def test_every_probe_was_answered_by_ray() -> None:
 
 @pytest.mark.parametrize("name", PROBES)
 def test_it_ends_as_with_ray_or_as_the_guide_says(name: str, seen: dict[str, Any]) -> None:
-    same = alike(KEPT[name], seen[name])
-    if name not in OTHERWISE:
+    same = answers_match(KEPT[name], seen[name])
+    if name not in BEHAVIOR_DIFFERENCES:
         assert same, f"here {seen[name]}, with Ray {KEPT[name]}"
         return
-    assert seen[name] == OTHERWISE[name].here
+    assert seen[name] == BEHAVIOR_DIFFERENCES[name].expected
     assert not same, "it is no difference: explain it no longer"

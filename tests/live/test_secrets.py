@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import spotfit
-from spotfit.client.keyring import Keyring
+from spotfit.client.keyring import RunKeyring
 from spotfit.core.ids import RunId
-from tests.live.cloud import Cloud
+from tests.live.cloud import LiveTestCloud
 
 Config = dict[str, Any]
 PASSWORD = "a password among env_vars"
@@ -49,23 +49,23 @@ def in_files(folder: Path) -> bytes:
     return b"\n".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
-def test_secrets_are_for_those_who_hold_the_runs_key(cloud: Cloud) -> None:
+def test_secrets_are_for_those_who_hold_the_runs_key(cloud: LiveTestCloud) -> None:
     handle = cloud.submit(
         train,
         config={"text": CONFIG},
         worker_runtime_env={"env_vars": {"PASSWORD": PASSWORD}},
         failure_config=spotfit.FailureConfig(max_failures=1),
     )
-    cloud.sees("at work")
+    cloud.wait_for_mark("at work")
     run_id = cloud.view().run_id
-    key = Keyring().find(RunId(run_id or ""))
+    key = RunKeyring().find(RunId(run_id or ""))
     assert key is not None
     secret = key.to_text().encode()
     assert secret not in told_to_processes()
     machines = in_files(cloud.root.path)
-    assert b"agent.up" in machines, "what the agents say is among them"
+    assert b"agent.started" in machines, "what the agents say is among them"
     assert secret not in machines
-    cloud.leave("looked")
+    cloud.write_mark("looked")
     assert handle.result(60).return_value == f"{RETURNED} with {CONSTANT}"
 
     bucket = in_files(Path(cloud.storage))

@@ -16,8 +16,8 @@ import pytest
 
 import spotfit
 from spotfit.core.errors import ShippingError
-from spotfit.model.events import Blame
-from tests.live.cloud import Cloud
+from spotfit.model.events import FailureCause
+from tests.live.cloud import LiveTestCloud
 
 Config = dict[str, Any]
 THERE = "a global of the user's module"
@@ -41,7 +41,7 @@ class Speaker:
 # --- by value ------------------------------------------------------------------------------------
 
 
-def test_closures_lambdas_partials_and_objects_travel(cloud: Cloud) -> None:
+def test_closures_lambdas_partials_and_objects_travel(cloud: LiveTestCloud) -> None:
     inside = {"a": 1}
 
     def closure() -> Any:
@@ -62,7 +62,7 @@ def test_closures_lambdas_partials_and_objects_travel(cloud: Cloud) -> None:
         assert cloud.fit(fn, name=f"way-{number}", config=config).return_value == expected
 
 
-def test_a_function_of_main_and_the_modules_beside_it_travel(cloud: Cloud) -> None:
+def test_a_function_of_main_and_the_modules_beside_it_travel(cloud: LiveTestCloud) -> None:
     (cloud.folder / "beside_it.py").write_text("def word():\n    return 'from beside it'\n")
     driver = cloud.driver("""
         import os, sys
@@ -87,7 +87,7 @@ def test_a_function_of_main_and_the_modules_beside_it_travel(cloud: Cloud) -> No
                 run_config=spotfit.RunConfig("run", os.environ["STORAGE"]),
             ).fit().return_value)
     """)
-    assert driver.ended() == 0, driver.output
+    assert driver.wait() == 0, driver.output
     assert "('hello from beside it', False)" in driver.output
 
 
@@ -102,7 +102,7 @@ def project(folder: Path, name: str, word: str) -> Path:
     return folder
 
 
-def test_the_working_directory_travels_whole(cloud: Cloud) -> None:
+def test_the_working_directory_travels_whole(cloud: LiveTestCloud) -> None:
     here = project(cloud.folder / "work", "its_module", "at home")
 
     def train() -> Any:
@@ -116,7 +116,7 @@ def test_the_working_directory_travels_whole(cloud: Cloud) -> None:
 
 
 def test_py_modules_travel_and_env_vars_are_set_before_anything_is_imported(
-    cloud: Cloud,
+    cloud: LiveTestCloud,
 ) -> None:
     here = project(cloud.folder / "lib" / "a_module", "__init__", "from a package")
 
@@ -133,7 +133,7 @@ def test_py_modules_travel_and_env_vars_are_set_before_anything_is_imported(
     assert result.return_value == ("from a package", "salty", "3")
 
 
-def test_a_pinned_package_is_installed_for_the_run_alone(cloud: Cloud) -> None:
+def test_a_pinned_package_is_installed_for_the_run_alone(cloud: LiveTestCloud) -> None:
     wheel = tiny_wheel(cloud.folder)
 
     def train() -> Any:
@@ -166,13 +166,15 @@ def tiny_wheel(folder: Path) -> Path:
     return wheel
 
 
-def test_a_package_that_cannot_be_installed_is_told_with_pips_own_words(cloud: Cloud) -> None:
+def test_a_package_that_cannot_be_installed_is_told_with_pips_own_words(
+    cloud: LiveTestCloud,
+) -> None:
     environment = {
         "pip": [f"no-such-thing @ file://{cloud.folder}/no-such-thing-1-py3-none-any.whl"]
     }
     with pytest.raises(spotfit.WorkerGroupError, match="could not install no-such-thing"):
         cloud.fit(lambda: None, worker_runtime_env=environment, max_failures=-1)
-    assert len(cloud.opened()) == 1, "no try will change that, whatever the budget"
+    assert len(cloud.rounds_opened()) == 1, "no try will change that, whatever the budget"
 
 
 class Index(BaseHTTPRequestHandler):
@@ -203,7 +205,7 @@ class Index(BaseHTTPRequestHandler):
 
 
 def test_an_index_that_is_down_for_a_moment_costs_the_user_nothing(
-    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+    cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_RETRIES", "0")
     handler = type("Down", (Index,), {"wheel": tiny_wheel(cloud.folder), "asked": []})
@@ -224,13 +226,13 @@ def test_an_index_that_is_down_for_a_moment_costs_the_user_nothing(
             server.shutdown()
             thread.join()
     assert result.return_value == "installed"
-    assert cloud.view().failures == {Blame.PLATFORM: 1}
+    assert cloud.view().failure_counts == {FailureCause.PLATFORM: 1}
 
 
 # --- what cannot travel --------------------------------------------------------------------------
 
 
-def test_what_cannot_be_pickled_is_named_by_its_path(cloud: Cloud) -> None:
+def test_what_cannot_be_pickled_is_named_by_its_path(cloud: LiveTestCloud) -> None:
     holder = {"tools": [1, threading.Lock()]}
 
     def train() -> Any:
@@ -239,22 +241,22 @@ def test_what_cannot_be_pickled_is_named_by_its_path(cloud: Cloud) -> None:
     with pytest.raises(ShippingError) as told:
         cloud.fit(train)
     assert isinstance(told.value, TypeError)
-    assert "holder" in told.value.what
-    assert "'tools'" in told.value.what
-    assert "lock" in told.value.what
-    assert cloud.untouched
+    assert "holder" in told.value.message
+    assert "'tools'" in told.value.message
+    assert "lock" in told.value.message
+    assert cloud.is_untouched
 
 
-def test_neither_can_a_config_that_holds_a_socket(cloud: Cloud) -> None:
+def test_neither_can_a_config_that_holds_a_socket(cloud: LiveTestCloud) -> None:
     import socket
 
     with socket.socket() as wire, pytest.raises(ShippingError, match="train_loop_config") as told:
         cloud.fit(lambda config: None, config={"log": {"wire": wire}})
-    assert "'wire'" in told.value.what
-    assert cloud.untouched
+    assert "'wire'" in told.value.message
+    assert cloud.is_untouched
 
 
-def test_a_module_that_is_missing_there_is_named(cloud: Cloud) -> None:
+def test_a_module_that_is_missing_there_is_named(cloud: LiveTestCloud) -> None:
     (cloud.folder / "elsewhere").mkdir()
     (cloud.folder / "elsewhere" / "lives_elsewhere.py").write_text(
         textwrap.dedent("""

@@ -18,16 +18,16 @@ import spotfit
 from spotfit.core.errors import TrainingFailedError
 from spotfit.host import env
 from spotfit.ledger.journal import Journal
-from spotfit.model.events import Blame
+from spotfit.model.events import FailureCause
 from spotfit.model.view import View
-from spotfit.store.opening import open_store
+from spotfit.store.factory import open_store
 from spotfit.torch import TorchTrainer
-from spotfit_localsim.live.jobs import descend
-from spotfit_localsim.wire.options import CLOUDS
-from spotfit_localsim.wire.provisioner import SimProvisioner
+from spotfit_localsim.clouds.options import CLOUDS
+from spotfit_localsim.clouds.provisioner import SimProvisioner
+from spotfit_localsim.live.reference_jobs import train_gradient_descent
 from tests.live.cloud import eventually
 
-CONFIG: dict[str, Any] = {"steps": 120, "save_every": 5, "pace_s": 0.03}
+CONFIG: dict[str, Any] = {"steps": 120, "save_every": 5, "step_s": 0.03}
 
 pytestmark = pytest.mark.parametrize("name", sorted(CLOUDS))
 
@@ -57,7 +57,7 @@ class Stage:
     def trainer(self) -> TorchTrainer:
         """Two workers on two machines."""
         return TorchTrainer(
-            descend,
+            train_gradient_descent,
             train_loop_config=CONFIG,
             scaling_config=spotfit.ScalingConfig(num_workers=2),
             run_config=spotfit.RunConfig(storage_path=str(self.storage), name="run"),
@@ -81,8 +81,8 @@ class Stage:
         """A machine of the round: a cloud may have brought back one that was replaced, too."""
         round_ = eventually(lambda: self.view.round)
         assert round_ is not None
-        hosts = {place.host for place in round_.places}
-        up = [one for one in self.sim.ask("machines") if one["state"] == "up"]
+        hosts = {place.host for place in round_.assignments}
+        up = [one for one in self.sim.call_simulator("machines") if one["state"] == "up"]
         return next(int(one["number"]) for one in up if one["address"] in hosts)
 
     def is_refused(self) -> bool:
@@ -92,57 +92,57 @@ class Stage:
         return bool(self.view.refusals) or any(self.sim.observe(one).refusal for one in handles)
 
     def nobody_is_paid(self) -> bool:
-        return all(machine["state"] == "over" for machine in self.sim.ask("machines"))
+        return all(machine["state"] == "over" for machine in self.sim.call_simulator("machines"))
 
 
 @pytest.fixture
 def stage(name: str, tmp_path: Path) -> Iterator[Stage]:
     stage = Stage(name, tmp_path)
-    stage.sim.start()
+    stage.sim.start_simulator()
     yield stage
-    stage.sim.ask("leave", {"machines": True})
+    stage.sim.call_simulator("leave", {"machines": True})
 
 
 def test_a_machine_goes_with_notice_and_one_without_and_the_result_stays(stage: Stage) -> None:
     handle = stage.trainer().submit()
     eventually(lambda: stage.saved(5))
-    stage.sim.ask("reclaim", {"notice": True})
-    eventually(lambda: stage.view.failures.get(Blame.PREEMPTION))
+    stage.sim.call_simulator("reclaim", {"notice": True})
+    eventually(lambda: stage.view.failure_counts.get(FailureCause.PREEMPTION))
     eventually(lambda: stage.saved(60))
-    stage.sim.ask("reclaim", {"notice": False, "machine": stage.at_work()})
+    stage.sim.call_simulator("reclaim", {"notice": False, "machine": stage.at_work()})
     assert handle.result().return_value == undisturbed()
-    assert stage.view.failures == {Blame.PREEMPTION: 2}
+    assert stage.view.failure_counts == {FailureCause.PREEMPTION: 2}
     eventually(stage.nobody_is_paid)
 
 
 def test_a_cloud_that_is_started_anew_knows_its_machines(stage: Stage) -> None:
     handle = stage.trainer().submit()
     eventually(lambda: stage.saved(5))
-    stage.sim.ask("leave", {"machines": False})
+    stage.sim.call_simulator("leave", {"machines": False})
     eventually(lambda: stage.saved(60))
-    stage.sim.ask("reclaim", {"notice": False})
+    stage.sim.call_simulator("reclaim", {"notice": False})
     assert handle.result().return_value == undisturbed()
-    assert stage.view.failures == {Blame.PREEMPTION: 1}
+    assert stage.view.failure_counts == {FailureCause.PREEMPTION: 1}
     eventually(stage.nobody_is_paid)
 
 
 def test_where_there_is_no_capacity_for_a_while_the_run_waits_for_it(stage: Stage) -> None:
-    stage.sim.ask("trouble", {"kind": "capacity", "times": 1_000_000})
+    stage.sim.call_simulator("trouble", {"kind": "capacity", "times": 1_000_000})
     handle = stage.trainer().submit()
     eventually(stage.is_refused)
-    assert not stage.sim.ask("machines")
-    stage.sim.ask("trouble", {"kind": "capacity", "times": 0})
+    assert not stage.sim.call_simulator("machines")
+    stage.sim.call_simulator("trouble", {"kind": "capacity", "times": 0})
     assert handle.result().return_value == undisturbed()
 
 
 @pytest.mark.parametrize("kind", ["quota", "permission", "credentials"])
 def test_what_waiting_does_not_cure_ends_the_run_and_says_so(stage: Stage, kind: str) -> None:
-    stage.sim.ask("trouble", {"kind": kind, "times": 1_000_000})
+    stage.sim.call_simulator("trouble", {"kind": kind, "times": 1_000_000})
     with pytest.raises(TrainingFailedError) as told:
         stage.trainer().fit()
     assert len(str(told.value)) > 40
-    assert stage.view.ended is not None
-    assert not stage.sim.ask("machines")
+    assert stage.view.fit_end is not None
+    assert not stage.sim.call_simulator("machines")
 
 
 LAPTOP = """
@@ -162,14 +162,14 @@ def test_the_laptop_dies_and_another_one_gets_the_result(
     script.write_text(textwrap.dedent(LAPTOP))
     laptop = subprocess.Popen(
         [sys.executable, str(script), name, str(tmp_path)],
-        env=env.everything() | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        env=env.copy_environment() | {"PYTHONPATH": str(Path(__file__).parents[2])},
     )
     try:
         eventually(lambda: stage.saved(5))
     finally:
         laptop.send_signal(signal.SIGKILL)
         laptop.wait()
-    stage.sim.ask("reclaim", {"notice": False})
+    stage.sim.call_simulator("reclaim", {"notice": False})
     handle = spotfit.attach(str(tmp_path / "runs" / "run"))
     assert handle.result().return_value == undisturbed()
     eventually(stage.nobody_is_paid)

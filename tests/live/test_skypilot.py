@@ -14,33 +14,39 @@ from typing import Any
 import pytest
 
 import spotfit
-from spotfit.client import machines
-from spotfit.client.handle import RunHandle
-from spotfit.host.clocks import SystemClock
+from spotfit.client import machine_logs
+from spotfit.client.run_handle import RunHandle
+from spotfit.host.system import SystemClock
 from spotfit.ledger.journal import Journal
-from spotfit.model.events import Blame
+from spotfit.model.events import FailureCause
 from spotfit.model.view import View
-from spotfit.store.opening import open_store
+from spotfit.store.factory import open_store
 from spotfit.torch import TorchTrainer
-from spotfit_localsim.live.jobs import descend
-from spotfit_provisioners.skypilot.client import SkyClient
+from spotfit_localsim.live.reference_jobs import train_gradient_descent
+from spotfit_provisioners.skypilot.client import SkyPilotClient
 from spotfit_provisioners.skypilot.options import SkyPilotOptions
 from tests import skypilot_server, slurm_cluster, ssh_hosts
 from tests.live.test_simulated_clouds import CONFIG, undisturbed
-from tests.skypilot_slurm import INFRA, lose, possible, settings, slurm_for_skypilot
+from tests.skypilot_slurm import (
+    INFRA,
+    kill_job,
+    requires_namespaces,
+    run_slurm_for_skypilot,
+    skypilot_config,
+)
 from tests.slurm_cluster import SlurmCluster
 
 pytestmark = [
-    skypilot_server.installed,
-    slurm_cluster.installed,
-    ssh_hosts.installed,
-    possible,
+    skypilot_server.requires_skypilot,
+    slurm_cluster.requires_slurm,
+    ssh_hosts.requires_sshd,
+    requires_namespaces,
     pytest.mark.slow,
     pytest.mark.timeout(1800),
     pytest.mark.filterwarnings("default"),  # SkyPilot's own dependencies have futures, too
 ]
 
-LONG: dict[str, Any] = {**CONFIG, "steps": 300, "pace_s": 0.2}
+LONG: dict[str, Any] = {**CONFIG, "steps": 300, "step_s": 0.2}
 _PATIENCE_S = 600.0
 """SkyPilot needs half a minute for a machine, and on a busy computer several times that."""
 
@@ -56,7 +62,7 @@ class Stage:
     def submit(self, **options: Any) -> RunHandle:
         root, _, name = self.url.rpartition("/")
         return TorchTrainer(
-            descend,
+            train_gradient_descent,
             train_loop_config=LONG,
             scaling_config=spotfit.ScalingConfig(num_workers=2),
             run_config=spotfit.RunConfig(storage_path=root, name=name),
@@ -83,15 +89,21 @@ class Stage:
 
     def lose_one_of_two(self) -> str:
         """All that runs there is killed; the name of the other one."""
-        kept, lost = self.cluster.running()
-        lose(self.cluster, lost)
-        patiently(lambda: lost not in self.cluster.running())
-        return self.cluster.ask("squeue", "--noheader", f"--jobs={kept}", "--format=%j").strip()
+        kept, lost = self.cluster.running_jobs()
+        kill_job(self.cluster, lost)
+        patiently(lambda: lost not in self.cluster.running_jobs())
+        return self.cluster.run_command(
+            "squeue", "--noheader", f"--jobs={kept}", "--format=%j"
+        ).strip()
 
     def printed(self, machine: str) -> str:
         """By one of these, as SkyPilot kept it."""
         token, node = machine.split("-")[1:3]
-        return "\n".join(machines.printed(open_store(self.url), f"t-{token}/{node}", last=50))
+        return "\n".join(
+            machine_logs.read_machine_output(
+                open_store(self.url), f"t-{token}/{node}", max_lines=50
+            )
+        )
 
 
 def patiently(happens: Callable[[], object]) -> None:
@@ -106,21 +118,23 @@ def patiently(happens: Callable[[], object]) -> None:
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
     with (
-        slurm_for_skypilot(tmp_path, 3) as cluster,
-        skypilot_server.server_with("slurm", tmp_path, settings(tmp_path)) as endpoint,
+        run_slurm_for_skypilot(tmp_path, 3) as cluster,
+        skypilot_server.run_skypilot_server(
+            "slurm", tmp_path, skypilot_config(tmp_path)
+        ) as endpoint,
     ):
         yield Stage(cluster, endpoint, tmp_path)
 
 
 def test_a_cluster_is_lost_and_the_result_stays(stage: Stage) -> None:
-    loses_a_machine_and_is_none_the_worse(stage, stage.submit(via="clusters"))
+    loses_a_machine_and_is_none_the_worse(stage, stage.submit(launch_mode="clusters"))
 
 
 def test_a_managed_job_loses_its_machine_and_the_result_stays(stage: Stage) -> None:
     """Its controller brings it back as well; it finds that it was replaced, or is cancelled."""
-    loses_a_machine_and_is_none_the_worse(stage, stage.submit(via="jobs"))
-    client = SkyClient(stage.endpoint, patience_s=_PATIENCE_S)
-    patiently(lambda: all(job.over for job in client.jobs("t-")))
+    loses_a_machine_and_is_none_the_worse(stage, stage.submit(launch_mode="jobs"))
+    client = SkyPilotClient(stage.endpoint, request_timeout_s=_PATIENCE_S)
+    patiently(lambda: all(job.is_over for job in client.list_jobs("t-")))
 
 
 def loses_a_machine_and_is_none_the_worse(stage: Stage, handle: RunHandle) -> None:
@@ -129,8 +143,8 @@ def loses_a_machine_and_is_none_the_worse(stage: Stage, handle: RunHandle) -> No
     patiently(lambda: stage.has_saved(5))
     before = stage.machines()
     kept = stage.lose_one_of_two()
-    assert "agent.up" in stage.printed(kept)
+    assert "agent.started" in stage.printed(kept)
     assert handle.result().return_value == undisturbed(LONG["steps"])
-    assert stage.view().failures.get(Blame.PREEMPTION)
+    assert stage.view().failure_counts.get(FailureCause.PREEMPTION)
     assert stage.machines() - before
-    patiently(lambda: not stage.cluster.running())
+    patiently(lambda: not stage.cluster.running_jobs())

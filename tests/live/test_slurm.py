@@ -10,19 +10,24 @@ from typing import Any
 import pytest
 
 import spotfit
-from spotfit.client.handle import RunHandle
+from spotfit.client.run_handle import RunHandle
 from spotfit.ledger.journal import Journal
-from spotfit.model.events import Blame, Entry, Noticed
+from spotfit.model.events import FailureCause, JournalEntry, PreemptionNoticed
 from spotfit.model.view import View
-from spotfit.store.opening import open_store
+from spotfit.store.factory import open_store
 from spotfit.torch import TorchTrainer
-from spotfit_localsim.live.jobs import descend
+from spotfit_localsim.live.reference_jobs import train_gradient_descent
 from spotfit_provisioners.slurm.options import SlurmOptions
 from tests.live.cloud import eventually
 from tests.live.test_simulated_clouds import CONFIG, undisturbed
-from tests.slurm_cluster import SlurmCluster, installed, keeps_accounts, slurm_cluster
+from tests.slurm_cluster import (
+    SlurmCluster,
+    requires_slurm,
+    requires_slurm_accounting,
+    run_slurm_cluster,
+)
 
-LONG: dict[str, Any] = {**CONFIG, "steps": 400, "pace_s": 0.05}
+LONG: dict[str, Any] = {**CONFIG, "steps": 400, "step_s": 0.05}
 """A preempted task is given its GraceTime, and whoever preempts it waits for that."""
 GRACE_S = 5.0
 """Of partition, QOS and KillWait, as `tests/slurm_cluster.py` sets them."""
@@ -34,18 +39,18 @@ class Stage:
     def __init__(self, cluster: SlurmCluster, folder: Path) -> None:
         self.cluster = cluster
         self.folder = folder
-        self.notices: list[Noticed] = []
+        self.notices: list[PreemptionNoticed] = []
 
     def submit(self, config: Mapping[str, Any], **options: Any) -> RunHandle:
         trainer = TorchTrainer(
-            descend,
+            train_gradient_descent,
             train_loop_config=dict(config),
             scaling_config=spotfit.ScalingConfig(num_workers=2),
             run_config=spotfit.RunConfig(storage_path=str(self.folder / "runs"), name="run"),
             provisioner=SlurmOptions(
                 partitions=("spot",),
                 python=sys.executable,
-                folder=str(self.folder),
+                work_dir=str(self.folder),
                 grace_s=GRACE_S,
                 **options,
             ),
@@ -53,13 +58,13 @@ class Stage:
         return trainer.submit()
 
     def view(self) -> View:
-        journal = Journal(open_store(str(self.folder / "runs" / "run")), whole=True)
+        journal = Journal(open_store(str(self.folder / "runs" / "run")), ignore_view_cache=True)
         self.notices.clear()
-        journal.heard = self._hear
+        journal.on_entry = self._hear
         return journal.catch_up()
 
-    def _hear(self, _slot: int, _body: bytes, entry: Entry) -> None:
-        if isinstance(entry.event, Noticed):
+    def _hear(self, _slot: int, _body: bytes, entry: JournalEntry) -> None:
+        if isinstance(entry.event, PreemptionNoticed):
             self.notices.append(entry.event)
 
     def has_saved(self, step: int) -> bool:
@@ -68,9 +73,9 @@ class Stage:
 
     def preempt(self, *words: str) -> str:
         """Have somebody else want a node of ours; the number of their job."""
-        [node, *_] = self.cluster.ask("squeue", "-h", "-t", "R", "-o", "%N").split()
+        [node, *_] = self.cluster.run_command("squeue", "-h", "-t", "R", "-o", "%N").split()
         sleep = ("--output=/dev/null", "--wrap=sleep 300")
-        told = self.cluster.ask("sbatch", "--parsable", "-w", node, *words, *sleep)
+        told = self.cluster.run_command("sbatch", "--parsable", "-w", node, *words, *sleep)
         assert told, "sbatch refused"
         return told.strip()
 
@@ -82,28 +87,28 @@ def stage(
     folder = tmp_path / "slurm"
     folder.mkdir()
     accounts = getattr(request, "param", "") == "with accounts"
-    with slurm_cluster(folder, nodes=4, accounts=accounts) as cluster:
+    with run_slurm_cluster(folder, nodes=4, accounting=accounts) as cluster:
         monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
         yield Stage(cluster, tmp_path)
 
 
-@installed
+@requires_slurm
 def test_a_task_is_requeued_and_the_result_stays(stage: Stage) -> None:
     handle, cluster = stage.submit(CONFIG), stage.cluster
     eventually(lambda: stage.has_saved(5))
-    cluster.ask("scontrol", "requeue", max(cluster.running(), key=int))
-    eventually(lambda: stage.view().failures.get(Blame.PREEMPTION))
+    cluster.run_command("scontrol", "requeue", max(cluster.running_jobs(), key=int))
+    eventually(lambda: stage.view().failure_counts.get(FailureCause.PREEMPTION))
     assert handle.result().return_value == undisturbed()
-    assert stage.view().failures == {Blame.PREEMPTION: 1}
-    eventually(lambda: not cluster.ask("squeue", "--noheader").strip())
+    assert stage.view().failure_counts == {FailureCause.PREEMPTION: 1}
+    eventually(lambda: not cluster.run_command("squeue", "--noheader").strip())
 
 
-@installed
+@requires_slurm
 def test_a_partition_of_higher_priority_takes_a_node_and_the_result_stays(stage: Stage) -> None:
     preempted_and_none_the_worse(stage, stage.submit(LONG), "--partition=urgent", "--exclusive")
 
 
-@keeps_accounts
+@requires_slurm_accounting
 @pytest.mark.parametrize("stage", ["with accounts"], indirect=True)
 def test_a_higher_qos_takes_a_node_and_the_result_stays(stage: Stage) -> None:
     handle = stage.submit(LONG, account="lab", qos="low")
@@ -116,12 +121,12 @@ def preempted_and_none_the_worse(stage: Stage, handle: RunHandle, *words: str) -
     there when GraceTime is over, and for one that had left before, another one is asked for."""
     eventually(lambda: stage.has_saved(5))
     other = stage.preempt(*words)
-    eventually(lambda: stage.view().failures.get(Blame.PREEMPTION))
+    eventually(lambda: stage.view().failure_counts.get(FailureCause.PREEMPTION))
     assert handle.result().return_value == undisturbed(LONG["steps"])
-    assert stage.view().failures == {Blame.PREEMPTION: 1}
+    assert stage.view().failure_counts == {FailureCause.PREEMPTION: 1}
     [noticed] = stage.notices
     assert noticed.notice.seconds_left is not None
     assert 0 < noticed.notice.seconds_left <= GRACE_S
     eventually(lambda: [other, "RUNNING"] in stage.cluster.jobs("JobID", "State"))
-    stage.cluster.ask("scancel", other)
-    eventually(lambda: not stage.cluster.ask("squeue", "--noheader").strip())
+    stage.cluster.run_command("scancel", other)
+    eventually(lambda: not stage.cluster.run_command("squeue", "--noheader").strip())

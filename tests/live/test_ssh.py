@@ -10,30 +10,30 @@ import pytest
 
 import spotfit
 from spotfit.ledger.journal import Journal
-from spotfit.model.events import Blame
+from spotfit.model.events import FailureCause
 from spotfit.model.view import View
-from spotfit.store.opening import open_store
+from spotfit.store.factory import open_store
 from spotfit.torch import TorchTrainer
-from spotfit_localsim.live.jobs import descend
+from spotfit_localsim.live.reference_jobs import train_gradient_descent
 from spotfit_provisioners.ssh.options import SshOptions
 from tests.live.cloud import eventually
 from tests.live.test_simulated_clouds import CONFIG, undisturbed
-from tests.ssh_hosts import SshHosts, installed, ssh_hosts
+from tests.ssh_hosts import SshHosts, requires_sshd, run_ssh_hosts
 
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[SshHosts]:
     folder = tmp_path / "ssh"
     folder.mkdir()
-    with ssh_hosts(folder, 2) as hosts:
+    with run_ssh_hosts(folder, 2) as hosts:
         yield hosts
 
 
-@installed
+@requires_sshd
 def test_a_host_loses_its_agent_and_the_result_stays(hosts: SshHosts, tmp_path: Path) -> None:
     """The agent that is killed may lead: then the other one asks for the replacement."""
     trainer = TorchTrainer(
-        descend,
+        train_gradient_descent,
         train_loop_config=CONFIG,
         scaling_config=spotfit.ScalingConfig(num_workers=2),
         run_config=spotfit.RunConfig(storage_path=str(tmp_path / "runs"), name="run"),
@@ -41,7 +41,7 @@ def test_a_host_loses_its_agent_and_the_result_stays(hosts: SshHosts, tmp_path: 
             hosts=hosts.names,
             config=str(hosts.config),
             python=sys.executable,
-            folder=str(hosts.notes),
+            state_dir=str(hosts.state_dir),
             grace_s=2.0,
         ),
     )
@@ -56,7 +56,7 @@ def test_a_host_loses_its_agent_and_the_result_stays(hosts: SshHosts, tmp_path: 
     handle = trainer.submit()
     eventually(lambda: saved(5))
     hosts.kill("h1")
-    eventually(lambda: view().failures.get(Blame.PREEMPTION))
+    eventually(lambda: view().failure_counts.get(FailureCause.PREEMPTION))
     assert handle.result().return_value == undisturbed()
-    assert view().failures == {Blame.PREEMPTION: 1}
+    assert view().failure_counts == {FailureCause.PREEMPTION: 1}
     eventually(lambda: not hosts.processes())

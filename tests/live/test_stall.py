@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import spotfit
-from spotfit.client.trainers import TorchTrainer
+from spotfit.client.trainer import TorchTrainer
 from spotfit.model.events import CheckpointCommitted, LeaderElected, RoundClosed, RoundOpened
-from spotfit.store.opening import open_store
-from spotfit_localsim.live import bad_wire
-from spotfit_localsim.live.chaos import wire_to_a_store
-from tests.live.cloud import Cloud, eventually
+from spotfit.store.factory import open_store
+from spotfit_localsim.live import network_faults
+from spotfit_localsim.live.chaos import faulty_store_proxy
+from tests.live.cloud import LiveTestCloud, eventually
 
 STALL_S = 12.0
 """Longer than a client waits for an answer, and than agents may be silent."""
@@ -27,7 +27,7 @@ STALL_S = 12.0
 @pytest.fixture
 def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a store that speaks S3, with one bucket; a test may let it hang."""
-    with wire_to_a_store() as address:
+    with faulty_store_proxy() as address:
         for name, text in (
             ("AWS_ENDPOINT_URL", address),
             ("AWS_ACCESS_KEY_ID", "test"),
@@ -74,8 +74,8 @@ def save(step: int) -> None:
         spotfit.report({"step": step}, checkpoint=checkpoint)
 
 
-def reached(cloud: Cloud) -> int:
-    return int(cloud.sees("step").read_text())
+def reached(cloud: LiveTestCloud) -> int:
+    return int(cloud.wait_for_mark("step").read_text())
 
 
 def train_on(config: dict[str, Any]) -> int:
@@ -100,41 +100,41 @@ def train_on(config: dict[str, Any]) -> int:
 
 
 def test_a_change_of_machines_does_not_wait_for_a_save_that_is_on_its_way_to_the_bucket(
-    cloud: Cloud, wire: str
+    cloud: LiveTestCloud, wire: str
 ) -> None:
     """Its bytes do not come there before the change is made: a neighbour has a later state."""
     cloud.storage = f"s3://runs/{cloud.folder.name}"  # a process has one client for an address
-    how: dict[str, Any] = {"kind": TorchTrainer, "storage": cloud.storage}
+    how: dict[str, Any] = {"trainer_type": TorchTrainer, "storage": cloud.storage}
     handle = cloud.submit(train_on, workers=2, nodes=2, **how)
-    cloud.sees("first-0")
-    bad_wire.hold(wire, "chunks")
-    cloud.leave("save")
-    saved = [int(cloud.sees(f"saved-{rank}").read_text()) for rank in (0, 1)]
+    cloud.wait_for_mark("first-0")
+    network_faults.hold_writes(wire, "chunks")
+    cloud.write_mark("save")
+    saved = [int(cloud.wait_for_mark(f"saved-{rank}").read_text()) for rank in (0, 1)]
     cloud.reclaimer.notify(cloud.node_of_rank(1), seconds_left=180.0)
     eventually(lambda: (cloud.marks / "later-0").exists(), within_s=90.0)
-    bad_wire.hold(wire, "")
-    assert int(cloud.sees("later-0").read_text()) > saved[0]
+    network_faults.hold_writes(wire, "")
+    assert int(cloud.wait_for_mark("later-0").read_text()) > saved[0]
     until_changed = [type(event) for event in cloud.events()]
     until_changed = until_changed[: until_changed.index(RoundClosed)]
     assert CheckpointCommitted not in until_changed
-    cloud.leave("enough")
+    cloud.write_mark("enough")
     assert handle.result(60.0).return_value > saved[0]
 
 
 @pytest.mark.real_time("a stall must outlast time limits of sockets and of silent agents")
-def test_while_the_bucket_hangs_the_training_goes_on(cloud: Cloud, wire: str) -> None:
+def test_while_the_bucket_hangs_the_training_goes_on(cloud: LiveTestCloud, wire: str) -> None:
     cloud.storage = f"s3://runs/{cloud.folder.name}"  # a process has one client for an address
     handle = cloud.submit(train, workers=2, nodes=2, storage=cloud.storage)
-    cloud.sees("step")
-    bad_wire.stall(wire, STALL_S)
+    cloud.wait_for_mark("step")
+    network_faults.start_stall(wire, STALL_S)
     hangs_until = time.monotonic() + STALL_S
     before = reached(cloud)
     eventually(lambda: time.monotonic() > hangs_until - 3.0)
     assert reached(cloud) > before + 50, "nobody waited for the bucket"
-    cloud.leave("save")
-    cloud.sees("saved-0")
+    cloud.write_mark("save")
+    cloud.wait_for_mark("saved-0")
     assert time.monotonic() > hangs_until
-    cloud.leave("enough")
+    cloud.write_mark("enough")
     result = handle.result(60.0)
     events = cloud.events()
     kinds = [type(event) for event in events]
@@ -171,28 +171,30 @@ def save_while_it_refuses(config: dict[str, Any]) -> str:
 
 
 def test_what_is_given_away_while_the_bucket_refuses_comes_to_it_once_it_does_not(
-    cloud: Cloud, wire: str
+    cloud: LiveTestCloud, wire: str
 ) -> None:
     cloud.storage = f"s3://runs/{cloud.folder.name}"  # a process has one client for an address
-    handle = cloud.submit(save_while_it_refuses, kind=TorchTrainer, storage=cloud.storage)
-    cloud.sees("ready")
-    bad_wire.change_weather(wire, bad_wire.Weather(refused=1.0))
-    before = bad_wire.asked(wire)["PUT"]
-    cloud.leave("refuses")
-    cloud.sees("saved")
-    eventually(lambda: bad_wire.asked(wire)["PUT"] > before + 60, within_s=180.0)
-    bad_wire.change_weather(wire, bad_wire.fair())
+    handle = cloud.submit(save_while_it_refuses, trainer_type=TorchTrainer, storage=cloud.storage)
+    cloud.wait_for_mark("ready")
+    network_faults.set_faults(wire, network_faults.NetworkFaults(refusal_probability=1.0))
+    before = network_faults.fetch_request_counts(wire)["PUT"]
+    cloud.write_mark("refuses")
+    cloud.wait_for_mark("saved")
+    eventually(
+        lambda: network_faults.fetch_request_counts(wire)["PUT"] > before + 60, within_s=180.0
+    )
+    network_faults.set_faults(wire, network_faults.no_faults())
     result = handle.result(120.0)
     assert result.return_value == "all is given away"
     committed = [event for event in cloud.events() if isinstance(event, CheckpointCommitted)]
-    assert [(one.snapshot, one.metrics) for one in committed] == [
+    assert [(one.is_snapshot, one.metrics) for one in committed] == [
         (False, {"loss": 0.5}),
         (True, {}),
     ]
 
 
-def told(cloud: Cloud) -> list[int]:
+def told(cloud: LiveTestCloud) -> list[int]:
     """The numbers of all reports that are kept in the bucket."""
     store = open_store(cloud.url())
     chunks = [store.get(found.key) for found in store.list(".spotfit/reports")]
-    return [json.loads(line)["n"] for chunk in chunks for line in chunk.splitlines()]
+    return [json.loads(line)["report_index"] for chunk in chunks for line in chunk.splitlines()]

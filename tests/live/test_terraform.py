@@ -20,9 +20,9 @@ import pytest
 
 from spotfit.core.ids import RunId, Token
 from spotfit.model.group import GroupHandle, GroupRequest
-from spotfit.provision.launch import Launch
+from spotfit.provision.launch import AgentLaunchSpec
 from spotfit.provision.options import parse_options
-from spotfit.provision.profile import resolve
+from spotfit.provision.profile import resolve_options
 from spotfit_provisioners.aws_batch.options import AwsBatchOptions
 from spotfit_provisioners.aws_batch.provisioner import AwsBatchProvisioner
 from tests.house.hcl import TERRAFORM
@@ -113,12 +113,14 @@ def test_a_second_plan_finds_nothing_to_change(stack: Path) -> None:
 
 
 def test_what_is_printed_is_a_profile_by_which_machines_are_rented(profile: Path) -> None:
-    options = resolve("aws_batch", {})
+    options = resolve_options("aws_batch", {})
     told = json.loads(profile.read_text())["aws_batch"]["value"]
     assert parse_options(AwsBatchOptions, told).queues == ("spotfit-spot",)
     provisioner = AwsBatchProvisioner.with_options(**options)
-    plan = provisioner.plan(GroupRequest(Token("t-terraform"), 2, 2, run_name="digits"))
-    launch = Launch(RUN, RunId("r-1"), "a secret")
+    plan = provisioner.plan(
+        GroupRequest(token=Token("t-terraform"), num_workers=2, total_workers=2, run_name="digits")
+    )
+    launch = AgentLaunchSpec(RUN, RunId("r-1"), "a secret")
     handle = provisioner.submit(plan, launch)
     assert provisioner.submit(plan, launch) == handle
     assert isinstance(handle, GroupHandle)
@@ -130,7 +132,7 @@ def test_what_is_printed_is_a_profile_by_which_machines_are_rented(profile: Path
 def test_the_doctor_finds_all_in_order_and_the_bucket_closed_to_whoever_speaks_in_the_clear(
     profile: Path, environment: Mapping[str, str]
 ) -> None:
-    _push(AwsBatchOptions(**resolve("aws_batch", {})).image)
+    _push(AwsBatchOptions(**resolve_options("aws_batch", {})).image)
     words = [sys.executable, "-m", "spotfit.cli", "doctor", "--storage", f"s3://{BUCKET}/runs"]
     done = subprocess.run(
         words,
@@ -142,7 +144,7 @@ def test_the_doctor_finds_all_in_order_and_the_bucket_closed_to_whoever_speaks_i
     bad = [line for line in done.stdout.splitlines() if line.startswith("✗")]
     assert len(bad) == 1, done.stdout + done.stderr
     assert f"s3://{BUCKET}/runs can be written" in bad[0], "moto speaks HTTP, and we deny that"
-    for good in ("the queue spotfit-spot takes jobs", "rents spot machines", "the image is there"):
+    for good in ("the queue spotfit-spot takes jobs", "rents spot machines", "the image exists"):
         assert good in done.stdout
 
 

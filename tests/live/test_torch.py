@@ -1,4 +1,4 @@
-"""torch in two real processes: what is prepared there trains as one process alone would."""
+"""torch in two real processes: prepared models train to the same weights as in one process."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import spotfit
-from spotfit.client.trainers import TorchTrainer
+from spotfit.client.trainer import TorchTrainer
 from spotfit.torch import get_device, prepare_data_loader, prepare_model
-from tests.live.cloud import Cloud
+from tests.live.cloud import LiveTestCloud
 
 Trained = list[list[float]]
 RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK")
 
 
 class Layer(nn.Linear):
-    """Two of them make a model."""
+    """A class of its own for the wrap policy; two of them make a model."""
 
 
 def plain_model() -> nn.Module:
@@ -32,84 +32,90 @@ def plain_model() -> nn.Module:
 
 
 def pairs() -> TensorDataset:
-    dice = torch.Generator().manual_seed(0)
-    return TensorDataset(torch.rand(16, 4, generator=dice), torch.randint(2, (16,), generator=dice))
+    generator = torch.Generator().manual_seed(0)
+    inputs, labels = (
+        torch.rand(16, 4, generator=generator),
+        torch.randint(2, (16,), generator=generator),
+    )
+    return TensorDataset(inputs, labels)
 
 
 def trained(model: nn.Module, loader: DataLoader[Any]) -> Trained:
-    """The weights after two epochs, whole."""
+    """Return the unsharded weights after two epochs."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     for _ in range(2):
-        for inputs, wanted in loader:
-            loss: Any = nn.functional.cross_entropy(model(inputs), wanted)
+        for inputs, labels in loader:
+            loss: Any = nn.functional.cross_entropy(model(inputs), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    whole: dict[str, Any] = get_model_state_dict(
+    weights: dict[str, Any] = get_model_state_dict(
         model, options=StateDictOptions(full_state_dict=True)
     )
-    return [weight.flatten().tolist() for weight in whole.values()]
+    return [weight.flatten().tolist() for weight in weights.values()]
 
 
 def in_order() -> DataLoader[Any]:
-    """Read in turn by two workers, four at a time are the eight that one reads."""
+    """With batches of four, two workers together read the batches of eight of a single one."""
     return DataLoader(pairs(), batch_size=4, num_workers=1, persistent_workers=True)
 
 
-def in_a_group() -> dict[str, Any]:
+def train_in_a_group() -> dict[str, Any]:
     loader = prepare_data_loader(in_order())
     blocks = {"auto_wrap_policy": {Layer}}
     sharded = prepare_model(
         plain_model(), parallel_strategy="fsdp2", parallel_strategy_kwargs=blocks
     )
-    share: Any = next(sharded.parameters())
+    shard: Any = next(sharded.parameters())
     try:
         prepare_model(plain_model(), parallel_strategy="fsdp")
-        refused = ""
+        fsdp_error = ""
     except RuntimeError as error:
-        refused = str(error)
+        fsdp_error = str(error)
     return {
         "ddp": trained(prepare_model(plain_model()), loader),
         "fsdp2": trained(sharded, loader),
-        "share": list(share.to_local().shape),
-        "fsdp": refused,
-        "told": {name: os.environ[name] for name in RANKS},
-        "meets at": f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
+        "shard": list(shard.to_local().shape),
+        "fsdp": fsdp_error,
+        "ranks": {name: os.environ[name] for name in RANKS},
+        "address": f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
         "device": (str(get_device()), os.environ["ACCELERATE_TORCH_DEVICE"]),
         "backend": dist.get_backend(),
-        "rank": dist.get_rank() == spotfit.get_context().get_world_rank(),
+        "is_same_rank": dist.get_rank() == spotfit.get_context().get_world_rank(),
     }
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
-def test_two_workers_train_as_one_would(cloud: Cloud) -> None:
-    told = cloud.fit(in_a_group, workers=2, nodes=2, kind=TorchTrainer).return_value
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests machines without a GPU")
+def test_two_workers_train_to_the_weights_of_one(cloud: LiveTestCloud) -> None:
+    result = cloud.fit(train_in_a_group, workers=2, nodes=2, trainer_type=TorchTrainer).return_value
 
-    alone = trained(plain_model(), DataLoader(pairs(), batch_size=8))
+    expected = trained(plain_model(), DataLoader(pairs(), batch_size=8))
     for strategy in ("ddp", "fsdp2"):
-        for mine, theirs in zip(told[strategy], alone, strict=True):
-            assert mine == pytest.approx(theirs, abs=1e-4)
-    assert told["share"] == [4, 4], "half of the first layer's 8 rows"
-    assert "only available with GPU" in told["fsdp"]
-    assert told["told"] == dict(zip(RANKS, ("0", "0", "2", "1", "0"), strict=True))
-    assert re.fullmatch(r"127\.[\d.]+:\d+", told["meets at"])
-    assert told["device"] == ("cpu", "cpu")
-    assert told["backend"] == "gloo"
-    assert told["rank"]
+        for weights, expected_weights in zip(result[strategy], expected, strict=True):
+            assert weights == pytest.approx(expected_weights, abs=1e-4)
+    assert result["shard"] == [4, 4], "half of the first layer's 8 rows"
+    assert "only available with GPU" in result["fsdp"]
+    assert result["ranks"] == dict(zip(RANKS, ("0", "0", "2", "1", "0"), strict=True))
+    assert re.fullmatch(r"127\.[\d.]+:\d+", result["address"])
+    assert result["device"] == ("cpu", "cpu")
+    assert result["backend"] == "gloo"
+    assert result["is_same_rank"]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
-def test_a_machine_without_the_gpu_that_was_asked_for_is_tried_once(cloud: Cloud) -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests machines without a GPU")
+def test_a_machine_without_the_requested_gpu_fails_without_a_retry(cloud: LiveTestCloud) -> None:
     with pytest.raises(spotfit.WorkerGroupError) as caught:
-        cloud.fit(print, scaling={"use_gpu": True}, kind=TorchTrainer, max_failures=3)
-    assert "asked for 1 GPU; its node has none" in str(caught.value)
+        cloud.fit(
+            print, scaling_options={"use_gpu": True}, trainer_type=TorchTrainer, max_failures=3
+        )
+    assert "requests 1 GPU, but its node has none" in str(caught.value)
     assert isinstance(caught.value.worker_failures[0], spotfit.ConfigError)
 
 
-def test_a_worker_is_shown_the_gpu_it_asked_for(
-    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+def test_a_worker_sees_only_the_gpu_it_requested(
+    cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPOTFIT_DEVICES", "cuda:4,cuda:5")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -118,5 +124,5 @@ def test_a_worker_is_shown_the_gpu_it_asked_for(
         mark = Path(config["marks"], str(spotfit.get_context().get_world_rank()))
         mark.write_text(os.environ["CUDA_VISIBLE_DEVICES"])
 
-    cloud.fit(train, workers=2, scaling={"use_gpu": True})
+    cloud.fit(train, workers=2, scaling_options={"use_gpu": True})
     assert [(cloud.marks / rank).read_text() for rank in "01"] == ["4", "5"]

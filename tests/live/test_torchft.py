@@ -1,4 +1,4 @@
-"""torchft in two real processes: an attempt that failed is followed by one whose replicas meet."""
+"""torchft in two real processes: replicas find each other again after a failed round."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import spotfit
-from spotfit.client.trainers import TorchTrainer
+from spotfit.client.trainer import TorchTrainer
 from spotfit.torch import TorchftConfig
-from tests.live.cloud import Cloud
+from tests.live.cloud import LiveTestCloud
 
 pytest.importorskip("torchft", reason="torchft is not installed")
 
@@ -46,8 +46,8 @@ def train(config: dict[str, Any]) -> bool:
     return bool(spotfit.collective.broadcast_from_rank_zero(weight) == weight)
 
 
-def test_replicas_meet_in_every_attempt_and_agree(cloud: Cloud) -> None:
-    trainer = cloud.trainer(train, workers=2, nodes=2, max_failures=1, kind=TorchTrainer)
+def test_replicas_connect_in_every_round_and_agree(cloud: LiveTestCloud) -> None:
+    trainer = cloud.trainer(train, workers=2, nodes=2, max_failures=1, trainer_type=TorchTrainer)
     trainer.backend_config = TorchftConfig({"min_replicas": 2}, backend="gloo")
     assert trainer.fit().return_value is True
     assert (cloud.marks / "failed").exists()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import spotfit
-from tests.live.cloud import Cloud
+from tests.live.cloud import LiveTestCloud
 
 Config = dict[str, Any]
 
@@ -37,7 +37,7 @@ def found() -> list[str] | None:
         return sorted(path.read_text() for path in Path(folder).iterdir())
 
 
-def test_what_a_worker_gave_away_is_there_though_it_died_at_once(cloud: Cloud) -> None:
+def test_what_a_worker_gave_away_is_there_though_it_died_at_once(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> list[str] | None:
         if (begun_at := found()) is None:
             time.sleep(1.0)  # the work that would be lost: an upload is awaited as long as that
@@ -49,10 +49,10 @@ def test_what_a_worker_gave_away_is_there_though_it_died_at_once(cloud: Cloud) -
     result = cloud.fit(train, workers=2, nodes=2, max_failures=1)
 
     assert result.return_value == ["precious", "precious"]
-    assert len(cloud.closed()) == 1
+    assert len(cloud.rounds_closed()) == 1
 
 
-def test_a_run_that_fails_keeps_what_was_given_away(cloud: Cloud) -> None:
+def test_a_run_that_fails_keeps_what_was_given_away(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> list[str] | None:
         if (begun_at := found()) is None:
             time.sleep(1.0)
@@ -65,7 +65,7 @@ def test_a_run_that_fails_keeps_what_was_given_away(cloud: Cloud) -> None:
     assert cloud.fit(train).return_value == ["precious"]
 
 
-def test_the_end_waits_for_all_of_them_and_no_copy_is_left(cloud: Cloud) -> None:
+def test_the_end_waits_for_all_of_them_and_no_copy_is_left(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> list[Path]:
         return [give_away(f"{n}" * 1_000_000) for n in range(3)]
 
@@ -76,7 +76,9 @@ def test_the_end_waits_for_all_of_them_and_no_copy_is_left(cloud: Cloud) -> None
     assert not any(folder.exists() for folder in result.return_value)
 
 
-def test_an_upload_that_fails_ends_its_worker_though_the_function_goes_on(cloud: Cloud) -> None:
+def test_an_upload_that_fails_ends_its_worker_though_the_function_goes_on(
+    cloud: LiveTestCloud,
+) -> None:
     def train(config: Config) -> None:
         spotfit.report(
             {},
@@ -85,12 +87,12 @@ def test_an_upload_that_fails_ends_its_worker_though_the_function_goes_on(cloud:
         )
         time.sleep(3600)
 
-    with pytest.raises(spotfit.WorkerGroupError, match="/nowhere is not there") as failed:
+    with pytest.raises(spotfit.WorkerGroupError, match="/nowhere does not exist") as failed:
         cloud.fit(train)
     assert isinstance(failed.value.worker_failures[0], spotfit.ConfigError)
 
 
-def test_a_crash_while_a_name_is_used_again_leaves_what_had_it_before(cloud: Cloud) -> None:
+def test_a_crash_while_a_name_is_used_again_leaves_what_had_it_before(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> list[str] | None:
         if (begun_at := found()) is not None:
             return begun_at
@@ -117,4 +119,4 @@ def test_a_crash_while_a_name_is_used_again_leaves_what_had_it_before(cloud: Clo
     result = cloud.fit(train, workers=2, nodes=2, max_failures=1)
 
     assert result.return_value == ["one", "one"]
-    assert len(cloud.closed()) == 1
+    assert len(cloud.rounds_closed()) == 1

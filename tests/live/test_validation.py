@@ -12,15 +12,15 @@ import pytest
 
 import spotfit
 from spotfit.model.events import (
-    Event,
-    Intended,
+    GroupPlanned,
+    JournalEvent,
     NodeLost,
     TrainingEnded,
-    ValidationBegun,
     ValidationEnded,
+    ValidationStarted,
 )
-from spotfit_localsim.live.places import Node
-from tests.live.cloud import Cloud, eventually
+from spotfit_provisioners.local.state_dir import LocalNode
+from tests.live.cloud import LiveTestCloud, eventually
 
 Config = dict[str, Any]
 
@@ -37,15 +37,17 @@ def epoch_in(checkpoint: Any) -> int:
         return int(Path(folder, "epoch").read_text())
 
 
-def all_of(cloud: Cloud, kind: type[Event]) -> list[Any]:
+def all_of(cloud: LiveTestCloud, kind: type[JournalEvent]) -> list[Any]:
     return [event for event in cloud.events() if isinstance(event, kind)]
 
 
-def node_of(cloud: Cloud, begun: ValidationBegun) -> Node:
-    return next(n for n in cloud.reclaimer.nodes() if n.group.token == begun.token)
+def node_of(cloud: LiveTestCloud, begun: ValidationStarted) -> LocalNode:
+    return next(n for n in cloud.reclaimer.running_nodes() if n.group.token == begun.token)
 
 
-def test_validations_run_on_a_machine_of_their_own_while_training_goes_on(cloud: Cloud) -> None:
+def test_validations_run_on_a_machine_of_their_own_while_training_goes_on(
+    cloud: LiveTestCloud,
+) -> None:
     def validate(checkpoint: Any, base: float, bonus: float = 0.0) -> dict[str, float]:
         epoch = epoch_in(checkpoint)
         print("looking at epoch", epoch)
@@ -72,10 +74,10 @@ def test_validations_run_on_a_machine_of_their_own_while_training_goes_on(cloud:
     assert result.best_checkpoints is not None
     assert [metrics["epoch"] for _, metrics in result.best_checkpoints] == [1]
     assert result.metrics == {"epoch": 4}
-    asked = [event.request for event in all_of(cloud, Intended)]
-    assert [(one.role, one.workers) for one in asked] == [("train", 1), ("validate", 1)]
-    begun = all_of(cloud, ValidationBegun)
-    assert [(one.name, one.token) for one in begun] == [
+    asked = [event.request for event in all_of(cloud, GroupPlanned)]
+    assert [(one.role, one.num_workers) for one in asked] == [("train", 1), ("validate", 1)]
+    begun = all_of(cloud, ValidationStarted)
+    assert [(one.checkpoint_name, one.token) for one in begun] == [
         (f"epoch-{epoch}", asked[1].token) for epoch in (1, 2, 3)
     ]
     told = list(spotfit.attach(cloud.url()).logs())
@@ -83,7 +85,9 @@ def test_validations_run_on_a_machine_of_their_own_while_training_goes_on(cloud:
     assert "(validation) ArithmeticError: nothing there" in told
 
 
-def test_beside_the_workers_it_is_a_process_of_its_own_with_a_time_limit(cloud: Cloud) -> None:
+def test_beside_the_workers_it_is_a_process_of_its_own_with_a_time_limit(
+    cloud: LiveTestCloud,
+) -> None:
     def validate(checkpoint: Any, marks: str) -> Any:
         if epoch_in(checkpoint) == 1:
             Path(marks, "asleep").write_text(str(os.getpid()))
@@ -110,16 +114,18 @@ def test_beside_the_workers_it_is_a_process_of_its_own_with_a_time_limit(cloud: 
     assert told == [pending, pending, ["VALIDATION_TIMEOUT", "VALIDATED", "VALIDATION_FAILED"]]
     assert result.best_checkpoints is not None
     pid = result.best_checkpoints[1][1]["pid"]
-    asleep = int(cloud.sees("asleep").read_text())
+    asleep = int(cloud.wait_for_mark("asleep").read_text())
     assert len({worker, asleep, pid}) == 3
     with pytest.raises(ProcessLookupError):
         os.kill(asleep, 0)
-    assert [event.request.role for event in all_of(cloud, Intended)] == ["train"]
-    assert "no dictionary" not in all_of(cloud, ValidationEnded)[2].why
-    assert "must return a dictionary" in all_of(cloud, ValidationEnded)[2].why
+    assert [event.request.role for event in all_of(cloud, GroupPlanned)] == ["train"]
+    assert "no dictionary" not in all_of(cloud, ValidationEnded)[2].reason
+    assert "must return a dictionary" in all_of(cloud, ValidationEnded)[2].reason
 
 
-def test_it_outlives_its_machine_the_workers_and_the_run_that_asked_for_it(cloud: Cloud) -> None:
+def test_it_outlives_its_machine_the_workers_and_the_run_that_asked_for_it(
+    cloud: LiveTestCloud,
+) -> None:
     def validate(checkpoint: Any, marks: str) -> dict[str, Any]:
         tries = len(list(Path(marks).glob("try-*"))) + 1
         Path(marks, f"try-{tries}").touch()
@@ -135,22 +141,24 @@ def test_it_outlives_its_machine_the_workers_and_the_run_that_asked_for_it(cloud
     task = spotfit.ValidationTaskConfig(fn_kwargs={"marks": str(cloud.marks)})
     how = {"validation": spotfit.ValidationConfig(validate, task), "workers": 2, "nodes": 2}
     handle = cloud.submit(train, **how)
-    cloud.sees("try-1")
+    cloud.wait_for_mark("try-1")
     eventually(lambda: all_of(cloud, TrainingEnded))
-    first = all_of(cloud, ValidationBegun)[0]
-    eventually(lambda: len(cloud.reclaimer.nodes()) == 1)  # the workers' machines are not needed
+    first = all_of(cloud, ValidationStarted)[0]
+    eventually(
+        lambda: len(cloud.reclaimer.running_nodes()) == 1
+    )  # the workers' machines are not needed
     assert handle.status().state == "validating"
 
     cloud.reclaimer.kill(node_of(cloud, first))  # it led, too: nobody is left
-    cloud.sees("try-2")
+    cloud.wait_for_mark("try-2")
     assert any(lost.agent == first.agent for lost in all_of(cloud, NodeLost))
     handle.cancel()
     with pytest.raises(spotfit.RunCancelledError):
         handle.result()
 
     again = cloud.submit(train, **how)
-    cloud.sees("try-3")
-    cloud.leave("go")
+    cloud.wait_for_mark("try-3")
+    cloud.write_mark("go")
     result = again.result()
     assert (result.return_value, result.metrics) == ("trained", {"epoch": 1, "tries": 3})
     assert [one.status for one in all_of(cloud, ValidationEnded)] == ["validated"]

@@ -23,12 +23,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-PROBES: dict[str, Callable[[Api], Any]] = {}
-NOWHERE = "/tmp/nowhere"  # noqa: S108 - a path that is only written down
-RAYS_TRAINER = "ray.train.v2.api.data_parallel_trainer"
+PROBES: dict[str, Callable[[TrainingApi], Any]] = {}
+UNUSED_PATH = "/tmp/nowhere"  # noqa: S108 - a path that is only written down
+RAY_TRAINER_MODULE = "ray.train.v2.api.data_parallel_trainer"
 
 
-class Api:
+class TrainingApi:
     """One side: its module, and a place of its own for each probe."""
 
     def __init__(self, name: str, scratch: Path) -> None:
@@ -39,7 +39,7 @@ class Api:
 
     @property
     def trainer(self) -> Any:
-        home = importlib.import_module(RAYS_TRAINER) if "ray" in self.name else self.train
+        home = importlib.import_module(RAY_TRAINER_MODULE) if "ray" in self.name else self.train
         return home.DataParallelTrainer
 
     def fit(self, fn: Any, workers: Any = 2, torch: bool = False, **given: Any) -> Any:
@@ -56,16 +56,16 @@ class Api:
         ).fit()
 
 
-def probe(function: Callable[[Api], Any]) -> Callable[[Api], Any]:
+def probe(function: Callable[[TrainingApi], Any]) -> Callable[[TrainingApi], Any]:
     PROBES[function.__name__] = function
     return function
 
 
-def side(config: dict[str, Any]) -> ModuleType:
+def import_api(config: dict[str, Any]) -> ModuleType:
     return importlib.import_module(config["api"])
 
 
-def kinds(error: BaseException | None) -> Any:
+def known_bases(error: BaseException | None) -> Any:
     """What an exception is to code that knows Python's own classes and those of Ray Train."""
     if error is None:
         return None
@@ -75,7 +75,7 @@ def kinds(error: BaseException | None) -> Any:
     return {"is": sorted({kind.__name__ for kind in type(error).__mro__} & known)}
 
 
-def caught(call: Callable[[], Any]) -> Any:
+def catch(call: Callable[[], Any]) -> Any:
     try:
         call()
     except BaseException as error:  # noqa: BLE001 - what is raised is what is asked
@@ -83,9 +83,9 @@ def caught(call: Callable[[], Any]) -> Any:
     return None
 
 
-def steps(config: dict[str, Any]) -> Any:
+def report_steps(config: dict[str, Any]) -> Any:
     """Report the given metrics, one after the other, each with a checkpoint of every rank."""
-    train: Any = side(config)
+    train: Any = import_api(config)
     rank = train.get_context().get_world_rank()
     for number, metrics in enumerate(config["metrics"]):
         with tempfile.TemporaryDirectory() as folder:
@@ -98,19 +98,21 @@ def steps(config: dict[str, Any]) -> Any:
             )
 
 
-def seen_in(folder: str | Path) -> list[str]:
+def visible_names(folder: str | Path) -> list[str]:
     return sorted(one.name for one in Path(folder).iterdir() if one.name[0] != ".")
 
 
-def folders(api: Api) -> list[str]:
-    return [name for name in seen_in(api.scratch / "run") if (api.scratch / "run" / name).is_dir()]
+def checkpoint_folders(api: TrainingApi) -> list[str]:
+    return [
+        name for name in visible_names(api.scratch / "run") if (api.scratch / "run" / name).is_dir()
+    ]
 
 
-def metrics_of(result: Any) -> list[Any]:
+def best_metrics(result: Any) -> list[Any]:
     return [metrics for _, metrics in result.best_checkpoints]
 
 
-def keeping(api: Api, **given: Any) -> dict[str, Any]:
+def checkpoint_config(api: TrainingApi, **given: Any) -> dict[str, Any]:
     return {"run": {"checkpoint_config": api.train.CheckpointConfig(**given)}}
 
 
@@ -118,15 +120,15 @@ def keeping(api: Api, **given: Any) -> dict[str, Any]:
 
 
 @probe
-def what_rank_0_returns(api: Api) -> Any:
+def what_rank_0_returns(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> Any:
-        return {"rank": side(config).get_context().get_world_rank()}
+        return {"rank": import_api(config).get_context().get_world_rank()}
 
     return api.fit(f).return_value
 
 
 @probe
-def a_parameter_with_a_default_gets_nothing(api: Api) -> Any:
+def a_parameter_with_a_default_gets_nothing(api: TrainingApi) -> Any:
     def f(config: Any = None) -> Any:
         return config
 
@@ -134,19 +136,19 @@ def a_parameter_with_a_default_gets_nothing(api: Api) -> Any:
 
 
 @probe
-def a_function_of_two_parameters(api: Api) -> Any:
+def a_function_of_two_parameters(api: TrainingApi) -> Any:
     def f(a: Any, b: Any) -> None: ...
 
-    return kinds(caught(lambda: api.fit(f)))
+    return known_bases(catch(lambda: api.fit(f)))
 
 
 @probe
-def what_is_no_function(api: Api) -> Any:
-    return kinds(caught(lambda: api.fit(3)))
+def what_is_no_function(api: TrainingApi) -> Any:
+    return known_bases(catch(lambda: api.fit(3)))
 
 
 @probe
-def what_cannot_be_pickled(api: Api) -> Any:
+def what_cannot_be_pickled(api: TrainingApi) -> Any:
     import threading
 
     lock = threading.Lock()
@@ -154,11 +156,11 @@ def what_cannot_be_pickled(api: Api) -> Any:
     def f() -> Any:
         return lock
 
-    return kinds(caught(lambda: api.fit(f)))
+    return known_bases(catch(lambda: api.fit(f)))
 
 
 @probe
-def the_config_of_the_driver_stays_as_it_is(api: Api) -> Any:
+def the_config_of_the_driver_stays_as_it_is(api: TrainingApi) -> Any:
     given: dict[str, Any] = {"list": []}
 
     def f(config: dict[str, Any]) -> Any:
@@ -169,25 +171,25 @@ def the_config_of_the_driver_stays_as_it_is(api: Api) -> Any:
 
 
 @probe
-def a_tensor_cannot_be_returned(api: Api) -> Any:
+def a_tensor_cannot_be_returned(api: TrainingApi) -> Any:
     def f() -> Any:
         import torch
 
         return {"tensor": torch.ones(1)}
 
-    error: Any = caught(lambda: api.fit(f))
-    return [kinds(error), kinds(error.worker_failures[0])]
+    error: Any = catch(lambda: api.fit(f))
+    return [known_bases(error), known_bases(error.worker_failures[0])]
 
 
-ABOUT_A_WORKER = ("world_size", "world_rank", "local_rank", "local_world_size", "node_rank")
+WORKER_FIELDS = ("world_size", "world_rank", "local_rank", "local_world_size", "node_rank")
 
 
 @probe
-def who_the_workers_are(api: Api) -> Any:
+def who_the_workers_are(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> None:
-        train: Any = side(config)
+        train: Any = import_api(config)
         context = train.get_context()
-        told = [getattr(context, f"get_{name}")() for name in ABOUT_A_WORKER]
+        told = [getattr(context, f"get_{name}")() for name in WORKER_FIELDS]
         told += [context.get_experiment_name()]
         told += [Path(context.get_storage().experiment_fs_path).name]
         Path(config["place"], f"told{context.get_world_rank()}").write_text(json.dumps(told))
@@ -200,108 +202,114 @@ def who_the_workers_are(api: Api) -> Any:
 
 
 @probe
-def metrics_without_a_checkpoint(api: Api) -> Any:
+def metrics_without_a_checkpoint(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> None:
-        side(config).report({"loss": 1})
+        import_api(config).report({"loss": 1})
 
     result = api.fit(f)
     return [result.metrics, result.checkpoint, result.best_checkpoints]
 
 
 @probe
-def files_of_all_ranks_and_metrics_of_rank_0(api: Api) -> Any:
-    result = api.fit(steps, config={"metrics": [{"loss": 1}, {"loss": 2}]})
+def files_of_all_ranks_and_metrics_of_rank_0(api: TrainingApi) -> Any:
+    result = api.fit(report_steps, config={"metrics": [{"loss": 1}, {"loss": 2}]})
     with result.checkpoint.as_directory() as folder:
-        files = seen_in(folder)
+        files = visible_names(folder)
     path = result.path.endswith("/run"), result.checkpoint.path.endswith("/run/c1")
-    return [result.metrics, files, metrics_of(result), folders(api), path]
+    return [result.metrics, files, best_metrics(result), checkpoint_folders(api), path]
 
 
 @probe
-def the_last_two_are_kept(api: Api) -> Any:
+def the_last_two_are_kept(api: TrainingApi) -> Any:
     many = {"metrics": [{"loss": n} for n in range(4)]}
-    result = api.fit(steps, config=many, **keeping(api, num_to_keep=2))
-    return [folders(api), metrics_of(result), result.metrics]
+    result = api.fit(report_steps, config=many, **checkpoint_config(api, num_to_keep=2))
+    return [checkpoint_folders(api), best_metrics(result), result.metrics]
 
 
 @probe
-def the_best_two_are_kept_and_the_latest(api: Api) -> Any:
+def the_best_two_are_kept_and_the_latest(api: TrainingApi) -> Any:
     many = {"metrics": [{"score": n} for n in (3, 1, 4, 2)]}
-    how = keeping(api, num_to_keep=2, checkpoint_score_attribute="score")
-    result = api.fit(steps, config=many, **how)
+    how = checkpoint_config(api, num_to_keep=2, checkpoint_score_attribute="score")
+    result = api.fit(report_steps, config=many, **how)
     again = api.train.Result.from_path(str(api.scratch / "run"))
     best = result.get_best_checkpoint("score", "max").path.rpartition("/")[2]
-    return [folders(api), metrics_of(result), result.metrics, metrics_of(again), best]
+    return [
+        checkpoint_folders(api),
+        best_metrics(result),
+        result.metrics,
+        best_metrics(again),
+        best,
+    ]
 
 
 @probe
-def the_lowest_of_a_nested_score(api: Api) -> Any:
+def the_lowest_of_a_nested_score(api: TrainingApi) -> Any:
     many = {"metrics": [{"eval": {"loss": n}} for n in (3, 1, 4, 2)]}
-    how = keeping(
+    how = checkpoint_config(
         api, num_to_keep=2, checkpoint_score_attribute="eval/loss", checkpoint_score_order="min"
     )
-    result = api.fit(steps, config=many, **how)
-    return [folders(api), metrics_of(result)]
+    result = api.fit(report_steps, config=many, **how)
+    return [checkpoint_folders(api), best_metrics(result)]
 
 
 @probe
-def a_score_that_is_missing_where_most_is_best(api: Api) -> Any:
+def a_score_that_is_missing_where_most_is_best(api: TrainingApi) -> Any:
     many = {"metrics": [{"score": 1}, {}, {"score": 0}, {"score": 2}]}
-    how = keeping(api, num_to_keep=2, checkpoint_score_attribute="score")
-    return metrics_of(api.fit(steps, config=many, **how))
+    how = checkpoint_config(api, num_to_keep=2, checkpoint_score_attribute="score")
+    return best_metrics(api.fit(report_steps, config=many, **how))
 
 
 @probe
-def a_score_that_is_missing_where_least_is_best(api: Api) -> Any:
+def a_score_that_is_missing_where_least_is_best(api: TrainingApi) -> Any:
     many = {"metrics": [{"score": 1}, {}, {"score": 0}, {"score": 2}]}
-    how = keeping(
+    how = checkpoint_config(
         api, num_to_keep=2, checkpoint_score_attribute="score", checkpoint_score_order="min"
     )
-    return metrics_of(api.fit(steps, config=many, **how))
+    return best_metrics(api.fit(report_steps, config=many, **how))
 
 
 @probe
-def numbers_of_numpy_in_the_metrics_of_a_checkpoint(api: Api) -> Any:
+def numbers_of_numpy_in_the_metrics_of_a_checkpoint(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> None:
         import numpy as np
 
-        steps({**config, "metrics": [{"loss": np.float32(0.5), "step": np.int64(3)}]})
+        report_steps({**config, "metrics": [{"loss": np.float32(0.5), "step": np.int64(3)}]})
 
-    error = caught(lambda: api.fit(f, workers=1))
-    return kinds(error)
+    error = catch(lambda: api.fit(f, workers=1))
+    return known_bases(error)
 
 
 @probe
-def a_report_that_is_no_dictionary(api: Api) -> Any:
+def a_report_that_is_no_dictionary(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> None:
-        side(config).report(5)
+        import_api(config).report(5)
 
-    return kinds(caught(lambda: api.fit(f, workers=1)))
+    return known_bases(catch(lambda: api.fit(f, workers=1)))
 
 
 @probe
-def a_report_with_a_tensor(api: Api) -> Any:
+def a_report_with_a_tensor(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> None:
         import torch
 
-        side(config).report({"loss": torch.ones(1)})
+        import_api(config).report({"loss": torch.ones(1)})
 
-    error: Any = caught(lambda: api.fit(f, workers=1))
-    return [kinds(error), kinds(error.worker_failures[0])]
+    error: Any = catch(lambda: api.fit(f, workers=1))
+    return [known_bases(error), known_bases(error.worker_failures[0])]
 
 
 @probe
-def a_score_that_is_no_number(api: Api) -> Any:
+def a_score_that_is_no_number(api: TrainingApi) -> Any:
     many = {"metrics": [{"score": "high"}, {"score": "low"}]}
-    how = keeping(api, num_to_keep=1, checkpoint_score_attribute="score")
-    error: Any = caught(lambda: api.fit(steps, workers=1, config=many, **how))
-    return [kinds(error), kinds(error.controller_failure)]
+    how = checkpoint_config(api, num_to_keep=1, checkpoint_score_attribute="score")
+    error: Any = catch(lambda: api.fit(report_steps, workers=1, config=many, **how))
+    return [known_bases(error), known_bases(error.controller_failure)]
 
 
 @probe
-def files_of_rank_1_alone_without_a_name(api: Api) -> Any:
+def files_of_rank_1_alone_without_a_name(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> None:
-        train: Any = side(config)
+        train: Any = import_api(config)
         rank = train.get_context().get_world_rank()
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, f"rank{rank}").touch()
@@ -310,15 +318,15 @@ def files_of_rank_1_alone_without_a_name(api: Api) -> Any:
 
     result = api.fit(f)
     with result.checkpoint.as_directory() as folder:
-        files = seen_in(folder)
+        files = visible_names(folder)
     name = result.checkpoint.path.rpartition("/")[2]
     return [result.metrics, files, re.sub(r"\d", "0", name)]
 
 
 @probe
-def where_a_worker_may_store(api: Api) -> Any:
+def where_a_worker_may_store(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> Any:
-        train: Any = side(config)
+        train: Any = import_api(config)
         storage = train.get_context().get_storage()
         folder = tempfile.mkdtemp()
         Path(folder, "file").touch()
@@ -337,13 +345,13 @@ def where_a_worker_may_store(api: Api) -> Any:
         ]
 
     result = api.fit(f, workers=1)
-    return [result.return_value, folders(api), result.checkpoint]
+    return [result.return_value, checkpoint_folders(api), result.checkpoint]
 
 
 @probe
-def a_name_used_twice(api: Api) -> Any:
+def a_name_used_twice(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> None:
-        train: Any = side(config)
+        train: Any = import_api(config)
         for number in range(2):
             with tempfile.TemporaryDirectory() as folder:
                 Path(folder, f"file{number}").touch()
@@ -351,14 +359,14 @@ def a_name_used_twice(api: Api) -> Any:
                 train.report({"n": number}, checkpoint=checkpoint, checkpoint_dir_name="same")
 
     result = api.fit(f, workers=1)
-    files = seen_in(api.scratch / "run/same")
-    return [metrics_of(result), files]
+    files = visible_names(api.scratch / "run/same")
+    return [best_metrics(result), files]
 
 
 @probe
-def which_uploads_delete_the_local_copy(api: Api) -> Any:
+def which_uploads_delete_the_local_copy(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> Any:
-        train: Any = side(config)
+        train: Any = import_api(config)
         left = {}
         for mode in ("SYNC", "ASYNC"):
             for delete in (None, True, False):
@@ -379,9 +387,9 @@ def which_uploads_delete_the_local_copy(api: Api) -> Any:
 
 
 @probe
-def a_checkpoint_that_is_not_uploaded(api: Api) -> Any:
+def a_checkpoint_that_is_not_uploaded(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> Any:
-        train: Any = side(config)
+        train: Any = import_api(config)
         storage = train.get_context().get_storage()
         inside = storage.build_checkpoint_path_from_name("mine")
         Path(inside).mkdir()
@@ -389,14 +397,14 @@ def a_checkpoint_that_is_not_uploaded(api: Api) -> Any:
         mode = train.CheckpointUploadMode.NO_UPLOAD
         train.report({"n": 1}, checkpoint=train.Checkpoint(inside), checkpoint_upload_mode=mode)
         elsewhere = train.Checkpoint(tempfile.mkdtemp())
-        return kinds(caught(lambda: train.report({}, elsewhere, checkpoint_upload_mode=mode)))
+        return known_bases(catch(lambda: train.report({}, elsewhere, checkpoint_upload_mode=mode)))
 
     result = api.fit(f, workers=1)
     return [result.return_value, result.checkpoint.path.rpartition("/")[2], result.metrics]
 
 
 @probe
-def an_upload_function(api: Api) -> Any:
+def an_upload_function(api: TrainingApi) -> Any:
     def upload(checkpoint: Any, name: str) -> Any:
         target = Path(os.environ["PROBE_PLACE"], "run", f"{name}-by-hand")
         checkpoint.to_directory(str(target))
@@ -404,7 +412,7 @@ def an_upload_function(api: Api) -> Any:
 
     def f(config: dict[str, Any]) -> None:
         os.environ["PROBE_PLACE"] = config["place"]
-        train: Any = side(config)
+        train: Any = import_api(config)
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "file").touch()
             checkpoint = train.Checkpoint.from_directory(folder)
@@ -416,23 +424,23 @@ def an_upload_function(api: Api) -> Any:
 
 
 @probe
-def an_upload_function_that_gives_no_checkpoint(api: Api) -> Any:
+def an_upload_function_that_gives_no_checkpoint(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> None:
-        train: Any = side(config)
+        train: Any = import_api(config)
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = train.Checkpoint.from_directory(folder)
             train.report({}, checkpoint=checkpoint, checkpoint_upload_fn=lambda a, b: 3)
 
-    error: Any = caught(lambda: api.fit(f, workers=1))
-    return [kinds(error), kinds(error.worker_failures[0])]
+    error: Any = catch(lambda: api.fit(f, workers=1))
+    return [known_bases(error), known_bases(error.worker_failures[0])]
 
 
 @probe
-def what_get_checkpoint_gives(api: Api) -> Any:
+def what_get_checkpoint_gives(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> Any:
-        train: Any = side(config)
+        train: Any = import_api(config)
         before = train.get_checkpoint()
-        steps({**config, "metrics": [{"n": 0}]})
+        report_steps({**config, "metrics": [{"n": 0}]})
         after = train.get_checkpoint()
         return [before, after.path.rpartition("/")[2]]
 
@@ -440,14 +448,14 @@ def what_get_checkpoint_gives(api: Api) -> Any:
 
 
 @probe
-def all_reported_checkpoints(api: Api) -> Any:
+def all_reported_checkpoints(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> Any:
-        train: Any = side(config)
-        steps({**config, "metrics": [{"score": n} for n in (3, 1, 4, 2)]})
+        train: Any = import_api(config)
+        report_steps({**config, "metrics": [{"score": n} for n in (3, 1, 4, 2)]})
         told = train.get_all_reported_checkpoints()
         return [[one.metrics["score"], one.status.value] for one in told]
 
-    how = keeping(api, num_to_keep=2, checkpoint_score_attribute="score")
+    how = checkpoint_config(api, num_to_keep=2, checkpoint_score_attribute="score")
     return api.fit(f, workers=1, **how).return_value
 
 
@@ -455,27 +463,27 @@ def all_reported_checkpoints(api: Api) -> Any:
 
 
 @probe
-def the_same_name_goes_on(api: Api) -> Any:
+def the_same_name_goes_on(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> Any:
-        found = side(config).get_checkpoint()
+        found = import_api(config).get_checkpoint()
         return found and found.path.rpartition("/")[2]
 
-    first = api.fit(steps, config={"metrics": [{"n": 0}, {"n": 1}]})
+    first = api.fit(report_steps, config={"metrics": [{"n": 0}, {"n": 1}]})
     second = api.fit(f)
-    return [second.return_value, second.metrics, metrics_of(second), first.metrics]
+    return [second.return_value, second.metrics, best_metrics(second), first.metrics]
 
 
 @probe
-def a_failed_attempt_is_tried_again_from_the_latest(api: Api) -> Any:
+def a_failed_attempt_is_tried_again_from_the_latest(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> Any:
-        train: Any = side(config)
+        train: Any = import_api(config)
         found = train.get_checkpoint()
         rank = train.get_context().get_world_rank()
         name = found.path.rpartition("/")[2] if found else "nothing"
         with Path(config["place"], f"attempts{rank}").open("a") as file:
             file.write(f"{name} ")
         if found is None:
-            steps({**config, "metrics": [{"n": 0}]})
+            report_steps({**config, "metrics": [{"n": 0}]})
             train.get_all_reported_checkpoints()
             raise RuntimeError("the first attempt")
 
@@ -484,79 +492,79 @@ def a_failed_attempt_is_tried_again_from_the_latest(api: Api) -> Any:
 
 
 @probe
-def no_more_attempts_than_allowed(api: Api) -> Any:
+def no_more_attempts_than_allowed(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> None:
         with Path(config["place"], "attempts").open("a") as file:
             file.write("x")
         raise ZeroDivisionError("always")
 
     how: Any = {"run": {"failure_config": api.train.FailureConfig(max_failures=2)}}
-    error = caught(lambda: api.fit(f, workers=1, **how))
-    return [kinds(error), (api.scratch / "attempts").read_text()]
+    error = catch(lambda: api.fit(f, workers=1, **how))
+    return [known_bases(error), (api.scratch / "attempts").read_text()]
 
 
 # --- failures ------------------------------------------------------------------------------------
 
 
 @probe
-def an_exception_by_rank(api: Api) -> Any:
+def an_exception_by_rank(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> None:
-        train: Any = side(config)
+        train: Any = import_api(config)
         if train.get_context().get_world_rank() == 1:
             raise ZeroDivisionError("of rank 1")
         train.collective.barrier()
 
-    error: Any = caught(lambda: api.fit(f))
+    error: Any = catch(lambda: api.fit(f))
     own = error.worker_failures[1]
     told = "[Rank 1 Error Snippet]:" in str(error), "of rank 1" in str(error)
-    return [kinds(error), kinds(own), str(own), told]
+    return [known_bases(error), known_bases(own), str(own), told]
 
 
 @probe
-def leaving_politely(api: Api) -> Any:
+def leaving_politely(api: TrainingApi) -> Any:
     def f() -> None:
         sys.exit(0)
 
-    error: Any = caught(lambda: api.fit(f, workers=1))
-    return [kinds(error), kinds(error.worker_failures[0])]
+    error: Any = catch(lambda: api.fit(f, workers=1))
+    return [known_bases(error), known_bases(error.worker_failures[0])]
 
 
 @probe
-def dying_without_a_word(api: Api) -> Any:
+def dying_without_a_word(api: TrainingApi) -> Any:
     def f() -> None:
         time.sleep(3)  # to die in the first instant is another story
         os._exit(3)
 
-    error: Any = caught(lambda: api.fit(f, workers=1))
-    return [kinds(error), list(error.worker_failures)]
+    error: Any = catch(lambda: api.fit(f, workers=1))
+    return [known_bases(error), list(error.worker_failures)]
 
 
 @probe
-def dying_in_the_first_instant(api: Api) -> Any:
+def dying_in_the_first_instant(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> None:
         with Path(config["place"], "attempts").open("a") as file:
             file.write("x")
         os._exit(3)
 
     how: Any = {"run": {"failure_config": api.train.FailureConfig(max_failures=1)}}
-    error = caught(lambda: api.fit(f, workers=1, **how))
-    return [kinds(error), (api.scratch / "attempts").read_text()]
+    error = catch(lambda: api.fit(f, workers=1, **how))
+    return [known_bases(error), (api.scratch / "attempts").read_text()]
 
 
 @probe
-def storage_that_cannot_be_written(api: Api) -> Any:
+def storage_that_cannot_be_written(api: TrainingApi) -> Any:
     def f() -> None: ...
 
     file = api.scratch / "file"
     file.touch()
-    error = caught(lambda: api.fit(f, run={"storage_path": str(file)}))
-    return "TrainingFailedError" in kinds(error)["is"]
+    error = catch(lambda: api.fit(f, run={"storage_path": str(file)}))
+    return "TrainingFailedError" in known_bases(error)["is"]
 
 
 # --- callbacks -----------------------------------------------------------------------------------
 
 
-def diary(api: Api) -> Any:
+def recording_callback(api: TrainingApi) -> Any:
     place = str(api.scratch)
 
     class Diary(api.train.UserCallback):  # type: ignore[name-defined,misc]
@@ -576,21 +584,21 @@ def diary(api: Api) -> Any:
 
 
 @probe
-def what_callbacks_hear(api: Api) -> Any:
+def what_callbacks_hear(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> None:
-        train: Any = side(config)
+        train: Any = import_api(config)
         train.report({"rank": train.get_context().get_world_rank()})
-        steps({**config, "metrics": [{"n": 0}]})
+        report_steps({**config, "metrics": [{"n": 0}]})
         train.get_all_reported_checkpoints()
         raise RuntimeError("at the end")
 
-    caught(lambda: api.fit(f, run={"callbacks": [diary(api)]}))
+    catch(lambda: api.fit(f, run={"callbacks": [recording_callback(api)]}))
     told = (api.scratch / "diary").read_text().splitlines()
     return [json.loads(line) for line in told]
 
 
 @probe
-def a_callback_that_raises(api: Api) -> Any:
+def a_callback_that_raises(api: TrainingApi) -> Any:
     class Broken(api.train.UserCallback):  # type: ignore[name-defined,misc]
         def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
             raise ZeroDivisionError("in a callback")
@@ -598,20 +606,24 @@ def a_callback_that_raises(api: Api) -> Any:
     def f(config: dict[str, Any]) -> None:
         with Path(config["place"], "attempts").open("a") as file:
             file.write("x")
-        train: Any = side(config)
+        train: Any = import_api(config)
         train.report({})
         train.collective.barrier()
 
     failures = api.train.FailureConfig(max_failures=3)
     how: Any = {"run": {"callbacks": [Broken()], "failure_config": failures}}
-    error: Any = caught(lambda: api.fit(f, workers=1, **how))
-    return [kinds(error), kinds(error.controller_failure), (api.scratch / "attempts").read_text()]
+    error: Any = catch(lambda: api.fit(f, workers=1, **how))
+    return [
+        known_bases(error),
+        known_bases(error.controller_failure),
+        (api.scratch / "attempts").read_text(),
+    ]
 
 
 # --- backends ------------------------------------------------------------------------------------
 
 
-def noting(api: Api, *, raising: bool = False) -> Any:
+def recording_backend_config(api: TrainingApi, *, raising: bool = False) -> Any:
     """A backend config whose backend and context write down what happens to them."""
     place = str(api.scratch)
     home = importlib.import_module(f"{api.name}.backend")
@@ -652,29 +664,31 @@ def noting(api: Api, *, raising: bool = False) -> Any:
 
 
 @probe
-def the_hooks_of_a_backend(api: Api) -> Any:
+def the_hooks_of_a_backend(api: TrainingApi) -> Any:
     def f() -> Any:
         return os.environ.get("PROBE_CONTEXT")
 
-    result = api.fit(f, backend_config=noting(api))
+    result = api.fit(f, backend_config=recording_backend_config(api))
     told = (api.scratch / "notes").read_text().splitlines()
     return [result.return_value, [json.loads(line) for line in told]]
 
 
 @probe
-def a_hook_that_raises(api: Api) -> Any:
+def a_hook_that_raises(api: TrainingApi) -> Any:
     def f() -> None: ...
 
     how: Any = {"run": {"failure_config": api.train.FailureConfig(max_failures=3)}}
-    error: Any = caught(lambda: api.fit(f, backend_config=noting(api, raising=True), **how))
-    return [kinds(error), kinds(error.controller_failure)]
+    error: Any = catch(
+        lambda: api.fit(f, backend_config=recording_backend_config(api, raising=True), **how)
+    )
+    return [known_bases(error), known_bases(error.controller_failure)]
 
 
 # --- validation ----------------------------------------------------------------------------------
 
 
 @probe
-def checkpoints_that_are_validated(api: Api) -> Any:
+def checkpoints_that_are_validated(api: TrainingApi) -> Any:
     def validate(checkpoint: Any, offset: int = 0) -> Any:
         with checkpoint.as_directory() as folder:
             number = int(Path(folder, "rank0").read_text())
@@ -683,7 +697,7 @@ def checkpoints_that_are_validated(api: Api) -> Any:
         return {"score": offset + number}
 
     def f(config: dict[str, Any]) -> Any:
-        train: Any = side(config)
+        train: Any = import_api(config)
         task = train.ValidationTaskConfig(fn_kwargs={"offset": 100})
         for number, validation in enumerate([True, task, True, False]):
             with tempfile.TemporaryDirectory() as folder:
@@ -696,16 +710,16 @@ def checkpoints_that_are_validated(api: Api) -> Any:
     given = api.train.ValidationTaskConfig(fn_kwargs={"offset": 10})
     config = api.train.ValidationConfig(validate, task_config=given)
     result = api.fit(f, workers=1, validation_config=config)
-    return [result.return_value, metrics_of(result)]
+    return [result.return_value, best_metrics(result)]
 
 
 @probe
-def a_validation_that_takes_too_long(api: Api) -> Any:
+def a_validation_that_takes_too_long(api: TrainingApi) -> Any:
     def validate(checkpoint: Any) -> Any:
         time.sleep(600)
 
     def f(config: dict[str, Any]) -> Any:
-        train: Any = side(config)
+        train: Any = import_api(config)
         checkpoint = train.Checkpoint.from_directory(tempfile.mkdtemp())
         train.report({"n": 1}, checkpoint=checkpoint, validation=True)
         committed = train.CheckpointConsistencyMode.COMMITTED
@@ -716,17 +730,17 @@ def a_validation_that_takes_too_long(api: Api) -> Any:
     given = api.train.ValidationTaskConfig(timeout_s=5)
     config = api.train.ValidationConfig(validate, task_config=given)
     result = api.fit(f, workers=1, validation_config=config)
-    return [result.return_value, metrics_of(result)]
+    return [result.return_value, best_metrics(result)]
 
 
 @probe
-def validations_nobody_can_make(api: Api) -> Any:
+def validations_nobody_can_make(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> Any:
-        train: Any = side(config)
+        train: Any = import_api(config)
         checkpoint = train.Checkpoint.from_directory(tempfile.mkdtemp())
-        without_config = caught(lambda: train.report({}, checkpoint, validation=True))
-        without_checkpoint = caught(lambda: train.report({}, validation=True))
-        return [kinds(without_config), kinds(without_checkpoint)]
+        without_config = catch(lambda: train.report({}, checkpoint, validation=True))
+        without_checkpoint = catch(lambda: train.report({}, validation=True))
+        return [known_bases(without_config), known_bases(without_checkpoint)]
 
     return api.fit(f, workers=1).return_value
 
@@ -735,7 +749,7 @@ def validations_nobody_can_make(api: Api) -> Any:
 
 
 @probe
-def what_torch_is_prepared_to(api: Api) -> Any:
+def what_torch_is_prepared_to(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> Any:
         import torch
         import torch.distributed as dist
@@ -769,7 +783,7 @@ TORCH_VARIABLES = (
 
 
 @probe
-def one_torch_worker_alone(api: Api) -> Any:
+def one_torch_worker_alone(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> Any:
         import torch
         import torch.distributed as dist
@@ -784,9 +798,9 @@ def one_torch_worker_alone(api: Api) -> Any:
 
 
 @probe
-def a_broadcast(api: Api) -> Any:
+def a_broadcast(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> Any:
-        train: Any = side(config)
+        train: Any = import_api(config)
         rank = train.get_context().get_world_rank()
         collective: Any = importlib.import_module(f"{config['api']}.collective")
         collective.barrier()
@@ -801,7 +815,7 @@ def a_broadcast(api: Api) -> Any:
 
 
 @probe
-def outside_of_a_worker(api: Api) -> Any:
+def outside_of_a_worker(api: TrainingApi) -> Any:
     train, torch = api.train, api.torch
     collective = importlib.import_module(f"{api.name}.collective")
     calls = {
@@ -814,11 +828,11 @@ def outside_of_a_worker(api: Api) -> Any:
         "get_device": torch.get_device,
         "get_devices": torch.get_devices,
     }
-    return {name: kinds(caught(call)) for name, call in calls.items()}
+    return {name: known_bases(catch(call)) for name, call in calls.items()}
 
 
 @probe
-def mistakes_of_configurations(api: Api) -> Any:
+def mistakes_of_configurations(api: TrainingApi) -> Any:
     train, trainer = api.train, api.trainer
     calls: dict[str, Callable[[], Any]] = {
         "workers as a list": lambda: train.ScalingConfig(num_workers=[1, 2]),
@@ -851,29 +865,29 @@ def mistakes_of_configurations(api: Api) -> Any:
         "a second nameless argument": lambda: trainer(print, {}),
         "metadata": lambda: trainer(print, metadata={}),
         "resume_from_checkpoint": lambda: trainer(
-            print, resume_from_checkpoint=train.Checkpoint(NOWHERE)
+            print, resume_from_checkpoint=train.Checkpoint(UNUSED_PATH)
         ),
-        "restore": lambda: trainer.restore(NOWHERE),
-        "can_restore": lambda: trainer.can_restore(NOWHERE),
+        "restore": lambda: trainer.restore(UNUSED_PATH),
+        "can_restore": lambda: trainer.can_restore(UNUSED_PATH),
         "accelerate": lambda: api.torch.accelerate(),
         "backward": lambda: api.torch.backward(None),
         "prepare_optimizer": lambda: api.torch.prepare_optimizer(None),
     }
-    return {name: kinds(caught(call)) for name, call in calls.items()}
+    return {name: known_bases(catch(call)) for name, call in calls.items()}
 
 
 @probe
-def a_group_that_may_shrink_to_nobody(api: Api) -> Any:
-    return kinds(caught(lambda: api.train.ScalingConfig(num_workers=(0, 2))))
+def a_group_that_may_shrink_to_nobody(api: TrainingApi) -> Any:
+    return known_bases(catch(lambda: api.train.ScalingConfig(num_workers=(0, 2))))
 
 
 @probe
-def no_time_to_validate(api: Api) -> Any:
-    return kinds(caught(lambda: api.train.ValidationTaskConfig(timeout_s=0)))
+def no_time_to_validate(api: TrainingApi) -> Any:
+    return known_bases(catch(lambda: api.train.ValidationTaskConfig(timeout_s=0)))
 
 
 @probe
-def what_configurations_make_of_resources(api: Api) -> Any:
+def what_configurations_make_of_resources(api: TrainingApi) -> Any:
     scaling = api.train.ScalingConfig
     made = [
         scaling(),
@@ -891,7 +905,7 @@ def what_configurations_make_of_resources(api: Api) -> Any:
 
 
 @probe
-def checkpoints_as_such(api: Api) -> Any:
+def checkpoints_as_such(api: TrainingApi) -> Any:
     kind = api.train.Checkpoint
     folder = api.scratch / "folder"
     folder.mkdir()
@@ -906,53 +920,56 @@ def checkpoints_as_such(api: Api) -> Any:
     return [
         one.get_metadata(),
         same == str(folder),
-        [copied == str(folder), copied == again, seen_in(copied)],
+        [copied == str(folder), copied == again, visible_names(copied)],
         repr(one) == f"Checkpoint(filesystem=local, path={folder})",
         type(one.filesystem).__name__,
-        [kinds(caught(lambda: kind("relative/path"))), kinds(caught(lambda: os.fspath(one)))],
         [
-            kinds(caught(lambda name=name: getattr(one, name)))  # type: ignore[misc]
+            known_bases(catch(lambda: kind("relative/path"))),
+            known_bases(catch(lambda: os.fspath(one))),
+        ],
+        [
+            known_bases(catch(lambda name=name: getattr(one, name)))  # type: ignore[misc]
             for name in ("from_dict", "to_dict", "to_bytes", "uri", "get_preprocessor")
         ],
     ]
 
 
 @probe
-def results_that_are_not_there(api: Api) -> Any:
+def results_that_are_not_there(api: TrainingApi) -> Any:
     kind = api.train.Result
-    bare = kind(metrics=None, checkpoint=None, error=None, path=NOWHERE, best_checkpoints=[])
-    pair = (api.train.Checkpoint(NOWHERE), {"loss": 1})
-    one = kind(pair[1], None, None, NOWHERE, best_checkpoints=[pair])
+    bare = kind(metrics=None, checkpoint=None, error=None, path=UNUSED_PATH, best_checkpoints=[])
+    pair = (api.train.Checkpoint(UNUSED_PATH), {"loss": 1})
+    one = kind(pair[1], None, None, UNUSED_PATH, best_checkpoints=[pair])
     return [
-        kinds(caught(lambda: kind.from_path(str(api.scratch / "nothing")))),
-        kinds(caught(lambda: kind.from_path(str(api.scratch)))),
-        kinds(caught(lambda: bare.get_best_checkpoint("loss", "max"))),
-        kinds(caught(lambda: one.get_best_checkpoint("other", "max"))),
-        kinds(caught(lambda: one.get_best_checkpoint("loss", "up"))),
+        known_bases(catch(lambda: kind.from_path(str(api.scratch / "nothing")))),
+        known_bases(catch(lambda: kind.from_path(str(api.scratch)))),
+        known_bases(catch(lambda: bare.get_best_checkpoint("loss", "max"))),
+        known_bases(catch(lambda: one.get_best_checkpoint("other", "max"))),
+        known_bases(catch(lambda: one.get_best_checkpoint("loss", "up"))),
         one.get_best_checkpoint("loss", "min") is pair[0],
-        kinds(caught(lambda: one.config)),
+        known_bases(catch(lambda: one.config)),
     ]
 
 
 @probe
-def a_collective_that_takes_too_long(api: Api) -> Any:
+def a_collective_that_takes_too_long(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> None:
-        if side(config).get_context().get_world_rank() == 1:
+        if import_api(config).get_context().get_world_rank() == 1:
             time.sleep(30)
         importlib.import_module(f"{config['api']}.collective").barrier()
 
     os.environ["RAY_TRAIN_COLLECTIVE_TIMEOUT_S"] = "2"  # heard by both
-    error: Any = caught(lambda: api.fit(f))
+    error: Any = catch(lambda: api.fit(f))
     del os.environ["RAY_TRAIN_COLLECTIVE_TIMEOUT_S"]
     told = str(error)
-    return [kinds(error), list(error.worker_failures), "timed out" in told, "[1]" in told]
+    return [known_bases(error), list(error.worker_failures), "timed out" in told, "[1]" in told]
 
 
 # --- where and how wide --------------------------------------------------------------------------
 
 
 @probe
-def variables_of_the_workers(api: Api) -> Any:
+def variables_of_the_workers(api: TrainingApi) -> Any:
     def f() -> Any:
         return os.environ["PROBE_VARIABLE"]
 
@@ -961,51 +978,51 @@ def variables_of_the_workers(api: Api) -> Any:
 
 
 @probe
-def as_many_as_fit(api: Api) -> Any:
+def as_many_as_fit(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> Any:
-        return side(config).get_context().get_world_size()
+        return import_api(config).get_context().get_world_size()
 
     return [api.fit(f, workers=(1, 2)).return_value, api.fit(f, workers=(2, 2)).return_value]
 
 
 @probe
-def a_file_system_of_pyarrow(api: Api) -> Any:
+def a_file_system_of_pyarrow(api: TrainingApi) -> Any:
     from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
     given = SubTreeFileSystem(str(api.scratch), LocalFileSystem())
     run = {"storage_path": "runs", "storage_filesystem": given}
-    result = api.fit(steps, workers=1, run=run, config={"metrics": [{"n": 1}]})
+    result = api.fit(report_steps, workers=1, run=run, config={"metrics": [{"n": 1}]})
     again = api.train.Result.from_path("runs/run", storage_filesystem=given)
     with again.checkpoint.as_directory() as folder:
-        files = seen_in(folder)
+        files = visible_names(folder)
     return [result.path, result.checkpoint.path, again.metrics, files]
 
 
 @probe
-def a_background_upload_that_fails(api: Api) -> Any:
+def a_background_upload_that_fails(api: TrainingApi) -> Any:
     def upload(checkpoint: Any, name: str) -> Any:
         raise ZeroDivisionError("while uploading")
 
     def f(config: dict[str, Any]) -> None:
-        train: Any = side(config)
+        train: Any = import_api(config)
         checkpoint = train.Checkpoint.from_directory(tempfile.mkdtemp())
         mode = train.CheckpointUploadMode.ASYNC
         train.report({}, checkpoint, checkpoint_upload_mode=mode, checkpoint_upload_fn=upload)
         time.sleep(60)
 
     began = time.monotonic()
-    error: Any = caught(lambda: api.fit(f, workers=1))
+    error: Any = catch(lambda: api.fit(f, workers=1))
     at_once = time.monotonic() - began < 50
-    return [kinds(error), kinds(error.worker_failures[0]), at_once]
+    return [known_bases(error), known_bases(error.worker_failures[0]), at_once]
 
 
 # --- last, since Ray stays in local mode once it was --------------------------------------------
 
 
 @probe
-def local_mode(api: Api) -> Any:
+def local_mode(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> Any:
-        train: Any = side(config)
+        train: Any = import_api(config)
         train.report({"loss": 2})
         collective: Any = importlib.import_module(f"{config['api']}.collective")
         collective.barrier()
@@ -1018,14 +1035,14 @@ def local_mode(api: Api) -> Any:
 
     result = api.fit(f, workers=0)
     here = result.return_value.pop() == os.getpid()
-    error = kinds(caught(lambda: api.fit(raises, workers=0)))
+    error = known_bases(catch(lambda: api.fit(raises, workers=0)))
     return [result.return_value, here, result.metrics, result.path, error]
 
 
 @probe
-def a_checkpoint_in_local_mode(api: Api) -> Any:
+def a_checkpoint_in_local_mode(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> Any:
-        train: Any = side(config)
+        train: Any = import_api(config)
         folder = tempfile.mkdtemp()
         train.report({"loss": 1}, checkpoint=train.Checkpoint.from_directory(folder))
         first = train.get_checkpoint()
@@ -1037,12 +1054,12 @@ def a_checkpoint_in_local_mode(api: Api) -> Any:
 
 
 @probe
-def mistakes_in_local_mode(api: Api) -> Any:
+def mistakes_in_local_mode(api: TrainingApi) -> Any:
     def f(config: dict[str, Any]) -> Any:
-        train: Any = side(config)
+        train: Any = import_api(config)
         data = train.get_dataset_shard("known") == [1, 2]
-        unknown = kinds(caught(lambda: train.get_dataset_shard("unknown")))
-        return [data, unknown, kinds(caught(train.get_context().get_storage))]
+        unknown = known_bases(catch(lambda: train.get_dataset_shard("unknown")))
+        return [data, unknown, known_bases(catch(train.get_context().get_storage))]
 
     return api.fit(f, workers=0, datasets={"known": lambda: [1, 2]}).return_value
 
@@ -1059,7 +1076,7 @@ def main() -> None:
         place.mkdir(parents=True)
         began = time.monotonic()
         try:
-            seen[what] = json.loads(json.dumps(look(Api(name, place))))
+            seen[what] = json.loads(json.dumps(look(TrainingApi(name, place))))
         except Exception as error:  # noqa: BLE001 - told as what this side does
             seen[what] = f"probe failed: {error!r}"
         print(f"{what} {time.monotonic() - began:.1f} s", flush=True)

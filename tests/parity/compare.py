@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from tests.parity.describe import Facts
+from tests.parity.describe import Description
 
 
 class Difference(NamedTuple):
@@ -15,55 +15,59 @@ class Difference(NamedTuple):
     what: str
 
 
-def differences(theirs: Facts, ours: Facts, *, known: frozenset[str]) -> Iterator[Difference]:
+def differences(
+    ray: Description, spotfit: Description, *, known: frozenset[str]
+) -> Iterator[Difference]:
     """What of theirs is missing or other here. More than theirs is no difference.
 
     `known` are the names that are compared at all: a parent class counts only if it is one.
     """
-    for what in _of_itself(theirs, ours, known):
+    for what in _own_differences(ray, spotfit, known):
         yield Difference("", what)
-    mine = ours.get("members", {})
-    for name, fact in theirs.get("members", {}).items():
-        if name not in mine and not (fact["kind"] == "property" and name in _readable(ours)):
+    mine = spotfit.get("members", {})
+    for name, fact in ray.get("members", {}).items():
+        if name not in mine and not (fact["kind"] == "property" and name in _readable(spotfit)):
             yield Difference(name, f"has no {fact['kind']} {name}")
         elif name in mine:
-            for what in _of_itself(fact, mine[name], known):
+            for what in _own_differences(fact, mine[name], known):
                 yield Difference(name, f"{name} {what}")
-    for name in theirs.get("attributes", ()):
-        if name not in mine and name not in _readable(ours):
+    for name in ray.get("attributes", ()):
+        if name not in mine and name not in _readable(spotfit):
             yield Difference(name, f"has no attribute {name}")
 
 
-def _of_itself(theirs: Facts, ours: Facts, known: frozenset[str]) -> Iterator[str]:
-    if theirs["kind"] != ours["kind"]:
-        yield f"is a {ours['kind']}, not a {theirs['kind']}"
+def _own_differences(
+    ray: Description, spotfit: Description, known: frozenset[str]
+) -> Iterator[str]:
+    if ray["kind"] != spotfit["kind"]:
+        yield f"is a {spotfit['kind']}, not a {ray['kind']}"
         return
     for what in ("value", "values", "dataclass"):
-        if what in theirs and theirs[what] != ours.get(what):
-            yield f"{what} is {ours.get(what)}, not {theirs[what]}"
-    for parent in sorted(known & set(theirs.get("parents", ())) - set(ours.get("parents", ()))):
+        if what in ray and ray[what] != spotfit.get(what):
+            yield f"{what} is {spotfit.get(what)}, not {ray[what]}"
+    for parent in sorted(known & set(ray.get("parents", ())) - set(spotfit.get("parents", ()))):
         yield f"is no {parent}"
-    if "parameters" in theirs:
-        yield from _parameters(theirs["parameters"], ours.get("parameters", []))
+    if "parameters" in ray:
+        yield from _parameters(ray["parameters"], spotfit.get("parameters", []))
 
 
-def _parameters(theirs: list[list[Any]], ours: list[list[Any]]) -> Iterator[str]:
+def _parameters(ray: list[list[Any]], spotfit: list[list[Any]]) -> Iterator[str]:
     """Theirs in their order; of ours only such besides as nobody has to give, or to count.
 
     Where theirs takes anything, to hand it on, nothing can be said.
     """
-    if {kind for _, kind, _ in theirs} == {"*", "**"}:
+    if {kind for _, kind, _ in ray} == {"*", "**"}:
         return
-    mine = {one[0]: one for one in ours}
-    for one in theirs:
+    mine = {one[0]: one for one in spotfit}
+    for one in ray:
         if one[0] not in mine:
             yield f"has no parameter {one[0]}"
         elif mine[one[0]] != one:
             yield f"parameter {one[0]} is {mine[one[0]][1:]}, not {one[1:]}"
-    if _positions(ours)[: len(_positions(theirs))] != _positions(theirs):
-        yield f"takes {_positions(ours)} by position, not {_positions(theirs)}"
-    names = {one[0] for one in theirs}
-    for name, kind, default in ours:
+    if _positions(spotfit)[: len(_positions(ray))] != _positions(ray):
+        yield f"takes {_positions(spotfit)} by position, not {_positions(ray)}"
+    names = {one[0] for one in ray}
+    for name, kind, default in spotfit:
         if name not in names and kind in ("positional", "keyword only") and default is None:
             yield f"asks for {name}"
 
@@ -72,20 +76,22 @@ def _positions(parameters: list[list[Any]]) -> list[str]:
     return [name for name, kind, _ in parameters if kind == "positional"]
 
 
-def _readable(ours: Mapping[str, Any]) -> set[str]:
+def _readable(spotfit: Mapping[str, Any]) -> set[str]:
     """What an instance answers to without a property."""
-    return {*ours.get("attributes", ()), *(one[0] for one in ours.get("parameters", ()))}
+    return {*spotfit.get("attributes", ()), *(one[0] for one in spotfit.get("parameters", ()))}
 
 
-def alike(theirs: Any, ours: Any) -> bool:
+def answers_match(ray: Any, spotfit: Any) -> bool:
     """Whether two answers of a probe are the same; an error may be more than theirs is."""
-    match theirs, ours:
+    match ray, spotfit:
         case {"is": list(wanted)}, {"is": list(found)}:
             return set(wanted) <= set(found)
         case dict(), dict():
-            return theirs.keys() == ours.keys() and all(alike(theirs[k], ours[k]) for k in theirs)
+            return ray.keys() == spotfit.keys() and all(
+                answers_match(ray[k], spotfit[k]) for k in ray
+            )
         case list(), list():
-            same_length = len(theirs) == len(ours)
-            return same_length and all(map(alike, theirs, ours))
+            same_length = len(ray) == len(spotfit)
+            return same_length and all(map(answers_match, ray, spotfit))
         case _:
-            return bool(theirs == ours)
+            return bool(ray == spotfit)

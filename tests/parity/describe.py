@@ -20,19 +20,19 @@ KINDS = {
     inspect.Parameter.KEYWORD_ONLY: "keyword only",
     inspect.Parameter.VAR_KEYWORD: "**",
 }
-COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-NOT_OURS_TO_TELL = ("abc", "builtins", "enum", "typing")
+VARIADIC_KINDS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+IGNORED_MODULES = ("abc", "builtins", "enum", "typing")
 
-Facts = dict[str, Any]
+Description = dict[str, Any]
 
 
-def describe(thing: Any, example: Callable[[Any], Any] | None = None) -> Facts:
+def describe(thing: Any, example: Callable[[Any], Any] | None = None) -> Description:
     """One public thing. `example` makes an instance, whose public attributes are noted, too."""
     if isinstance(thing, type) and issubclass(thing, enum.Enum):
         return {"kind": "enum", "values": {member.name: member.value for member in thing}}
     if isinstance(thing, type):
-        attributes = _fields_it_makes(thing) | (set(vars(example(thing))) if example else set())
-        return _class(thing) | {"attributes": sorted(filter(public, attributes))}
+        attributes = _non_init_fields(thing) | (set(vars(example(thing))) if example else set())
+        return _class(thing) | {"attributes": sorted(filter(is_public, attributes))}
     if callable(thing):
         return {"kind": "function", "parameters": parameters(thing)}
     return {"kind": "constant", "value": repr(thing)}
@@ -43,44 +43,44 @@ def parameters(thing: Any) -> list[list[Any]]:
     return [
         [_name(given), KINDS[given.kind], _default(given.default)]
         for given in inspect.signature(thing).parameters.values()
-        if given.name not in ("self", "cls") and public(_name(given))
+        if given.name not in ("self", "cls") and is_public(_name(given))
     ]
 
 
-def public(name: str) -> bool:
+def is_public(name: str) -> bool:
     return not name.startswith("_")
 
 
 def _name(given: inspect.Parameter) -> str:
     """Nobody can tell what `*args` is called."""
-    return KINDS[given.kind] if given.kind in COLLECTING else given.name
+    return KINDS[given.kind] if given.kind in VARIADIC_KINDS else given.name
 
 
-def _class(thing: type) -> Facts:
+def _class(thing: type) -> Description:
     protocol = bool(getattr(thing, "_is_protocol", False))
-    facts: Facts = {"kind": "protocol" if protocol else "class"}
-    facts["parents"] = sorted({kind.__name__ for kind in _spelled(thing)} - {thing.__name__})
+    facts: Description = {"kind": "protocol" if protocol else "class"}
+    facts["parents"] = sorted({kind.__name__ for kind in _own_classes(thing)} - {thing.__name__})
     if dataclasses.is_dataclass(thing):
         frozen: Any = thing
         facts["dataclass"] = "frozen" if frozen.__dataclass_params__.frozen else "open"
-    if not protocol and "__init__" in _spelled_out(thing):
+    if not protocol and "__init__" in _defined_names(thing):
         facts["parameters"] = parameters(thing)
     members = {name: _member(thing, name) for name in _member_names(thing)}
     return facts | {"members": {name: fact for name, fact in sorted(members.items()) if fact}}
 
 
-def _spelled_out(thing: type) -> set[str]:
+def _defined_names(thing: type) -> set[str]:
     """What the class or a parent of it defines that is not Python's own."""
-    return {name for kind in _spelled(thing) for name in vars(kind)}
+    return {name for kind in _own_classes(thing) for name in vars(kind)}
 
 
-def _spelled(thing: type) -> list[type]:
-    return [kind for kind in thing.__mro__ if kind.__module__ not in NOT_OURS_TO_TELL]
+def _own_classes(thing: type) -> list[type]:
+    return [kind for kind in thing.__mro__ if kind.__module__ not in IGNORED_MODULES]
 
 
 def _member_names(thing: type) -> list[str]:
-    names = {name for name in _spelled_out(thing) if public(name)} - _fields(thing)
-    return sorted(names | ({"__call__"} & _spelled_out(thing)))
+    names = {name for name in _defined_names(thing) if is_public(name)} - _fields(thing)
+    return sorted(names | ({"__call__"} & _defined_names(thing)))
 
 
 def _fields(thing: type) -> set[str]:
@@ -90,14 +90,14 @@ def _fields(thing: type) -> set[str]:
     return {field.name for field in dataclasses.fields(thing)}
 
 
-def _fields_it_makes(thing: type) -> set[str]:
+def _non_init_fields(thing: type) -> set[str]:
     """Fields of a dataclass that nobody passes."""
     if not dataclasses.is_dataclass(thing):
         return set()
     return {field.name for field in dataclasses.fields(thing) if not field.init}
 
 
-def _member(thing: type, name: str) -> Facts:
+def _member(thing: type, name: str) -> Description:
     found = inspect.getattr_static(thing, name)
     if isinstance(found, property | functools.cached_property):
         return {"kind": "property"}
@@ -118,8 +118,8 @@ def _default(value: Any) -> str | None:
     return repr(value)
 
 
-def described(
+def describe_all(
     things: Mapping[str, Any], examples: Mapping[str, Callable[[Any], Any]]
-) -> dict[str, Facts]:
+) -> dict[str, Description]:
     """All of them, by name."""
     return {name: describe(thing, examples.get(name)) for name, thing in sorted(things.items())}

@@ -16,7 +16,7 @@ import numpy as np
 
 SIDE = 28
 TRAINING, TESTING = 1024, 256
-_OF_BYTES = 8  # the type of what lies in an idx file
+_IDX_UINT8 = 8  # the type of what lies in an idx file
 
 
 @contextmanager
@@ -63,5 +63,5 @@ def _digits() -> tuple[Any, Any]:
 
 def _idx(values: Any) -> bytes:
     shape = values.shape
-    head = struct.pack(f">HBB{len(shape)}I", 0, _OF_BYTES, len(shape), *shape)
+    head = struct.pack(f">HBB{len(shape)}I", 0, _IDX_UINT8, len(shape), *shape)
     return head + bytes(values.tobytes())

@@ -12,17 +12,17 @@ import json
 import warnings
 from typing import Any
 
-from tests.parity.describe import described
-from tests.parity.scope import CONSTANTS, ENVIRONMENT, EXAMPLES, HOMES, RAY, VARIABLE
+from tests.parity.describe import describe_all
+from tests.parity.scope import CONSTANTS, ENVIRONMENT, EXAMPLES, RAY_MODULES, RAY_VERSION, VARIABLE
 
 
 def main() -> None:
     version = importlib.import_module("ray").__version__
-    if version != RAY:
-        raise SystemExit(f"The table is about Ray {RAY}; here is {version}.")
+    if version != RAY_VERSION:
+        raise SystemExit(f"The table is about Ray {RAY_VERSION}; here is {version}.")
     warnings.simplefilter("ignore")
     print("{")
-    for module in HOMES:
+    for module in RAY_MODULES:
         print(f"{json.dumps(module)}: {{\n{_lines(module)}\n}},")
     print(f"{json.dumps(ENVIRONMENT)}: {json.dumps(_variables(), indent=1)}")
     print("}")
@@ -37,8 +37,8 @@ def _lines(module: str) -> str:
 
 def _module(name: str) -> dict[str, Any]:
     module = importlib.import_module(name)
-    names = HOMES[name] or module.__all__
-    return described({one: getattr(module, one) for one in names}, EXAMPLES)
+    names = RAY_MODULES[name] or module.__all__
+    return describe_all({one: getattr(module, one) for one in names}, EXAMPLES)
 
 
 def _variables() -> list[str]:

@@ -25,15 +25,15 @@ import torch
 from benchmarks.peers import BENCH, ROOT, python_of
 from tests.parity.digits import fashion_mnist_at
 
-PLACE = BENCH / "parity"
+WORK_DIR = BENCH / "parity"
 PACKAGES = BENCH / "parity-packages"
-NEEDED = ("torchvision==0.28.0", "pillow", "tqdm")
+REQUIREMENTS = ("torchvision==0.28.0", "pillow", "tqdm")
 TABLE = ROOT / "tests" / "parity" / "ray_train_2_60.json"
-ANSWERS = TABLE.with_name("behaviour_ray_2_60.json")
-RAY_IN_A_HURRY = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1", "RAY_USAGE_STATS_ENABLED": "0"}
-PICTURES = Path("/tmp/data")  # noqa: S108 - where one of the examples looks for them
-WITHIN_S = 600
-DECLARED = """\
+BEHAVIOR_TABLE = TABLE.with_name("behaviour_ray_2_60.json")
+FAST_RAY_ENVIRONMENT = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1", "RAY_USAGE_STATS_ENABLED": "0"}
+DATASET_DIR = Path("/tmp/data")  # noqa: S108 - where one of the examples looks for them
+TIMEOUT_S = 600
+DECLARE_OPERATORS = """\
 import torch
 _declared = torch.library.Library("torchvision", "DEF")
 for _name in ("nms", "qnms"):
@@ -43,50 +43,50 @@ for _name in ("nms", "qnms"):
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class RayExample:
     """One script of Ray's: how it is run, what it must print, and what cannot be moved."""
 
     script: str
     arguments: Sequence[str] = ()
     call: str = ""
-    prints: str = ""
-    left: Sequence[str] = ()
+    expected_output: str = ""
+    unmigrated: Sequence[str] = ()
     needs_gpu: bool = False
 
 
 EXAMPLES = (
-    Example("torch_quick_start.py", prints="epoch: 2, loss:"),
-    Example("torch_linear_example.py", arguments=("--smoke-test",), prints="{'loss':"),
-    Example(
+    RayExample("torch_quick_start.py", expected_output="epoch: 2, loss:"),
+    RayExample("torch_linear_example.py", arguments=("--smoke-test",), expected_output="{'loss':"),
+    RayExample(
         "torch_fashion_mnist_example.py",
         # As a script it asks for four GPUs; this is its own function with two CPUs.
         call="train_fashion_mnist(num_workers=2, use_gpu=False)",
-        prints="Training result: Result(",
+        expected_output="Training result: Result(",
     ),
-    Example(
+    RayExample(
         "torch_data_prefetch_benchmark/auto_pipeline_for_host_to_device_data_transfer.py",
-        prints="Finished the torch data prefetch benchmark with auto pipeline",
+        expected_output="Finished the torch data prefetch benchmark with auto pipeline",
         needs_gpu=True,
     ),
-    Example(
+    RayExample(
         "torch_regression_example.py",
-        left=("ray.data.Dataset", "ray.data.read_csv", "TorchTrainer(datasets=...)"),
+        unmigrated=("ray.data.Dataset", "ray.data.read_csv", "TorchTrainer(datasets=...)"),
     ),
 )
 
 
 def main() -> None:
-    shutil.rmtree(PLACE, ignore_errors=True)
+    shutil.rmtree(WORK_DIR, ignore_errors=True)
     failures = [*table_differences(python_of("ray")), *behaviour_differences(python_of("ray"))]
     _install_packages()
-    examples = PLACE / "pytorch"
-    shutil.copytree(_where_ray_is() / "train" / "examples" / "pytorch", examples)
+    examples = WORK_DIR / "pytorch"
+    shutil.copytree(_ray_directory() / "train" / "examples" / "pytorch", examples)
     with ExitStack() as pictures:
-        for root in (PICTURES, PLACE / "home" / "data"):
+        for root in (DATASET_DIR, WORK_DIR / "home" / "data"):
             pictures.enter_context(fashion_mnist_at(root))
         for example in EXAMPLES:
             print(f"── {example.script}", flush=True)
-            failures += _try(example, examples)
+            failures += _run_example(example, examples)
     for failure in failures:
         print(f"FAILED {failure}")
     sys.exit(bool(failures))
@@ -107,54 +107,54 @@ def behaviour_differences(ray_python: Path) -> list[str]:
         "── Ray Train answers the probes of tests/parity/behaviour.py (some ten minutes)",
         flush=True,
     )
-    place = PLACE / "probes"
+    place = WORK_DIR / "probes"
     command = [str(ray_python), "-m", "tests.parity.behaviour", "ray.train", str(place)]
-    surroundings = _environment() | RAY_IN_A_HURRY | {"PYTHONPATH": str(ROOT)}
+    surroundings = _environment() | FAST_RAY_ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
     subprocess.run(command, cwd=ROOT, env=surroundings, check=True)
     seen = json.loads((place / "seen.json").read_text())
-    kept = json.loads(ANSWERS.read_text())
+    kept = json.loads(BEHAVIOR_TABLE.read_text())
     return [
         f"Ray answers {name} otherwise: {seen[name]}" for name in kept if seen[name] != kept[name]
     ]
 
 
-def _try(example: Example, examples: Path) -> list[str]:
+def _run_example(example: RayExample, examples: Path) -> list[str]:
     script = examples / example.script
-    problem = _move(example, script)
-    if problem or example.left:
+    problem = _migrate(example, script)
+    if problem or example.unmigrated:
         return [problem] if problem else []
     if example.needs_gpu and not torch.cuda.is_available():
         print("moved; not run: it needs a GPU")
         return []
     done = subprocess.run(
-        [sys.executable, *_how(example, script)],
+        [sys.executable, *_example_command(example, script)],
         cwd=script.parent,
         env=_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=WITHIN_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     print("\n".join(done.stdout.splitlines()[-3:]))
-    fine = done.returncode == 0 and example.prints in done.stdout
+    fine = done.returncode == 0 and example.expected_output in done.stdout
     if not fine:
         print(done.stdout)
     return [] if fine else [f"{example.script} ended with {done.returncode}"]
 
 
-def _move(example: Example, script: Path) -> str:
+def _migrate(example: RayExample, script: Path) -> str:
     """Move it, and compare what could not be moved with what was expected."""
     command = [sys.executable, "-m", "spotfit.migrate", "--write", str(script)]
     told = subprocess.run(command, capture_output=True, text=True, check=False)
     print(told.stdout.strip())
-    missing = [one for one in example.left if one not in told.stdout]
-    if told.returncode != bool(example.left) or missing:
+    missing = [one for one in example.unmigrated if one not in told.stdout]
+    if told.returncode != bool(example.unmigrated) or missing:
         return f"{example.script} was not moved as expected: {told.stdout}{told.stderr}"
     return ""
 
 
-def _how(example: Example, script: Path) -> list[str]:
+def _example_command(example: RayExample, script: Path) -> list[str]:
     if example.call:
         return ["-c", f"import {script.stem} as example; example.{example.call}"]
     return [str(script), *example.arguments]
@@ -163,13 +163,13 @@ def _how(example: Example, script: Path) -> list[str]:
 def _environment() -> dict[str, str]:
     return {
         **os.environ,
-        "HOME": str(PLACE / "home"),
+        "HOME": str(WORK_DIR / "home"),
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(PACKAGES),
     }
 
 
-def _where_ray_is() -> Path:
+def _ray_directory() -> Path:
     command = [str(python_of("ray")), "-c", "import ray; print(ray.__path__[0])"]
     told = subprocess.run(command, capture_output=True, text=True, check=True)
     return Path(told.stdout.strip())
@@ -179,12 +179,12 @@ def _install_packages() -> None:
     if (PACKAGES / ".installed").exists():
         return
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
-    subprocess.run([*pip, "--target", str(PACKAGES), *NEEDED], check=True)
+    subprocess.run([*pip, "--target", str(PACKAGES), *REQUIREMENTS], check=True)
     importing = [sys.executable, "-c", "import torchvision"]
     if subprocess.run(importing, env=_environment(), capture_output=True, check=False).returncode:
         print("torchvision was built for another torch: declaring what it looks for in it.")
         first = PACKAGES / "torchvision" / "__init__.py"
-        first.write_text(DECLARED + first.read_text())
+        first.write_text(DECLARE_OPERATORS + first.read_text())
     (PACKAGES / ".installed").touch()
 
 

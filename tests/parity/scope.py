@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-RAY = "2.60.0"
+RAY_VERSION = "2.60.0"
 
-HOMES: Mapping[str, tuple[str, ...]] = {
+RAY_MODULES: Mapping[str, tuple[str, ...]] = {
     "ray.train": (),
     "ray.train.backend": ("Backend", "BackendConfig"),
     "ray.train.collective": (),
@@ -26,7 +26,7 @@ HOMES: Mapping[str, tuple[str, ...]] = {
 }
 """Modules of Ray, and what of each; with no names, all of its `__all__`."""
 
-OURS: Mapping[str, str] = {
+SPOTFIT_MODULES: Mapping[str, str] = {
     "ray.train": "spotfit",
     "ray.train.backend": "spotfit.backend",
     "ray.train.collective": "spotfit.collective",
@@ -35,7 +35,7 @@ OURS: Mapping[str, str] = {
     "ray.train.torch.xla": "spotfit.torch.xla",
     "ray.train.v2.api.data_parallel_trainer": "spotfit",
     "ray.train.v2.torch.torchft_config": "spotfit.torch",
-    "ray.train.v2._internal.execution.context": "spotfit.model.callbacks",
+    "ray.train.v2._internal.execution.context": "spotfit.model.user_callback",
 }
 """Where each of them lives here."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.parity.compare import alike, differences
+from tests.parity.compare import answers_match, differences
 from tests.parity.describe import describe
 
 
@@ -102,10 +102,10 @@ def test_each_way_to_differ_is_told(theirs: Any, ours: Any, words: str) -> None:
 
 
 def test_an_answer_is_alike_if_errors_are_what_they_are_with_ray() -> None:
-    assert alike(
+    assert answers_match(
         [1, {"a": {"is": ["ValueError"]}}], [1, {"a": {"is": ["TypeError", "ValueError"]}}]
     )
-    assert alike({"is": []}, None) is False
-    assert not alike([1, 2], [1])
-    assert not alike({"a": 1}, {"a": 2})
-    assert not alike(None, {"is": ["ValueError"]})
+    assert answers_match({"is": []}, None) is False
+    assert not answers_match([1, 2], [1])
+    assert not answers_match({"a": 1}, {"a": 2})
+    assert not answers_match(None, {"is": ["ValueError"]})

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from spotfit.host.env import SETTINGS
-from spotfit.migrate.places import variable
-from spotfit.migrate.rewrite import rewrite
+from spotfit.host.env import ENV_VARS
+from spotfit.migrate.name_map import find_variable
+from spotfit.migrate.rewrite import rewrite_script
 from tests.house.tree import ROOT
-from tests.parity.differences import MEANT, OTHERWISE
+from tests.parity.differences import BEHAVIOR_DIFFERENCES, INTENTIONAL_DIFFERENCES
 from tests.parity.scope import ENVIRONMENT
 
 GUIDE = (ROOT / "docs/migrating_from_ray_train.md").read_text()
@@ -29,7 +29,11 @@ def test_every_name_of_ray_train_has_its_line(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [*(f"`{name}`" for name in MEANT), *(one.guide for one in OTHERWISE.values())]
+    "words",
+    [
+        *(f"`{name}`" for name in INTENTIONAL_DIFFERENCES),
+        *(one.guide for one in BEHAVIOR_DIFFERENCES.values()),
+    ],
 )
 def test_every_difference_is_told(words: str) -> None:
     different = GUIDE.partition("## What is different")[2].partition("## Every name")[0]
@@ -38,15 +42,15 @@ def test_every_difference_is_told(words: str) -> None:
 
 def test_the_command_makes_of_the_one_script_the_other() -> None:
     shown = dict(SHOWN.findall(GUIDE))
-    moved = rewrite(shown["before"].encode())
+    moved = rewrite_script(shown["before"].encode())
     assert moved.text.decode() == shown["after"]
-    assert not moved.left
+    assert not moved.manual_notes
 
 
 def test_every_variable_that_has_another_name_here_is_told() -> None:
     told = dict(RENAMED.findall(GUIDE))
-    assert told == {setting.also: setting.name for setting in SETTINGS if setting.also}
-    assert all(variable(theirs) == ours for theirs, ours in told.items())
+    assert told == {setting.ray_name: setting.name for setting in ENV_VARS if setting.ray_name}
+    assert all(find_variable(theirs) == ours for theirs, ours in told.items())
 
 
 @pytest.mark.parametrize("name", VARIABLES)

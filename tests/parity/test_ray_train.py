@@ -11,8 +11,8 @@ import pytest
 
 from tests.parity.compare import differences
 from tests.parity.describe import describe
-from tests.parity.differences import MEANT
-from tests.parity.scope import ENVIRONMENT, EXAMPLES, HOMES, OURS
+from tests.parity.differences import INTENTIONAL_DIFFERENCES
+from tests.parity.scope import ENVIRONMENT, EXAMPLES, RAY_MODULES, SPOTFIT_MODULES
 
 TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("ray_train_2_60.json").read_text())
 TABLE.pop(ENVIRONMENT)
@@ -21,17 +21,21 @@ KNOWN = frozenset(name for _, name in NAMES)
 
 
 def test_the_table_holds_what_is_compared() -> None:
-    assert TABLE.keys() == HOMES.keys() == OURS.keys()
+    assert TABLE.keys() == RAY_MODULES.keys() == SPOTFIT_MODULES.keys()
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES, ids=[".".join(one) for one in NAMES])
 def test_a_name_of_ray_train_is_here(module: str, name: str) -> None:
     found = different(module, name)
-    unexplained = [what for key, what in found.items() if key not in MEANT and name not in MEANT]
-    assert not unexplained, f"{OURS[module]}.{name} {'; '.join(unexplained)}"
+    unexplained = [
+        what
+        for key, what in found.items()
+        if key not in INTENTIONAL_DIFFERENCES and name not in INTENTIONAL_DIFFERENCES
+    ]
+    assert not unexplained, f"{SPOTFIT_MODULES[module]}.{name} {'; '.join(unexplained)}"
 
 
-@pytest.mark.parametrize("key", MEANT)
+@pytest.mark.parametrize("key", INTENTIONAL_DIFFERENCES)
 def test_a_difference_that_is_gone_is_no_longer_explained(key: str) -> None:
     found = [one for module, name in NAMES for one in different(module, name)]
     assert any(one == key or one.startswith(f"{key}.") for one in found)
@@ -40,7 +44,7 @@ def test_a_difference_that_is_gone_is_no_longer_explained(key: str) -> None:
 def different(module: str, name: str) -> dict[str, str]:
     """How our namesake differs, by its name or by its name and member."""
     try:
-        here = importlib.import_module(OURS[module])
+        here = importlib.import_module(SPOTFIT_MODULES[module])
         ours = describe(getattr(here, name), EXAMPLES.get(name))
     except (ImportError, AttributeError):
         return {name: "is not there"}

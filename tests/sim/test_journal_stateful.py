@@ -13,7 +13,7 @@ from spotfit.core.errors import TransientStoreError
 from spotfit.core.ids import AgentId, RunId
 from spotfit.ledger import keys
 from spotfit.ledger.journal import Journal
-from spotfit.model.events import CancelRequested, Entry, LeaderElected
+from spotfit.model.events import CancelRequested, JournalEntry, LeaderElected
 from spotfit.model.fold import fold
 from spotfit.model.view import View
 from spotfit.store.memory import MemoryStore
@@ -22,7 +22,7 @@ RUN = RunId("a" * 32)
 WRITERS = 3
 writers = st.integers(0, WRITERS - 1)
 trouble = st.sampled_from(["none", "unsent", "answer lost"])
-_entries = decoder(Entry)
+_entries = decoder(JournalEntry)
 
 
 class Shaky:
@@ -51,10 +51,10 @@ class ManyWriters(RuleBasedStateMachine):
         self.store = MemoryStore()
         self.lines = [Shaky(self.store) for _ in range(WRITERS)]
         self.journals = [Journal(line) for line in self.lines]
-        self.offered: list[tuple[int, Entry]] = []
+        self.offered: list[tuple[int, JournalEntry]] = []
         self.told: list[list[int]] = [[] for _ in range(WRITERS)]
         for writer, journal in enumerate(self.journals):
-            journal.heard = lambda slot, _body, _entry, writer=writer: self.told[writer].append(
+            journal.on_entry = lambda slot, _body, _entry, writer=writer: self.told[writer].append(
                 slot
             )
 
@@ -62,8 +62,12 @@ class ManyWriters(RuleBasedStateMachine):
     def append(self, writer: int, trouble: str, *, elects: bool) -> None:
         journal, me = self.journals[writer], AgentId(f"w{writer}")
         before = journal.view
-        event = LeaderElected(me, before.epoch + 1) if elects else CancelRequested(f"by {me}")
-        entry = Entry(RUN, me, event, at_ms=len(self.offered))
+        event = (
+            LeaderElected(leader=me, epoch=before.epoch + 1)
+            if elects
+            else CancelRequested(reason=f"by {me}")
+        )
+        entry = JournalEntry(run_id=RUN, author=me, event=event, written_at_ms=len(self.offered))
         self.offered.append((before.next_slot, entry))
         self.lines[writer].trouble = trouble
         after = journal.append(entry, before)
@@ -78,7 +82,7 @@ class ManyWriters(RuleBasedStateMachine):
     @rule(writer=writers, slot=st.integers(0, 20))
     def is_told(self, writer: int, slot: int) -> None:
         if slot < len(self.entries()):
-            self.journals[writer].told(slot, self.store.get(keys.entry(slot)))
+            self.journals[writer].apply_entry(slot, self.store.get(keys.entry(slot)))
 
     @invariant()
     def every_view_is_a_prefix_of_the_truth(self) -> None:
@@ -99,7 +103,7 @@ class ManyWriters(RuleBasedStateMachine):
         epochs = [one.event.epoch for one in self.entries() if isinstance(one.event, LeaderElected)]
         assert epochs == sorted(set(epochs))
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[JournalEntry]:
         """What is really there, up to the first hole."""
         if not hasattr(self, "store"):
             return []

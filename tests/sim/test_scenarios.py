@@ -5,64 +5,64 @@ from dataclasses import replace
 import pytest
 
 from spotfit.model.events import (
-    Blame,
     CheckpointCommitted,
+    FailureCause,
     FitEnded,
     FitStarted,
     LeaderElected,
     RoundClosed,
     RoundOpened,
 )
-from spotfit_localsim.library import (
-    LIBRARY,
-    LONG,
-    a_rank_hangs,
+from spotfit_localsim.virtual.scenario import AtStep, BucketStall, Scenario
+from spotfit_localsim.virtual.scenario_library import (
+    LONG_WORKLOAD,
+    SCENARIOS,
+    all_machines_reclaimed_without_driver,
     budget_exhausted,
+    checkpoint_retention,
     deposed_leader,
     elastic_shrink_grow,
-    everybody_reclaimed_unseen,
-    few_are_kept,
+    hanging_rank,
     laptop_dies,
     plain,
     preemption_with_notice,
-    random_saves,
-    random_storm,
+    random_save_scenario,
+    random_scenario,
     uploads_outlive_workers,
     worker_crashes_within_budget,
 )
-from spotfit_localsim.run import Design, simulate
-from spotfit_localsim.scenario import Scenario, Stall, Step
+from spotfit_localsim.virtual.simulation import SimDesign, simulate
 
 
-@pytest.mark.parametrize("scenario", LIBRARY, ids=lambda scenario: scenario.name)
-def test_all_that_must_hold_holds_in(scenario: Scenario, seeds: range) -> None:
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_invariants_hold_in_named_scenarios(scenario: Scenario, seeds: range) -> None:
     for seed in seeds:
         simulate(scenario, seed)
 
 
-def test_all_that_must_hold_holds_in_random_storms(seeds: range) -> None:
+def test_invariants_hold_in_random_scenarios(seeds: range) -> None:
     for seed in range(len(seeds) * 5):
-        simulate(random_storm(seed), seed)
+        simulate(random_scenario(seed), seed)
 
 
-def test_all_that_must_hold_holds_where_ranks_save_into_memory(seeds: range) -> None:
-    stories = [simulate(random_saves(seed), seed) for seed in range(len(seeds) * 3)]
+def test_invariants_hold_in_random_save_scenarios(seeds: range) -> None:
+    stories = [simulate(random_save_scenario(seed), seed) for seed in range(len(seeds) * 3)]
     assert any(story.rounds_from_memory for story in stories)
 
 
-def test_a_machine_is_left_once_a_neighbour_has_what_it_saved() -> None:
+def test_preempted_machine_leaves_when_a_peer_has_its_snapshot() -> None:
     """Though its upload takes far longer."""
     load = replace(
-        preemption_with_notice.load,
-        snapshots=True,
+        preemption_with_notice.workload,
+        uses_snapshots=True,
         save_every=2,
-        save_s=(4.0, 5.0),
-        copy_s=(0.05, 0.2),
+        upload_s=(4.0, 5.0),
+        replication_s=(0.05, 0.2),
     )
-    story = simulate(replace(preemption_with_notice, load=load), 0)
+    story = simulate(replace(preemption_with_notice, workload=load), 0)
     closed = [one.event for one in story.entries if isinstance(one.event, RoundClosed)]
     assert closed
-    assert all(one.safe for one in closed)
+    assert all(one.state_replicated for one in closed)
     assert story.rounds_from_memory == len(closed)
     assert story.steps_repeated <= 2 * len(closed), "what was trained on while it was copied"
 
@@ -80,8 +80,8 @@ def test_a_machine_is_left_once_a_neighbour_has_what_it_saved() -> None:
         (501145, "a member came back after its round was given up, and was not told"),
     ],
 )
-def test_a_storm_that_once_broke_something_does_so_no_more(seed: int, found: str) -> None:
-    assert simulate(random_storm(seed), seed).broken is None, found
+def test_regression_seeds_pass(seed: int, found: str) -> None:
+    assert simulate(random_scenario(seed), seed).violation is None, found
 
 
 @pytest.mark.parametrize(
@@ -90,25 +90,25 @@ def test_a_storm_that_once_broke_something_does_so_no_more(seed: int, found: str
         (9100614, "a connection broke, was made anew, and a snapshot lacked the part lost with it"),
     ],
 )
-def test_saves_that_once_went_wrong_do_so_no_more(seed: int, found: str) -> None:
-    assert simulate(random_saves(seed), seed).broken is None, found
+def test_regression_seeds_of_saves_pass(seed: int, found: str) -> None:
+    assert simulate(random_save_scenario(seed), seed).violation is None, found
 
 
-def test_the_same_seed_tells_the_same_story() -> None:
-    first, again = (simulate(random_storm(5), 5) for _ in range(2))
+def test_same_seed_gives_the_same_result() -> None:
+    first, again = (simulate(random_scenario(5), 5) for _ in range(2))
     assert str(first) == str(again)
     assert first.requests == again.requests
-    assert str(first) != str(simulate(random_storm(6), 6))
+    assert str(first) != str(simulate(random_scenario(6), 6))
 
 
 def test_every_fit_ends_once(seeds: range) -> None:
     for seed in seeds:
-        events = [entry.event for entry in simulate(random_storm(seed), seed).entries]
+        events = [entry.event for entry in simulate(random_scenario(seed), seed).entries]
         assert sum(isinstance(event, FitStarted) for event in events) == 1
         assert sum(isinstance(event, FitEnded) for event in events) == 1
 
 
-def test_a_leader_that_slept_finds_itself_deposed_and_decides_nothing(seeds: range) -> None:
+def test_frozen_leader_is_deposed_and_appends_nothing(seeds: range) -> None:
     for seed in seeds:
         story = simulate(deposed_leader, seed)
         leader = None
@@ -116,71 +116,71 @@ def test_a_leader_that_slept_finds_itself_deposed_and_decides_nothing(seeds: ran
             if isinstance(entry.event, LeaderElected):
                 leader = entry.event.leader
             elif not isinstance(entry.event, FitStarted):
-                assert entry.by == leader
+                assert entry.author == leader
         assert story.elections >= 3
 
 
-def test_a_bucket_that_hangs_for_half_a_minute_costs_no_round_and_no_lead(seeds: range) -> None:
+def test_bucket_stall_of_30_s_ends_no_round_and_no_leadership(seeds: range) -> None:
     """Errands beside the ticks, as in production: agents go on hearing and greeting each other."""
-    hangs = replace(plain, load=LONG, acts=(Stall(Step(10), 30.0),))
+    hangs = replace(plain, workload=LONG_WORKLOAD, events=(BucketStall(AtStep(10), 30.0),))
     for seed in seeds:
-        story = simulate(hangs, seed, Design(beside=True))
+        story = simulate(hangs, seed, SimDesign(uses_background_calls=True))
         assert (story.rounds, story.elections) == (1, 2)
         assert story.steps_repeated == 0
 
 
-def test_a_notice_costs_a_round_but_hardly_a_step(seeds: range) -> None:
+def test_preemption_notice_repeats_few_steps(seeds: range) -> None:
     """Two notices; a step is done again only if it came after the last of the regular saves."""
     for seed in seeds:
         repeated = simulate(preemption_with_notice, seed).steps_repeated
-        assert repeated <= 2 * preemption_with_notice.load.save_every
+        assert repeated <= 2 * preemption_with_notice.workload.save_every
 
 
-def test_without_laptop_and_machines_a_sweep_goes_on_where_the_run_stood(seeds: range) -> None:
+def test_sweep_resumes_the_run_without_laptop_and_machines(seeds: range) -> None:
     for seed in seeds:
-        story = simulate(everybody_reclaimed_unseen, seed)
-        revived = [entry for entry in story.entries if str(entry.by).startswith("sweep")]
+        story = simulate(all_machines_reclaimed_without_driver, seed)
+        revived = [entry for entry in story.entries if str(entry.author).startswith("sweep")]
         assert story.outcome == "finished"
         assert revived, "nobody but a sweep could have asked for machines"
 
 
-def test_the_run_does_not_need_the_laptop_that_began_it(seeds: range) -> None:
+def test_run_finishes_without_the_laptop(seeds: range) -> None:
     for seed in seeds:
         assert simulate(laptop_dies, seed).outcome == "finished"
 
 
-def test_a_mistake_of_the_user_counts_once_and_a_lost_machine_never(seeds: range) -> None:
+def test_worker_failure_counts_once_and_lost_machine_never(seeds: range) -> None:
     for seed in seeds:
         story = simulate(worker_crashes_within_budget, seed)
-        assert story.view.failures.get(Blame.WORKER, 0) == 3
+        assert story.view.failure_counts.get(FailureCause.WORKER, 0) == 3
 
 
-def test_a_rank_that_hangs_is_found_and_its_stacks_are_kept(seeds: range) -> None:
+def test_hanging_rank_is_detected_and_its_stacks_are_stored(seeds: range) -> None:
     for seed in seeds:
-        story = simulate(a_rank_hangs, seed)
+        story = simulate(hanging_rank, seed)
         closed = [one.event for one in story.entries if isinstance(one.event, RoundClosed)]
-        hung = [event.failures for event in closed if event.blame is Blame.WORKER]
+        hung = [event.failures for event in closed if event.cause is FailureCause.WORKER]
         assert [[(one.rank, one.kind) for one in failures] for failures in hung] == [
             [(1, "timeout")],
             [(3, "timeout")],
         ]
 
 
-def test_a_spent_budget_ends_the_run_and_says_so(seeds: range) -> None:
+def test_exhausted_retry_budget_fails_the_run(seeds: range) -> None:
     for seed in seeds:
-        ended = simulate(budget_exhausted, seed).view.ended
+        ended = simulate(budget_exhausted, seed).view.fit_end
         assert ended is not None
-        assert ended.blame is Blame.WORKER
-        assert "1 allowed" in ended.why
+        assert ended.cause is FailureCause.WORKER
+        assert "limit 1" in ended.reason
 
 
-def test_what_a_dying_worker_gave_away_is_not_lost(seeds: range) -> None:
+def test_uploads_survive_the_death_of_their_worker(seeds: range) -> None:
     """It dies a step after each report, long before the upload is done: only that step is lost."""
     for seed in seeds:
         assert simulate(uploads_outlive_workers, seed).steps_repeated <= 3
 
 
-def test_an_elastic_group_shrinks_and_grows(seeds: range) -> None:
+def test_elastic_group_shrinks_and_grows(seeds: range) -> None:
     sizes = set()
     for seed in seeds:
         for entry in simulate(elastic_shrink_grow, seed).entries:
@@ -190,24 +190,26 @@ def test_an_elastic_group_shrinks_and_grows(seeds: range) -> None:
     assert max(sizes) == 8
 
 
-def test_only_those_checkpoints_stay_that_are_to_stay(seeds: range) -> None:
+def test_retention_keeps_the_configured_checkpoints(seeds: range) -> None:
     for seed in seeds:
-        view = simulate(few_are_kept, seed).view
+        view = simulate(checkpoint_retention, seed).view
         assert len(view.checkpoints) <= 3
 
 
-def test_what_rounds_before_the_last_left_half_saved_is_gone_at_the_end(seeds: range) -> None:
+def test_incomplete_checkpoints_are_deleted_at_the_end(seeds: range) -> None:
     for seed in seeds:
-        storm = random_storm(seed)
-        if storm.load.names == "made":
+        storm = random_scenario(seed)
+        if storm.workload.checkpoint_naming == "generated":
             story = simulate(storm, seed)
             last = {commit.name for commit in story.view.checkpoints}
-            assert len(story.folders - last) <= 1, "what the last round was at when it ended"
+            assert len(story.top_level_folders - last) <= 1, (
+                "what the last round was at when it ended"
+            )
 
 
 def test_no_step_is_committed_twice(seeds: range) -> None:
     for seed in range(len(seeds) * 3):
-        entries = simulate(random_storm(seed), seed).entries
+        entries = simulate(random_scenario(seed), seed).entries
         commits = [one.event for one in entries if isinstance(one.event, CheckpointCommitted)]
         steps = [commit.metrics["step"] for commit in commits]
         assert steps == sorted(set(steps))
@@ -216,7 +218,7 @@ def test_no_step_is_committed_twice(seeds: range) -> None:
 def test_rounds_have_distinct_numbers_and_never_overlap(seeds: range) -> None:
     for seed in seeds:
         numbers, is_open = [], False
-        for entry in simulate(random_storm(seed), seed).entries:
+        for entry in simulate(random_scenario(seed), seed).entries:
             if isinstance(entry.event, RoundOpened):
                 assert not is_open
                 numbers.append(entry.event.round.number)

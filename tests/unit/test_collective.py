@@ -1,4 +1,4 @@
-"""The user's collectives go through the session, and say so where there is none."""
+"""Public collectives use the session of the worker."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from spotfit import collective
-from spotfit.worker import current
-from spotfit.worker.local import LocalSession
+from spotfit.worker import current_session
+from spotfit.worker.local_session import LocalSession
 
 
-def test_they_ask_the_session() -> None:
-    current.enter(LocalSession("run"))
+def test_collectives_use_the_current_session() -> None:
+    current_session.set_session(LocalSession("run"))
     try:
         collective.barrier()
         assert collective.broadcast_from_rank_zero({"seed": 1}) == {"seed": 1}
     finally:
-        current.leave()
+        current_session.clear_session()
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,6 @@ def test_they_ask_the_session() -> None:
         ("broadcast_from_rank_zero", lambda: collective.broadcast_from_rank_zero(1)),
     ],
 )
-def test_outside_of_a_training_function_nobody_answers(name: str, call: Any) -> None:
+def test_collectives_outside_of_a_training_function_raise(name: str, call: Any) -> None:
     with pytest.raises(RuntimeError, match=f"`spotfit.collective.{name}` cannot be used outside"):
         call()

@@ -1,4 +1,4 @@
-"""`import spotfit` offers every public name, and imports each when it is first used."""
+"""`import spotfit` imports public names on first access."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ assert "torch" not in sys.modules
 """
 
 
-def test_only_what_is_used_is_imported() -> None:
+def test_only_used_names_are_imported() -> None:
     subprocess.run([sys.executable, "-c", PROBE], check=True)
 
 
-def test_every_name_leads_somewhere_and_is_offered() -> None:
+def test_every_public_name_can_be_accessed() -> None:
     assert list(spotfit.__all__) == sorted(spotfit.__all__)
     for name in spotfit.__all__:
         assert getattr(spotfit, name) is not None
     assert set(spotfit.__all__) <= set(dir(spotfit))
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+def test_an_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         spotfit.no_such_name  # noqa: B018

@@ -1,4 +1,5 @@
-"""Real nodes on this machine: every agent a process group, every reclaim a real signal.
+"""Fault injection and reference training jobs for runs of real processes.
 
-It pretends nothing but the cloud; agents, stores and clocks are the real ones.
+The package must not import the virtual-time simulator, and reads no state of an agent but its
+bucket.
 """

@@ -1,10 +1,9 @@
-"""Random misfortune, live: real processes are killed at any moment, and the result must not change.
+"""Random faults in runs of real processes; the result of the training must not change.
 
 `python -m spotfit_localsim.live.chaos --seeds 20` runs small trainings of four workers on two
-nodes. A seed decides what is trained, where it is stored, how bad the wire to the store is, and
-who is killed when. Whatever happened, these hold: the result is that of an undisturbed run, no
-committed checkpoint is lost, no step counts twice, no machine is paid twice, and no process or
-directory is left behind.
+nodes. The seed decides the training job, the store, the network faults, and which processes are
+killed when. Invariants: the result equals that of an undisturbed run, no committed checkpoint
+is lost, no step counts twice, no machine is started twice, and no process or directory is left.
 """
 
 from __future__ import annotations
@@ -29,315 +28,372 @@ from msgspec.structs import replace
 
 import spotfit
 from spotfit.agent import driver
-from spotfit.agent.zygote import ZygoteKeeper
 from spotfit.core.codec import encode
 from spotfit.core.errors import RunNotFoundError, TransientStoreError
+from spotfit.fork_server.fork_client import ForkServerPool
 from spotfit.host import env
-from spotfit.host.clocks import SystemClock, wall_ms
+from spotfit.host.system import SystemClock, wall_ms
 from spotfit.ledger import keys
-from spotfit.provision.launch import Assignment
+from spotfit.provision.launch import AgentAssignment
 from spotfit.store.api import Store
-from spotfit.store.opening import open_store
-from spotfit_localsim.dice import Dice, Stream
-from spotfit_localsim.live import bad_wire, jobs, mines, saves
-from spotfit_localsim.live.audit import Audit
-from spotfit_localsim.live.mines import MARK, MOMENTS, Mine
-from spotfit_localsim.live.options import LocalOptions
-from spotfit_localsim.live.places import Root
-from spotfit_localsim.live.victims import Kind, Victims, mourned, with_mark
+from spotfit.store.factory import open_store
+from spotfit_localsim.live import crash_points, network_faults, reference_jobs, reference_saves
+from spotfit_localsim.live.crash_points import CHAOS_DIR_ENV, CRASH_POINTS, InjectedCrash
+from spotfit_localsim.live.kill_targets import (
+    KillTargets,
+    TargetKind,
+    kill_processes,
+    processes_with_variable,
+)
+from spotfit_localsim.live.post_checks import RunAudit
+from spotfit_localsim.random_streams import RandomStream, SeededStreams
+from spotfit_provisioners.local.options import LocalOptions
+from spotfit_provisioners.local.state_dir import LocalCloudDir
 
-_ME = "spotfit_localsim.live.chaos"
-_AGENT = f"{_ME}:serve"
+_MODULE = "spotfit_localsim.live.chaos"
+_AGENT_FUNCTION = f"{_MODULE}:serve"
 _WORKERS, _NODES = 4, 2
-_LOOK_EVERY_S = 0.01
-_LOOK_BEHIND_EVERY_S = 0.1
-_QUIET_WITHIN_S = 30.0
-"""Long enough for a call that hangs to be given up, and made again. Where a story may take longer,
-the machine is slow: then so may deleting what is left, half as long."""
-_WELL_BEFORE = 0.6
-_TAKES = 3
-"""A story whose blows come after its end proves nothing: so often it is played, ever sooner."""
-_STALL_S = (5.0, 30.0)
-_FEW = (0, 0, 1, 1, 2)
-_FOR_A_STALL_S = 60.0
-"""How much longer a story may take in which the bucket hangs."""
+_POLL_INTERVAL_S = 0.01
+_CLEANUP_POLL_INTERVAL_S = 0.1
+_CLEANUP_TIMEOUT_S = 30.0
+"""Enough for a store request to time out and be retried. Where runs may take longer, the machine is
+slow, and the cleanup may take half as long as a run.
+"""
+# Kills of a replay come within this fraction of the previous run's duration.
+_REPLAY_TIME_FRACTION = 0.6
+_MAX_REPLAYS = 3
+"""A run that ended before its kills proves nothing: it is repeated, with earlier kills."""
+_STALL_RANGE_S = (5.0, 30.0)
+_SMALL_COUNTS = (0, 0, 1, 1, 2)
+_EXTRA_STALL_TIME_S = 60.0
+"""Additional time for a run in which the bucket hangs."""
 
 
-class Blow(msgspec.Struct, frozen=True):
-    """Somebody is killed, so long after the story began or as soon as there is one."""
+class PlannedKill(msgspec.Struct, frozen=True):
+    """Kill a process at a time after the start, or as soon as there is one of that kind."""
 
     at_s: float
-    whom: Kind
+    target: TargetKind
 
 
-class Stall(msgspec.Struct, frozen=True):
-    """The bucket hangs for so long, that long after the story began or as soon as somebody works.
+class PlannedStall(msgspec.Struct, frozen=True):
+    """The bucket hangs, at a time after the start or as soon as there are workers.
 
-    Before that, `fit()` may rightly say that it cannot reach the bucket.
+    Without workers `fit()` may rightly fail because it cannot reach the bucket.
     """
 
     at_s: float
-    for_s: float
+    duration_s: float
 
 
-class Harm(msgspec.Struct, frozen=True):
-    """A file of the latest checkpoint is damaged, that long after the story began or as soon as
-    there are two; and all machines are taken away, lest memory make up for it."""
+class PlannedCorruption(msgspec.Struct, frozen=True):
+    """Corrupt a file of the latest checkpoint, as soon as there are two, and kill all machines so
+    that the state is not restored from memory.
+    """
 
     at_s: float
-    how: Literal["flip", "cut", "delete"]
+    kind: Literal["flip", "cut", "delete"]
 
 
-Job = Literal["count", "descend", "keep", "learn"]
-"""The last two save as a Checkpointer does."""
+ChaosJob = Literal["hash_chain", "gradient_descent", "snapshots", "checkpointer"]
+"""The training function; the last two save by snapshots."""
 
 
-class Story(msgspec.Struct, frozen=True):
-    """All that a seed decides."""
+class ChaosPlan(msgspec.Struct, frozen=True):
+    """Everything that a seed decides."""
 
     seed: int
-    job: Job
+    job: ChaosJob
     store: Literal["file", "s3"]
-    weather: bad_wire.Weather
-    blows: tuple[Blow, ...]
-    stall: Stall | None = None
-    mines: tuple[Mine, ...] = ()
-    harm: Harm | None = None
+    network_faults: network_faults.NetworkFaults
+    kills: tuple[PlannedKill, ...]
+    stall: PlannedStall | None = None
+    injected_crashes: tuple[InjectedCrash, ...] = ()
+    corruption: PlannedCorruption | None = None
     strategy: Literal["ddp", "fsdp2"] = "ddp"
     steps: int = 40
     save_every: int = 5
-    pace_s: float = 0.03
-    take: int = 0
-    """How often it was played before, with its blows later."""
+    step_s: float = 0.03
+    replay: int = 0
+    """How often the plan was repeated, each time with earlier kills."""
 
     @property
     def name(self) -> str:
-        """Of its run."""
-        return f"story-{self.seed}-{self.take}"
+        """The name of the run."""
+        return f"chaos-{self.seed}-{self.replay}"
 
-    def sooner(self, lasted_s: float) -> Story:
-        """The same again, with every blow well before the time at which its run ended."""
-        last = max((blow.at_s for blow in self.blows), default=0.0)
-        scale = min(1.0, _WELL_BEFORE * lasted_s / last) if last > 0 else 1.0
-        blows = tuple(Blow(blow.at_s * scale, blow.whom) for blow in self.blows)
-        return replace(self, blows=blows, take=self.take + 1)
+    def with_earlier_kills(self, run_duration_s: float) -> ChaosPlan:
+        """Return the plan with all kills well before the time at which the run ended."""
+        last = max((kill.at_s for kill in self.kills), default=0.0)
+        scale = min(1.0, _REPLAY_TIME_FRACTION * run_duration_s / last) if last > 0 else 1.0
+        kills = tuple(PlannedKill(kill.at_s * scale, kill.target) for kill in self.kills)
+        return replace(self, kills=kills, replay=self.replay + 1)
 
     @property
     def workers(self) -> int:
-        """On two nodes. What more than two add up in torch depends on when they begin."""
-        return 2 if self.job == "learn" else _WORKERS
+        """The number of workers.
 
-    def config(self, folder: Path) -> dict[str, Any]:
-        """What the training function gets."""
+        Only two for torch: the order of more summands depends on timing.
+        """
+        return 2 if self.job == "checkpointer" else _WORKERS
+
+    def train_config(self, folder: Path) -> dict[str, Any]:
+        """The configuration of the training function."""
         return {
             "steps": self.steps,
             "save_every": self.save_every,
-            "pace_s": self.pace_s,
+            "step_s": self.step_s,
             "strategy": self.strategy,
             "folder": str(folder),
         }
 
 
-def story_of(seed: int, *, torch: float = 0.1) -> Story:
-    """The same story for the same seed; a share of them trains with torch."""
-    stream = Dice(seed).stream("story")
-    job: Literal["count", "descend"] = "descend" if stream.chance(torch) else "count"
-    store: Literal["file", "s3"] = "s3" if stream.chance(0.5) else "file"
-    weather = bad_wire.Weather(
-        refused=stream.between((0.0, 0.05)),
-        unanswered=stream.between((0.0, 0.03)),
-        slow=stream.between((0.0, 0.1)),
+def random_plan(seed: int, *, torch_fraction: float = 0.1) -> ChaosPlan:
+    """Return the plan of a seed; a fraction of the plans trains with torch."""
+    stream = SeededStreams(seed).stream("story")
+    job: Literal["hash_chain", "gradient_descent"] = (
+        "gradient_descent" if stream.bernoulli(torch_fraction) else "hash_chain"
+    )
+    store: Literal["file", "s3"] = "s3" if stream.bernoulli(0.5) else "file"
+    faults = network_faults.NetworkFaults(
+        refusal_probability=stream.uniform_in((0.0, 0.05)),
+        lost_response_probability=stream.uniform_in((0.0, 0.03)),
+        slow_probability=stream.uniform_in((0.0, 0.1)),
         seed=seed,
     )
-    kinds: list[Kind] = ["worker", "agent", "leader", "node", "zygote", "driver"]
-    span_s = (0.0, 3.0 if job == "count" else 8.0)
+    kinds: list[TargetKind] = ["worker", "agent", "leader", "node", "fork_server", "driver"]
+    span_s = (0.0, 3.0 if job == "hash_chain" else 8.0)
     count = 1 + min(3, int(stream.expovariate(0.8)))
-    blows = [Blow(stream.between(span_s), stream.choice(kinds)) for _ in range(count)]
-    blows.sort(key=lambda blow: blow.at_s)
+    kills = [PlannedKill(stream.uniform_in(span_s), stream.choice(kinds)) for _ in range(count)]
+    kills.sort(key=lambda kill: kill.at_s)
     if store == "file":
-        return Story(seed, job, store, bad_wire.fair(), tuple(blows))
-    if stream.chance(0.2):
-        weather = replace(weather, stalled=0.005, stall_s=stream.between(_STALL_S))
-    stall = Stall(stream.between(span_s), stream.between(_STALL_S)) if stream.chance(0.3) else None
-    return Story(seed, job, store, weather, tuple(blows), stall)
+        return ChaosPlan(seed, job, store, network_faults.no_faults(), tuple(kills))
+    if stream.bernoulli(0.2):
+        faults = replace(faults, stall_probability=0.005, stall_s=stream.uniform_in(_STALL_RANGE_S))
+    stall = (
+        PlannedStall(stream.uniform_in(span_s), stream.uniform_in(_STALL_RANGE_S))
+        if stream.bernoulli(0.3)
+        else None
+    )
+    return ChaosPlan(seed, job, store, faults, tuple(kills), stall)
 
 
-def story_of_saves(seed: int, *, torch: float = 0.1) -> Story:
-    """One that saves often, and in which most of what happens happens to saves."""
-    stream = Dice(seed).stream("story of saves")
-    job: Job = "learn" if stream.chance(torch) else "keep"
-    store: Literal["file", "s3"] = "s3" if stream.chance(0.6) else "file"
-    span_s = (0.0, 4.0 if job == "keep" else 8.0)
-    kinds: list[Kind] = ["worker", "agent", "node", "everybody", "carrier", "carrier", "driver"]
-    blows = [Blow(stream.between(span_s), stream.choice(kinds)) for _ in range(stream.choice(_FEW))]
-    laid = [_mine(stream) for _ in range(1 + stream.choice(_FEW))]
-    hows: list[Literal["flip", "cut", "delete"]] = ["flip", "cut", "delete"]
-    harm = Harm(stream.between(span_s), stream.choice(hows)) if stream.chance(0.25) else None
-    story = Story(
+def random_save_plan(seed: int, *, torch_fraction: float = 0.1) -> ChaosPlan:
+    """Return a plan with frequent saves, in which most faults hit saves."""
+    stream = SeededStreams(seed).stream("story of saves")
+    job: ChaosJob = "checkpointer" if stream.bernoulli(torch_fraction) else "snapshots"
+    store: Literal["file", "s3"] = "s3" if stream.bernoulli(0.6) else "file"
+    span_s = (0.0, 4.0 if job == "snapshots" else 8.0)
+    # A kind that occurs twice is drawn twice as often.
+    kinds: list[TargetKind] = [
+        "worker",
+        "agent",
+        "node",
+        "all_machines",
+        "uploader",
+        "uploader",
+        "driver",
+    ]
+    kills = [
+        PlannedKill(stream.uniform_in(span_s), stream.choice(kinds))
+        for _ in range(stream.choice(_SMALL_COUNTS))
+    ]
+    crashes = [_draw_injected_crash(stream) for _ in range(1 + stream.choice(_SMALL_COUNTS))]
+    corruption_kinds: list[Literal["flip", "cut", "delete"]] = ["flip", "cut", "delete"]
+    corruption = (
+        PlannedCorruption(stream.uniform_in(span_s), stream.choice(corruption_kinds))
+        if stream.bernoulli(0.25)
+        else None
+    )
+    plan = ChaosPlan(
         seed,
         job,
         store,
-        bad_wire.fair(),
-        tuple(sorted(blows, key=lambda blow: blow.at_s)),
-        mines=tuple(laid),
-        harm=harm,
-        strategy="fsdp2" if stream.chance(0.5) else "ddp",
+        network_faults.no_faults(),
+        tuple(sorted(kills, key=lambda kill: kill.at_s)),
+        injected_crashes=tuple(crashes),
+        corruption=corruption,
+        strategy="fsdp2" if stream.bernoulli(0.5) else "ddp",
         save_every=stream.choice([2, 4, 5]),
     )
-    return story if store == "file" else _in_bad_weather(story, stream, span_s)
+    return plan if store == "file" else _add_network_faults(plan, stream, span_s)
 
 
-def _mine(stream: Stream) -> Mine:
-    moment = stream.choice(sorted(MOMENTS))
-    full = MOMENTS[moment].full and stream.chance(0.5)
-    return Mine(moment, 1 + min(7, int(stream.expovariate(0.5))), "is full" if full else "dies")
-
-
-def _in_bad_weather(story: Story, stream: Stream, span_s: tuple[float, float]) -> Story:
-    weather = bad_wire.Weather(
-        refused=stream.between((0.0, 0.1)),
-        unanswered=stream.between((0.0, 0.05)),
-        slow=stream.between((0.0, 0.3)),
-        slow_s=stream.between((0.1, 1.0)),
-        seed=story.seed,
+def _draw_injected_crash(stream: RandomStream) -> InjectedCrash:
+    crash_point = stream.choice(sorted(CRASH_POINTS))
+    is_full = CRASH_POINTS[crash_point].can_fill_disk and stream.bernoulli(0.5)
+    return InjectedCrash(
+        crash_point, 1 + min(7, int(stream.expovariate(0.5))), "disk_full" if is_full else "kill"
     )
-    stall = Stall(stream.between(span_s), stream.between(_STALL_S)) if stream.chance(0.1) else None
-    return replace(story, weather=weather, stall=stall)
 
 
-# --- one story --------------------------------------------------------------------------------
+def _add_network_faults(
+    plan: ChaosPlan, stream: RandomStream, span_s: tuple[float, float]
+) -> ChaosPlan:
+    faults = network_faults.NetworkFaults(
+        refusal_probability=stream.uniform_in((0.0, 0.1)),
+        lost_response_probability=stream.uniform_in((0.0, 0.05)),
+        slow_probability=stream.uniform_in((0.0, 0.3)),
+        slow_latency_s=stream.uniform_in((0.1, 1.0)),
+        seed=plan.seed,
+    )
+    stall = (
+        PlannedStall(stream.uniform_in(span_s), stream.uniform_in(_STALL_RANGE_S))
+        if stream.bernoulli(0.1)
+        else None
+    )
+    return replace(plan, network_faults=faults, stall=stall)
 
 
-class Stage:
-    """Where one story is played: a folder of its own, in which nothing may be left."""
+# --- one run ----------------------------------------------------------------------------------
 
-    def __init__(self, story: Story, folder: Path, wire: str) -> None:
-        self.story = story
+
+class ChaosRun:
+    """One execution of a plan, in a directory of its own that must be empty at the end."""
+
+    def __init__(self, plan: ChaosPlan, folder: Path, proxy_url: str) -> None:
+        self.plan = plan
         self.folder = folder
-        self.wire = wire
-        self.root = Root(folder / "machines")
-        self.storage = "s3://chaos/runs" if story.store == "s3" else str(folder / "store")
-        self.url = f"{self.storage}/{story.name}"
-        self.began_ms = 0
-        self.struck_ms: list[int] = []
-        """When each blow fell."""
-        self.stepped_on = 0
-        """Mines on which somebody stepped."""
-        self.harmed: set[str] = set()
-        """Checkpoints of which a file was damaged."""
+        self.proxy_url = proxy_url
+        self.cloud_dir = LocalCloudDir(folder / "machines")
+        self.storage_path = "s3://chaos/runs" if plan.store == "s3" else str(folder / "store")
+        self.url = f"{self.storage_path}/{plan.name}"
+        self.started_ms = 0
+        self.kill_times_ms: list[int] = []
+        """Times of the kills."""
+        self.triggered_crash_count = 0
+        """Number of triggered crash points."""
+        self.corrupted_checkpoints: set[str] = set()
+        """Checkpoints with a corrupted file."""
         (folder / "tmp").mkdir(parents=True)
         (folder / "logs").mkdir()
-        (folder / "story.json").write_bytes(encode(story))
-        mines.put(story.mines, folder)
+        (folder / "plan.json").write_bytes(encode(plan))
+        crash_points.write_injected_crashes(plan.injected_crashes, folder)
 
     def environment(self) -> dict[str, str]:
-        """For everybody on it."""
-        return env.everything() | {
-            MARK: str(self.folder),
+        """The environment variables of all processes."""
+        return env.copy_environment() | {
+            CHAOS_DIR_ENV: str(self.folder),
             "TMPDIR": str(self.folder / "tmp"),
             "SPOTFIT_HOME": str(self.folder / "keys"),
-            "AWS_ENDPOINT_URL": self.wire,
+            "AWS_ENDPOINT_URL": self.proxy_url,
             "AWS_ACCESS_KEY_ID": "chaos",
             "AWS_SECRET_ACCESS_KEY": "chaos",
             "AWS_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
-    def play(self, *, within_s: float) -> Audit:
-        """Let it happen; what came of it."""
-        if self.story.store == "s3":
-            _make_bucket(self.wire)
-            bad_wire.change_weather(self.wire, self.story.weather)
-        hangs = self.story.stall is not None or self.story.weather.stalled > 0
-        ended_well = self._until_the_end(within_s + _FOR_A_STALL_S * hangs)
-        if self.story.store == "s3":
-            bad_wire.change_weather(self.wire, bad_wire.fair())
-        left = self._left_behind(max(_QUIET_WITHIN_S, within_s / 2))
-        stepped_on = mines.sprung(self.folder)
-        self.stepped_on = len(stepped_on)
-        for struck_ms, told in stepped_on:
-            self.struck_ms.append(struck_ms)
-            self._tell(f"{(struck_ms - self.began_ms) / 1000:6.2f} s  {told}")
+    def execute(self, *, timeout_s: float) -> RunAudit:
+        """Execute the plan and return the audit of the run."""
+        if self.plan.store == "s3":
+            _make_bucket(self.proxy_url)
+            network_faults.set_faults(self.proxy_url, self.plan.network_faults)
+        has_stalls = self.plan.stall is not None or self.plan.network_faults.stall_probability > 0
+        is_finished = self._run_to_end(timeout_s + _EXTRA_STALL_TIME_S * has_stalls)
+        if self.plan.store == "s3":
+            network_faults.set_faults(self.proxy_url, network_faults.no_faults())
+        leftovers = self._find_leftovers(max(_CLEANUP_TIMEOUT_S, timeout_s / 2))
+        triggered = crash_points.triggered_crashes(self.folder)
+        self.triggered_crash_count = len(triggered)
+        for at_ms, text in triggered:
+            self.kill_times_ms.append(at_ms)
+            self._log(f"{(at_ms - self.started_ms) / 1000:6.2f} s  {text}")
         with _environment(self.environment()):
-            return Audit.of(
+            return RunAudit.read(
                 url=self.url,
-                result=_read(self.folder / "result") if ended_well else None,
-                paid=(_read(self.folder / "paid") or "").splitlines(),
-                left=left,
-                harmed=self.harmed,
+                result=_read(self.folder / "result") if is_finished else None,
+                machine_starts=(_read(self.folder / "machine_starts") or "").splitlines(),
+                leftovers=leftovers,
+                corrupted_checkpoints=self.corrupted_checkpoints,
             )
 
-    def _until_the_end(self, within_s: float) -> bool:
+    def _run_to_end(self, timeout_s: float) -> bool:
         clock = SystemClock()
-        began, self.began_ms = clock.now(), wall_ms()
-        blows, stall = list(self.story.blows), self.story.stall
-        harm = self.story.harm
-        acting = self._start("fit")
-        victims = Victims(self.root, self.url, str(self.folder))
-        while clock.now() - began < within_s:
+        started_at, self.started_ms = clock.now(), wall_ms()
+        kills, stall = list(self.plan.kills), self.plan.stall
+        corruption = self.plan.corruption
+        driver_process = self._start_driver("fit")
+        targets = KillTargets(self.cloud_dir, self.url)
+        while clock.now() - started_at < timeout_s:
             with _environment(self.environment()):
-                self._strike(blows, victims, acting, clock.now() - began)
-            if harm is not None and clock.now() - began >= harm.at_s:
+                self._kill_if_due(kills, targets, driver_process, clock.now() - started_at)
+            if corruption is not None and clock.now() - started_at >= corruption.at_s:
                 with _environment(self.environment()):
-                    harm = None if self._do_harm(harm, victims, clock.now() - began) else harm
-            if stall is not None and clock.now() - began >= stall.at_s and victims.at_work:
-                bad_wire.stall(self.wire, stall.for_s)
-                self._tell(f"{clock.now() - began:6.2f} s  bucket hangs for {stall.for_s:.1f} s")
+                    corruption = (
+                        None
+                        if self._corrupt_checkpoint(corruption, targets, clock.now() - started_at)
+                        else corruption
+                    )
+            if stall is not None and clock.now() - started_at >= stall.at_s and targets.has_workers:
+                network_faults.start_stall(self.proxy_url, stall.duration_s)
+                self._log(
+                    f"{clock.now() - started_at:6.2f} s  bucket hangs for {stall.duration_s:.1f} s"
+                )
                 stall = None
-            code = acting.poll()
+            code = driver_process.poll()
             if code == 0:
                 return True
             if code == -signal.SIGKILL:
-                acting = self._start("attach")
+                driver_process = self._start_driver("attach")
             elif code is not None:
-                self._tell(f"the driver ended with code {code}: {self._last_words()}")
+                self._log(f"the driver exited with code {code}: {self._last_driver_output()}")
                 return False
-            clock.wait(_LOOK_EVERY_S)
-        self._tell(f"it has not ended within {within_s:.0f} s")
-        acting.kill()
-        acting.wait()
+            clock.wait(_POLL_INTERVAL_S)
+        self._log(f"the run has not ended within {timeout_s:.0f} s")
+        driver_process.kill()
+        driver_process.wait()
         return False
 
-    def _strike(
-        self, blows: list[Blow], victims: Victims, acting: subprocess.Popen[bytes], elapsed_s: float
+    def _kill_if_due(
+        self,
+        kills: list[PlannedKill],
+        targets: KillTargets,
+        driver_process: subprocess.Popen[bytes],
+        elapsed_s: float,
     ) -> None:
-        if not blows or elapsed_s < blows[0].at_s:
+        if not kills or elapsed_s < kills[0].at_s:
             return
-        whom = blows[0].whom
-        dice = Dice(self.story.seed).stream(f"victim {len(blows)}")
-        if whom == "driver":
-            acting.kill()
-            acting.wait()
-            struck: str | None = f"the driver {acting.pid}"
+        target = kills[0].target
+        stream = SeededStreams(self.plan.seed).stream(f"victim {len(kills)}")
+        if target == "driver":
+            driver_process.kill()
+            driver_process.wait()
+            description: str | None = f"the driver {driver_process.pid}"
         else:
-            struck = victims.strike(whom, dice)
-        if struck is not None:
-            blows.pop(0)
-            self.struck_ms.append(wall_ms())
-            self._tell(f"{elapsed_s:6.2f} s  killed {struck}")
+            description = targets.kill(target, stream)
+        if description is not None:
+            kills.pop(0)
+            self.kill_times_ms.append(wall_ms())
+            self._log(f"{elapsed_s:6.2f} s  killed {description}")
 
-    def _do_harm(self, harm: Harm, victims: Victims, elapsed_s: float) -> bool:
-        """Whether there was something to be damaged. Only what no other checkpoint shares."""
-        latest = victims.newest_of(2)
+    def _corrupt_checkpoint(
+        self, corruption: PlannedCorruption, targets: KillTargets, elapsed_s: float
+    ) -> bool:
+        """Corrupt a file that no other checkpoint shares; return whether there was a checkpoint."""
+        latest = targets.latest_checkpoint(2)
         if latest is None:
             return False
         store = open_store(self.url)
-        dice = Dice(self.story.seed).stream("harm")
-        files = [one.key for one in store.list(latest) if one.size_bytes < saves.FROZEN_BYTES]
-        files += [one.key for one in store.list(f"{keys.MANIFESTS}{latest}")]
+        stream = SeededStreams(self.plan.seed).stream("harm")
+        files = [
+            info.key
+            for info in store.list(latest)
+            if info.size_bytes < reference_saves.FROZEN_BYTES
+        ]
+        files += [info.key for info in store.list(f"{keys.MANIFESTS}{latest}")]
         if not files:
             return False
-        self.harmed.add(latest)
-        key = dice.choice(sorted(files))
-        _damage(store, key, harm.how, dice)
-        struck = victims.strike("everybody", dice)
-        self._tell(f"{elapsed_s:6.2f} s  {harm.how} {key}; killed {struck}")
+        self.corrupted_checkpoints.add(latest)
+        key = stream.choice(sorted(files))
+        _corrupt_object(store, key, corruption.kind, stream)
+        description = targets.kill("all_machines", stream)
+        self._log(f"{elapsed_s:6.2f} s  {corruption.kind} {key}; killed {description}")
         return True
 
-    def _start(self, how: str) -> subprocess.Popen[bytes]:
+    def _start_driver(self, mode: str) -> subprocess.Popen[bytes]:
         with (self.folder / "logs" / "driver.log").open("ab") as log:
-            return subprocess.Popen(  # noqa: S603  # ourselves
-                [sys.executable, "-m", _ME, "--act", how, str(self.folder)],
+            return subprocess.Popen(  # noqa: S603  # our own module
+                [sys.executable, "-m", _MODULE, "--act", mode, str(self.folder)],
                 env=self.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -345,239 +401,252 @@ class Stage:
                 start_new_session=True,
             )
 
-    def _last_words(self) -> str:
-        said = (_read(self.folder / "logs" / "driver.log") or "").strip().splitlines()
-        return said[-1] if said else "nothing was said"
+    def _last_driver_output(self) -> str:
+        lines = (_read(self.folder / "logs" / "driver.log") or "").strip().splitlines()
+        return lines[-1] if lines else "no output"
 
-    def _left_behind(self, within_s: float) -> list[str]:
+    def _find_leftovers(self, timeout_s: float) -> list[str]:
         clock = SystemClock()
-        give_up_at = clock.now() + within_s
-        while clock.now() < give_up_at and (self._debris() or with_mark(MARK, str(self.folder))):
-            clock.wait(_LOOK_BEHIND_EVERY_S)
-        processes = [f"process {one}" for one in with_mark(MARK, str(self.folder))]
-        return processes + self._debris()
+        deadline = clock.now() + timeout_s
+        while clock.now() < deadline and (
+            self._leftover_paths() or processes_with_variable(CHAOS_DIR_ENV, str(self.folder))
+        ):
+            clock.wait(_CLEANUP_POLL_INTERVAL_S)
+        processes = [
+            f"process {text}" for text in processes_with_variable(CHAOS_DIR_ENV, str(self.folder))
+        ]
+        return processes + self._leftover_paths()
 
-    def _debris(self) -> list[str]:
+    def _leftover_paths(self) -> list[str]:
         tmp = [str(path) for path in (self.folder / "tmp").iterdir()]
-        return tmp + list(_all_below(self.root.path))
+        return tmp + list(_paths_below(self.cloud_dir.path))
 
-    def _tell(self, what: str) -> None:
-        with (self.folder / "logs" / "story.log").open("a") as log:
-            log.write(f"{what}\n")
+    def _log(self, text: str) -> None:
+        with (self.folder / "logs" / "events.log").open("a") as log:
+            log.write(f"{text}\n")
 
-    def clear(self) -> None:
-        """Nobody stays, whatever happened."""
-        mourned(with_mark(MARK, str(self.folder)))
+    def kill_all(self) -> None:
+        """Kill all remaining processes."""
+        kill_processes(processes_with_variable(CHAOS_DIR_ENV, str(self.folder)))
 
 
-def _damage(store: Store, key: str, how: str, dice: Stream) -> None:
+def _corrupt_object(store: Store, key: str, kind: str, rng: RandomStream) -> None:
     body = bytearray(store.get(key))
-    if how == "delete":
+    if kind == "delete":
         store.delete(key)
         return
-    if how == "cut":
+    if kind == "cut":
         del body[len(body) // 2 :]
-    elif not body:  # there is nothing to flip
+    elif not body:  # no byte to flip
         body.append(1)
     else:
-        body[int(dice.random() * len(body))] ^= 1
+        body[int(rng.random() * len(body))] ^= 1
     store.put(key, bytes(body))
 
 
-# --- inside a story ---------------------------------------------------------------------------
+# --- processes of a run -----------------------------------------------------------------------
 
 
-def serve(assignment: Assignment, *, zygotes: ZygoteKeeper) -> int:
-    """The agent of a machine in a story: it is paid, it keeps its log, and is an agent."""
-    folder = Path(env.lookup(MARK) or "")
-    with (folder / "paid").open("a") as paid:
-        paid.write(f"{assignment.token} {assignment.node} {os.getpid()}\n")
+def serve(assignment: AgentAssignment, *, fork_servers: ForkServerPool) -> int:
+    """Run an agent of a chaos run: record the start, redirect the output, arm crash points."""
+    folder = Path(env.lookup(CHAOS_DIR_ENV) or "")
+    with (folder / "machine_starts").open("a") as starts:
+        starts.write(f"{assignment.token} {assignment.node} {os.getpid()}\n")
     log = (folder / "logs" / f"{assignment.token}-{assignment.node}.log").open("a")
     with log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    mines.lay("agent")
-    return driver.serve(assignment, zygotes=zygotes)
+    crash_points.arm("agent")
+    return driver.serve(assignment, fork_servers=fork_servers)
 
 
-def act(how: str, folder: Path) -> int:
-    """The driver of a story: call `fit()`, or attach to what a killed one has begun."""
-    story = msgspec.json.decode((folder / "story.json").read_bytes(), type=Story)
+def run_driver(mode: str, folder: Path) -> int:
+    """The driver process: call `fit()`, or attach to the run of a killed driver."""
+    plan = msgspec.json.decode((folder / "plan.json").read_bytes(), type=ChaosPlan)
     result = None
     while result is None:
         try:
-            result = _result(story, folder, how)
-        except TransientStoreError:  # the bucket is away for too long: a user would try again, too
-            how = "attach"
+            result = _obtain_result(plan, folder, mode)
+        except TransientStoreError:
+            # The bucket was unavailable for longer than the retry budget: a user would try again.
+            mode = "attach"
+    # Renamed when complete: the driver may be killed while it writes.
     (folder / "result.draft").write_text(str(result.return_value))
     (folder / "result.draft").rename(folder / "result")
     return 0
 
 
-def _result(story: Story, folder: Path, how: str) -> spotfit.Result:
-    stage_url = _read(folder / "url")
+def _obtain_result(plan: ChaosPlan, folder: Path, mode: str) -> spotfit.Result:
+    run_url = _read(folder / "url")
     try:
-        if how == "attach" and stage_url:
-            return spotfit.attach(stage_url).result()
+        if mode == "attach" and run_url:
+            return spotfit.attach(run_url).result()
     except RunNotFoundError:
-        return _fit(story, folder)
-    return _fit(story, folder)
+        return _fit(plan, folder)
+    return _fit(plan, folder)
 
 
-def _fit(story: Story, folder: Path) -> spotfit.Result:
-    storage = "s3://chaos/runs" if story.store == "s3" else str(folder / "store")
-    (folder / "url").write_text(f"{storage}/{story.name}")
-    return _trainer(story)(
-        _JOBS[story.job],
-        train_loop_config=story.config(folder),
-        scaling_config=spotfit.ScalingConfig(num_workers=story.workers),
+def _fit(plan: ChaosPlan, folder: Path) -> spotfit.Result:
+    storage = "s3://chaos/runs" if plan.store == "s3" else str(folder / "store")
+    (folder / "url").write_text(f"{storage}/{plan.name}")
+    return _trainer(plan)(
+        _TRAIN_FUNCTIONS[plan.job],
+        train_loop_config=plan.train_config(folder),
+        scaling_config=spotfit.ScalingConfig(num_workers=plan.workers),
         run_config=spotfit.RunConfig(
-            name=story.name,
+            name=plan.name,
             storage_path=storage,
             failure_config=spotfit.FailureConfig(max_failures=-1),
             checkpoint_config=spotfit.CheckpointConfig(num_to_keep=2),
         ),
-        provisioner=LocalOptions(nodes=_NODES, root=str(folder / "machines"), agent=_AGENT),
+        provisioner=LocalOptions(
+            nodes=_NODES, root=str(folder / "machines"), agent=_AGENT_FUNCTION
+        ),
     ).fit()
 
 
-_JOBS: dict[Job, Callable[..., Any]] = {
-    "count": jobs.count,
-    "descend": jobs.descend,
-    "keep": saves.keep,
-    "learn": saves.learn,
+_TRAIN_FUNCTIONS: dict[ChaosJob, Callable[..., Any]] = {
+    "hash_chain": reference_jobs.train_hash_chain,
+    "gradient_descent": reference_jobs.train_gradient_descent,
+    "snapshots": reference_saves.train_with_snapshots,
+    "checkpointer": reference_saves.train_with_checkpointer,
 }
 
 
-def _trainer(story: Story) -> Callable[..., spotfit.DataParallelTrainer]:
-    if story.job in ("count", "keep"):
+def _trainer(plan: ChaosPlan) -> Callable[..., spotfit.DataParallelTrainer]:
+    if plan.job in ("hash_chain", "snapshots"):
         return spotfit.DataParallelTrainer
     from spotfit.torch import TorchTrainer
 
     return TorchTrainer
 
 
-# --- many stories -----------------------------------------------------------------------------
+# --- many runs --------------------------------------------------------------------------------
 
 
-class Ending(NamedTuple):
-    """What happened in a story, and what is wrong with how it ended."""
+class ChaosOutcome(NamedTuple):
+    """The outcome of a plan."""
 
-    told: list[str]
-    wrong: list[str]
-    landed: int
-    """How many blows fell while its run was active."""
-    late: int
-    """How many came after its end, or never."""
-    lasted_s: float
-    """From the start of its driver to the end of its run; 0 where it has none."""
+    log_lines: list[str]
+    violations: list[str]
+    effective_kills: int
+    """Kills while the run was active."""
+    late_kills: int
+    """Kills after the end of the run, or that never happened."""
+    duration_s: float
+    """Time from the start of the driver to the end of the run; 0 without an end."""
 
 
 @dataclass
-class Tally:
-    """How a number of stories went."""
+class LiveChaosSummary:
+    """Counts over all runs."""
 
-    stories: int = 0
-    wrong: int = 0
-    landed: int = 0
-    """Blows that fell while a run was active."""
-    late: int = 0
-    """Blows that came after the end, however soon they were tried: they prove nothing."""
+    run_count: int = 0
+    failed_runs: int = 0
+    effective_kills: int = 0
+    """Kills while a run was active."""
+    late_kills: int = 0
+    """Kills after the end of a run, in spite of replays."""
 
     def __str__(self) -> str:
-        late = f", {self.late} came too late" if self.late else ""
-        return f"{self.stories} stories, {self.wrong} wrong; {self.landed} blows landed{late}"
+        late = f", {self.late_kills} too late" if self.late_kills else ""
+        return (
+            f"{self.run_count} runs, {self.failed_runs} failed; "
+            f"{self.effective_kills} kills effective{late}"
+        )
 
-    def add(self, ending: Ending) -> None:
-        """One more story."""
-        self.stories += 1
-        self.wrong += bool(ending.wrong)
-        self.landed += ending.landed
-        self.late += ending.late
+    def add(self, outcome: ChaosOutcome) -> None:
+        """Count one outcome."""
+        self.run_count += 1
+        self.failed_runs += bool(outcome.violations)
+        self.effective_kills += outcome.effective_kills
+        self.late_kills += outcome.late_kills
 
 
-class Theatre:
-    """Plays story after story; folders of those that went wrong are kept."""
+class ChaosRunner:
+    """Executes plans; directories of failed runs are kept."""
 
-    def __init__(self, folder: Path, *, within_s: float) -> None:
+    def __init__(self, folder: Path, *, timeout_s: float) -> None:
         self._folder = folder
-        self._within_s = within_s
-        self._expected: dict[str, str] = {}
+        self._timeout_s = timeout_s
+        self._expected_results: dict[str, str] = {}
 
-    def play(self, story: Story, wire: str) -> Ending:
-        """Let it happen, and see what has come of it; again and sooner where blows were late."""
-        expected = self._result_of(story, wire)
+    def run_plan(self, plan: ChaosPlan, proxy_url: str) -> ChaosOutcome:
+        """Execute the plan and audit the run; repeat it with earlier kills if some were late."""
+        expected = self._expected_result(plan, proxy_url)
         while True:
-            ending = self._take(story, wire, expected)
-            if ending.wrong or not ending.late or story.take + 1 == _TAKES:
-                return ending
-            story = story.sooner(ending.lasted_s)
+            outcome = self._run_once(plan, proxy_url, expected)
+            if outcome.violations or not outcome.late_kills or plan.replay + 1 == _MAX_REPLAYS:
+                return outcome
+            plan = plan.with_earlier_kills(outcome.duration_s)
 
-    def _take(self, story: Story, wire: str, expected: str) -> Ending:
-        folder = self._folder / str(story.seed)
-        stage = Stage(story, folder, wire)
+    def _run_once(self, plan: ChaosPlan, proxy_url: str, expected: str) -> ChaosOutcome:
+        folder = self._folder / str(plan.seed)
+        chaos_run = ChaosRun(plan, folder, proxy_url)
         try:
-            audit = stage.play(within_s=self._within_s)
+            audit = chaos_run.execute(timeout_s=self._timeout_s)
         finally:
-            stage.clear()
-        wrong = audit.wrong(expected, steps=story.steps)
-        if torn := _read(folder / "torn"):
-            wrong.append(f"what was restored is not what was saved: {torn}")
-        told = (_read(folder / "logs" / "story.log") or "").splitlines()
-        if not wrong:
+            chaos_run.kill_all()
+        violations = audit.find_violations(expected, steps=plan.steps)
+        if corruption := _read(folder / "corruption"):
+            violations.append(f"the restored state differs from the saved one: {corruption}")
+        log_lines = (_read(folder / "logs" / "events.log") or "").splitlines()
+        if not violations:
             shutil.rmtree(folder)
-        landed = sum(audit.active_at(struck_ms) for struck_ms in stage.struck_ms)
-        lasted_s = max(0, (audit.ended_ms or 0) - stage.began_ms) / 1000
-        late = max(0, len(story.blows) + stage.stepped_on - landed)
-        return Ending(told, wrong, landed, late, lasted_s)
+        effective = sum(audit.was_active_at(killed_ms) for killed_ms in chaos_run.kill_times_ms)
+        duration_s = max(0, (audit.ended_ms or 0) - chaos_run.started_ms) / 1000
+        late = max(0, len(plan.kills) + chaos_run.triggered_crash_count - effective)
+        return ChaosOutcome(log_lines, violations, effective, late, duration_s)
 
-    def _result_of(self, story: Story, wire: str) -> str:
-        if story.job in ("count", "keep"):
-            return jobs.counted(story.steps)
-        what = f"{story.job}-{story.strategy}"
-        if what not in self._expected:
-            fair = bad_wire.fair()
-            calm = Story(0, story.job, "file", fair, (), strategy=story.strategy, pace_s=0.0)
-            folder = self._folder / f"undisturbed-{what}"
-            stage = Stage(calm, folder, wire)
-            audit = stage.play(within_s=self._within_s)
-            self._expected[what] = audit.result or "the undisturbed run failed"
+    def _expected_result(self, plan: ChaosPlan, proxy_url: str) -> str:
+        if plan.job in ("hash_chain", "snapshots"):
+            return reference_jobs.expected_hash_chain(plan.steps)
+        key = f"{plan.job}-{plan.strategy}"
+        if key not in self._expected_results:
+            faults = network_faults.no_faults()
+            reference_plan = ChaosPlan(
+                0, plan.job, "file", faults, (), strategy=plan.strategy, step_s=0.0
+            )
+            folder = self._folder / f"undisturbed-{key}"
+            chaos_run = ChaosRun(reference_plan, folder, proxy_url)
+            audit = chaos_run.execute(timeout_s=self._timeout_s)
+            self._expected_results[key] = audit.result or "the reference run failed"
             shutil.rmtree(folder)
-        return self._expected[what]
+        return self._expected_results[key]
 
 
-class Teller(Protocol):
-    """What a seed tells of."""
+class ChaosPlanFactory(Protocol):
+    """Returns the plan of a seed."""
 
-    def __call__(self, seed: int, *, torch: float) -> Story: ...
+    def __call__(self, seed: int, *, torch_fraction: float) -> ChaosPlan: ...
 
 
 def run(
     seeds: Sequence[int],
     *,
     folder: Path,
-    within_s: float = 120.0,
-    torch: float = 0.1,
-    teller: Teller | None = None,
-) -> Tally:
-    """Play the stories of these seeds, and tell of each how it went."""
-    teller = teller or story_of
-    theatre = Theatre(folder, within_s=within_s)
-    tally = Tally()
-    with wire_to_a_store() as wire:
+    timeout_s: float = 120.0,
+    torch_fraction: float = 0.1,
+    plan_for: ChaosPlanFactory | None = None,
+) -> LiveChaosSummary:
+    """Execute the plans of the seeds, and print each outcome."""
+    plan_for = plan_for or random_plan
+    runner = ChaosRunner(folder, timeout_s=timeout_s)
+    summary = LiveChaosSummary()
+    with faulty_store_proxy() as proxy_url:
         for seed in seeds:
-            story = teller(seed, torch=torch)
-            ending = theatre.play(story, wire)
-            tally.add(ending)
-            _say(story, ending, folder / str(seed))
-    return tally
+            plan = plan_for(seed, torch_fraction=torch_fraction)
+            outcome = runner.run_plan(plan, proxy_url)
+            summary.add(outcome)
+            _print_outcome(plan, outcome, folder / str(seed))
+    return summary
 
 
 @contextlib.contextmanager
-def wire_to_a_store() -> Iterator[str]:
-    """A store's address, with a wire to it that can be made bad."""
+def faulty_store_proxy() -> Iterator[str]:
+    """Run a store with a fault-injecting proxy in a process; yields its URL."""
     with subprocess.Popen(  # noqa: S603  # our own module
-        [sys.executable, "-m", bad_wire.__name__],
+        [sys.executable, "-m", network_faults.__name__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -591,30 +660,33 @@ def wire_to_a_store() -> Iterator[str]:
             process.stdin.close()
 
 
-def _say(story: Story, ending: Ending, folder: Path) -> None:
-    verdict = f"WRONG, everything is in {folder}" if ending.wrong else "fine"
-    late = f", {ending.late} too late" if ending.late else ""
-    blows = f"{ending.landed} of {len(story.blows)} blows and {len(story.mines)} mines landed{late}"
-    sys.stdout.write(f"seed {story.seed}: {verdict} ({story.job} on {story.store}, {blows})\n")
-    for line in (*ending.told, *ending.wrong):
+def _print_outcome(plan: ChaosPlan, outcome: ChaosOutcome, folder: Path) -> None:
+    verdict = f"FAILED, files are in {folder}" if outcome.violations else "passed"
+    late = f", {outcome.late_kills} too late" if outcome.late_kills else ""
+    kills = (
+        f"{outcome.effective_kills} of {len(plan.kills)} kills and "
+        f"{len(plan.injected_crashes)} crash points effective{late}"
+    )
+    sys.stdout.write(f"seed {plan.seed}: {verdict} ({plan.job} on {plan.store}, {kills})\n")
+    for line in (*outcome.log_lines, *outcome.violations):
         sys.stdout.write(f"    {line}\n")
     sys.stdout.flush()
 
 
-def _make_bucket(wire: str) -> None:
-    bad_wire.change_weather(wire, bad_wire.fair())
-    request = urllib.request.Request(f"{wire}/chaos", method="PUT")  # noqa: S310  # loopback
+def _make_bucket(proxy_url: str) -> None:
+    network_faults.set_faults(proxy_url, network_faults.no_faults())
+    request = urllib.request.Request(f"{proxy_url}/chaos", method="PUT")  # noqa: S310  # loopback
     urllib.request.urlopen(request).close()  # noqa: S310  # as above
 
 
 @contextlib.contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    before = env.everything()
-    env.replace(values)
+    before = env.copy_environment()
+    env.replace_all(values)
     try:
         yield
     finally:
-        env.replace(before)
+        env.replace_all(before)
 
 
 def _read(path: Path) -> str | None:
@@ -622,30 +694,36 @@ def _read(path: Path) -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Play so many stories; as many went wrong as the exit code says, 99 at most."""
+    """Run from the command line; the exit code is the number of failed runs, at most 99."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=20, help="how many stories")
+    parser.add_argument("--seeds", type=int, default=20, help="number of runs")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
-    parser.add_argument("--torch", type=float, default=0.1, help="share of stories with torch")
-    parser.add_argument("--saves", action="store_true", help="stories of a Checkpointer's saves")
-    parser.add_argument("--within", type=float, default=120.0, help="seconds a story may take")
-    parser.add_argument("--folder", type=Path, help="where stories that went wrong are kept")
+    parser.add_argument("--torch", type=float, default=0.1, help="fraction of runs with torch")
+    parser.add_argument("--saves", action="store_true", help="only runs that save by Checkpointer")
+    parser.add_argument("--within", type=float, default=120.0, help="timeout of a run in seconds")
+    parser.add_argument("--folder", type=Path, help="directory for failed runs")
     parser.add_argument("--act", nargs=2, help=argparse.SUPPRESS)
-    told = parser.parse_args(arguments)
-    if told.act:
-        return act(told.act[0], Path(told.act[1]))
-    folder = told.folder or Path(tempfile.mkdtemp(prefix="spotfit-chaos-"))
-    seeds = range(told.start, told.start + told.seeds)
-    teller = story_of_saves if told.saves else story_of
-    tally = run(seeds, folder=folder, within_s=told.within, torch=told.torch, teller=teller)
-    if not tally.wrong:
+    options = parser.parse_args(arguments)
+    if options.act:
+        return run_driver(options.act[0], Path(options.act[1]))
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="spotfit-chaos-"))
+    seeds = range(options.start, options.start + options.seeds)
+    plan_for = random_save_plan if options.saves else random_plan
+    summary = run(
+        seeds,
+        folder=folder,
+        timeout_s=options.within,
+        torch_fraction=options.torch,
+        plan_for=plan_for,
+    )
+    if not summary.failed_runs:
         shutil.rmtree(folder, ignore_errors=True)
-    sys.stdout.write(json.dumps(asdict(tally)) + "\n")
-    return min(tally.wrong, 99)
+    sys.stdout.write(json.dumps(asdict(summary)) + "\n")
+    return min(summary.failed_runs, 99)
 
 
-def _all_below(folder: Path) -> Iterator[str]:
-    """What is there while others may be removing it."""
+def _paths_below(folder: Path) -> Iterator[str]:
+    """Yield the paths below a folder, while other processes may remove some."""
     for path, folders, files in os.walk(folder):
         yield from (str(Path(path, name)) for name in (*folders, *files))
 

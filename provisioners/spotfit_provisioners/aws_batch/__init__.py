@@ -1,4 +1,4 @@
-"""AWS Batch: a group is a job, an array of them if it has several machines, on spot instances.
+"""AWS Batch backend: a group is a job on spot instances, an array job if it has several machines.
 
-Never multi-node-parallel jobs: they are accepted on spot and wait for ever.
+It must not use multi-node parallel jobs: AWS accepts them on spot queues but never starts them.
 """

@@ -1,7 +1,7 @@
-"""What AWS Batch needs in an account, looked at one by one, and how to mend what is wrong.
+"""Account checks of the AWS Batch backend.
 
-Rights are asked of IAM, which simulates its own policies; who may not ask makes calls that come to
-nothing instead, for AWS looks at rights before anything else.
+Permissions are checked with IAM's policy simulation. If the caller may not use it, permission
+probes are made instead: calls without effect, which AWS denies before it checks their parameters.
 """
 
 from __future__ import annotations
@@ -12,38 +12,53 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from spotfit.core.errors import ConfigError, ProvisionPermissionError
-from spotfit.provision.checkup import Finding, UnseenError, look, unseen_if_refused
-from spotfit_provisioners.aws_batch.client import Account, BatchClient, caller, refuses, unanswered
+from spotfit.provision.checkup import AccountCheck, CheckSkippedError, run_check, skip_if_denied
+from spotfit_provisioners.aws_batch.client import (
+    AwsAccountClient,
+    AwsBatchClient,
+    caller_arn,
+    probe_permission,
+    unreadable_answer_errors,
+)
 from spotfit_provisioners.aws_batch.options import AwsBatchOptions
 
 LOG_GROUP = "/aws/batch/job"
-"""Where Batch lets containers write, unless a job definition says otherwise."""
+"""The log group of Batch jobs, unless a job definition sets another one."""
 
-_TASKS = "ecs-tasks.amazonaws.com"
-"""Who takes on the roles of containers."""
-_MAKE_ONE = "Make one with infra/terraform/stacks/aws, or correct AwsBatchOptions(queues=…)."
-_GIVE = "Give it what infra/terraform/modules/aws_batch lists under 'controller'."
-_GIVE_BUCKET = "Give it what infra/terraform/modules/bucket_s3 lists under 'runs'."
+_ECS_TASKS_SERVICE = "ecs-tasks.amazonaws.com"
+"""The service that assumes the roles of containers."""
+_REMEDY_QUEUE = (
+    "Create a queue with infra/terraform/stacks/aws, or correct AwsBatchOptions(queues=…)."
+)
+_REMEDY_PERMISSIONS = (
+    "Grant the permissions that infra/terraform/modules/aws_batch lists under 'controller'."
+)
+_REMEDY_BUCKET_PERMISSIONS = (
+    "Grant the permissions that infra/terraform/modules/bucket_s3 lists under 'runs'."
+)
 
-_ORDERS_BY = {"price": "ec2:DescribeSpotPriceHistory", "score": "ec2:GetSpotPlacementScores"}
+_ORDER_PERMISSIONS = {
+    "price": "ec2:DescribeSpotPriceHistory",
+    "score": "ec2:GetSpotPlacementScores",
+}
 
-At = Callable[[str], tuple[BatchClient, str]]
-"""The client of a queue's region, and the queue's name there."""
+QueueResolver = Callable[[str], tuple[AwsBatchClient, str]]
+"""Returns the client of a queue's region, and the queue's name without the region."""
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
-    """Rights that somebody must have on all of those resources."""
+class AwsRequiredPermissions:
+    """IAM actions that a principal needs on each of the resources."""
 
     actions: tuple[str, ...]
     resources: tuple[str, ...]
     context: Mapping[str, str] = field(default_factory=dict)
-    do: str = _GIVE
+    do: str = _REMEDY_PERMISSIONS
 
 
 @dataclass(frozen=True, slots=True)
-class Who:
-    """An identity, taken apart: 'arn:aws:sts::123:assumed-role/us/me'."""
+class AwsPrincipal:
+    """A parsed principal ARN such as 'arn:aws:sts::123:assumed-role/role-name/session'."""
 
     arn: str
 
@@ -56,258 +71,325 @@ class Who:
         return self.arn.split(":")[4]
 
     @property
-    def kind(self) -> str:
+    def principal_type(self) -> str:
         """'user', 'assumed-role', 'role', 'federated-user' or 'root'."""
         return self.arn.split(":", 5)[5].partition("/")[0]
 
     @property
-    def role(self) -> str:
-        """The name of the role, without its path."""
-        words = self.arn.split(":", 5)[5].split("/")
-        return words[1] if self.kind == "assumed-role" else words[-1]
+    def role_name(self) -> str:
+        """The name of the role without its path."""
+        parts = self.arn.split(":", 5)[5].split("/")
+        return parts[1] if self.principal_type == "assumed-role" else parts[-1]
 
 
-def examine(options: AwsBatchOptions, storage: str, at: At) -> Iterator[Finding]:
-    """Who we are, each queue and what stands behind it, rights, roles, logs and the image."""
-    known: list[str] = []
+def check_account(
+    options: AwsBatchOptions, storage: str, resolve_queue: QueueResolver
+) -> Iterator[AccountCheck]:
+    """Check credentials, queues, permissions, roles, logs and the image.
 
-    def ask() -> str:
-        known.append(caller(options.region, options.endpoint))
-        return known[-1]
+    Without valid credentials, only the queues are checked.
+    """
+    arns: list[str] = []
 
-    yield look("AWS knows who asks", ask)
+    def identify() -> str:
+        arns.append(caller_arn(options.region, options.endpoint))
+        return arns[-1]
+
+    yield run_check("AWS credentials are valid", identify)
     for queue in options.queues:
-        yield from _queue(queue, at)
-    if known:
-        yield from _Examiner(options, storage, at, Who(known[0])).rest()
+        yield from _check_queue(queue, resolve_queue)
+    if arns:
+        checks = _AwsAccountChecks(
+            options, storage, resolve_queue=resolve_queue, principal=AwsPrincipal(arns[0])
+        )
+        yield from checks.run()
 
 
 # --- queues -----------------------------------------------------------------------------------
 
 
-def _queue(queue: str, at: At) -> Iterator[Finding]:
+def _check_queue(queue: str, resolve_queue: QueueResolver) -> Iterator[AccountCheck]:
     names: list[str] = []
-    yield look(f"the queue {queue} takes jobs", lambda: names.extend(_behind(queue, at)))
+    yield run_check(
+        f"job queue {queue} accepts jobs",
+        lambda: names.extend(_queue_environments(queue, resolve_queue)),
+    )
     for name in names:
         short = name.rpartition("/")[2]
-        yield look(
-            f"its environment {short} rents spot machines",
-            lambda n=name: _environment(n, queue, at),  # type: ignore[misc]
+        yield run_check(
+            f"compute environment {short} has spot instances",
+            lambda n=name: _check_environment(n, queue, resolve_queue),  # type: ignore[misc]
         )
 
 
-def _behind(queue: str, at: At) -> list[str]:
-    """Its environments. Raises `ConfigError` for a queue that takes nothing."""
-    client, name = at(queue)
-    found = client.queue(name)
+def _queue_environments(queue: str, resolve_queue: QueueResolver) -> list[str]:
+    """Return the queue's compute environments. Raises `ConfigError` if it accepts no jobs."""
+    client, name = resolve_queue(queue)
+    found = client.find_queue(name)
     if found is None:
-        raise ConfigError(f"There is no queue {name!r} in {client.region}.", do=_MAKE_ONE)
-    if found["state"] != "ENABLED" or found["status"] != "VALID":
-        why = found.get("statusReason") or "no reason given"
-        raise ConfigError(f"It is {found['state']} and {found['status']}: {why}.", do=_MAKE_ONE)
-    return [one["computeEnvironment"] for one in found["computeEnvironmentOrder"]]
-
-
-def _environment(name: str, queue: str, at: At) -> str:
-    """What it rents. Raises `ConfigError` for what would keep jobs waiting, or cost too much."""
-    found = at(queue)[0].environments([name])
-    if not found:
-        raise ConfigError("It is gone.", do=_MAKE_ONE)
-    (one,) = found
-    resources = one.get("computeResources", {})
-    if wrong := list(_wrong_with(one, resources)):
         raise ConfigError(
-            " ".join(what for what, _ in wrong), do=" ".join(remedy for _, remedy in wrong)
+            f"The queue {name!r} does not exist in {client.region}.", do=_REMEDY_QUEUE
+        )
+    if found["state"] != "ENABLED" or found["status"] != "VALID":
+        reason = found.get("statusReason") or "no reason given"
+        raise ConfigError(
+            f"The queue is {found['state']} and {found['status']}: {reason}.", do=_REMEDY_QUEUE
+        )
+    return [entry["computeEnvironment"] for entry in found["computeEnvironmentOrder"]]
+
+
+def _check_environment(name: str, queue: str, resolve_queue: QueueResolver) -> str:
+    """Raise `ConfigError` if jobs would wait indefinitely, or run on on-demand instances."""
+    found = resolve_queue(queue)[0].describe_compute_environments([name])
+    if not found:
+        raise ConfigError("The compute environment does not exist.", do=_REMEDY_QUEUE)
+    (environment,) = found
+    resources = environment.get("computeResources", {})
+    if problems := list(_environment_problems(environment, resources)):
+        raise ConfigError(
+            " ".join(problem for problem, _ in problems),
+            do=" ".join(remedy for _, remedy in problems),
         )
     return f"up to {resources['maxvCpus']} vCPUs of {', '.join(resources['instanceTypes'])}"
 
 
-def _wrong_with(one: Mapping[str, Any], resources: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if one["state"] != "ENABLED":
+def _environment_problems(
+    environment: Mapping[str, Any], resources: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield each problem with its remedy."""
+    if environment["state"] != "ENABLED":
         yield "It is disabled.", "`aws batch update-compute-environment --state ENABLED`."
-    if one["status"] != "VALID":
-        why = one.get("statusReason") or "no reason given"
+    if environment["status"] != "VALID":
+        reason = environment.get("statusReason") or "no reason given"
         yield (
-            f"It is {one['status']}: {why}.",
-            "Mend its roles, subnets or launch template; an INVALID environment starts nothing.",
+            f"Its status is {environment['status']}: {reason}.",
+            "Correct its roles, subnets or launch template; an INVALID environment starts no "
+            "instances.",
         )
-    if (kind := resources.get("type", one.get("type"))) != "SPOT":
+    if (kind := resources.get("type", environment.get("type"))) != "SPOT":
         yield (
-            f"It is of type {kind}.",
-            "On-demand machines cost several times as much; use environments of type SPOT.",
+            f"Its type is {kind}.",
+            "Use environments of type SPOT; on-demand instances cost several times as much.",
         )
     if not resources.get("maxvCpus"):
-        yield "It may have 0 vCPUs.", "Raise its maxvCpus."
+        yield "Its limit is 0 vCPUs.", "Raise its maxvCpus."
 
 
 # --- rights, roles, logs and the image --------------------------------------------------------
 
 
-class _Examiner:
-    """What there is to look at once it is known who asks."""
+class _AwsAccountChecks:
+    """Checks that need the caller's identity."""
 
-    def __init__(self, options: AwsBatchOptions, storage: str, at: At, who: Who) -> None:
+    def __init__(
+        self,
+        options: AwsBatchOptions,
+        storage: str,
+        resolve_queue: QueueResolver,
+        principal: AwsPrincipal,
+    ) -> None:
         self._options = options
-        self._at = at
-        self._who = who
+        self._resolve_queue = resolve_queue
+        self._principal = principal
         self._bucket = storage if storage.startswith("s3://") else ""
-        self._account = Account(options.region, options.endpoint)
+        self._account = AwsAccountClient(options.region, options.endpoint)
 
-    def rest(self) -> Iterator[Finding]:
-        yield from self._ours()
-        yield from self._agents()
+    def run(self) -> Iterator[AccountCheck]:
+        yield from self._check_own_permissions()
+        yield from self._check_agents()
         if self._options.execution_role:
             arn = self._options.execution_role
-            yield look("the execution role can be taken on", lambda: self._trusted(arn))
-        yield look("what machines print is kept", self._logs)
-        yield look("the image is there", self._image)
+            yield run_check(
+                "the execution role can be assumed", lambda: self._check_trust_policy(arn)
+            )
+        yield run_check("machine output is stored", self._check_log_group)
+        yield run_check("the image exists", self._check_image)
 
-    def _ours(self) -> Iterator[Finding]:
-        """What whoever asks may do; by trying, where IAM does not tell."""
-        told = look("we may rent machines", lambda: self._allowed(self._own_arn(), self._needs()))
-        if told.seen or not told.well:
-            yield told
+    def _check_own_permissions(self) -> Iterator[AccountCheck]:
+        """Simulate the caller's policies; make permission probes if that is inconclusive."""
+        simulated = run_check(
+            "the caller may rent machines",
+            lambda: self._require_permissions(
+                self._own_principal_arn(), self._required_permissions()
+            ),
+        )
+        if simulated.conclusive or not simulated.passed:
+            yield simulated
             return
         for queue in self._options.queues[:1]:
-            client, name = self._at(queue)
-            for right, call in client.try_rights(name):
-                yield look(f"we have {right}", lambda c=call, r=right: _tried(c, r))  # type: ignore[misc]
+            client, name = self._resolve_queue(queue)
+            for permission, call in client.permission_probes(name):
+                yield run_check(
+                    f"the caller has {permission}",
+                    lambda c=call, p=permission: _run_probe(c, p),  # type: ignore[misc]
+                )
 
-    def _agents(self) -> Iterator[Finding]:
-        """Agents rent replacements, and live in the bucket."""
+    def _check_agents(self) -> Iterator[AccountCheck]:
+        """Check the agents' role: agents rent replacements and use the bucket."""
         arn = self._options.job_role
         if not arn:
-            why = "no job_role given: agents have the role of their instance"
-            yield Finding("agents may do what they must", well=True, found=why, seen=False)
+            yield AccountCheck(
+                "agents have the required permissions",
+                passed=True,
+                detail="no job_role is set: agents have the role of their instance",
+                conclusive=False,
+            )
             return
-        yield look("the agents' role can be taken on", lambda: self._trusted(arn))
-        yield look("agents may rent machines", lambda: self._allowed(arn, self._needs()))
+        yield run_check("the agents' role can be assumed", lambda: self._check_trust_policy(arn))
+        yield run_check(
+            "agents may rent machines",
+            lambda: self._require_permissions(arn, self._required_permissions()),
+        )
         if self._bucket:
             what = f"agents may use {self._bucket}"
-            yield look(what, lambda: self._allowed(arn, [*self._bucket_needs()]))
+            yield run_check(
+                what, lambda: self._require_permissions(arn, [*self._bucket_permissions()])
+            )
 
-    def _own_arn(self) -> str:
-        """As IAM wants it: a role, not a session of it. Its path is known to IAM only."""
-        if self._who.kind != "assumed-role":
-            return self._who.arn
-        plain = f"arn:{self._who.partition}:iam::{self._who.account}:role/{self._who.role}"
+    def _own_principal_arn(self) -> str:
+        """Return the caller's ARN; of an assumed role the ARN of the role, not of the session."""
+        principal = self._principal
+        if principal.principal_type != "assumed-role":
+            return principal.arn
+        # The ARN of a session omits the path of its role, which only IAM knows.
+        plain = f"arn:{principal.partition}:iam::{principal.account}:role/{principal.role_name}"
         try:
-            found = self._account.role(self._who.role)
+            found = self._account.find_role(principal.role_name)
         except ProvisionPermissionError:
             return plain
         return str(found["Arn"]) if found else plain
 
-    def _allowed(self, arn: str, needs: Sequence[Need]) -> str:
-        """How many rights it has. Raises `ProvisionPermissionError` naming all that it lacks."""
-        who = Who(arn)
-        if who.kind in ("root", "federated-user"):
-            raise UnseenError(f"IAM does not tell what a {who.kind} may do")
-        if lacking := [(action, need.do) for need in needs for action in self._denied(arn, need)]:
+    def _require_permissions(self, arn: str, required: Sequence[AwsRequiredPermissions]) -> str:
+        """Raise `ProvisionPermissionError` naming all missing permissions."""
+        principal = AwsPrincipal(arn)
+        if principal.principal_type in ("root", "federated-user"):
+            raise CheckSkippedError(f"IAM cannot simulate a {principal.principal_type}")
+        if denied := [
+            (action, permissions.do)
+            for permissions in required
+            for action in self._list_denied_actions(arn, permissions)
+        ]:
             raise ProvisionPermissionError(
-                f"{arn} lacks {', '.join(action for action, _ in lacking)}.",
-                do=" ".join(dict.fromkeys(do for _, do in lacking)),
+                f"{arn} lacks {', '.join(action for action, _ in denied)}.",
+                do=" ".join(dict.fromkeys(do for _, do in denied)),
             )
-        return f"{sum(len(need.actions) for need in needs)} rights of {who.role}"
+        count = sum(len(permissions.actions) for permissions in required)
+        return f"{count} permissions of {principal.role_name}"
 
-    def _denied(self, arn: str, need: Need) -> list[str]:
-        """Which of its actions are refused. Raises `UnseenError` where IAM gives no answer."""
+    def _list_denied_actions(self, arn: str, permissions: AwsRequiredPermissions) -> list[str]:
+        """Return the denied actions. Raises `CheckSkippedError` if IAM does not answer."""
         try:
-            with unseen_if_refused():
-                return self._account.denied(arn, need.actions, need.resources, need.context)
-        except unanswered() as trouble:
-            raise UnseenError(f"IAM does not tell: {str(trouble).splitlines()[0]}") from trouble
+            with skip_if_denied():
+                return self._account.list_denied_actions(
+                    arn,
+                    actions=permissions.actions,
+                    resources=permissions.resources,
+                    context=permissions.context,
+                )
+        except unreadable_answer_errors() as error:
+            raise CheckSkippedError(f"IAM did not answer: {str(error).splitlines()[0]}") from error
 
-    def _needs(self) -> list[Need]:
-        return [*self._batch_needs(), *self._pass_needs(), self._log_need()]
+    def _required_permissions(self) -> list[AwsRequiredPermissions]:
+        return [*self._batch_permissions(), *self._pass_role_permissions(), self._log_permissions()]
 
-    def _batch_needs(self) -> Iterator[Need]:
-        client, name = self._at(self._options.queues[0])
-        here = f"arn:{self._who.partition}:batch:{client.region}:{self._who.account}"
-        queue = name if name.startswith("arn:") else f"{here}:job-queue/{name}"
-        definition, job = f"{here}:job-definition/spotfit-0", f"{here}:job/0"
-        yield Need(("batch:SubmitJob",), (queue, definition))
-        yield Need(("batch:RegisterJobDefinition",), (definition,))
-        yield Need(("batch:TagResource", "batch:TerminateJob"), (job,))
-        looks = ("DescribeJobDefinitions", "DescribeJobQueues", "DescribeJobs", "ListJobs")
-        yield Need(tuple(f"batch:{one}" for one in looks), ("*",))
-        if right := _ORDERS_BY.get(self._options.order):
-            yield Need((right,), ("*",))
+    def _batch_permissions(self) -> Iterator[AwsRequiredPermissions]:
+        client, name = self._resolve_queue(self._options.queues[0])
+        prefix = f"arn:{self._principal.partition}:batch:{client.region}:{self._principal.account}"
+        queue = name if name.startswith("arn:") else f"{prefix}:job-queue/{name}"
+        definition, job = f"{prefix}:job-definition/spotfit-0", f"{prefix}:job/0"
+        yield AwsRequiredPermissions(("batch:SubmitJob",), (queue, definition))
+        yield AwsRequiredPermissions(("batch:RegisterJobDefinition",), (definition,))
+        yield AwsRequiredPermissions(("batch:TagResource", "batch:TerminateJob"), (job,))
+        # These actions support no resource-level permissions.
+        reads = ("DescribeJobDefinitions", "DescribeJobQueues", "DescribeJobs", "ListJobs")
+        yield AwsRequiredPermissions(tuple(f"batch:{action}" for action in reads), ("*",))
+        if permission := _ORDER_PERMISSIONS.get(self._options.queue_order):
+            yield AwsRequiredPermissions((permission,), ("*",))
 
-    def _pass_needs(self) -> Iterator[Need]:
+    def _pass_role_permissions(self) -> Iterator[AwsRequiredPermissions]:
         roles = (self._options.job_role, self._options.execution_role)
         passed = tuple(filter(None, roles))
         if passed:
-            yield Need(("iam:PassRole",), passed, {"iam:PassedToService": _TASKS})
+            yield AwsRequiredPermissions(
+                ("iam:PassRole",), passed, {"iam:PassedToService": _ECS_TASKS_SERVICE}
+            )
 
-    def _log_need(self) -> Need:
-        client, _ = self._at(self._options.queues[0])
-        where = f"arn:{self._who.partition}:logs:{client.region}:{self._who.account}"
-        return Need(("logs:GetLogEvents",), (f"{where}:log-group:{LOG_GROUP}:log-stream:x",))
+    def _log_permissions(self) -> AwsRequiredPermissions:
+        client, _ = self._resolve_queue(self._options.queues[0])
+        prefix = f"arn:{self._principal.partition}:logs:{client.region}:{self._principal.account}"
+        return AwsRequiredPermissions(
+            ("logs:GetLogEvents",), (f"{prefix}:log-group:{LOG_GROUP}:log-stream:x",)
+        )
 
-    def _bucket_needs(self) -> Iterator[Need]:
+    def _bucket_permissions(self) -> Iterator[AwsRequiredPermissions]:
         url = urlsplit(self._bucket)
-        bucket = f"arn:{self._who.partition}:s3:::{url.netloc}"
+        bucket = f"arn:{self._principal.partition}:s3:::{url.netloc}"
         prefix = "/".join(filter(None, (bucket, url.path.strip("/"))))
         objects = ("GetObject", "PutObject", "DeleteObject", "AbortMultipartUpload")
-        yield Need(("s3:ListBucket",), (bucket,), do=_GIVE_BUCKET)
-        actions = tuple(f"s3:{one}" for one in objects)
-        yield Need(actions, (f"{prefix}/x",), do=_GIVE_BUCKET)
+        yield AwsRequiredPermissions(("s3:ListBucket",), (bucket,), do=_REMEDY_BUCKET_PERMISSIONS)
+        actions = tuple(f"s3:{action}" for action in objects)
+        yield AwsRequiredPermissions(actions, (f"{prefix}/x",), do=_REMEDY_BUCKET_PERMISSIONS)
 
-    def _trusted(self, arn: str) -> str:
-        """Raises `ConfigError` for a role that is not there, or that containers may not have."""
-        with unseen_if_refused():
-            found = self._account.role(Who(arn).role)
+    def _check_trust_policy(self, arn: str) -> str:
+        """Raise `ConfigError` if the role is missing, or containers may not assume it."""
+        with skip_if_denied():
+            found = self._account.find_role(AwsPrincipal(arn).role_name)
         if found is None:
-            raise ConfigError(f"There is no role {arn}.", do="Correct it, or apply the stack.")
-        if not _trusts(found["AssumeRolePolicyDocument"], _TASKS):
             raise ConfigError(
-                f"{arn} does not let {_TASKS} take it on.",
-                do=f"Allow sts:AssumeRole to the service {_TASKS} in its trust policy.",
+                f"The role {arn} does not exist.",
+                do="Correct the ARN, or apply infra/terraform/stacks/aws.",
             )
-        return f"{Who(arn).role}, by {_TASKS}"
+        if not _allows_service(found["AssumeRolePolicyDocument"], _ECS_TASKS_SERVICE):
+            raise ConfigError(
+                f"The trust policy of {arn} does not allow {_ECS_TASKS_SERVICE}.",
+                do=f"Allow sts:AssumeRole to the service {_ECS_TASKS_SERVICE} in its trust policy.",
+            )
+        return f"{AwsPrincipal(arn).role_name}, by {_ECS_TASKS_SERVICE}"
 
-    def _logs(self) -> str:
-        with unseen_if_refused():
-            there = self._account.has_log_group(LOG_GROUP)
-        return LOG_GROUP if there else f"{LOG_GROUP} will be made with the first job"
+    def _check_log_group(self) -> str:
+        with skip_if_denied():
+            exists = self._account.has_log_group(LOG_GROUP)
+        return LOG_GROUP if exists else f"{LOG_GROUP} will be created with the first job"
 
-    def _image(self) -> str:
-        """Looks into Amazon's own registry only. Raises `ConfigError` for an image not there."""
+    def _check_image(self) -> str:
+        """Raise `ConfigError` if the image is missing. Checks only images in Amazon ECR."""
         image = self._options.image
         host, _, path = image.partition("/")
-        words = host.split(".")
-        if words[1:3] != ["dkr", "ecr"]:
-            raise UnseenError(f"{image} is in no registry of Amazon's")
-        repository, which = _taken_apart(path)
-        with unseen_if_refused():
-            there = Account(words[3], self._options.endpoint).has_image(words[0], repository, which)
-        if not there:
+        labels = host.split(".")  # <account>.dkr.ecr.<region>.amazonaws.com
+        if labels[1:3] != ["dkr", "ecr"]:
+            raise CheckSkippedError(f"{image} is not in Amazon ECR")
+        repository, image_id = _parse_image_path(path)
+        with skip_if_denied():
+            exists = AwsAccountClient(labels[3], self._options.endpoint).has_image(
+                labels[0], repository, image_id
+            )
+        if not exists:
             raise ConfigError(
-                f"The registry has no {image}.",
-                do="worker_image/bake.sh makes and pushes one; or correct the name.",
+                f"The image {image} does not exist in the registry.",
+                do="Build and push it with worker_image/bake.sh, or correct the name.",
             )
         return image
 
 
-def _tried(call: Callable[[], Any], right: str) -> str:
-    refuses(call, f"do what needs {right}")
-    return "a call that comes to nothing was not refused"
+def _run_probe(call: Callable[[], Any], permission: str) -> str:
+    probe_permission(call, f"use {permission}")
+    return "a call without effect was not denied"
 
 
-def _trusts(policy: Mapping[str, Any], service: str) -> bool:
-    """Whether it lets that service take the role on."""
+def _allows_service(policy: Mapping[str, Any], service: str) -> bool:
+    """Return whether the trust policy allows the service to assume the role."""
     statements = policy.get("Statement", [])
-    for one in statements if isinstance(statements, list) else [statements]:
-        who = one.get("Principal", {})
-        services = who.get("Service", []) if isinstance(who, Mapping) else []
-        named = [services] if isinstance(services, str) else services
-        if one.get("Effect") == "Allow" and service in named:
+    for statement in statements if isinstance(statements, list) else [statements]:
+        principal = statement.get("Principal", {})
+        services = principal.get("Service", []) if isinstance(principal, Mapping) else []
+        allowed = [services] if isinstance(services, str) else services
+        if statement.get("Effect") == "Allow" and service in allowed:
             return True
     return False
 
 
-def _taken_apart(path: str) -> tuple[str, dict[str, str]]:
-    """Repository, and which of its images, in the registry's words."""
+def _parse_image_path(path: str) -> tuple[str, dict[str, str]]:
+    """Return the repository and the ECR image id of 'repository:tag' or 'repository@digest'."""
     repository, _, digest = path.partition("@")
     if digest:
         return repository.partition(":")[0], {"imageDigest": digest}

@@ -1,4 +1,7 @@
-"""The calls to AWS, and its complaints in our words. Nothing is decided here."""
+"""Calls of the AWS APIs, and translation of their errors. Contains no decisions.
+
+`AwsBatchClient` has the calls that groups need, `AwsAccountClient` those of account checks.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ from functools import cache
 from typing import Any
 
 from spotfit.core.errors import ConfigError, ProvisionError, ProvisionPermissionError, QuotaError
-from spotfit.host import clocks, log
-from spotfit.host.extras import need
+from spotfit.host import log, system
+from spotfit.host.plugins import require_module
 
-_PAGE = 100
-_NOTHING = "spotfit-checkup"
-"""A job definition that is not there."""
-_NO_CREDENTIALS = (
+_DESCRIBE_LIMIT = 100  # job ids per DescribeJobs call, a limit of the API
+_NONEXISTENT_NAME = "spotfit-checkup"
+"""Name of a job definition that does not exist, for permission probes."""
+_AUTHENTICATION_CODES = (
     "AuthFailure",
     "UnrecognizedClientException",
     "InvalidClientTokenId",
@@ -26,26 +29,29 @@ _NO_CREDENTIALS = (
     "SignatureDoesNotMatch",
     "MissingAuthenticationToken",
 )
-_NO_PERMISSION = ("AccessDeniedException", "AccessDenied", "UnauthorizedOperation")
-_QUOTA = ("ServiceQuotaExceededException", "LimitExceededException")
-_CLIENT_MISTAKE = ("ClientException", "ValidationException")
-_ASKED_ENOUGH = "MaxConfigLimitExceeded"
-"""Of spot placement scores: so many different questions are answered in a day, and no more."""
-_TOO_MANY = ("limit", "quota", "exceed")
+_PERMISSION_CODES = ("AccessDeniedException", "AccessDenied", "UnauthorizedOperation")
+_QUOTA_CODES = ("ServiceQuotaExceededException", "LimitExceededException")
+_CLIENT_ERROR_CODES = ("ClientException", "ValidationException")
+_SCORE_LIMIT_CODE = "MaxConfigLimitExceeded"
+"""Returned when the daily number of different spot placement score queries is exceeded."""
+_QUOTA_WORDS = ("limit", "quota", "exceed")
 
 
-class BatchClient:
-    """AWS Batch in one region, as far as groups need it. Raises our errors for what waiting does
-    not cure, and the library's own for the rest."""
+class AwsBatchClient:
+    """The AWS Batch API in one region.
+
+    Permanent errors are raised as `ProvisionError` or `ConfigError`, transient ones as botocore's.
+    """
 
     def __init__(self, region: str, endpoint: str) -> None:
         self._batch = _client("batch", region, endpoint)
         self.region = str(self._batch.meta.region_name)
 
-    def register(self, definition: Mapping[str, Any]) -> str:
-        """The ARN of that definition; one of the same name is the same, for names are contents."""
+    def register_definition(self, definition: Mapping[str, Any]) -> str:
+        """Return the ARN of the job definition, registering it if it does not exist."""
+        # The name contains a digest of the content, so a definition of that name is the same.
         name = definition["jobDefinitionName"]
-        with _told_as_ours("register a job definition"):
+        with _translate_errors("register a job definition"):
             found = self._batch.describe_job_definitions(
                 jobDefinitionName=name, status="ACTIVE", maxResults=1
             )["jobDefinitions"]
@@ -53,17 +59,17 @@ class BatchClient:
                 return str(found[0]["jobDefinitionArn"])
             return str(self._batch.register_job_definition(**definition)["jobDefinitionArn"])
 
-    def submit(self, job: Mapping[str, Any]) -> str:
-        """The new job's id."""
-        with _told_as_ours(f"submit to {job['jobQueue']}"):
+    def submit_job(self, job: Mapping[str, Any]) -> str:
+        """Submit a job and return its id. Not idempotent: every call creates a job."""
+        with _translate_errors(f"submit to {job['jobQueue']}"):
             return str(self._batch.submit_job(**job)["jobId"])
 
-    def named(self, queue: str, name: str) -> list[dict[str, Any]]:
-        """Every job of that queue and name, the oldest first; Batch remembers them for days.
+    def list_jobs_by_name(self, queue: str, name: str) -> list[dict[str, Any]]:
+        """Return the jobs of that name, oldest first, without children of array jobs.
 
-        Children of an array bear its name, and are no jobs of their own.
+        Batch lists a finished job for at least 24 hours.
         """
-        with _told_as_ours(f"list the jobs of {queue}"):
+        with _translate_errors(f"list the jobs of {queue}"):
             pages = self._batch.get_paginator("list_jobs").paginate(
                 jobQueue=queue, filters=[{"name": "JOB_NAME", "values": [name]}]
             )
@@ -71,122 +77,136 @@ class BatchClient:
         found = [job for job in listed if ":" not in job["jobId"]]
         return sorted(found, key=lambda job: (job["createdAt"], job["jobId"]))
 
-    def describe(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """What is known of those jobs, by id; a job that is forgotten is missing."""
-        known: dict[str, dict[str, Any]] = {}
-        for start in range(0, len(ids), _PAGE):
-            with _told_as_ours("look at jobs"):
-                told = self._batch.describe_jobs(jobs=list(ids[start : start + _PAGE]))
-            known.update({job["jobId"]: job for job in told["jobs"]})
-        return known
+    def describe_jobs(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Return the descriptions of jobs by id. Deleted jobs are missing from the result."""
+        jobs: dict[str, dict[str, Any]] = {}
+        for start in range(0, len(ids), _DESCRIBE_LIMIT):
+            with _translate_errors("describe jobs"):
+                page = self._batch.describe_jobs(jobs=list(ids[start : start + _DESCRIBE_LIMIT]))
+            jobs.update({job["jobId"]: job for job in page["jobs"]})
+        return jobs
 
-    def terminate(self, job_id: str, reason: str) -> None:
-        """End it, whatever state it is in. (`cancel_job` does nothing to one that runs.)"""
-        with _told_as_ours("let a job go"):
+    def terminate_job(self, job_id: str, reason: str) -> None:
+        """Terminate a job in any state."""
+        # Not cancel_job: it has no effect on a job that is running.
+        with _translate_errors("terminate a job"):
             self._batch.terminate_job(jobId=job_id, reason=reason)
 
-    def queue(self, name: str) -> dict[str, Any] | None:
-        """That queue, if there is one."""
-        with _told_as_ours("look at job queues"):
+    def find_queue(self, name: str) -> dict[str, Any] | None:
+        """Return the description of a job queue, or None if it does not exist."""
+        with _translate_errors("describe job queues"):
             found = self._batch.describe_job_queues(jobQueues=[name])["jobQueues"]
         return dict(found[0]) if found else None
 
-    def try_rights(self, queue: str) -> Iterator[tuple[str, Callable[[], Any]]]:
-        """Calls that come to nothing, by the rights they need: AWS looks at those first."""
+    def permission_probes(self, queue: str) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """Yield permissions, each with a call that needs it and has no effect.
+
+        AWS checks permissions before parameters, so an error other than a denial proves permission.
+        """
         batch = self._batch
         yield (
             "batch:RegisterJobDefinition",
-            lambda: batch.register_job_definition(jobDefinitionName=_NOTHING, type="container"),
+            lambda: batch.register_job_definition(
+                jobDefinitionName=_NONEXISTENT_NAME, type="container"
+            ),
         )
         yield (
             "batch:SubmitJob",
-            lambda: batch.submit_job(jobName=_NOTHING, jobQueue=queue, jobDefinition=_NOTHING),
+            lambda: batch.submit_job(
+                jobName=_NONEXISTENT_NAME, jobQueue=queue, jobDefinition=_NONEXISTENT_NAME
+            ),
         )
         yield (
             "batch:TerminateJob",
-            lambda: batch.terminate_job(jobId=str(uuid.UUID(int=0)), reason=_NOTHING),
+            lambda: batch.terminate_job(jobId=str(uuid.UUID(int=0)), reason=_NONEXISTENT_NAME),
         )
         yield "batch:DescribeJobs", lambda: batch.describe_jobs(jobs=[str(uuid.UUID(int=0))])
         yield "batch:ListJobs", lambda: batch.list_jobs(jobQueue=queue, maxResults=1)
         yield (
             "batch:DescribeJobDefinitions",
-            lambda: batch.describe_job_definitions(jobDefinitionName=_NOTHING, maxResults=1),
+            lambda: batch.describe_job_definitions(
+                jobDefinitionName=_NONEXISTENT_NAME, maxResults=1
+            ),
         )
 
-    def environments(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """Those compute environments."""
-        with _told_as_ours("look at compute environments"):
-            told = self._batch.describe_compute_environments(computeEnvironments=list(names))
-        return [dict(one) for one in told["computeEnvironments"]]
+    def describe_compute_environments(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the descriptions of the compute environments that exist."""
+        with _translate_errors("describe compute environments"):
+            response = self._batch.describe_compute_environments(computeEnvironments=list(names))
+        return [dict(environment) for environment in response["computeEnvironments"]]
 
 
-class Account:
-    """What a check-up asks beside Batch: roles and their rights, logs, images."""
+class AwsAccountClient:
+    """IAM, CloudWatch Logs and ECR calls of account checks and machine output."""
 
     def __init__(self, region: str, endpoint: str) -> None:
         self._region, self._endpoint = region, endpoint
 
-    def role(self, name: str) -> dict[str, Any] | None:
-        """That role, its trust policy as plain data; None if there is none of the name."""
-        with _told_as_ours("look at a role (iam:GetRole)"):
+    def find_role(self, name: str) -> dict[str, Any] | None:
+        """Return the role with its trust policy as plain data, or None if it does not exist."""
+        with _translate_errors("read a role (iam:GetRole)"):
             try:
                 return dict(self._client("iam").get_role(RoleName=name)["Role"])
             except self._client("iam").exceptions.NoSuchEntityException:
                 return None
 
-    def denied(
+    def list_denied_actions(
         self,
-        who: str,
+        principal_arn: str,
         actions: Sequence[str],
         resources: Sequence[str],
         context: Mapping[str, str],
     ) -> list[str]:
-        """Which of these the policies of that user or role do not allow, as far as IAM can tell:
-        https://docs.aws.amazon.com/IAM/latest/APIReference/API_SimulatePrincipalPolicy.html."""
+        """Return the actions that the policies of the user or role do not allow.
+
+        https://docs.aws.amazon.com/IAM/latest/APIReference/API_SimulatePrincipalPolicy.html
+        """
         entries = [
             {"ContextKeyName": key, "ContextKeyValues": [value], "ContextKeyType": "string"}
             for key, value in context.items()
         ]
         pages = self._client("iam").get_paginator("simulate_principal_policy")
-        with _told_as_ours("ask IAM what somebody may do (iam:SimulatePrincipalPolicy)"):
+        with _translate_errors("simulate a policy (iam:SimulatePrincipalPolicy)"):
             results = [
                 result
                 for page in pages.paginate(
-                    PolicySourceArn=who,
+                    PolicySourceArn=principal_arn,
                     ActionNames=list(actions),
                     ResourceArns=list(resources),
                     ContextEntries=entries,
                 )
                 for result in page["EvaluationResults"]
             ]
-        refused = [one["EvalActionName"] for one in results if one["EvalDecision"] != "allowed"]
-        return list(dict.fromkeys(refused))
+        denied = [
+            result["EvalActionName"] for result in results if result["EvalDecision"] != "allowed"
+        ]
+        return list(dict.fromkeys(denied))
 
     def has_log_group(self, name: str) -> bool:
-        """Whether CloudWatch has it."""
-        with _told_as_ours("look for a log group (logs:DescribeLogGroups)"):
-            told = self._client("logs").describe_log_groups(logGroupNamePrefix=name)
-        return any(group["logGroupName"] == name for group in told["logGroups"])
+        """Return whether the CloudWatch log group exists."""
+        with _translate_errors("list log groups (logs:DescribeLogGroups)"):
+            response = self._client("logs").describe_log_groups(logGroupNamePrefix=name)
+        return any(group["logGroupName"] == name for group in response["logGroups"])
 
-    def printed(self, group: str, stream: str, last: int) -> list[str]:
-        """The last lines there; none where the stream is not there, or not yet."""
+    def read_log(self, group: str, stream: str, max_lines: int) -> list[str]:
+        """Return the last lines of a log stream; empty if it does not exist (yet)."""
         logs = self._client("logs")
-        with _told_as_ours("read what a machine printed (logs:GetLogEvents)"):
+        with _translate_errors("read machine output (logs:GetLogEvents)"):
             try:
-                told = logs.get_log_events(
-                    logGroupName=group, logStreamName=stream, limit=last, startFromHead=False
+                response = logs.get_log_events(
+                    logGroupName=group, logStreamName=stream, limit=max_lines, startFromHead=False
                 )
             except logs.exceptions.ResourceNotFoundException:
                 return []
-        return [str(event["message"]) for event in told["events"]]
+        return [str(event["message"]) for event in response["events"]]
 
-    def has_image(self, account: str, repository: str, which: Mapping[str, str]) -> bool:
-        """Whether the registry has it, by its tag or its digest."""
+    def has_image(self, account: str, repository: str, image_id: Mapping[str, str]) -> bool:
+        """Return whether the ECR repository has the image with that tag or digest."""
         registry = self._client("ecr")
-        with _told_as_ours("look at images (ecr:DescribeImages)"):
+        with _translate_errors("describe images (ecr:DescribeImages)"):
             try:
                 registry.describe_images(
-                    registryId=account, repositoryName=repository, imageIds=[dict(which)]
+                    registryId=account, repositoryName=repository, imageIds=[dict(image_id)]
                 )
             except (
                 registry.exceptions.ImageNotFoundException,
@@ -199,129 +219,136 @@ class Account:
         return _client(service, self._region, self._endpoint)
 
 
-def refuses(call: Callable[[], Any], what: str) -> None:
-    """Make a call that comes to nothing. Raises `ProvisionPermissionError` where we may not."""
+def probe_permission(call: Callable[[], Any], action: str) -> None:
+    """Make a permission probe. Raises `ProvisionPermissionError` if the permission is missing."""
     try:
-        with _told_as_ours(what):
+        with _translate_errors(action):
             call()
     except ProvisionPermissionError:
         raise
     except ProvisionError:
-        return  # it was looked at, hence it was allowed
+        return  # the parameters were rejected, hence the permission check had succeeded
 
 
-def unanswered() -> tuple[type[Exception], ...]:
-    """What boto3 raises where AWS gave no answer, or none that can be read: it may pass."""
-    errors = need("botocore.exceptions", extra="aws")
-    parsers = need("botocore.parsers", extra="aws")
+def unreadable_answer_errors() -> tuple[type[Exception], ...]:
+    """Return the errors that boto3 raises for a missing or malformed response of AWS."""
+    errors = require_module("botocore.exceptions", extra="aws")
+    parsers = require_module("botocore.parsers", extra="aws")
     return (errors.BotoCoreError, errors.ClientError, parsers.ResponseParserError)
 
 
-def cheapest_usd_per_hour(region: str, instance_types: Sequence[str], endpoint: str) -> float:
-    """The lowest present spot price of those instance types in the region; inf without any."""
-    now = datetime.fromtimestamp(clocks.wall_ms() / 1000, UTC)
-    with _told_as_ours("look at spot prices"):
+def lowest_spot_price_usd(region: str, instance_types: Sequence[str], endpoint: str) -> float:
+    """Return the lowest current spot price (USD per hour) of the instance types; inf if none."""
+    now = datetime.fromtimestamp(system.wall_ms() / 1000, UTC)
+    with _translate_errors("read spot prices"):
         pages = _client("ec2", region, endpoint).get_paginator("describe_spot_price_history")
         prices = [
-            float(one["SpotPrice"])
+            float(entry["SpotPrice"])
             for page in pages.paginate(
                 InstanceTypes=list(instance_types),
                 ProductDescriptions=["Linux/UNIX"],
-                StartTime=now,  # without it, the prices of the last 90 days are told
+                StartTime=now,  # without it, the API returns the prices of the last 90 days
                 EndTime=now,
             )
-            for one in page["SpotPriceHistory"]
+            for entry in page["SpotPriceHistory"]
         ]
     return min(prices, default=float("inf"))
 
 
-def placement_scores(
-    regions: Sequence[str], instance_types: Sequence[str], machines: int, endpoint: str
+def spot_placement_scores(
+    regions: Sequence[str], instance_types: Sequence[str], node_count: int, endpoint: str
 ) -> dict[str, int]:
-    """How likely each region is to have so many spot machines of those types, from 1 to 10.
+    """Return a score from 1 to 10 per region: the likelihood of getting `node_count` machines.
 
-    Nothing where EC2 tells none just now: it takes few different questions a day.
+    Empty if EC2's daily limit of different queries is exceeded.
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-placement-score.html
     """
-    errors = need("botocore.exceptions", extra="aws")
+    errors = require_module("botocore.exceptions", extra="aws")
     pages = _client("ec2", regions[0], endpoint).get_paginator("get_spot_placement_scores")
     scores: dict[str, int] = {}
-    with _told_as_ours("ask for spot placement scores"):
+    with _translate_errors("read spot placement scores"):
         try:
             for page in pages.paginate(
                 InstanceTypes=list(instance_types),
-                TargetCapacity=machines,
+                TargetCapacity=node_count,
                 TargetCapacityUnitType="units",
                 RegionNames=list(regions),
             ):
-                scores |= {one["Region"]: one["Score"] for one in page["SpotPlacementScores"]}
-        except errors.ClientError as refused:
-            if refused.response.get("Error", {}).get("Code") != _ASKED_ENOUGH:
+                scores |= {entry["Region"]: entry["Score"] for entry in page["SpotPlacementScores"]}
+        except errors.ClientError as error:
+            if error.response.get("Error", {}).get("Code") != _SCORE_LIMIT_CODE:
                 raise
-            log.warning("aws_batch.no_scores", why=str(refused))
+            log.warning("aws_batch.placement_scores_unavailable", reason=str(error))
     return scores
 
 
-def caller(region: str, endpoint: str) -> str:
-    """Who we are to AWS."""
-    with _told_as_ours("ask who we are"):
+def caller_arn(region: str, endpoint: str) -> str:
+    """Return the ARN of the caller's AWS identity."""
+    with _translate_errors("identify the caller"):
         return str(_client("sts", region, endpoint).get_caller_identity()["Arn"])
 
 
 @cache
 def _client(service: str, region: str, endpoint: str) -> Any:
-    session = need("boto3.session", extra="aws").Session()
-    config = need("botocore.config", extra="aws").Config(
+    session = require_module("boto3.session", extra="aws").Session()
+    # Bounded: submit and observe run in the leader, which must not block for minutes.
+    config = require_module("botocore.config", extra="aws").Config(
         connect_timeout=5, read_timeout=20, retries={"mode": "standard", "total_max_attempts": 3}
     )
-    errors = need("botocore.exceptions", extra="aws")
+    errors = require_module("botocore.exceptions", extra="aws")
     try:
         return session.client(
             service, region_name=region or None, endpoint_url=endpoint or None, config=config
         )
-    except errors.NoRegionError as none:
+    except errors.NoRegionError as error:
         raise ConfigError(
-            "AWS needs a region, and none is configured.",
+            "No AWS region is configured.",
             do="Set AwsBatchOptions(region=…), AWS_REGION, or a region in ~/.aws/config.",
-        ) from none
+        ) from error
 
 
 @contextlib.contextmanager
-def _told_as_ours(what: str) -> Iterator[None]:
-    errors = need("botocore.exceptions", extra="aws")
+def _translate_errors(action: str) -> Iterator[None]:
+    errors = require_module("botocore.exceptions", extra="aws")
     try:
         yield
-    except (errors.NoCredentialsError, errors.PartialCredentialsError) as none:
-        raise _who(what, str(none)) from none
-    except errors.ClientError as wrong:
-        told = wrong.response.get("Error", {})
-        error = _translated(what, str(told.get("Code", "")), str(told.get("Message", "")))
-        if error is None:
+    except (errors.NoCredentialsError, errors.PartialCredentialsError) as error:
+        raise _unauthenticated_error(action, str(error)) from error
+    except errors.ClientError as error:
+        body = error.response.get("Error", {})
+        translated = _to_provision_error(
+            action, str(body.get("Code", "")), str(body.get("Message", ""))
+        )
+        if translated is None:
             raise
-        raise error from wrong
+        raise translated from error
 
 
-def _translated(what: str, code: str, message: str) -> ProvisionError | None:
-    """None for what may pass: throttling, and whatever is the server's fault."""
-    if code in _NO_CREDENTIALS:
-        return _who(what, message)
-    if code in _NO_PERMISSION:
+def _to_provision_error(action: str, code: str, message: str) -> ProvisionError | None:
+    """Translate a permanent error; return None for transient ones (throttling, server errors)."""
+    if code in _AUTHENTICATION_CODES:
+        return _unauthenticated_error(action, message)
+    if code in _PERMISSION_CODES:
         return ProvisionPermissionError(
-            f"AWS does not allow us to {what}: {message}",
-            do="Give the role what infra/terraform/modules/aws_batch lists under 'controller'.",
+            f"AWS denied permission to {action}: {message}",
+            do="Grant the permissions that infra/terraform/modules/aws_batch lists under "
+            "'controller'.",
         )
-    if code in _QUOTA or (code in _CLIENT_MISTAKE and any(w in message.lower() for w in _TOO_MANY)):
+    # AWS reports some exceeded limits as client errors, which only their message distinguishes.
+    if code in _QUOTA_CODES or (
+        code in _CLIENT_ERROR_CODES and any(w in message.lower() for w in _QUOTA_WORDS)
+    ):
         return QuotaError(
-            f"An AWS quota stands against this ({what}): {message}",
-            do="Ask for a higher one in Service Quotas, or use fewer or smaller machines.",
+            f"AWS quota exceeded while trying to {action}: {message}",
+            do="Request a higher quota in Service Quotas, or use fewer or smaller machines.",
         )
-    if code in _CLIENT_MISTAKE:
-        return ProvisionError(f"AWS Batch refused to {what}: {message}")
+    if code in _CLIENT_ERROR_CODES:
+        return ProvisionError(f"AWS Batch rejected the request to {action}: {message}")
     return None
 
 
-def _who(what: str, message: str) -> ProvisionPermissionError:
+def _unauthenticated_error(action: str, message: str) -> ProvisionPermissionError:
     return ProvisionPermissionError(
-        f"AWS does not know who asks to {what}: {message}",
-        do="Run `aws sts get-caller-identity`; set a profile, or give the job a role.",
+        f"AWS authentication failed while trying to {action}: {message}",
+        do="Check `aws sts get-caller-identity`; set a profile, or give the job a role.",
     )

@@ -1,4 +1,4 @@
-"""What can be chosen of AWS Batch."""
+"""Options of the AWS Batch backend."""
 
 from __future__ import annotations
 
@@ -6,64 +6,72 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from spotfit.core.errors import ConfigError
-from spotfit_provisioners.kit import images
+from spotfit_provisioners.job_fields import images
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsBatchOptions:
-    """Machines from AWS Batch, from queues whose compute environments are of type SPOT."""
+    """Spot instances from AWS Batch job queues with compute environments of type SPOT."""
 
     provisioner: ClassVar[str] = "aws_batch"
 
     queues: tuple[str, ...] = ()
-    """Names or ARNs of job queues; `eu-west-1:spot` names one of another region. The first that
-    takes a request gets it."""
-    order: Literal["given", "price", "score"] = "given"
-    """Which queue comes first: as they are written; by the present spot price of `instance_types`
-    in their regions; or by EC2's own score of how likely each region is to have as many of them
-    as a group wants. Those that are equal stay as they are written."""
+    """Names or ARNs of job queues; `eu-west-1:spot` is a queue of another region. A group is
+    submitted to the first one, and to the next one after `pending_timeout_s`."""
+    queue_order: Literal["given", "price", "score"] = "given"
+    """Order of the queues: 'given' as listed; 'price' by the current spot price of
+    `instance_types` in their regions; 'score' by EC2's spot placement score, the likelihood that
+    a region has enough machines. Equal queues keep the listed order."""
     image: str = ""
-    """Container image that holds spotfit and what the training function imports. `{python}` and
-    `{torch}` in its name are the versions of whoever calls `fit()`; see `kit.images`."""
+    """Container image with spotfit and the imports of the training function. `{python}` and
+    `{torch}` in its name are replaced by the caller's versions; see `job_fields.images`."""
     region: str = ""
-    """'' asks the AWS configuration of whoever calls."""
+    """'' uses the region of the caller's AWS configuration."""
     workers_per_node: int = 1
-    """How many workers share a machine."""
+    """Number of workers per machine."""
+    # 1.75 instead of the 2 GiB per core of compute-optimised instances: the host's own system
+    # needs the rest, and a job that requests all of it is never started.
     memory_per_cpu_gib: float = 1.75
-    """Main memory for each core where the workers did not ask for any; a container cannot have
-    what its host's own system needs."""
+    """Memory per CPU core if `resources_per_worker` has no "memory"."""
     shared_memory_mib: int = 0
-    """Size of /dev/shm; 0: half of the memory. Data loaders and NCCL need it."""
+    """Size of /dev/shm, which data loaders and NCCL need; 0: half of the memory."""
     job_role: str = ""
-    """ARN of the role of the agents: it reads and writes the bucket and asks for machines."""
+    """ARN of the agents' role. It needs access to the bucket and permission to submit jobs."""
     execution_role: str = ""
-    """ARN of the role that pulls the image and writes the logs."""
+    """ARN of the role that pulls the image and writes logs."""
     instance_types: tuple[str, ...] = ()
-    """Whose spot prices or scores are compared. Of fewer than three types all scores are low."""
+    """Instance types whose prices or scores are compared. EC2 gives low scores to fewer than
+    three types."""
     attempts: int = 10
-    """How often Batch starts a machine's agent again after its host was lost: at most 10."""
-    share: str = ""
-    """Fair-share identifier, where the queue has a scheduling policy."""
-    dwell_s: float = 600.0
-    """How long a job may wait with a reason before that counts: reasons come and go while an
-    environment grows from nothing."""
+    """How often Batch starts the agent of a machine, restarts after a lost host included; 1 to
+    10."""
+    share_identifier: str = ""
+    """Fair-share identifier, for queues with a scheduling policy."""
+    pending_timeout_s: float = 600.0
+    """How long a job may be RUNNABLE with a status reason before the reason is treated as a
+    refusal. A compute environment that scales up from zero reports temporary reasons."""
     tags: dict[str, str] = field(default_factory=dict)
+    """Additional tags of jobs."""
     endpoint: str = ""
-    """Where the API is, if not at AWS."""
+    """URL of the API; '' is AWS."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "image", images.chosen(self.image))
+        object.__setattr__(self, "image", images.resolve_image(self.image))
         if not 1 <= self.attempts <= 10:
             raise ConfigError(
-                f"AwsBatchOptions(attempts={self.attempts}): Batch allows 1 to 10.",
-                do="What is lost more often is asked for anew, whatever this says.",
+                f"AwsBatchOptions(attempts={self.attempts}): AWS Batch allows 1 to 10.",
+                do="Machines that are lost more often are replaced by a new group.",
             )
         if self.workers_per_node < 1:
             raise ConfigError("AwsBatchOptions(workers_per_node) must be at least 1.")
-        if self.shared_memory_mib < 0 or self.memory_per_cpu_gib <= 0 or self.dwell_s < 0:
-            raise ConfigError("AwsBatchOptions: sizes and durations are not below zero.")
-        if self.order != "given" and not self.instance_types:
+        if self.shared_memory_mib < 0 or self.memory_per_cpu_gib <= 0 or self.pending_timeout_s < 0:
             raise ConfigError(
-                f"AwsBatchOptions(order={self.order!r}) compares instance_types: none given.",
-                do="Name those of the compute environments, or keep the given order.",
+                "AwsBatchOptions: shared_memory_mib and pending_timeout_s must be >= 0, and "
+                "memory_per_cpu_gib must be > 0."
+            )
+        if self.queue_order != "given" and not self.instance_types:
+            raise ConfigError(
+                f"AwsBatchOptions(queue_order={self.queue_order!r}) needs instance_types.",
+                do="Set instance_types to those of the compute environments, or use "
+                "queue_order='given'.",
             )

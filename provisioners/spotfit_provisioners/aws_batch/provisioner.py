@@ -1,4 +1,13 @@
-"""The four verbs on AWS Batch."""
+"""`AwsBatchProvisioner`: submit, observe and cancel groups as AWS Batch jobs.
+
+State of the queues, per provisioner object:
+
+    state      | event                                                  | next
+    -----------|--------------------------------------------------------|----------
+    usable     | a group waited longer than pending_timeout_s in it     | exhausted
+    exhausted  | a waiting group starts to run, in any queue            | usable
+    exhausted  | all queues are exhausted: the last one is used         | exhausted
+"""
 
 from __future__ import annotations
 
@@ -6,7 +15,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any, ClassVar
 
-from spotfit.host import clocks, log
+from spotfit.host import log, system
 from spotfit.model.group import (
     GroupHandle,
     GroupPlan,
@@ -16,40 +25,40 @@ from spotfit.model.group import (
     NodeStatus,
 )
 from spotfit.provision.api import Refusal, Traits
-from spotfit.provision.checkup import Finding
-from spotfit.provision.launch import Launch
-from spotfit.provision.output import Said
+from spotfit.provision.checkup import AccountCheck
+from spotfit.provision.launch import AgentLaunchSpec
+from spotfit.provision.machine_output import MachineOutput
 from spotfit_provisioners.aws_batch import checkup, render, states
 from spotfit_provisioners.aws_batch.checkup import LOG_GROUP
 from spotfit_provisioners.aws_batch.client import (
-    Account,
-    BatchClient,
-    cheapest_usd_per_hour,
-    placement_scores,
+    AwsAccountClient,
+    AwsBatchClient,
+    lowest_spot_price_usd,
+    spot_placement_scores,
 )
 from spotfit_provisioners.aws_batch.options import AwsBatchOptions
-from spotfit_provisioners.kit import images
+from spotfit_provisioners.job_fields import images
 
-_FORGOTTEN = NodeStatus(NodeState.GONE, "AWS Batch does not remember it")
-_LET_GO = "spotfit has let it go"
+_UNKNOWN_JOB = NodeStatus(state=NodeState.GONE, reason="AWS Batch does not know the job")
+_TERMINATION_REASON = "released by spotfit"
 
 
 class AwsBatchProvisioner:
-    """A group is one job: an array of children, each filling a spot instance of its own."""
+    """A group is one job named after its token; an array job has one child per machine."""
 
     name = render.BACKEND
     Options: ClassVar = AwsBatchOptions
 
     def __init__(self, options: AwsBatchOptions) -> None:
         self.options = options
-        self._passed_over: set[tuple[str, str]] = set()
-        """Queues, by region and name, that kept a group waiting since one last got its machines."""
-        self._waiting: set[str] = set()
-        """Tokens of groups that were seen to wait: what runs already tells nothing of a queue."""
+        self._exhausted_queues: set[tuple[str, str]] = set()
+        """Region and name of queues that have exceeded `pending_timeout_s`."""
+        self._waiting_tokens: set[str] = set()
+        """Groups observed as waiting. Only their start proves that a queue has capacity again."""
 
     @classmethod
     def with_options(cls, **options: Any) -> AwsBatchProvisioner:
-        """From the fields of `AwsBatchOptions`."""
+        """Construct from the fields of `AwsBatchOptions`."""
         return cls(AwsBatchOptions(**options))
 
     @property
@@ -58,164 +67,186 @@ class AwsBatchProvisioner:
             max_nodes=render.MAX_NODES,
             notice_s=120.0,
             requeues_itself=self.options.attempts > 1,
-            observe_s=10.0,
-            notices=("aws", "signal"),
+            observe_interval_s=10.0,
+            notice_sources=("aws", "signal"),
             keeps_output=True,
-            runs=images.software(self.options.image),
+            software=images.parse_image_software(self.options.image),
         )
 
     def plan(self, request: GroupRequest) -> GroupPlan:
         return render.plan(request, self.options)
 
-    def submit(self, plan: GroupPlan, launch: Launch) -> GroupHandle | Refusal:
-        """Look for a job of that name first; if two asked at the same time, the older job stays."""
-        found = self._found(plan)
-        if found is not None:
-            return found
-        queues = self._ordered(plan.body["queues"], plan.nodes)
-        queue = next((one for one in queues if not self._is_passed_over(one)), queues[-1])
-        client, name = self._at(queue)
-        environment = launch.environment(
+    def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
+        """Submit the job, or return the group of an earlier submission.
+
+        Of two concurrent submissions, the older job is kept and the other one terminated.
+        """
+        handle = self._find_group(plan)
+        if handle is not None:
+            return handle
+        queues = self._order_queues(plan.body["queues"], plan.num_nodes)
+        queue = next((queue for queue in queues if not self._is_exhausted(queue)), queues[-1])
+        client, name = self._resolve_queue(queue)
+        environment = launch.environment_for(
             plan.token,
             0,
-            plan.slots,
-            node_from=render.ARRAY_INDEX if plan.nodes > 1 else "",
+            plan.slots_per_node,
+            node_index_variable=render.ARRAY_INDEX_VARIABLE if plan.num_nodes > 1 else "",
         )
-        definition = client.register(plan.body["definition"])
-        client.submit(
-            render.job(
+        definition = client.register_definition(plan.body["definition"])
+        client.submit_job(
+            render.job_request(
                 plan,
                 queue=name,
                 definition=definition,
                 environment=environment,
-                share=self.options.share,
+                share=self.options.share_identifier,
             )
         )
-        self._keep_the_oldest(plan.token, queues)
-        return self._found(plan) or Refusal("AWS Batch took the job and forgot it")
+        self._terminate_duplicates(plan.token, queues)
+        return self._find_group(plan) or Refusal("AWS Batch does not list the submitted job")
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
-        client = _client_of(handle.detail["region"], self.options.endpoint)
+        client = _client_for_region(handle.detail["region"], self.options.endpoint)
         nodes = int(handle.detail["nodes"])
-        ids = render.children(handle.name, nodes)
-        known = client.describe(ids)
-        told = [known.get(one) for one in ids]
-        if not any(told) and nodes > 1:  # an array is expanded a moment after it was submitted
-            parent = client.describe([handle.name]).get(handle.name)
-            told = [parent] * nodes if parent is not None else told
-        statuses = tuple(states.status(job) if job else _FORGOTTEN for job in told)
-        jobs = [job for job in told if job]
-        refusal = self._refusal(jobs)
-        if all(one.state is NodeState.WAITING for one in statuses):
-            self._waiting.add(handle.token)
-            if refusal and self._has_lasted(jobs):
-                return self._waited_in_vain(handle, statuses, refusal)
-            return GroupStatus(statuses, refusal)
-        came = any(one.state is NodeState.RUNNING for one in statuses)
-        if came and handle.token in self._waiting:
-            self._passed_over.clear()
-        self._waiting.discard(handle.token)
-        return GroupStatus(statuses, refusal)
+        ids = render.child_job_ids(handle.name, nodes)
+        descriptions = client.describe_jobs(ids)
+        found = [descriptions.get(job_id) for job_id in ids]
+        # Batch creates the children of an array job some time after its submission.
+        if not any(found) and nodes > 1:
+            parent = client.describe_jobs([handle.name]).get(handle.name)
+            found = [parent] * nodes if parent is not None else found
+        statuses = tuple(states.node_status(job) if job else _UNKNOWN_JOB for job in found)
+        jobs = [job for job in found if job]
+        refusal = self._pending_reason(jobs)
+        if all(status.state is NodeState.WAITING for status in statuses):
+            self._waiting_tokens.add(handle.token)
+            if refusal and self._has_exceeded_timeout(jobs):
+                return self._try_next_queue(handle, statuses, refusal)
+            return GroupStatus(nodes=statuses, refusal=refusal)
+        has_started = any(status.state is NodeState.RUNNING for status in statuses)
+        if has_started and handle.token in self._waiting_tokens:
+            self._exhausted_queues.clear()
+        self._waiting_tokens.discard(handle.token)
+        return GroupStatus(nodes=statuses, refusal=refusal)
 
-    def _waited_in_vain(
-        self, handle: GroupHandle, waiting: tuple[NodeStatus, ...], why: str
+    def _try_next_queue(
+        self, handle: GroupHandle, waiting: tuple[NodeStatus, ...], reason: str
     ) -> GroupStatus:
-        """Where another queue was not tried yet, the group is given up, and that one asked next;
-        the last of them is where it stays, for a queue gives as soon as it can."""
-        self._passed_over.add((handle.detail["region"], handle.detail["queue"]))
-        left = [queue for queue in self.options.queues if not self._is_passed_over(queue)]
-        if not left:
-            return GroupStatus(waiting, why)
-        told = f"{handle.detail['queue']} has none ({why}); {left[0]} is asked next"
-        return GroupStatus(tuple(NodeStatus(NodeState.REFUSED, told) for _ in waiting), why)
+        """Refuse the group if another queue has not been tried; otherwise keep it waiting."""
+        self._exhausted_queues.add((handle.detail["region"], handle.detail["queue"]))
+        untried = [queue for queue in self.options.queues if not self._is_exhausted(queue)]
+        # A queue starts the job as soon as it has capacity, so staying costs nothing.
+        if not untried:
+            return GroupStatus(nodes=waiting, refusal=reason)
+        queue = handle.detail["queue"]
+        refusal = f"queue {queue} has no capacity ({reason}); the next queue is {untried[0]}"
+        return GroupStatus(
+            nodes=tuple(NodeStatus(state=NodeState.REFUSED, reason=refusal) for _ in waiting),
+            refusal=reason,
+        )
 
-    def _has_lasted(self, jobs: list[dict[str, Any]]) -> bool:
-        now_ms = clocks.wall_ms()
-        return any(states.waited_s(job, now_ms=now_ms) >= self.options.dwell_s for job in jobs)
+    def _has_exceeded_timeout(self, jobs: list[dict[str, Any]]) -> bool:
+        now_ms = system.wall_ms()
+        return any(
+            states.waiting_time_s(job, now_ms=now_ms) >= self.options.pending_timeout_s
+            for job in jobs
+        )
 
-    def _is_passed_over(self, queue: str) -> bool:
-        client, name = self._at(queue)
-        return (client.region, name) in self._passed_over
+    def _is_exhausted(self, queue: str) -> bool:
+        client, name = self._resolve_queue(queue)
+        return (client.region, name) in self._exhausted_queues
 
     def cancel(self, handle: GroupHandle) -> None:
-        """Terminating an array terminates its children; a job that is over stays as it is."""
-        client = _client_of(handle.detail["region"], self.options.endpoint)
-        job = client.describe([handle.name]).get(handle.name)
+        """Terminate the job; terminating an array job terminates its children."""
+        client = _client_for_region(handle.detail["region"], self.options.endpoint)
+        job = client.describe_jobs([handle.name]).get(handle.name)
         if job is not None and job["status"] not in ("SUCCEEDED", "FAILED"):
-            client.terminate(handle.name, _LET_GO)
+            client.terminate_job(handle.name, _TERMINATION_REASON)
 
-    def said(self, handle: GroupHandle, node: int, *, last: int) -> list[Said]:
-        """Attempt by attempt, from CloudWatch, which is some seconds late."""
+    def fetch_machine_output(
+        self, handle: GroupHandle, node: int, *, max_lines: int
+    ) -> list[MachineOutput]:
+        """Return the output of every attempt from CloudWatch, which lags by some seconds."""
         region = handle.detail["region"]
-        job_id = render.children(handle.name, int(handle.detail["nodes"]))[node]
-        job = _client_of(region, self.options.endpoint).describe([job_id]).get(job_id)
-        account = Account(region, self.options.endpoint)
+        job_id = render.child_job_ids(handle.name, int(handle.detail["nodes"]))[node]
+        job = _client_for_region(region, self.options.endpoint).describe_jobs([job_id]).get(job_id)
+        account = AwsAccountClient(region, self.options.endpoint)
         return [
-            Said(
+            MachineOutput(
                 f"attempt {number}, {LOG_GROUP} {stream}",
-                tuple(account.printed(LOG_GROUP, stream, last)),
+                tuple(account.read_log(LOG_GROUP, stream, max_lines)),
             )
-            for number, stream in enumerate(states.streams(job or {}), 1)
+            for number, stream in enumerate(states.log_streams(job or {}), 1)
         ]
 
-    def examine(self, storage: str = "") -> Iterator[Finding]:
-        """Who we are, each queue and what stands behind it, rights, roles, logs and the image."""
-        yield from checkup.examine(self.options, storage, self._at)
+    def check_account(self, storage: str = "") -> Iterator[AccountCheck]:
+        """Check credentials, queues, permissions, roles, logs and the image."""
+        yield from checkup.check_account(self.options, storage, self._resolve_queue)
 
     # --- queues ------------------------------------------------------------------------------
 
-    def _ordered(self, queues: list[str], machines: int) -> list[str]:
-        """The most promising first, by the region of each."""
+    def _order_queues(self, queues: list[str], node_count: int) -> list[str]:
+        """Sort the queues according to `queue_order`; prices and scores are per region."""
         types, endpoint = self.options.instance_types, self.options.endpoint
-        regions = {queue: self._at(queue)[0].region for queue in queues}
-        wanted = list(dict.fromkeys(regions.values()))
-        if self.options.order == "given" or len(wanted) == 1:
+        region_of = {queue: self._resolve_queue(queue)[0].region for queue in queues}
+        regions = list(dict.fromkeys(region_of.values()))
+        if self.options.queue_order == "given" or len(regions) == 1:
             return queues
-        if self.options.order == "price":
-            prices = {one: cheapest_usd_per_hour(one, types, endpoint) for one in wanted}
-            return sorted(queues, key=lambda queue: prices[regions[queue]])
-        scores = placement_scores(wanted, types, machines, endpoint)
-        return sorted(queues, key=lambda queue: -scores.get(regions[queue], 0))
+        if self.options.queue_order == "price":
+            prices = {region: lowest_spot_price_usd(region, types, endpoint) for region in regions}
+            return sorted(queues, key=lambda queue: prices[region_of[queue]])
+        scores = spot_placement_scores(regions, types, node_count, endpoint)
+        return sorted(queues, key=lambda queue: -scores.get(region_of[queue], 0))
 
-    def _at(self, queue: str) -> tuple[BatchClient, str]:
-        """The client of a queue's region, and the queue's name there."""
-        region, name = _parts(queue)
-        return _client_of(region or self.options.region, self.options.endpoint), name
+    def _resolve_queue(self, queue: str) -> tuple[AwsBatchClient, str]:
+        """Return the client of the queue's region, and the queue's name without the region."""
+        region, name = _parse_queue(queue)
+        return _client_for_region(region or self.options.region, self.options.endpoint), name
 
-    def _found(self, plan: GroupPlan) -> GroupHandle | None:
+    def _find_group(self, plan: GroupPlan) -> GroupHandle | None:
         for queue in plan.body["queues"]:
-            client, name = self._at(queue)
-            jobs = client.named(name, plan.token)
+            client, name = self._resolve_queue(queue)
+            jobs = client.list_jobs_by_name(name, plan.token)
             if jobs:
-                detail = {"nodes": plan.nodes, "region": client.region, "queue": name}
-                return GroupHandle(plan.token, self.name, jobs[0]["jobId"], detail)
+                detail = {"nodes": plan.num_nodes, "region": client.region, "queue": name}
+                return GroupHandle(
+                    token=plan.token,
+                    provisioner=self.name,
+                    name=jobs[0]["jobId"],
+                    detail=detail,
+                )
         return None
 
-    def _keep_the_oldest(self, token: str, queues: list[str]) -> None:
-        """`submit_job` knows no token of ours: two who asked at the same time have made two.
+    def _terminate_duplicates(self, token: str, queues: list[str]) -> None:
+        """Terminate all jobs of the token but one.
 
-        In whichever queues; whoever looks keeps the same one, that of the first queue as options
-        have them.
+        Needed because `submit_job` has no idempotency token, so two concurrent submissions create
+        two jobs. Every process keeps the same job: the oldest of the first listed queue.
         """
-        told = [
+        jobs = [
             (client, job)
             for queue in self.options.queues
             if queue in queues
-            for client, name in [self._at(queue)]
-            for job in client.named(name, token)
+            for client, name in [self._resolve_queue(queue)]
+            for job in client.list_jobs_by_name(name, token)
         ]
-        for client, job in told[1:]:
-            log.warning("aws_batch.twice", token=token, job=job["jobId"])
-            client.terminate(job["jobId"], "spotfit asked twice at the same time; the older stays")
+        for client, job in jobs[1:]:
+            log.warning("aws_batch.duplicate_job_terminated", token=token, job=job["jobId"])
+            client.terminate_job(
+                job["jobId"], "duplicate of a concurrent submission; the older job is kept"
+            )
 
-    def _refusal(self, jobs: list[dict[str, Any]]) -> str:
-        dwell_s, now_ms = self.options.dwell_s, clocks.wall_ms()
-        reasons = (states.waits_for(job, now_ms=now_ms, dwell_s=dwell_s) for job in jobs)
+    def _pending_reason(self, jobs: list[dict[str, Any]]) -> str:
+        timeout_s, now_ms = self.options.pending_timeout_s, system.wall_ms()
+        reasons = (
+            states.pending_reason(job, now_ms=now_ms, pending_timeout_s=timeout_s) for job in jobs
+        )
         return next(filter(None, reasons), "")
 
 
-def _parts(queue: str) -> tuple[str, str]:
-    """Region and name of 'spot', 'eu-west-1:spot' or an ARN."""
+def _parse_queue(queue: str) -> tuple[str, str]:
+    """Return region and name of 'spot', 'eu-west-1:spot' or an ARN; region '' is the default."""
     if queue.startswith("arn:"):
         return queue.split(":")[3], queue
     region, _, name = queue.rpartition(":")
@@ -223,5 +254,5 @@ def _parts(queue: str) -> tuple[str, str]:
 
 
 @cache
-def _client_of(region: str, endpoint: str) -> BatchClient:
-    return BatchClient(region, endpoint)
+def _client_for_region(region: str, endpoint: str) -> AwsBatchClient:
+    return AwsBatchClient(region, endpoint)

@@ -1,4 +1,4 @@
-"""Our request in the words of AWS Batch: pure, and pinned by golden files."""
+"""Pure translation of a group request to AWS Batch requests; checked against golden files."""
 
 from __future__ import annotations
 
@@ -7,51 +7,57 @@ from typing import Any
 
 from spotfit.core.errors import ConfigError
 from spotfit.model.group import GroupPlan, GroupRequest
-from spotfit.provision.launch import COMMAND, Exit
-from spotfit.provision.sizing import nodes_for
+from spotfit.provision.launch import AGENT_COMMAND, AgentExitCode, count_nodes
 from spotfit_provisioners.aws_batch.options import AwsBatchOptions
-from spotfit_provisioners.kit import hardware
-from spotfit_provisioners.kit.names import content_name, label
+from spotfit_provisioners.job_fields import hardware
+from spotfit_provisioners.job_fields.names import content_addressed_name, to_label
 
 BACKEND = "aws_batch"
-MAX_NODES = 10_000
-ARRAY_INDEX = "AWS_BATCH_JOB_ARRAY_INDEX"
+MAX_NODES = 10_000  # children of an array job, a limit of the API
+ARRAY_INDEX_VARIABLE = "AWS_BATCH_JOB_ARRAY_INDEX"
 
-RETRIES: Sequence[Mapping[str, str]] = (
+RETRY_RULES: Sequence[Mapping[str, str]] = (
     {"onStatusReason": "Host EC2*", "action": "RETRY"},
-    {"onExitCode": str(int(Exit.DRAINED)), "action": "RETRY"},
+    {"onExitCode": str(int(AgentExitCode.DRAINED)), "action": "RETRY"},
     {"onReason": "*", "action": "EXIT"},
     {"onExitCode": "*", "action": "EXIT"},
 )
-"""The first that matches counts; without a match Batch tries again, hence the last two."""
+"""The first matching rule applies. Batch retries if no rule matches, hence the last two rules."""
 
 
 def plan(request: GroupRequest, options: AwsBatchOptions) -> GroupPlan:
-    """What will be asked for: a job definition by its content, and the shape of the job."""
-    mistakes = [name for name in ("queues", "image") if not getattr(options, name)]
-    if mistakes:
+    """Return the job definition, queues and tags of the group. Raises `ConfigError`."""
+    missing = [name for name in ("queues", "image") if not getattr(options, name)]
+    if missing:
         raise ConfigError(
-            f"AwsBatchOptions is incomplete: {', '.join(mistakes)} not given.",
-            do="Say it in the call, in SPOTFIT_AWS_BATCH_…, or under [aws_batch] in spotfit.toml; "
-            "infra/terraform/stacks/aws makes queues and prints them.",
+            f"AwsBatchOptions is incomplete: {', '.join(missing)} not set.",
+            do="Set the options in the call, as SPOTFIT_AWS_BATCH_…, or under [aws_batch] in "
+            "spotfit.toml; infra/terraform/stacks/aws creates queues and outputs their names.",
         )
-    hardware.check(request.resources_per_worker, backend="AWS Batch")
+    hardware.check_resources(request.resources_per_worker, backend="AWS Batch")
     slots = options.workers_per_node
-    nodes = nodes_for(request, slots=slots, max_nodes=MAX_NODES, backend="AWS Batch")
-    definition = _definition(request, options)
+    nodes = count_nodes(request, slots=slots, max_nodes=MAX_NODES, backend="AWS Batch")
+    definition = _job_definition(request, options)
     body = {
-        "definition": {"jobDefinitionName": content_name(definition), **definition},
+        "definition": {"jobDefinitionName": content_addressed_name(definition), **definition},
         "queues": list(options.queues),
-        "tags": {"spotfit:run": label(request.run_name or "run"), **options.tags},
+        "tags": {"spotfit:run": to_label(request.run_name or "run"), **options.tags},
     }
-    return GroupPlan(request.token, BACKEND, nodes, slots, body)
+    return GroupPlan(
+        token=request.token,
+        provisioner=BACKEND,
+        num_nodes=nodes,
+        slots_per_node=slots,
+        body=body,
+    )
 
 
-def job(
+def job_request(
     plan: GroupPlan, *, queue: str, definition: str, environment: Mapping[str, str], share: str
 ) -> dict[str, Any]:
-    """The arguments of `submit_job`: an array only where there are two machines or more."""
-    array = {"arrayProperties": {"size": plan.nodes}} if plan.nodes > 1 else {}
+    """Return the arguments of `submit_job`."""
+    # AWS rejects array jobs of size 1.
+    array = {"arrayProperties": {"size": plan.num_nodes}} if plan.num_nodes > 1 else {}
     fair = {"shareIdentifier": share} if share else {}
     return {
         "jobName": plan.token,
@@ -67,19 +73,19 @@ def job(
     }
 
 
-def children(job_id: str, nodes: int) -> list[str]:
-    """The ids of a group's jobs, machine by machine."""
+def child_job_ids(job_id: str, nodes: int) -> list[str]:
+    """Return the job id of every machine of the group."""
     return [job_id] if nodes == 1 else [f"{job_id}:{node}" for node in range(nodes)]
 
 
-def _definition(request: GroupRequest, options: AwsBatchOptions) -> dict[str, Any]:
+def _job_definition(request: GroupRequest, options: AwsBatchOptions) -> dict[str, Any]:
     return {
         "type": "container",
         "platformCapabilities": ["EC2"],
         "containerProperties": _container(request, options),
         "retryStrategy": {
             "attempts": options.attempts,
-            "evaluateOnExit": [dict(rule) for rule in RETRIES],
+            "evaluateOnExit": [dict(rule) for rule in RETRY_RULES],
         },
         "propagateTags": True,
     }
@@ -87,13 +93,13 @@ def _definition(request: GroupRequest, options: AwsBatchOptions) -> dict[str, An
 
 def _container(request: GroupRequest, options: AwsBatchOptions) -> dict[str, Any]:
     slots, per_worker = options.workers_per_node, request.resources_per_worker
-    cpus, gpus = hardware.cpus(per_worker, slots), hardware.gpus(per_worker, slots)
-    memory = hardware.memory_mib(per_worker, slots, per_cpu_gib=options.memory_per_cpu_gib)
+    cpus, gpus = hardware.count_cpus(per_worker, slots), hardware.count_gpus(per_worker, slots)
+    memory = hardware.required_memory_mib(per_worker, slots, per_cpu_gib=options.memory_per_cpu_gib)
     needs = [("VCPU", cpus), ("MEMORY", memory), *([("GPU", gpus)] if gpus else [])]
     roles = {"jobRoleArn": options.job_role, "executionRoleArn": options.execution_role}
     return {
         "image": options.image,
-        "command": list(COMMAND),
+        "command": list(AGENT_COMMAND),
         "resourceRequirements": [{"type": kind, "value": str(n)} for kind, n in needs],
         "linuxParameters": {
             "sharedMemorySize": options.shared_memory_mib or memory // 2,

@@ -1,4 +1,13 @@
-"""The states of AWS Batch in our words."""
+"""Mapping of AWS Batch job states to `NodeState`.
+
+Batch status                            | NodeState
+----------------------------------------|----------------------------------------------
+SUBMITTED, PENDING, RUNNABLE, STARTING  | WAITING
+RUNNING                                 | RUNNING
+SUCCEEDED                               | GONE
+FAILED                                  | GONE if the host was lost or the agent left cleanly,
+                                        | else FAILED
+"""
 
 from __future__ import annotations
 
@@ -6,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from spotfit.model.group import NodeState, NodeStatus
-from spotfit.provision.launch import Exit
+from spotfit.provision.launch import AgentExitCode
 
 STATES: Mapping[str, NodeState] = {
     "SUBMITTED": NodeState.WAITING,
@@ -17,73 +26,80 @@ STATES: Mapping[str, NodeState] = {
     "SUCCEEDED": NodeState.GONE,
     "FAILED": NodeState.FAILED,
 }
-_HOST_LOST = "Host EC2"
-_LEFT = {int(Exit.GIVEN_UP), int(Exit.DRAINED), int(Exit.DONE)}
+# The retry rule "Host EC2*" in render.py matches the same prefix:
+# https://docs.aws.amazon.com/batch/latest/userguide/job_retries.html
+_HOST_LOST_PREFIX = "Host EC2"
+_CLEAN_EXIT_CODES = {
+    int(AgentExitCode.RELEASED),
+    int(AgentExitCode.DRAINED),
+    int(AgentExitCode.DONE),
+}
 
 
-def status(job: Mapping[str, Any]) -> NodeStatus:
-    """One job, or one child of an array. A host that was reclaimed is no failure of its job."""
-    state = STATES.get(job["status"], NodeState.WAITING)  # one that AWS may invent is not an end
-    why = _why(job)
-    if state == NodeState.FAILED and (_is_reclaimed(job) or _exit_code(job) in _LEFT):
+def node_status(job: Mapping[str, Any]) -> NodeStatus:
+    """Return the status of a job or array child. A preempted host is not a failure of its job."""
+    # A status that AWS adds in the future must not look like the end of the machine.
+    state = STATES.get(job["status"], NodeState.WAITING)
+    if state == NodeState.FAILED and (_is_host_lost(job) or _exit_code(job) in _CLEAN_EXIT_CODES):
         state = NodeState.GONE
-    told = why if state in (NodeState.GONE, NodeState.FAILED) else ""
-    return NodeStatus(state, told, last=_is_last(job))
+    reason = _end_reason(job) if state in (NodeState.GONE, NodeState.FAILED) else ""
+    return NodeStatus(state=state, reason=reason, is_last_attempt=_is_last_attempt(job))
 
 
-def waits_for(job: Mapping[str, Any], *, now_ms: int, dwell_s: float) -> str:
-    """Why a job that was ready long ago has no machine; '' while that is nothing unusual.
+def pending_reason(job: Mapping[str, Any], *, now_ms: int, pending_timeout_s: float) -> str:
+    """Return why a RUNNABLE job has no machine, or '' if the wait is not unusual.
 
-    Batch tells of misconfigurations and lacking capacity for a few minutes even while an
-    environment that is well grows from nothing; of the former only what lasts is a reason. Lack of
-    capacity is told at once; it is up to the caller to wait before anything is given up for it.
+    While a compute environment scales up from zero, Batch reports misconfigurations and missing
+    capacity for a few minutes. Misconfigurations are returned only after `pending_timeout_s`.
+    Missing capacity is returned at once; the caller decides how long to wait.
     """
     reason = str(job.get("statusReason", ""))
     if job["status"] != "RUNNABLE" or not reason:
         return ""
-    told_at_once = reason.startswith("CAPACITY:")
-    return reason if told_at_once or waited_s(job, now_ms=now_ms) >= dwell_s else ""
+    if reason.startswith("CAPACITY:") or waiting_time_s(job, now_ms=now_ms) >= pending_timeout_s:
+        return reason
+    return ""
 
 
-def waited_s(job: Mapping[str, Any], *, now_ms: int) -> float:
-    """Since it was made, or since the last attempt at it ended."""
+def waiting_time_s(job: Mapping[str, Any], *, now_ms: int) -> float:
+    """Return the time since the job was created, or since its last attempt ended."""
     last = (job.get("attempts") or [{}])[-1]
     since_ms = int(last.get("stoppedAt") or job.get("createdAt") or now_ms)
     return (now_ms - since_ms) / 1000
 
 
-def _is_last(job: Mapping[str, Any]) -> bool:
-    """Whether the attempt that runs, or comes next, is the last of several; one that has not ended
-    may be among those told of."""
+def _is_last_attempt(job: Mapping[str, Any]) -> bool:
+    """Return whether the current or next attempt is the last of several."""
     attempts = int((job.get("retryStrategy") or {}).get("attempts", 1))
-    ended = sum(bool(one.get("stoppedAt")) for one in job.get("attempts", []))
+    # The list of attempts may contain the running one, which has no end time yet.
+    ended = sum(bool(attempt.get("stoppedAt")) for attempt in job.get("attempts", []))
     return 1 < attempts <= ended + 1
 
 
-def streams(job: Mapping[str, Any]) -> list[str]:
-    """Where each attempt's output is, the one that is under way last."""
-    told = [one.get("container", {}) for one in (*(job.get("attempts") or []), job)]
-    names = (one.get("logStreamName") for one in told)
+def log_streams(job: Mapping[str, Any]) -> list[str]:
+    """Return the log streams of all attempts, the current one last."""
+    containers = [entry.get("container", {}) for entry in (*(job.get("attempts") or []), job)]
+    names = (container.get("logStreamName") for container in containers)
     return list(dict.fromkeys(filter(None, names)))
 
 
-def _is_reclaimed(job: Mapping[str, Any]) -> bool:
+def _is_host_lost(job: Mapping[str, Any]) -> bool:
     return any(
-        str(told.get("statusReason", "")).startswith(_HOST_LOST)
-        for told in (job, *job.get("attempts", [])[-1:])
+        str(entry.get("statusReason", "")).startswith(_HOST_LOST_PREFIX)
+        for entry in (job, *job.get("attempts", [])[-1:])
     )
 
 
-def _why(job: Mapping[str, Any]) -> str:
+def _end_reason(job: Mapping[str, Any]) -> str:
     last = (job.get("attempts") or [{}])[-1]
     reasons = [
         str(last.get("container", {}).get("reason") or ""),
         str(last.get("statusReason") or ""),
         str(job.get("statusReason") or ""),
     ]
-    told = "; ".join(dict.fromkeys(filter(None, reasons)))
+    text = "; ".join(dict.fromkeys(filter(None, reasons)))
     code = _exit_code(job)
-    return told if code is None else f"{told or 'it ended'} (exit code {code})"
+    return text if code is None else f"{text or 'the agent exited'} (exit code {code})"
 
 
 def _exit_code(job: Mapping[str, Any]) -> int | None:

@@ -1,5 +1,4 @@
-"""Azure Batch: a group is a job with one plain task for each machine, in a pool of spot nodes.
+"""Azure Batch backend: a group is a job with one task per machine, in a pool of spot nodes.
 
-A task is a machine's identity: Batch gives a node that was preempted its old id again, and tells of
-it as `preempted` or `unusable` meanwhile.
+It must identify machines by their tasks, not by nodes: Batch reuses the id of a preempted node.
 """

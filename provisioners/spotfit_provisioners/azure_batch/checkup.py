@@ -1,4 +1,4 @@
-"""What Azure Batch needs in a subscription, looked at one by one, and how to mend what is wrong."""
+"""Account checks of the Azure Batch backend."""
 
 from __future__ import annotations
 
@@ -13,218 +13,265 @@ from spotfit.core.errors import (
     ProvisionPermissionError,
     QuotaError,
 )
-from spotfit.provision.checkup import Finding, UnseenError, look, unseen_if_refused
+from spotfit.provision.checkup import AccountCheck, CheckSkippedError, run_check, skip_if_denied
 from spotfit_provisioners.azure_batch import render
-from spotfit_provisioners.azure_batch.client import BatchClient, Management
+from spotfit_provisioners.azure_batch.client import AzureBatchClient, AzureResourceManagerClient
 from spotfit_provisioners.azure_batch.options import AzureBatchOptions
 
-NO_POOL = (
-    "Make it as docs/guides/azure_batch.md shows, or set account_id, vm_size and identity: then it "
-    "is made when it is needed."
+REMEDY_NO_POOL = (
+    "Create it as docs/guides/azure_batch.md shows, or set account_id, vm_size and identity so "
+    "that spotfit creates it."
 )
-_BATCH = "2024-07-01"
-_IDENTITY = "2023-01-31"
-_RIGHTS = "2022-04-01"
-_NO_ACCOUNT = "no account_id given: Resource Manager cannot be asked"
-_GRANT = "Grant the roles that docs/guides/azure_batch.md lists."
-_MORE = "Ask for more under Batch accounts → Quotas, or take smaller machines."
+_BATCH_API_VERSION = "2024-07-01"
+_IDENTITY_API_VERSION = "2023-01-31"
+_PERMISSIONS_API_VERSION = "2022-04-01"
+_NO_ACCOUNT = "account_id is not set, so Azure Resource Manager cannot be queried"
+_REMEDY_ROLES = "Grant the roles that docs/guides/azure_batch.md lists."
+_REMEDY_QUOTA = "Request a higher quota under Batch accounts → Quotas, or use smaller machines."
 
-_RENTS = ("Microsoft.Batch/batchAccounts/jobs/read", "Microsoft.Batch/batchAccounts/jobs/write")
-"""Rights on data: what 'Azure Batch Job Submitter' gives."""
-_SEES_POOLS = "Microsoft.Batch/batchAccounts/pools/read"
-_MAKES_POOLS = "Microsoft.Batch/batchAccounts/pools/write"
-_GIVES_IDENTITY = "Microsoft.ManagedIdentity/userAssignedIdentities/assign/action"
-
-
-def examine(options: AzureBatchOptions, open_: Callable[[], BatchClient]) -> Iterator[Finding]:
-    """Everything, whether or not the account answers: Resource Manager is asked as well."""
-    examiner = _Examiner(options, open_)
-    yield look(f"jobs can be listed at {options.endpoint}", lambda: open_().look_around())
-    yield look("there is a pool of spot nodes that scales to zero", examiner.pool)
-    yield look("the pool gets what it asks for", examiner.growth)
-    yield look("the account is the one that answers", examiner.account)
-    yield look("quotas leave room for a spot node", examiner.quotas)
-    yield look("the identity of the nodes is there", examiner.identity)
-    yield look("we may rent machines", examiner.rights)
+_JOB_DATA_ACTIONS = (
+    "Microsoft.Batch/batchAccounts/jobs/read",
+    "Microsoft.Batch/batchAccounts/jobs/write",
+)
+"""Data actions of the role 'Azure Batch Job Submitter'."""
+_READ_POOLS_ACTION = "Microsoft.Batch/batchAccounts/pools/read"
+_WRITE_POOLS_ACTION = "Microsoft.Batch/batchAccounts/pools/write"
+_ASSIGN_IDENTITY_ACTION = "Microsoft.ManagedIdentity/userAssignedIdentities/assign/action"
 
 
-class _Examiner:
-    """Each question apart. What is wrong is raised, and `UnseenError` what cannot be looked at."""
+def check_account(
+    options: AzureBatchOptions, open_client: Callable[[], AzureBatchClient]
+) -> Iterator[AccountCheck]:
+    """Run all checks. Most use Resource Manager, also if the Batch account does not answer."""
+    checks = _AzureAccountChecks(options, open_client)
+    yield run_check(
+        f"jobs can be listed at {options.endpoint}", lambda: open_client().check_access()
+    )
+    yield run_check("the pool has spot nodes and scales to zero", checks.check_pool)
+    yield run_check("the pool can grow", checks.check_pool_growth)
+    yield run_check("account_id and endpoint are the same account", checks.check_batch_account)
+    yield run_check("quotas allow a spot node", checks.check_quotas)
+    yield run_check("the identity of the nodes exists", checks.check_identity)
+    yield run_check("the caller may rent machines", checks.check_permissions)
 
-    def __init__(self, options: AzureBatchOptions, open_: Callable[[], BatchClient]) -> None:
+
+class _AzureAccountChecks:
+    """Independent checks; each raises the error that it finds, or `CheckSkippedError`."""
+
+    def __init__(
+        self, options: AzureBatchOptions, open_client: Callable[[], AzureBatchClient]
+    ) -> None:
         self._options = options
-        self._open = open_
-        self._management = Management(options.management)
+        self._open_client = open_client
+        self._management = AzureResourceManagerClient(options.management_endpoint)
 
-    # --- the pool ----------------------------------------------------------------------------
+    # --- pool --------------------------------------------------------------------------------
 
-    def pool(self) -> str:
-        """What the pool is like. Raises `ConfigError` for what would keep groups waiting, or cost
-        too much."""
+    def check_pool(self) -> str:
+        """Raise `ConfigError` if groups would wait indefinitely, or nodes would stay rented."""
         pool_id = render.pool_id(self._options)
-        pool = self._open().pool(pool_id)
+        pool = self._open_client().find_pool(pool_id)
         if pool is None:
-            if self._options.makes_pool:
-                return f"{pool_id} will be made"
-            raise ConfigError(f"There is no pool {pool_id!r}.", do=NO_POOL)
-        wrong = [what for what, well in _wishes(pool, self._options) if not well]
-        if wrong:
+            if self._options.can_create_pool:
+                return f"{pool_id} will be created"
+            raise ConfigError(f"The pool {pool_id!r} does not exist.", do=REMEDY_NO_POOL)
+        problems = [text for text, holds in _pool_conditions(pool, self._options) if not holds]
+        if problems:
             raise ConfigError(
-                f"The pool {pool_id} {', '.join(wrong)}.",
-                do="Make another one; docs/guides/azure_batch.md shows how.",
+                f"The pool {pool_id} {', '.join(problems)}.",
+                do="Create another pool as docs/guides/azure_batch.md shows.",
             )
         return f"{pool_id}: {pool['vmSize']}, {pool.get('currentLowPriorityNodes', 0)} nodes now"
 
-    def growth(self) -> str:
-        """Raises `ProvisionError` for what kept it from growing the last time."""
-        pool = self._open().pool(render.pool_id(self._options))
+    def check_pool_growth(self) -> str:
+        """Raise `ProvisionError` if the last resize of the pool failed."""
+        pool = self._open_client().find_pool(render.pool_id(self._options))
         if pool is None:
-            return "it is not there yet"
+            return "the pool does not exist yet"
         errors = [*(pool.get("resizeErrors") or [])]
         if error := (pool.get("autoScaleRun") or {}).get("error"):
             errors.append(error)
         if errors:
-            told = "; ".join(f"{one.get('code')}: {one.get('message')}" for one in errors)
-            raise ProvisionError(told, do=f"{_MORE} Lack of capacity passes; quotas do not.")
-        return f"{pool.get('targetLowPriorityNodes', 0)} spot nodes wanted now"
+            text = "; ".join(f"{error.get('code')}: {error.get('message')}" for error in errors)
+            raise ProvisionError(
+                text, do=f"{_REMEDY_QUOTA} A lack of capacity is temporary; quotas are not."
+            )
+        return f"the target is {pool.get('targetLowPriorityNodes', 0)} spot nodes"
 
-    # --- the account -------------------------------------------------------------------------
+    # --- account -----------------------------------------------------------------------------
 
-    def account(self) -> str:
-        """Raises `ConfigError` for an account that is not there, not whole or another one."""
-        found = self._account()
+    def check_batch_account(self) -> str:
+        """Raise `ConfigError` if the account is missing, not ready, or not that of `endpoint`."""
+        found = self._find_account()
         properties = found["properties"]
-        told, ours = properties.get("accountEndpoint", ""), urlsplit(self._options.endpoint)
-        if ours.scheme == "https" and told and ours.netloc.lower() != told.lower():
+        actual, endpoint = properties.get("accountEndpoint", ""), urlsplit(self._options.endpoint)
+        if endpoint.scheme == "https" and actual and endpoint.netloc.lower() != actual.lower():
             raise ConfigError(
-                f"account_id is that of {told}, and endpoint says {ours.netloc}.",
+                f"account_id is the account of {actual}, but endpoint is {endpoint.netloc}.",
                 do="Correct one of AzureBatchOptions(endpoint=…, account_id=…).",
             )
         if (state := properties.get("provisioningState", "Succeeded")) != "Succeeded":
-            raise ConfigError(f"The account is {state}.", do="Wait, or make it again.")
-        return f"{found['name']} in {found.get('location', 'nowhere')}"
+            raise ConfigError(f"The account is {state}.", do="Wait, or create the account again.")
+        return f"{found['name']} in {found.get('location', 'an unknown location')}"
 
-    def quotas(self) -> str:
-        """Raises `QuotaError` for all that leave no room for one machine."""
-        found = self._account()
+    def check_quotas(self) -> str:
+        """Raise `QuotaError` if the quotas do not allow one machine."""
+        found = self._find_account()
         properties = found["properties"]
         if properties.get("poolAllocationMode") == "UserSubscription":
-            raise UnseenError("the account's machines count against the subscription's own quotas")
-        cores = self._cores(str(found.get("location", "")))
+            raise CheckSkippedError(
+                "the account's machines count against the quotas of the subscription"
+            )
+        cores = self._cores_per_machine(str(found.get("location", "")))
         spot = int(properties.get("lowPriorityCoreQuota") or 0)
         machine = self._options.vm_size or "a machine"
         limits = {
-            f"{spot} spot cores, and {machine} has {cores}": spot >= cores,
+            f"{spot} spot cores, but {machine} has {cores}": spot >= cores,
             "no pools": properties.get("poolQuota", 1) > 0,
             "no active jobs": properties.get("activeJobAndJobScheduleQuota", 1) > 0,
         }
-        if short := [what for what, enough in limits.items() if not enough]:
-            raise QuotaError(f"The account may have {'; '.join(short)}.", do=_MORE)
+        if exceeded := [limit for limit, suffices in limits.items() if not suffices]:
+            raise QuotaError(f"The account's quota is {'; '.join(exceeded)}.", do=_REMEDY_QUOTA)
         return f"{spot} spot cores: {spot // cores} machines"
 
-    def _cores(self, location: str) -> int:
-        """Of a machine, 1 at least: who is not told must not say that there is no room."""
+    def _cores_per_machine(self, location: str) -> int:
+        """Return the cores of `vm_size`; 1 if unknown, so that the quota check does not fail."""
         subscription = "/".join(self._options.account_id.split("/")[:3])
         path = f"{subscription}/providers/Microsoft.Batch/locations/{location}/virtualMachineSkus"
-        wanted = self._options.vm_size.lower()
+        vm_size = self._options.vm_size.lower()
         try:
-            for sku in self._management.listed(path, _BATCH, "look at machine sizes"):
-                if sku["name"].lower() == wanted:
-                    return _capability(sku, "vCPUs")
+            for sku in self._management.list_resources(
+                path, _BATCH_API_VERSION, "list machine sizes"
+            ):
+                if sku["name"].lower() == vm_size:
+                    return _sku_capability(sku, "vCPUs")
         except ProvisionError:
             return 1
         return 1
 
-    def _account(self) -> dict[str, Any]:
+    def _find_account(self) -> dict[str, Any]:
         path = self._options.account_id
         if not path:
-            raise UnseenError(_NO_ACCOUNT)
-        with unseen_if_refused():
-            found = self._management.get(path, _BATCH, "look at the Batch account")
+            raise CheckSkippedError(_NO_ACCOUNT)
+        with skip_if_denied():
+            found = self._management.get(path, _BATCH_API_VERSION, "read the Batch account")
         if found is None:
-            raise ConfigError(f"There is no {path}.", do="Correct account_id, or make the account.")
+            raise ConfigError(
+                f"The account {path} does not exist.",
+                do="Correct account_id, or create the account.",
+            )
         return found
 
-    # --- who agents are, and what we may -----------------------------------------------------
+    # --- identity and permissions ------------------------------------------------------------
 
-    def identity(self) -> str:
-        """Raises `ConfigError` for one that is not there, or whose client id is another."""
+    def check_identity(self) -> str:
+        """Raise `ConfigError` if the identity is missing, or has another client id."""
         path, client_id = self._options.identity, self._options.identity_client_id
         if not path:
-            raise UnseenError("no identity given: nodes have that of their pool")
-        with unseen_if_refused():
-            found = self._management.get(path, _IDENTITY, "look at the identity")
+            raise CheckSkippedError("identity is not set: nodes have the identity of their pool")
+        with skip_if_denied():
+            found = self._management.get(path, _IDENTITY_API_VERSION, "read the identity")
         if found is None:
-            raise ConfigError(f"There is no {path}.", do="Correct identity, or make it.")
-        told = found["properties"].get("clientId", "")
-        if client_id and client_id.lower() != told.lower():
             raise ConfigError(
-                f"Its client id is {told}, and identity_client_id says {client_id}.",
-                do=f"Set AzureBatchOptions(identity_client_id={told!r}).",
+                f"The identity {path} does not exist.", do="Correct identity, or create it."
             )
-        return f"{path.rpartition('/')[2]}, client {told}"
+        actual = found["properties"].get("clientId", "")
+        if client_id and client_id.lower() != actual.lower():
+            raise ConfigError(
+                f"The client id of the identity is {actual}, but identity_client_id is "
+                f"{client_id}.",
+                do=f"Set AzureBatchOptions(identity_client_id={actual!r}).",
+            )
+        return f"{path.rpartition('/')[2]}, client {actual}"
 
-    def rights(self) -> str:
-        """Raises `ProvisionPermissionError` for all that we lack."""
+    def check_permissions(self) -> str:
+        """Raise `ProvisionPermissionError` naming all missing permissions."""
         account, identity = self._options.account_id, self._options.identity
         if not account:
-            raise UnseenError(_NO_ACCOUNT)
-        makes = self._options.makes_pool
-        pools = (_SEES_POOLS, *((_MAKES_POOLS,) if makes else ()))
-        with unseen_if_refused():
-            lacking = [*_lacking(self._granted(account), pools, _RENTS)]
-            if makes:
-                lacking += _lacking(self._granted(identity), (_GIVES_IDENTITY,), ())
-        if lacking:
-            raise ProvisionPermissionError(f"We lack {', '.join(lacking)}.", do=_GRANT)
-        return f"{len(pools) + len(_RENTS) + makes} rights"
+            raise CheckSkippedError(_NO_ACCOUNT)
+        creates_pool = self._options.can_create_pool
+        pools = (_READ_POOLS_ACTION, *((_WRITE_POOLS_ACTION,) if creates_pool else ()))
+        with skip_if_denied():
+            missing = [
+                *_missing_actions(self._list_granted_roles(account), pools, _JOB_DATA_ACTIONS)
+            ]
+            if creates_pool:
+                missing += _missing_actions(
+                    self._list_granted_roles(identity), (_ASSIGN_IDENTITY_ACTION,), ()
+                )
+        if missing:
+            raise ProvisionPermissionError(
+                f"Missing permissions: {', '.join(missing)}.", do=_REMEDY_ROLES
+            )
+        return f"{len(pools) + len(_JOB_DATA_ACTIONS) + creates_pool} permissions"
 
-    def _granted(self, scope: str) -> list[dict[str, Any]]:
+    def _list_granted_roles(self, scope: str) -> list[dict[str, Any]]:
         path = f"{scope.rstrip('/')}/providers/Microsoft.Authorization/permissions"
-        return list(self._management.listed(path, _RIGHTS, "ask what we may do"))
+        return list(
+            self._management.list_resources(path, _PERMISSIONS_API_VERSION, "list permissions")
+        )
 
 
-def _wishes(pool: Mapping[str, Any], options: AzureBatchOptions) -> Iterator[tuple[str, bool]]:
-    """What is wrong with a pool, and whether it is not."""
+def _pool_conditions(
+    pool: Mapping[str, Any], options: AzureBatchOptions
+) -> Iterator[tuple[str, bool]]:
+    """Yield the text of each possible problem, and whether the pool is free of it."""
     system = pool.get("virtualMachineConfiguration") or {}
     formula = pool.get("autoScaleFormula", "")
-    yield "does not scale itself", bool(pool.get("enableAutoScale"))
+    yield "has no autoscaling", bool(pool.get("enableAutoScale"))
     yield "has a formula without $TargetLowPriorityNodes", "$TargetLowPriorityNodes" in formula
-    yield "does not let nodes reach each other", bool(pool.get("enableInterNodeCommunication"))
-    yield "puts several tasks on a node", pool.get("taskSlotsPerNode", 1) == 1
-    yield "runs no containers", bool(system.get("containerConfiguration"))
-    yield "gives its nodes no identity", bool(pool.get("identity"))
-    yield f"does not give its nodes {options.identity}", _is_given(pool, options.identity)
+    yield "has no inter-node communication", bool(pool.get("enableInterNodeCommunication"))
+    yield "runs several tasks on a node", pool.get("taskSlotsPerNode", 1) == 1
+    yield "does not run containers", bool(system.get("containerConfiguration"))
+    yield "assigns no identity to its nodes", bool(pool.get("identity"))
+    yield (
+        f"does not assign {options.identity} to its nodes",
+        _has_identity(pool, options.identity),
+    )
 
 
-def _is_given(pool: Mapping[str, Any], identity: str) -> bool:
-    """Whether nodes have it; one without any is told of elsewhere."""
-    given = (pool.get("identity") or {}).get("userAssignedIdentities") or []
-    names = [str(one.get("resourceId", "")).lower() for one in given]
+def _has_identity(pool: Mapping[str, Any], identity: str) -> bool:
+    """Return whether nodes have the identity. True if they have none: a separate condition."""
+    assigned = (pool.get("identity") or {}).get("userAssignedIdentities") or []
+    names = [str(entry.get("resourceId", "")).lower() for entry in assigned]
     return not identity or not names or identity.lower() in names
 
 
-def _capability(sku: Mapping[str, Any], name: str) -> int:
-    values = (one["value"] for one in sku.get("capabilities", []) if one["name"] == name)
+def _sku_capability(sku: Mapping[str, Any], name: str) -> int:
+    values = (
+        capability["value"]
+        for capability in sku.get("capabilities", [])
+        if capability["name"] == name
+    )
     return max(1, int(next(values, 1)))
 
 
-def _lacking(
-    granted: Iterable[Mapping[str, Any]], actions: Sequence[str], on_data: Sequence[str]
+def _missing_actions(
+    granted: Iterable[Mapping[str, Any]], actions: Sequence[str], data_actions: Sequence[str]
 ) -> Iterator[str]:
-    """Which of these no role of ours gives: https://learn.microsoft.com/azure/role-based-access-control/role-definitions."""
+    """Yield the actions that no granted role allows.
+
+    https://learn.microsoft.com/azure/role-based-access-control/role-definitions
+    """
     roles = list(granted)
     for action in actions:
-        if not any(_gives(role, action, "actions", "notActions") for role in roles):
+        if not any(
+            _grants(role, action, allowed="actions", excluded="notActions") for role in roles
+        ):
             yield action
-    for action in on_data:
-        if not any(_gives(role, action, "dataActions", "notDataActions") for role in roles):
+    for action in data_actions:
+        if not any(
+            _grants(role, action, allowed="dataActions", excluded="notDataActions")
+            for role in roles
+        ):
             yield action
 
 
-def _gives(role: Mapping[str, Any], action: str, named: str, but: str) -> bool:
-    return _matches(action, role.get(named) or []) and not _matches(action, role.get(but) or [])
+def _grants(role: Mapping[str, Any], action: str, *, allowed: str, excluded: str) -> bool:
+    return _matches_any(action, role.get(allowed) or []) and not _matches_any(
+        action, role.get(excluded) or []
+    )
 
 
-def _matches(action: str, patterns: Iterable[str]) -> bool:
+def _matches_any(action: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(action.lower(), pattern.lower()) for pattern in patterns)

@@ -1,4 +1,8 @@
-"""The calls to Azure, and its complaints in our words. Nothing is decided here."""
+"""Calls of the Azure APIs, and translation of their errors. Contains no decisions.
+
+`AzureBatchClient` is a Batch account, `AzureResourceManagerClient` creates pools and reads
+resources.
+"""
 
 from __future__ import annotations
 
@@ -9,266 +13,298 @@ from typing import Any
 
 from spotfit.core.errors import ProvisionError, ProvisionPermissionError, QuotaError
 from spotfit.host import env
-from spotfit.host.extras import need
-from spotfit.provision.output import tail
+from spotfit.host.plugins import require_module
+from spotfit.provision.machine_output import last_lines
 
-_WITHIN_S = 20.0
-_TASKS_AT_ONCE = 100
-"""More are refused: https://learn.microsoft.com/rest/api/batchservice/task/add-collection."""
+_REQUEST_TIMEOUT_S = 20.0
+_TASKS_PER_REQUEST = 100
+"""A limit of the API: https://learn.microsoft.com/rest/api/batchservice/task/add-collection."""
 _MANAGEMENT_VERSION = "2024-07-01"
-_OVER = ("JobBeingTerminated", "JobBeingDeleted", "JobCompleted", "JobNotActive")
-_UNTOLD = ("TaskFilesUnavailable", "TaskFilesCleanedup", "OperationInvalidForCurrentState")
-_LONGEST_TAIL_BYTES = 2**18
-_NEVER_CURED = (400, 404, 405, 411, 413)
-_WHO = ("AuthenticationFailed", "InvalidAuthenticationInfo", "InvalidAuthenticationTokenTenant")
-_ROLES = "Grant the roles that docs/guides/azure_batch.md lists."
+_JOB_ENDED_CODES = ("JobBeingTerminated", "JobBeingDeleted", "JobCompleted", "JobNotActive")
+_NO_FILE_CODES = ("TaskFilesUnavailable", "TaskFilesCleanedup", "OperationInvalidForCurrentState")
+_MAX_TAIL_BYTES = 2**18  # enough for the last lines without downloading a whole log
+_PERMANENT_STATUSES = (400, 404, 405, 411, 413)
+_AUTHENTICATION_CODES = (
+    "AuthenticationFailed",
+    "InvalidAuthenticationInfo",
+    "InvalidAuthenticationTokenTenant",
+)
+_REMEDY_ROLES = "Grant the roles that docs/guides/azure_batch.md lists."
 
 
-class BatchClient:
-    """One Batch account, as far as groups need it. Raises our errors for what waiting does not
-    cure, and the library's own for the rest; it never asks twice."""
+class AzureBatchClient:
+    """The API of one Batch account. Requests are not retried.
+
+    Permanent errors are raised as `ProvisionError`, transient ones as the library's.
+    """
 
     def __init__(self, endpoint: str) -> None:
-        self._models = need("azure.batch.models", extra="azure")
-        self._service = _service(endpoint)
+        self._models = require_module("azure.batch.models", extra="azure")
+        self._service = _batch_service(endpoint)
 
     # --- pools -------------------------------------------------------------------------------
 
-    def pool(self, pool_id: str) -> dict[str, Any] | None:
-        """That pool, if there is one."""
-        with _told_as_ours("look at a pool"):
-            return _found(lambda: self._service.get_pool(pool_id))
+    def find_pool(self, pool_id: str) -> dict[str, Any] | None:
+        """Return the description of the pool, or None if it does not exist."""
+        with _translate_errors("read a pool"):
+            return _none_if_missing(lambda: self._service.get_pool(pool_id))
 
-    def nodes(self, pool_id: str) -> dict[str, dict[str, Any]]:
-        """The nodes of that pool by their ids, those that were preempted included."""
-        known: dict[str, dict[str, Any]] = {}
-        with _told_as_ours("look at nodes"), _none_is_fine():
+    def list_nodes(self, pool_id: str) -> dict[str, dict[str, Any]]:
+        """Return the nodes of the pool by id, including preempted ones."""
+        nodes: dict[str, dict[str, Any]] = {}
+        with _translate_errors("list nodes"), _ignore_missing():
             for node in self._service.list_nodes(pool_id, select=["id", "state", "errors"]):
-                known[node.id] = node.as_dict()
-        return known
+                nodes[node.id] = node.as_dict()
+        return nodes
 
     # --- jobs --------------------------------------------------------------------------------
 
-    def create(self, job: Mapping[str, Any], tasks: Sequence[Mapping[str, Any]]) -> None:
-        """Make that job and its tasks, and let it end with the last of them.
+    def create_job(self, job: Mapping[str, Any], tasks: Sequence[Mapping[str, Any]]) -> None:
+        """Create the job and its tasks, and let the job end with its last task. Idempotent.
 
-        All of it may be done again: what is there already stays as it is, and a job that is over
-        gets no tasks any more.
+        A job that has ended gets no new tasks.
         """
         job_id = job["id"]
-        with _told_as_ours("create a job"), _refused_with("JobExists"):
+        with _translate_errors("create a job"), _ignore_codes("JobExists"):
             self._service.create_job(self._models.BatchJobCreateOptions(job))
-        with _told_as_ours("create tasks"), _refused_with(*_OVER):
-            for start in range(0, len(tasks), _TASKS_AT_ONCE):
-                self._add(job_id, tasks[start : start + _TASKS_AT_ONCE])
-            with_the_last = {"onAllTasksComplete": "terminatejob"}
-            self._service.update_job(job_id, self._models.BatchJobUpdateOptions(with_the_last))
+        with _translate_errors("create tasks"), _ignore_codes(*_JOB_ENDED_CODES):
+            for start in range(0, len(tasks), _TASKS_PER_REQUEST):
+                self._add_tasks(job_id, tasks[start : start + _TASKS_PER_REQUEST])
+            # Only now: a job with this action and without tasks ends at once.
+            end_with_tasks = {"onAllTasksComplete": "terminatejob"}
+            self._service.update_job(job_id, self._models.BatchJobUpdateOptions(end_with_tasks))
 
-    def _add(self, job_id: str, tasks: Sequence[Mapping[str, Any]]) -> None:
-        """Not by `create_tasks` of the library, which never stops asking a server that fails."""
-        asked = self._models.BatchTaskGroup({"value": list(tasks)})
-        told = self._service.create_task_collection(job_id, asked)
-        for result in told.result_values or []:
+    def _add_tasks(self, job_id: str, tasks: Sequence[Mapping[str, Any]]) -> None:
+        # Not the library's create_tasks, which retries without end if the server fails.
+        group = self._models.BatchTaskGroup({"value": list(tasks)})
+        response = self._service.create_task_collection(job_id, group)
+        for result in response.result_values or []:
             error = result.error
             if result.status == "success" or (error and error.code == "TaskExists"):
                 continue
-            message = error.message.value if error and error.message else "it says nothing"
+            message = error.message.value if error and error.message else "no reason given"
             if result.status == "servererror":
                 raise OSError(f"Azure Batch could not add a task: {message}")
-            raise ProvisionError(f"Azure Batch refused a task: {message}")
+            raise ProvisionError(f"Azure Batch rejected a task: {message}")
 
-    def job(self, job_id: str) -> dict[str, Any] | None:
-        """What is known of that job; None if nothing is."""
-        with _told_as_ours("look at a job"):
-            return _found(lambda: self._service.get_job(job_id))
+    def find_job(self, job_id: str) -> dict[str, Any] | None:
+        """Return the description of the job, or None if it does not exist."""
+        with _translate_errors("read a job"):
+            return _none_if_missing(lambda: self._service.get_job(job_id))
 
-    def tasks(self, job_id: str) -> dict[str, dict[str, Any]]:
-        """What is known of the job's tasks, by their ids."""
-        wanted = ["id", "state", "executionInfo", "nodeInfo"]
-        known: dict[str, dict[str, Any]] = {}
-        with _told_as_ours("look at tasks"), _none_is_fine():
-            for task in self._service.list_tasks(job_id, select=wanted):
-                known[task.id] = task.as_dict()
-        return known
+    def list_tasks(self, job_id: str) -> dict[str, dict[str, Any]]:
+        """Return the descriptions of the job's tasks by id."""
+        fields = ["id", "state", "executionInfo", "nodeInfo"]
+        tasks: dict[str, dict[str, Any]] = {}
+        with _translate_errors("list tasks"), _ignore_missing():
+            for task in self._service.list_tasks(job_id, select=fields):
+                tasks[task.id] = task.as_dict()
+        return tasks
 
-    def terminate(self, job_id: str) -> None:
-        """End its tasks; a job that is over stays as it is. Does not wait for the end."""
-        reason = {"terminateReason": "spotfit has let it go"}  # the library fails without one
-        with _told_as_ours("let a job go"), _none_is_fine(), _refused_with(*_OVER):
+    def terminate_job(self, job_id: str) -> None:
+        """Request termination of the job. No effect on a job that has ended."""
+        reason = {"terminateReason": "released by spotfit"}  # the library fails without a reason
+        with (
+            _translate_errors("terminate a job"),
+            _ignore_missing(),
+            _ignore_codes(*_JOB_ENDED_CODES),
+        ):
             self._service.begin_terminate_job(job_id, reason)
 
-    def printed(self, job_id: str, task_id: str, name: str, last: int) -> tuple[str, ...]:
-        """The last lines of that file of a task; none where its node is gone, or has not begun."""
+    def read_task_file(
+        self, job_id: str, task_id: str, name: str, max_lines: int
+    ) -> tuple[str, ...]:
+        """Return the last lines of a task's file; empty if the node is missing or not started."""
         text = ""
-        with _told_as_ours("read what a machine printed"), _none_is_fine(), _refused_with(*_UNTOLD):
+        with (
+            _translate_errors("read machine output"),
+            _ignore_missing(),
+            _ignore_codes(*_NO_FILE_CODES),
+        ):
             size = int(self._service.get_task_file_properties(job_id, task_id, name).content_length)
             if size:
-                first = max(0, size - _LONGEST_TAIL_BYTES)
-                which = {"ocp_range": f"bytes={first}-{size - 1}"} if first else {}
-                parts = self._service.download_task_file(job_id, task_id, name, **which)
+                first = max(0, size - _MAX_TAIL_BYTES)
+                tail = {"ocp_range": f"bytes={first}-{size - 1}"} if first else {}
+                parts = self._service.download_task_file(job_id, task_id, name, **tail)
                 text = b"".join(parts).decode(errors="replace")
-        return tail(text, last)
+        return last_lines(text, max_lines)
 
-    def look_around(self) -> None:
-        """Ask for the jobs there are: whether the account is there for us at all."""
-        with _told_as_ours("list jobs"):
+    def check_access(self) -> None:
+        """List one job. Raises an error if the account is missing or denies access."""
+        with _translate_errors("list jobs"):
             next(iter(self._service.list_jobs(max_results=1)), None)
 
 
-class Management:
-    """Azure Resource Manager, as far as pools need it."""
+class AzureResourceManagerClient:
+    """The Azure Resource Manager API."""
 
     def __init__(self, url: str) -> None:
-        self._pipeline = _management(url)
+        self._pipeline = _management_pipeline(url)
 
-    def make(self, path: str, body: Mapping[str, Any]) -> None:
-        """Make what is described there; what is there already stays as it is."""
-        request = need("azure.core.rest", extra="azure").HttpRequest(
+    def create_if_absent(self, path: str, body: Mapping[str, Any]) -> None:
+        """Create the resource unless it exists."""
+        request = require_module("azure.core.rest", extra="azure").HttpRequest(
             "PUT",
             self._pipeline.format_url(path),
             params={"api-version": _MANAGEMENT_VERSION},
             headers={"If-None-Match": "*"},
             json=dict(body),
         )
-        with _told_as_ours("make a pool"):
-            answer = self._pipeline.send_request(request)
-            if answer.status_code != 412:
-                answer.raise_for_status()
+        with _translate_errors("create a pool"):
+            response = self._pipeline.send_request(request)
+            if response.status_code != 412:  # precondition failed: the resource exists
+                response.raise_for_status()
 
-    def get(self, path: str, version: str, what: str) -> dict[str, Any] | None:
-        """What is at that path, or at the address that a page names; None if nothing is."""
+    def get(self, path: str, version: str, action: str) -> dict[str, Any] | None:
+        """Return the resource at `path` (or the page at a URL), or None if it does not exist."""
         params = {} if "://" in path else {"api-version": version}
-        request = need("azure.core.rest", extra="azure").HttpRequest(
+        request = require_module("azure.core.rest", extra="azure").HttpRequest(
             "GET", self._pipeline.format_url(path), params=params
         )
-        with _told_as_ours(what):
-            answer = self._pipeline.send_request(request)
-            if answer.status_code == 404:
+        with _translate_errors(action):
+            response = self._pipeline.send_request(request)
+            if response.status_code == 404:
                 return None
-            answer.raise_for_status()
-        return dict(answer.json())
+            response.raise_for_status()
+        return dict(response.json())
 
-    def listed(self, path: str, version: str, what: str) -> Iterator[dict[str, Any]]:
-        """All that is listed there, page by page."""
-        page = self.get(path, version, what) or {}
+    def list_resources(self, path: str, version: str, action: str) -> Iterator[dict[str, Any]]:
+        """Yield the resources of all pages."""
+        page = self.get(path, version, action) or {}
         while True:
             yield from page.get("value", [])
-            if not (following := page.get("nextLink")):
+            if not (next_link := page.get("nextLink")):
                 return
-            page = self.get(following, version, what) or {}
+            page = self.get(next_link, version, action) or {}
 
 
 @cache
-def _service(endpoint: str) -> Any:
+def _batch_service(endpoint: str) -> Any:
+    # A simulator without TLS: credentials must not be sent to it.
     if endpoint.startswith("http://"):
-        nobody = need("azure.core.credentials", extra="azure").AzureNamedKeyCredential("nobody", "")
-        policy = need("azure.core.pipeline.policies", extra="azure").SansIOHTTPPolicy()
-        return _batch(endpoint, nobody, authentication_policy=policy)
-    return _batch(endpoint, _credential())
+        anonymous = require_module("azure.core.credentials", extra="azure").AzureNamedKeyCredential(
+            "anonymous", ""
+        )
+        policy = require_module("azure.core.pipeline.policies", extra="azure").SansIOHTTPPolicy()
+        return _make_batch_client(endpoint, anonymous, authentication_policy=policy)
+    return _make_batch_client(endpoint, _default_credential())
 
 
-def _batch(endpoint: str, credential: Any, **policies: Any) -> Any:
-    """The library's client; its own patience would keep everybody waiting."""
-    retry = need("azure.core.pipeline.policies", extra="azure").RetryPolicy.no_retries()
-    return need("azure.batch", extra="azure").BatchClient(
+def _make_batch_client(endpoint: str, credential: Any, **policies: Any) -> Any:
+    # Without the library's retries, which would block the leader for minutes.
+    retry = require_module("azure.core.pipeline.policies", extra="azure").RetryPolicy.no_retries()
+    return require_module("azure.batch", extra="azure").BatchClient(
         endpoint,
         credential,
         retry_policy=retry,
-        connection_timeout=_WITHIN_S,
-        read_timeout=_WITHIN_S,
+        connection_timeout=_REQUEST_TIMEOUT_S,
+        read_timeout=_REQUEST_TIMEOUT_S,
         **policies,
     )
 
 
 @cache
-def _management(url: str) -> Any:
-    policies = need("azure.core.pipeline.policies", extra="azure")
-    who = []
+def _management_pipeline(url: str) -> Any:
+    policies = require_module("azure.core.pipeline.policies", extra="azure")
+    authentication = []
     if not url.startswith("http://"):
         scope = f"{url.rstrip('/')}/.default"
-        who.append(policies.BearerTokenCredentialPolicy(_credential(), scope))
-    return need("azure.core", extra="azure").PipelineClient(
+        authentication.append(policies.BearerTokenCredentialPolicy(_default_credential(), scope))
+    return require_module("azure.core", extra="azure").PipelineClient(
         url,
-        policies=[policies.RetryPolicy.no_retries(), *who],
-        connection_timeout=_WITHIN_S,
-        read_timeout=_WITHIN_S,
+        policies=[policies.RetryPolicy.no_retries(), *authentication],
+        connection_timeout=_REQUEST_TIMEOUT_S,
+        read_timeout=_REQUEST_TIMEOUT_S,
     )
 
 
 @cache
-def _credential() -> Any:
-    """Of whoever calls: environment, workload or managed identity, `az login`."""
-    return need("azure.identity", extra="azure").DefaultAzureCredential()
+def _default_credential() -> Any:
+    # Tries the environment, workload identity, managed identity and `az login`, in that order.
+    return require_module("azure.identity", extra="azure").DefaultAzureCredential()
 
 
-def _found(call: Callable[[], Any]) -> dict[str, Any] | None:
+def _none_if_missing(call: Callable[[], Any]) -> dict[str, Any] | None:
     found: list[dict[str, Any]] = []
-    with _none_is_fine():
+    with _ignore_missing():
         found.append(call().as_dict())
     return found[0] if found else None
 
 
 @contextlib.contextmanager
-def _none_is_fine() -> Iterator[None]:
-    with contextlib.suppress(need("azure.core.exceptions", extra="azure").ResourceNotFoundError):
+def _ignore_missing() -> Iterator[None]:
+    with contextlib.suppress(
+        require_module("azure.core.exceptions", extra="azure").ResourceNotFoundError
+    ):
         yield
 
 
 @contextlib.contextmanager
-def _refused_with(*codes: str) -> Iterator[None]:
-    """Those refusals are no errors."""
+def _ignore_codes(*codes: str) -> Iterator[None]:
+    """Suppress responses with these error codes."""
     try:
         yield
-    except need("azure.core.exceptions", extra="azure").HttpResponseError as wrong:
-        if _code(wrong) not in codes:
+    except require_module("azure.core.exceptions", extra="azure").HttpResponseError as error:
+        if _error_code(error) not in codes:
             raise
 
 
 @contextlib.contextmanager
-def _told_as_ours(what: str) -> Iterator[None]:
-    exceptions = need("azure.core.exceptions", extra="azure")
+def _translate_errors(action: str) -> Iterator[None]:
+    exceptions = require_module("azure.core.exceptions", extra="azure")
     try:
         yield
-    except exceptions.HttpResponseError as wrong:
-        if wrong.status_code is None:
-            if env.lookup("AZ_BATCH_NODE_ID"):  # its identity service is busy: that passes
+    except exceptions.HttpResponseError as error:
+        if error.status_code is None:
+            # Without a status, no token was obtained. On a Batch node that is transient: the
+            # node's identity service may be busy.
+            if env.lookup("AZ_BATCH_NODE_ID"):
                 raise
-            raise _who(what, wrong.message) from None
-        error = _translated(what, int(wrong.status_code), _code(wrong), _message(wrong))
-        if error is None:
+            raise _unauthenticated_error(action, error.message) from None
+        translated = _to_provision_error(
+            action,
+            status=int(error.status_code),
+            code=_error_code(error),
+            message=_error_message(error),
+        )
+        if translated is None:
             raise
-        raise error from wrong
+        raise translated from error
 
 
-def _code(wrong: Any) -> str:
-    return str(getattr(wrong.error, "code", "") or "")
+def _error_code(error: Any) -> str:
+    return str(getattr(error.error, "code", "") or "")
 
 
-def _message(wrong: Any) -> str:
-    """Without the request's id and time, which follow on lines of their own."""
-    told = getattr(wrong.error, "message", "") or wrong.reason or wrong.message
-    details = [str(one.message) for one in getattr(wrong.error, "details", []) if one.message]
-    return " ".join([str(told).partition("\n")[0], *details])
+def _error_message(error: Any) -> str:
+    """Return the first line and the details; the other lines are the request's id and time."""
+    text = getattr(error.error, "message", "") or error.reason or error.message
+    details = [
+        str(detail.message) for detail in getattr(error.error, "details", []) if detail.message
+    ]
+    return " ".join([str(text).partition("\n")[0], *details])
 
 
-def _translated(what: str, status: int, code: str, message: str) -> ProvisionError | None:
-    """None for what may pass: conflicts, too many requests, and whatever is the server's fault."""
-    if status == 401 or code in _WHO:
-        return _who(what, message)
+def _to_provision_error(action: str, status: int, code: str, message: str) -> ProvisionError | None:
+    """Translate a permanent error; return None for conflicts, rate limits and server errors."""
+    if status == 401 or code in _AUTHENTICATION_CODES:
+        return _unauthenticated_error(action, message)
     if code.endswith(("QuotaReached", "QuotaExceeded")):
         return QuotaError(
-            f"An Azure quota stands against this ({what}): {message}",
-            do="Ask for a higher one under Batch accounts → Quotas, or end jobs that nobody needs.",
+            f"Azure quota exceeded while trying to {action}: {message}",
+            do="Request a higher quota under Batch accounts → Quotas, or end unused jobs.",
         )
     if status == 403:
-        return ProvisionPermissionError(f"Azure does not allow us to {what}: {message}", do=_ROLES)
-    if status in _NEVER_CURED:
-        return ProvisionError(f"Azure Batch refused to {what}: {message}")
+        return ProvisionPermissionError(
+            f"Azure denied permission to {action}: {message}", do=_REMEDY_ROLES
+        )
+    if status in _PERMANENT_STATUSES:
+        return ProvisionError(f"Azure Batch rejected the request to {action}: {message}")
     return None
 
 
-def _who(what: str, message: str) -> ProvisionPermissionError:
+def _unauthenticated_error(action: str, message: str) -> ProvisionPermissionError:
     return ProvisionPermissionError(
-        f"Azure does not know who asks to {what}: {message}",
+        f"Azure authentication failed while trying to {action}: {message}",
         do="Run `az login`, or give the machine a managed identity.",
     )

@@ -1,4 +1,4 @@
-"""The four verbs on Azure Batch."""
+"""`AzureBatchProvisioner`: submit, observe and cancel groups as Azure Batch jobs."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from spotfit.model.group import (
     GroupRequest,
     GroupStatus,
     NodeState,
-    gone,
+    missing_group_status,
 )
 from spotfit.provision.api import Refusal, Traits
-from spotfit.provision.checkup import Finding
-from spotfit.provision.launch import Launch
-from spotfit.provision.output import Said
+from spotfit.provision.checkup import AccountCheck
+from spotfit.provision.launch import AgentLaunchSpec
+from spotfit.provision.machine_output import MachineOutput
 from spotfit_provisioners.azure_batch import checkup, render, states
-from spotfit_provisioners.azure_batch.client import BatchClient, Management
+from spotfit_provisioners.azure_batch.client import AzureBatchClient, AzureResourceManagerClient
 from spotfit_provisioners.azure_batch.options import AzureBatchOptions
-from spotfit_provisioners.kit import images
+from spotfit_provisioners.job_fields import images
 
-_OVER = ("terminating", "completed", "deleting")
+_ENDED_STATES = ("terminating", "completed", "deleting")
 
 
 class AzureBatchProvisioner:
-    """A group is one job, named after its token: one task for each machine, alone on a spot node
-    of a pool that all groups share."""
+    """A group is one job named after its token, with one task per machine.
+
+    Each task has a spot node of its own, in a pool that all groups share.
+    """
 
     name = render.BACKEND
     Options: ClassVar = AzureBatchOptions
@@ -39,79 +41,91 @@ class AzureBatchProvisioner:
 
     @classmethod
     def with_options(cls, **options: Any) -> AzureBatchProvisioner:
-        """From the fields of `AzureBatchOptions`."""
+        """Construct from the fields of `AzureBatchOptions`."""
         return cls(AzureBatchOptions(**options))
 
     @property
     def traits(self) -> Traits:
         return Traits(
-            max_nodes=self.options.most_nodes,
+            max_nodes=self.options.max_nodes,
             notice_s=30.0,
             requeues_itself=True,
-            observe_s=10.0,
-            notices=("azure", "signal"),
+            observe_interval_s=10.0,
+            notice_sources=("azure", "signal"),
             keeps_output=True,
-            runs=images.software(self.options.image),
+            software=images.parse_image_software(self.options.image),
         )
 
     def plan(self, request: GroupRequest) -> GroupPlan:
         return render.plan(request, self.options)
 
-    def submit(self, plan: GroupPlan, launch: Launch) -> GroupHandle | Refusal:
-        """The pool first, if it is not there; then the job and its tasks, which wait for nodes."""
+    def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
+        """Create the pool if it is missing, then the job and its tasks, which wait for nodes."""
         client = self._client()
         pool_id = plan.body["job"]["poolInfo"]["poolId"]
-        pool = client.pool(pool_id)
+        pool = client.find_pool(pool_id)
         if pool is None:
-            self._make(pool_id, plan)
+            self._create_pool(pool_id, plan)
         elif pool["state"] == "deleting":
             return Refusal(f"the pool {pool_id} is being deleted")
         tasks = [
-            render.task(plan, number, launch.environment(plan.token, number, plan.slots))
-            for number in range(plan.nodes)
+            render.task_request(
+                plan, number, launch.environment_for(plan.token, number, plan.slots_per_node)
+            )
+            for number in range(plan.num_nodes)
         ]
-        client.create(plan.body["job"], tasks)
-        detail = {"nodes": plan.nodes, "pool": pool_id, "endpoint": self.options.endpoint}
-        return GroupHandle(plan.token, self.name, plan.body["job"]["id"], detail)
+        client.create_job(plan.body["job"], tasks)
+        detail = {"nodes": plan.num_nodes, "pool": pool_id, "endpoint": self.options.endpoint}
+        return GroupHandle(
+            token=plan.token, provisioner=self.name, name=plan.body["job"]["id"], detail=detail
+        )
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
         client, count = self._client(), int(handle.detail["nodes"])
-        job = client.job(handle.name)
+        job = client.find_job(handle.name)
         if job is None:
-            return gone(count, "Azure Batch does not remember it")
-        tasks, nodes = client.tasks(handle.name), client.nodes(handle.detail["pool"])
-        told = tuple(states.status(job, tasks.get(str(n)), nodes) for n in range(count))
-        waiting = any(node.state == NodeState.WAITING for node in told)
-        pool = client.pool(handle.detail["pool"]) if waiting else None
-        return GroupStatus(told, states.waits_for(pool, [*nodes.values()]) if waiting else "")
+            return missing_group_status(count, "Azure Batch does not know the job")
+        tasks, nodes = client.list_tasks(handle.name), client.list_nodes(handle.detail["pool"])
+        statuses = tuple(states.node_status(job, tasks.get(str(n)), nodes) for n in range(count))
+        if not any(node.state == NodeState.WAITING for node in statuses):
+            return GroupStatus(nodes=statuses)
+        pool = client.find_pool(handle.detail["pool"])
+        return GroupStatus(nodes=statuses, refusal=states.pending_reason(pool, [*nodes.values()]))
 
     def cancel(self, handle: GroupHandle) -> None:
-        """Never deletes: as long as the job is known, its id cannot be used again."""
+        """Terminate the job without deleting it."""
+        # Deleting would free the id, and a delayed submission would create the group again.
         client = self._client()
-        job = client.job(handle.name)
-        if job is not None and job["state"] not in _OVER:
-            client.terminate(handle.name)
+        job = client.find_job(handle.name)
+        if job is not None and job["state"] not in _ENDED_STATES:
+            client.terminate_job(handle.name)
 
-    def said(self, handle: GroupHandle, node: int, *, last: int) -> list[Said]:
-        """From the node itself: what is gone with its node nobody can tell any more."""
+    def fetch_machine_output(
+        self, handle: GroupHandle, node: int, *, max_lines: int
+    ) -> list[MachineOutput]:
+        """Return the output from the node itself; it is lost with the node."""
         client, names = self._client(), ("stdout.txt", "stderr.txt")
-        told = {name: client.printed(handle.name, str(node), name, last) for name in names}
-        where = f"{handle.name}/{node}"
-        return [Said(f"{where}/{name}", lines) for name, lines in told.items() if lines]
+        files = {
+            name: client.read_task_file(handle.name, str(node), name, max_lines) for name in names
+        }
+        task = f"{handle.name}/{node}"
+        return [MachineOutput(f"{task}/{name}", lines) for name, lines in files.items() if lines]
 
-    def examine(self, storage: str = "") -> Iterator[Finding]:
-        """Who we are, the pool, the account's quotas, the nodes' identity and our rights."""
-        yield from checkup.examine(self.options, self._client)
+    def check_account(self, storage: str = "") -> Iterator[AccountCheck]:
+        """Check access, the pool, the account, quotas, the nodes' identity and permissions."""
+        yield from checkup.check_account(self.options, self._client)
 
-    def _make(self, pool_id: str, plan: GroupPlan) -> None:
+    def _create_pool(self, pool_id: str, plan: GroupPlan) -> None:
         if "pool" not in plan.body:
-            raise ProvisionError(f"There is no pool {pool_id!r}.", do=checkup.NO_POOL)
-        Management(self.options.management).make(**plan.body["pool"])
+            raise ProvisionError(f"The pool {pool_id!r} does not exist.", do=checkup.REMEDY_NO_POOL)
+        AzureResourceManagerClient(self.options.management_endpoint).create_if_absent(
+            **plan.body["pool"]
+        )
 
-    def _client(self) -> BatchClient:
-        return _client_at(self.options.endpoint)
+    def _client(self) -> AzureBatchClient:
+        return _client_for_endpoint(self.options.endpoint)
 
 
 @cache
-def _client_at(endpoint: str) -> BatchClient:
-    return BatchClient(endpoint)
+def _client_for_endpoint(endpoint: str) -> AzureBatchClient:
+    return AzureBatchClient(endpoint)

@@ -1,4 +1,7 @@
-"""Our request in the words of Azure Batch: pure, and pinned by golden files."""
+"""Pure translation of a group request to an Azure Batch job, its tasks and its pool.
+
+Checked against golden files.
+"""
 
 from __future__ import annotations
 
@@ -10,102 +13,111 @@ from urllib.parse import unquote, urlsplit
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import Token
 from spotfit.model.group import GroupPlan, GroupRequest
-from spotfit.provision.launch import COMMAND, Exit
-from spotfit.provision.sizing import nodes_for
+from spotfit.provision.launch import AGENT_COMMAND, AgentExitCode, count_nodes
 from spotfit_provisioners.azure_batch.options import AzureBatchOptions
-from spotfit_provisioners.kit import hardware
-from spotfit_provisioners.kit.names import content_name, label
+from spotfit_provisioners.job_fields import hardware
+from spotfit_provisioners.job_fields.names import content_addressed_name, to_label
 
 BACKEND = "azure_batch"
 
-_STAYS_S = 120
-"""How long a machine whose agent has drained may take to go; if it stays, the agent begins anew."""
+_DRAIN_GRACE_S = 120
+"""How long to wait for the end of a node whose agent has drained. If the node stays, the agent is
+restarted on it. Azure gives a notice of at least 30 s, so 120 s is a safe bound."""
 
-_SCRIPT = f"""
+_AGENT_SCRIPT = f"""
 stop() {{ stopped=1; [ -z $agent ] || kill -TERM $agent; }};
 trap stop TERM;
 while :; do
-{shlex.join(COMMAND)} & agent=$!;
+{shlex.join(AGENT_COMMAND)} & agent=$!;
 [ -z $stopped ] || kill -TERM $agent;
 while :; do wait $agent; code=$?; kill -0 $agent 2>/dev/null || break; done;
-[ $code -eq {int(Exit.DRAINED)} ] || exit $code;
+[ $code -eq {int(AgentExitCode.DRAINED)} ] || exit $code;
 [ -z $stopped ] || exit $code;
-agent=; sleep {_STAYS_S} & nap=$!; wait $nap; kill $nap 2>/dev/null;
+agent=; sleep {_DRAIN_GRACE_S} & nap=$!; wait $nap; kill $nap 2>/dev/null;
 [ -z $stopped ] || exit $code;
 done
 """
-"""Batch retries every exit code but 0, or none. It is told to retry none; but a task that still
-runs when its node is preempted is requeued, and so a machine that is about to go keeps its task.
-There are no quotes in it, for it is quoted itself."""
+"""Batch can retry either every exit code but 0, or none; the tasks set none. A task that still runs
+when its node is preempted is requeued, so the script keeps running after the agent has drained.
+The script contains no quotes, because it is quoted itself."""
 
-COMMAND_LINE = shlex.join(["/bin/sh", "-c", " ".join(_SCRIPT.split())])
+COMMAND_LINE = shlex.join(["/bin/sh", "-c", " ".join(_AGENT_SCRIPT.split())])
 
 
 def plan(request: GroupRequest, options: AzureBatchOptions) -> GroupPlan:
-    """What will be asked for: a job and its tasks, but for their environment, and its pool."""
-    if options.missing:
+    """Return the job, the task without its environment, and the pool. Raises `ConfigError`."""
+    if options.missing_options:
         raise ConfigError(
-            f"AzureBatchOptions is incomplete: {', '.join(options.missing)} not given.",
-            do="Say it in the call, in SPOTFIT_AZURE_BATCH_…, or under [azure_batch] in "
-            "spotfit.toml; infra/terraform/stacks/azure makes what is needed and prints it. A pool "
-            "that is there already needs no account_id, vm_size, identity.",
+            f"AzureBatchOptions is incomplete: {', '.join(options.missing_options)} not set.",
+            do="Set the options in the call, as SPOTFIT_AZURE_BATCH_…, or under [azure_batch] in "
+            "spotfit.toml; infra/terraform/stacks/azure creates the resources and outputs their "
+            "names. An existing pool needs no account_id, vm_size and identity.",
         )
-    hardware.check(request.resources_per_worker, backend="Azure Batch")
-    slots, most = options.workers_per_node, options.most_nodes
-    nodes = nodes_for(request, slots=slots, max_nodes=most, backend="Azure Batch")
-    gpus = hardware.gpus(request.resources_per_worker, slots)
+    hardware.check_resources(request.resources_per_worker, backend="Azure Batch")
+    slots = options.workers_per_node
+    nodes = count_nodes(request, slots=slots, max_nodes=options.max_nodes, backend="Azure Batch")
+    gpus = hardware.count_gpus(request.resources_per_worker, slots)
     body: dict[str, Any] = {
         "job": _job(request, options),
         "task": _task(options, gpus=gpus),
-        **({"pool": pool(options, begin_with=nodes)} if options.makes_pool else {}),
+        **({"pool": pool_request(options, initial_nodes=nodes)} if options.can_create_pool else {}),
     }
-    return GroupPlan(request.token, BACKEND, nodes, slots, body)
+    return GroupPlan(
+        token=request.token,
+        provisioner=BACKEND,
+        num_nodes=nodes,
+        slots_per_node=slots,
+        body=body,
+    )
 
 
 def job_id(token: Token) -> str:
-    """Where a group is found again: a second job of that id is refused."""
-    return label(token)
+    """Return the job id of the group. Batch rejects a second job with the same id."""
+    return to_label(token)
 
 
 def pool_id(options: AzureBatchOptions) -> str:
-    """As it is called, or after what it is made of."""
-    made_of = (options.identity, _pool_properties(options, formula(options.most_nodes)))
-    return options.pool or content_name(made_of)
+    """Return the configured pool, or a name derived from the pool's properties."""
+    content = (options.identity, _pool_properties(options, autoscale_formula(options.max_nodes)))
+    return options.pool or content_addressed_name(content)
 
 
-def task(plan: GroupPlan, number: int, environment: Mapping[str, str]) -> dict[str, Any]:
-    """The task of that machine."""
-    told = plan.body["task"]
-    settings = [*told["environmentSettings"], *_settings(environment)]
-    return {**told, "id": str(number), "environmentSettings": settings}
+def task_request(plan: GroupPlan, number: int, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the task of machine `number`."""
+    task = plan.body["task"]
+    settings = [*task["environmentSettings"], *_environment_settings(environment)]
+    return {**task, "id": str(number), "environmentSettings": settings}
 
 
-def formula(most_nodes: int, *, begin_with: int = 0) -> str:
-    """As many nodes as there are tasks that wait or run; to begin with, before anything was
-    counted, so many. Tasks that run are let be.
+def autoscale_formula(max_nodes: int, *, initial_nodes: int = 0) -> str:
+    """Return the formula: one node per waiting or running task, `initial_nodes` without samples.
 
+    Running tasks are completed before their nodes are removed.
     https://learn.microsoft.com/azure/batch/batch-automatic-scaling
     """
+    # The maximum of the latest sample and of the last 2 minutes: new tasks count at once, and a
+    # single missing sample does not remove nodes.
     seen = "$PendingTasks.GetSample(1), $PendingTasks.GetSample(TimeInterval_Minute * 2)"
     return (
-        f"wanted = $PendingTasks.Count() < 1 ? {begin_with} : max(0, {seen});\n"
+        f"wanted = $PendingTasks.Count() < 1 ? {initial_nodes} : max(0, {seen});\n"
         "$TargetDedicatedNodes = 0;\n"
-        f"$TargetLowPriorityNodes = min({most_nodes}, wanted);\n"
+        f"$TargetLowPriorityNodes = min({max_nodes}, wanted);\n"
         "$NodeDeallocationOption = taskcompletion;"
     )
 
 
-def pool(options: AzureBatchOptions, *, begin_with: int) -> dict[str, Any]:
-    """The pool in the words of Resource Manager: Batch's own API gives nodes no identity.
+def pool_request(options: AzureBatchOptions, *, initial_nodes: int) -> dict[str, Any]:
+    """Return the Resource Manager request that creates the pool.
 
+    Batch's own API cannot assign identities to nodes:
     https://learn.microsoft.com/azure/batch/managed-identity-pools
     """
-    begun = formula(options.most_nodes, begin_with=begin_with)
+    formula = autoscale_formula(options.max_nodes, initial_nodes=initial_nodes)
     return {
         "path": f"{options.account_id.rstrip('/')}/pools/{pool_id(options)}",
         "body": {
             "identity": {"type": "UserAssigned", "userAssignedIdentities": {options.identity: {}}},
-            "properties": _pool_properties(options, begun),
+            "properties": _pool_properties(options, formula),
         },
     }
 
@@ -117,7 +129,7 @@ def _pool_properties(options: AzureBatchOptions, formula: str) -> dict[str, Any]
         "deploymentConfiguration": {
             "virtualMachineConfiguration": {
                 "imageReference": dict(zip(names, options.vm_image.split(":"), strict=True)),
-                "nodeAgentSkuId": options.node_agent,
+                "nodeAgentSkuId": options.node_agent_sku,
                 "containerConfiguration": {"type": "DockerCompatible"},
             }
         },
@@ -131,14 +143,14 @@ def _pool_properties(options: AzureBatchOptions, formula: str) -> dict[str, Any]
 def _network(options: AzureBatchOptions) -> dict[str, Any]:
     if not options.subnet:
         return {}
-    hidden = {"publicIPAddressConfiguration": {"provision": "NoPublicIPAddresses"}}
-    told: dict[str, Any] = {} if options.public_ip else hidden
-    return {"networkConfiguration": {"subnetId": options.subnet, **told}}
+    private = {"publicIPAddressConfiguration": {"provision": "NoPublicIPAddresses"}}
+    addresses: dict[str, Any] = {} if options.public_ip else private
+    return {"networkConfiguration": {"subnetId": options.subnet, **addresses}}
 
 
 def _job(request: GroupRequest, options: AzureBatchOptions) -> dict[str, Any]:
-    """It may not end by itself before it has tasks: one without any has none left to run."""
-    labels = {"spotfit-run": label(request.run_name or "run"), **options.labels}
+    # "noaction" until the tasks are created: a job without tasks would otherwise end at once.
+    labels = {"spotfit-run": to_label(request.run_name or "run"), **options.labels}
     return {
         "id": job_id(request.token),
         "poolInfo": {"poolId": pool_id(options)},
@@ -149,20 +161,20 @@ def _job(request: GroupRequest, options: AzureBatchOptions) -> dict[str, Any]:
 
 
 def _task(options: AzureBatchOptions, *, gpus: int) -> dict[str, Any]:
-    words = ["--network=host", "--ipc=host", "--init", *(["--gpus=all"] if gpus else [])]
-    who = {"AZURE_CLIENT_ID": options.identity_client_id} if options.identity_client_id else {}
-    files = [_file(url, options) for url in options.resource_files]
+    flags = ["--network=host", "--ipc=host", "--init", *(["--gpus=all"] if gpus else [])]
+    client = {"AZURE_CLIENT_ID": options.identity_client_id} if options.identity_client_id else {}
+    files = [_resource_file(url, options) for url in options.resource_files]
     return {
         "commandLine": COMMAND_LINE,
         "containerSettings": {
             "imageName": options.image,
-            "containerRunOptions": " ".join([*words, *options.container_options]),
-            # Batch's own belongs to a user of the host; only files it has laid there are a reason.
+            "containerRunOptions": " ".join([*flags, *options.container_options]),
+            # Batch's directory belongs to a user of the host; it is used only for resource files.
             "workingDirectory": "taskWorkingDirectory" if files else "containerImageDefault",
             **_registry(options),
         },
         "constraints": {"maxTaskRetryCount": 0, "retentionTime": "P1D"},
-        "environmentSettings": _settings(who),
+        "environmentSettings": _environment_settings(client),
         **({"resourceFiles": files} if files else {}),
     }
 
@@ -170,18 +182,17 @@ def _task(options: AzureBatchOptions, *, gpus: int) -> dict[str, Any]:
 def _registry(options: AzureBatchOptions) -> dict[str, Any]:
     if not options.registry:
         return {}
-    return {"registry": {"registryServer": options.registry, **_as_identity(options)}}
+    return {"registry": {"registryServer": options.registry, **_identity_reference(options)}}
 
 
-def _file(url: str, options: AzureBatchOptions) -> dict[str, Any]:
+def _resource_file(url: str, options: AzureBatchOptions) -> dict[str, Any]:
     name = unquote(urlsplit(url).path).rpartition("/")[2]
-    return {"httpUrl": url, "filePath": name, **_as_identity(options)}
+    return {"httpUrl": url, "filePath": name, **_identity_reference(options)}
 
 
-def _as_identity(options: AzureBatchOptions) -> dict[str, Any]:
-    who = {"identityReference": {"resourceId": options.identity}}
-    return who if options.identity else {}
+def _identity_reference(options: AzureBatchOptions) -> dict[str, Any]:
+    return {"identityReference": {"resourceId": options.identity}} if options.identity else {}
 
 
-def _settings(environment: Mapping[str, str]) -> list[dict[str, str]]:
+def _environment_settings(environment: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"name": name, "value": value} for name, value in environment.items()]

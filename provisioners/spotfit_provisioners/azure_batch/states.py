@@ -1,4 +1,14 @@
-"""The states of Azure Batch in our words."""
+"""Mapping of Azure Batch task, job and node states to `NodeState`.
+
+task state         | condition                                | NodeState
+-------------------|------------------------------------------|----------
+none, active, …    | the job may start tasks                  | WAITING
+none, active, …    | the job has ended or is being deleted    | GONE
+running            | its node works or is not listed          | RUNNING
+running            | its node is preempted, unusable, …       | WAITING (Batch requeues it)
+completed          | success, clean exit, or terminated       | GONE
+completed          | any other exit code                      | FAILED
+"""
 
 from __future__ import annotations
 
@@ -6,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from spotfit.model.group import NodeState, NodeStatus
-from spotfit.provision.launch import Exit
+from spotfit.provision.launch import AgentExitCode
 
 TASK_STATES: Mapping[str, NodeState] = {
     "active": NodeState.WAITING,
@@ -15,7 +25,7 @@ TASK_STATES: Mapping[str, NodeState] = {
     "completed": NodeState.GONE,
 }
 
-STARTS_TASKS: Mapping[str, bool] = {
+CAN_START_TASKS: Mapping[str, bool] = {
     "active": True,
     "disabling": True,
     "disabled": True,
@@ -24,9 +34,9 @@ STARTS_TASKS: Mapping[str, bool] = {
     "completed": False,
     "deleting": False,
 }
-"""Of a job: whether a task of it that waits may still get a node."""
+"""Whether a waiting task of a job in this state may still get a node."""
 
-WORKS: Mapping[str, bool] = {
+IS_NODE_WORKING: Mapping[str, bool] = {
     "idle": True,
     "running": True,
     "leavingpool": True,
@@ -44,81 +54,86 @@ WORKS: Mapping[str, bool] = {
     "deallocating": False,
     "deallocated": False,
 }
-"""Of a node: whether a task that is said to run there does. Where it does not Batch will requeue
-it: https://learn.microsoft.com/azure/batch/batch-spot-vms. `unusable` is no end either: so are
-preempted nodes told for a while, and Batch recovers those it cannot speak to
+"""Whether a task that is reported as running on a node in this state does run. If not, Batch
+requeues the task: https://learn.microsoft.com/azure/batch/batch-spot-vms. `unusable` is not final:
+preempted nodes are reported so for a while, and Batch recovers unreachable nodes
 (https://learn.microsoft.com/azure/batch/batch-pool-node-error-checking)."""
 
-_LEFT = {int(Exit.GIVEN_UP), int(Exit.DRAINED), int(Exit.DONE)}
-_ENDED_BY_USER = "TaskEnded"
+_CLEAN_EXIT_CODES = {
+    int(AgentExitCode.RELEASED),
+    int(AgentExitCode.DRAINED),
+    int(AgentExitCode.DONE),
+}
+_TERMINATED_CODE = "TaskEnded"
 
 
-def status(
+def node_status(
     job: Mapping[str, Any], task: Mapping[str, Any] | None, nodes: Mapping[str, Mapping[str, Any]]
 ) -> NodeStatus:
-    """One machine: its task, on whichever node. A job has no tasks for a moment."""
-    state = _state(task)
-    if state == NodeState.WAITING and not STARTS_TASKS.get(job["state"], True):
-        return NodeStatus(NodeState.GONE, f"its job is {job['state']}")
+    """Return the status of the machine of a task; `task` is None before it is created."""
+    state = _task_state(task)
+    if state == NodeState.WAITING and not CAN_START_TASKS.get(job["state"], True):
+        return NodeStatus(state=NodeState.GONE, reason=f"its job is {job['state']}")
     if task is None or state == NodeState.WAITING:
-        return NodeStatus(state)
+        return NodeStatus(state=state)
     if state == NodeState.RUNNING:
-        return _at_work(nodes.get(task.get("nodeInfo", {}).get("nodeId", "")))
-    return _over(task.get("executionInfo", {}))
+        return _running_status(nodes.get(task.get("nodeInfo", {}).get("nodeId", "")))
+    return _end_status(task.get("executionInfo", {}))
 
 
-def waits_for(pool: Mapping[str, Any] | None, nodes: Sequence[Mapping[str, Any]]) -> str:
-    """Why nothing comes, as far as the pool and its nodes tell."""
+def pending_reason(pool: Mapping[str, Any] | None, nodes: Sequence[Mapping[str, Any]]) -> str:
+    """Return the reason for waiting that the pool or its nodes report; '' if there is none."""
     if pool is None:
-        return "the pool is gone"
+        return "the pool does not exist"
     if pool.get("state") == "deleting":
         return "the pool is being deleted"
-    return next(_troubles(pool, nodes), "")
+    return next(_pool_errors(pool, nodes), "")
 
 
-def _state(task: Mapping[str, Any] | None) -> NodeState:
+def _task_state(task: Mapping[str, Any] | None) -> NodeState:
     return NodeState.WAITING if task is None else TASK_STATES.get(task["state"], NodeState.WAITING)
 
 
-def _at_work(node: Mapping[str, Any] | None) -> NodeStatus:
-    """A node that nobody lists (any more) is believed."""
-    if node is None or WORKS.get(node["state"], True):
-        return NodeStatus(NodeState.RUNNING)
-    return NodeStatus(NodeState.WAITING, f"its node is {node['state']}")
+def _running_status(node: Mapping[str, Any] | None) -> NodeStatus:
+    # A node that is not listed (any more) does not contradict the state of the task.
+    if node is None or IS_NODE_WORKING.get(node["state"], True):
+        return NodeStatus(state=NodeState.RUNNING)
+    return NodeStatus(state=NodeState.WAITING, reason=f"its node is {node['state']}")
 
 
-def _over(ended: Mapping[str, Any]) -> NodeStatus:
-    """What Batch calls a failure: every exit code but 0, and every task that was ended."""
+def _end_status(ended: Mapping[str, Any]) -> NodeStatus:
+    # Batch reports every exit code but 0, and every terminated task, as a failure.
     if ended.get("result") == "success":
-        return NodeStatus(NodeState.GONE)
+        return NodeStatus(state=NodeState.GONE)
     code, failure = ended.get("exitCode"), ended.get("failureInfo") or {}
-    left = code in _LEFT or failure.get("code") == _ENDED_BY_USER
-    why = _first_line(failure.get("message", "")) or "it ended"
-    details = ", ".join(str(one.get("value", "")) for one in failure.get("details") or [])
-    more = details if code is None else f"exit code {code}"
+    is_clean = code in _CLEAN_EXIT_CODES or failure.get("code") == _TERMINATED_CODE
+    reason = _first_line(failure.get("message", "")) or "the agent exited"
+    details = ", ".join(str(entry.get("value", "")) for entry in failure.get("details") or [])
+    suffix = details if code is None else f"exit code {code}"
     return NodeStatus(
-        NodeState.GONE if left else NodeState.FAILED, f"{why} ({more})" if more else why
+        state=NodeState.GONE if is_clean else NodeState.FAILED,
+        reason=f"{reason} ({suffix})" if suffix else reason,
     )
 
 
-def _troubles(pool: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The likeliest reason first: that of the last time the pool was to grow."""
+def _pool_errors(pool: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield errors, the most likely reason first: that of the pool's last resize."""
     for error in pool.get("resizeErrors") or []:
-        yield _told(error)
+        yield _format_error(error)
     if error := (pool.get("autoScaleRun") or {}).get("error"):
-        yield f"the pool's formula fails: {_told(error)}"
+        yield f"the autoscale formula of the pool fails: {_format_error(error)}"
     for node in nodes:
         for error in node.get("errors") or []:
-            yield f"a node is {node['state']}: {_told(error)}"
+            yield f"a node is {node['state']}: {_format_error(error)}"
         if node["state"] == "starttaskfailed":
             yield "the start task of the pool fails"
 
 
-def _told(error: Mapping[str, Any]) -> str:
+def _format_error(error: Mapping[str, Any]) -> str:
     return f"{error.get('code', '')}: {_first_line(error.get('message', ''))}"
 
 
 def _first_line(message: Any) -> str:
-    """Without the request's id and time, which follow on lines of their own."""
+    """Return the first line; the following ones are the request's id and time."""
     text = message.get("value", "") if isinstance(message, Mapping) else str(message or "")
     return text.strip().partition("\n")[0]

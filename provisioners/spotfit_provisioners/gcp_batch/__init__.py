@@ -1,5 +1,4 @@
-"""Google Cloud Batch: a group is a job with one task for each machine, on Spot VMs.
+"""Google Cloud Batch backend: a group is a job with one task per machine, on Spot VMs.
 
-A task's state is trusted, never the exit codes among its events: those stay after a retry that went
-well, and come in no order.
+It must not derive the state of a task from exit codes in its events: these remain after a retry.
 """

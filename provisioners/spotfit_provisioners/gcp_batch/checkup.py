@@ -1,6 +1,6 @@
-"""What Google Cloud Batch needs in a project, looked at one by one, and how to mend what is wrong.
+"""Account checks of the Google Cloud Batch backend.
 
-Rights are asked of Google itself (`testIamPermissions`), which tells everybody of their own only.
+Permissions are checked with `testIamPermissions`, which reports only the caller's own permissions.
 """
 
 from __future__ import annotations
@@ -10,187 +10,217 @@ from typing import Any
 from urllib.parse import quote
 
 from spotfit.core.errors import ConfigError, ProvisionPermissionError
-from spotfit.provision.checkup import Finding, UnseenError, look, unseen_if_refused
-from spotfit_provisioners.gcp_batch.client import BatchClient, Services
+from spotfit.provision.checkup import AccountCheck, CheckSkippedError, run_check, skip_if_denied
+from spotfit_provisioners.gcp_batch.client import GcpBatchClient, GcpRestClient
 from spotfit_provisioners.gcp_batch.options import GcpBatchOptions
 
-RENTS = (
+BATCH_PERMISSIONS = (
     "batch.jobs.create",
     "batch.jobs.delete",
     "batch.jobs.get",
     "batch.jobs.list",
     "batch.tasks.list",
 )
-"""What roles/batch.jobsEditor gives. To cancel a job is a right to delete."""
-READS_LOGS = "logging.logEntries.list"
-ACTS_AS = "iam.serviceAccounts.actAs"
-AGENTS_ROLES = ("roles/batch.agentReporter", "roles/batch.jobsEditor")
-"""The first lets Batch's own agent report from the VM: without it no task ever starts."""
-_BROADER = ("roles/owner", "roles/editor", "roles/batch.admin")
-_GRANT = "Grant the roles that docs/guides/gcp_batch.md lists, or apply infra/terraform/stacks/gcp."
+"""Part of roles/batch.jobsEditor. Cancelling a job needs the permission to delete it."""
+READ_LOGS_PERMISSION = "logging.logEntries.list"
+ACT_AS_PERMISSION = "iam.serviceAccounts.actAs"
+AGENT_ROLES = ("roles/batch.agentReporter", "roles/batch.jobsEditor")
+"""The first role lets the Batch service agent on the VM report: without it no task starts."""
+_BROADER_ROLES = ("roles/owner", "roles/editor", "roles/batch.admin")
+_REMEDY_ROLES = (
+    "Grant the roles that docs/guides/gcp_batch.md lists, or apply infra/terraform/stacks/gcp."
+)
 
 
-def examine(options: GcpBatchOptions, open_: Callable[[], BatchClient]) -> Iterator[Finding]:
-    """Everything; nothing but who asks, where that is not known."""
-    opened: list[BatchClient] = []
+def check_account(
+    options: GcpBatchOptions, open_client: Callable[[], GcpBatchClient]
+) -> Iterator[AccountCheck]:
+    """Run all checks; without valid credentials only the first one."""
+    clients: list[GcpBatchClient] = []
 
-    def ask() -> str:
-        opened.append(open_())
-        return f"project {opened[-1].project}"
+    def connect() -> str:
+        clients.append(open_client())
+        return f"project {clients[-1].project}"
 
-    yield look("Google knows who asks", ask)
-    for client in opened:
-        yield look(f"jobs can be listed in {options.region}", client.look_around)
-        yield from _Examiner(options, client).rest()
+    yield run_check("Google Cloud credentials are valid", connect)
+    for client in clients:
+        yield run_check(f"jobs can be listed in {options.region}", client.check_access)
+        yield from _GcpAccountChecks(options, client).run()
 
 
-class _Examiner:
-    """What there is to look at once it is known who asks."""
+class _GcpAccountChecks:
+    """Checks that need a client."""
 
-    def __init__(self, options: GcpBatchOptions, client: BatchClient) -> None:
+    def __init__(self, options: GcpBatchOptions, client: GcpBatchClient) -> None:
         self._options = options
         self._project = client.project
-        self._services = Services(options.endpoint)
+        self._services = GcpRestClient(options.endpoint)
 
-    def rest(self) -> Iterator[Finding]:
+    def run(self) -> Iterator[AccountCheck]:
         options = self._options
-        yield look(f"Batch is at home in {options.region}", self._region)
-        yield look("its machines are to be had there", self._machines)
-        yield look("we may rent machines", lambda: self._ours(RENTS))
-        yield look("we may read what machines print", lambda: self._ours((READS_LOGS,)))
-        yield look("agents may be who they are to be", self._account)
-        yield look("agents may do what they must", self._agents)
-        yield look("the image is there", self._image)
+        yield run_check(f"Batch is available in {options.region}", self._check_region)
+        yield run_check("the machine type is available", self._check_machines)
+        yield run_check(
+            "the caller may rent machines", lambda: self._check_own_permissions(BATCH_PERMISSIONS)
+        )
+        yield run_check(
+            "the caller may read machine output",
+            lambda: self._check_own_permissions((READ_LOGS_PERMISSION,)),
+        )
+        yield run_check("the agents' service account can be used", self._check_service_account)
+        yield run_check("agents have the required roles", self._check_agent_roles)
+        yield run_check("the image exists", self._check_image)
 
-    # --- places ------------------------------------------------------------------------------
+    # --- regions and machines ----------------------------------------------------------------
 
-    def _region(self) -> None:
-        where = f"/v1/projects/{self._project}/locations/{self._options.region}"
-        if self._services.get("batch", where, "look at a location") is None:
+    def _check_region(self) -> None:
+        path = f"/v1/projects/{self._project}/locations/{self._options.region}"
+        if self._services.get("batch", path, "read a location") is None:
             raise ConfigError(
                 f"Google Cloud Batch has no location {self._options.region!r}.",
-                do="Its locations are listed at "
-                "https://docs.cloud.google.com/batch/docs/locations.",
+                do="Choose one of https://docs.cloud.google.com/batch/docs/locations.",
             )
 
-    def _machines(self) -> str:
-        """In which zones. Raises `ConfigError` for zones, machines or GPUs that are not there."""
-        with unseen_if_refused():
-            return self._found_in(self._zones())
+    def _check_machines(self) -> str:
+        """Return the zones. Raises `ConfigError` for missing zones, machine types or GPUs."""
+        with skip_if_denied():
+            return self._zones_with_machines(self._list_zones())
 
-    def _zones(self) -> list[str]:
-        region = self._compute(f"regions/{self._options.region}")
-        there = [str(url).rpartition("/")[2] for url in (region or {}).get("zones", [])]
-        strange = [zone for zone in self._options.zones if zone not in there]
-        do = "`gcloud compute zones list` tells all there are."
-        if not there:
-            raise ConfigError(f"There is no region {self._options.region}.", do=do)
-        if strange:
+    def _list_zones(self) -> list[str]:
+        region = self._get_compute_resource(f"regions/{self._options.region}")
+        available = [str(url).rpartition("/")[2] for url in (region or {}).get("zones", [])]
+        unknown = [zone for zone in self._options.zones if zone not in available]
+        do = "`gcloud compute zones list` lists all zones."
+        if not available:
+            raise ConfigError(f"The region {self._options.region} does not exist.", do=do)
+        if unknown:
             raise ConfigError(
-                f"The region {self._options.region} has no zone {', '.join(strange)}.", do=do
+                f"The region {self._options.region} has no zone {', '.join(unknown)}.", do=do
             )
-        return list(self._options.zones) or there
+        return list(self._options.zones) or available
 
-    def _found_in(self, zones: list[str]) -> str:
-        wanted = {
+    def _zones_with_machines(self, zones: list[str]) -> str:
+        required = {
             "machineTypes": self._options.machine_type,
             "acceleratorTypes": self._options.accelerator,
         }
-        for kind, name in wanted.items():
+        for kind, name in required.items():
             if name:
-                zones = [zone for zone in zones if self._compute(f"zones/{zone}/{kind}/{name}")]
+                zones = [
+                    zone
+                    for zone in zones
+                    if self._get_compute_resource(f"zones/{zone}/{kind}/{name}")
+                ]
             if not zones:
                 raise ConfigError(
-                    f"No zone that may be used has {name}.",
-                    do="`gcloud compute machine-types list` and `… accelerator-types list` tell "
-                    "where there are any.",
+                    f"None of the zones has {name}.",
+                    do="`gcloud compute machine-types list` and `gcloud compute accelerator-types "
+                    "list` show which zones do.",
                 )
         return ", ".join(zones)
 
-    def _compute(self, what: str) -> dict[str, Any] | None:
-        path = f"/compute/v1/projects/{self._project}/{what}"
-        return self._services.get("compute", path, f"look at {what}")
+    def _get_compute_resource(self, name: str) -> dict[str, Any] | None:
+        path = f"/compute/v1/projects/{self._project}/{name}"
+        return self._services.get("compute", path, f"read {name}")
 
-    # --- rights ------------------------------------------------------------------------------
+    # --- permissions -------------------------------------------------------------------------
 
-    def _ours(self, rights: tuple[str, ...]) -> str:
-        """Raises `ProvisionPermissionError` for all that we lack."""
+    def _check_own_permissions(self, permissions: tuple[str, ...]) -> str:
+        """Raise `ProvisionPermissionError` naming all missing permissions of the caller."""
         path = f"/v1/projects/{self._project}:testIamPermissions"
-        return self._tested("cloudresourcemanager", path, rights, "whoever asks")
+        return self._test_permissions(
+            "cloudresourcemanager", path, permissions=permissions, subject="the caller"
+        )
 
-    def _account(self) -> str:
-        """Raises for a service account that is not there, or that we may not hand to agents."""
-        with unseen_if_refused():
-            email = self._email()
+    def _check_service_account(self) -> str:
+        """Raise an error if the service account is missing, or the caller may not use it."""
+        with skip_if_denied():
+            email = self._service_account_email()
         path = f"/v1/projects/-/serviceAccounts/{quote(email)}:testIamPermissions"
-        return self._tested("iam", path, (ACTS_AS,), email)
+        return self._test_permissions("iam", path, permissions=(ACT_AS_PERMISSION,), subject=email)
 
-    def _email(self) -> str:
-        """Of the agents; Compute Engine's default account has the project's number in its name."""
+    def _service_account_email(self) -> str:
+        """Return the agents' service account."""
         if self._options.service_account:
             return self._options.service_account
+        # The name of Compute Engine's default account contains the project number.
         path = f"/v1/projects/{self._project}"
-        told = self._services.get("cloudresourcemanager", path, "look at the project") or {}
-        return f"{told.get('projectNumber', '0')}-compute@developer.gserviceaccount.com"
+        project = self._services.get("cloudresourcemanager", path, "read the project") or {}
+        return f"{project.get('projectNumber', '0')}-compute@developer.gserviceaccount.com"
 
-    def _tested(self, service: str, path: str, rights: tuple[str, ...], whom: str) -> str:
-        what = "ask what we may do (testIamPermissions)"
-        with unseen_if_refused():
-            told = self._services.post(service, path, {"permissions": list(rights)}, what)
-        if told is None:
-            raise ConfigError(
-                f"There is no {whom}.", do="Correct GcpBatchOptions(service_account=…), or make it."
+    def _test_permissions(
+        self, service: str, path: str, *, permissions: tuple[str, ...], subject: str
+    ) -> str:
+        body = {"permissions": list(permissions)}
+        with skip_if_denied():
+            response = self._services.post(
+                service, path, body=body, action="test permissions (testIamPermissions)"
             )
-        lacking = [right for right in rights if right not in told.get("permissions", [])]
-        if lacking:
-            about = f" on {whom}" if "@" in whom else ""
-            raise ProvisionPermissionError(f"We lack {', '.join(lacking)}{about}.", do=_GRANT)
-        return f"{whom}: {', '.join(rights)}"
+        if response is None:
+            is_account = "@" in subject
+            missing_name = (
+                f"service account {subject}" if is_account else f"project {self._project}"
+            )
+            raise ConfigError(
+                f"The {missing_name} does not exist.",
+                do="Correct GcpBatchOptions(project=…, service_account=…), or create it.",
+            )
+        missing = [name for name in permissions if name not in response.get("permissions", [])]
+        if missing:
+            resource = f" on {subject}" if "@" in subject else ""
+            raise ProvisionPermissionError(
+                f"Missing permissions: {', '.join(missing)}{resource}.", do=_REMEDY_ROLES
+            )
+        return f"{subject}: {', '.join(permissions)}"
 
-    def _agents(self) -> str:
-        """The roles that the project's policy gives them by name. Groups and roles of one's own
-        are not looked into: what is missing here may come from there."""
+    def _check_agent_roles(self) -> str:
+        """Return the roles that the project's policy grants directly to the service account.
+
+        Missing roles are inconclusive: they may be granted to a group or by a custom role.
+        """
         path = f"/v1/projects/{self._project}:getIamPolicy"
-        with unseen_if_refused():
-            member = f"serviceAccount:{self._email()}"
-            told = self._services.post("cloudresourcemanager", path, {}, "read the policy") or {}
-        bindings = told.get("bindings", [])
-        roles = {one["role"] for one in bindings if member in one.get("members", [])}
-        missing = [role for role in AGENTS_ROLES if role not in roles]
-        if missing and roles.isdisjoint(_BROADER):
-            raise UnseenError(
-                f"the project's policy does not give them {', '.join(missing)} by name"
+        with skip_if_denied():
+            member = f"serviceAccount:{self._service_account_email()}"
+            policy = self._services.post(
+                "cloudresourcemanager", path, body={}, action="read the policy"
+            )
+        bindings = (policy or {}).get("bindings", [])
+        roles = {binding["role"] for binding in bindings if member in binding.get("members", [])}
+        missing = [role for role in AGENT_ROLES if role not in roles]
+        if missing and roles.isdisjoint(_BROADER_ROLES):
+            raise CheckSkippedError(
+                f"the project's policy does not grant {', '.join(missing)} directly"
             )
         return ", ".join(sorted(roles))
 
-    # --- the image ---------------------------------------------------------------------------
+    # --- image -------------------------------------------------------------------------------
 
-    def _image(self) -> str:
-        """Looks into Artifact Registry only. Raises `ConfigError` for an image not there."""
+    def _check_image(self) -> str:
+        """Raise `ConfigError` if the image is missing. Checks only Artifact Registry."""
         image = self._options.image
-        path = _in_registry(image)
+        path = _artifact_registry_path(image)
         if path is None:
-            raise UnseenError(f"{image} is not in Artifact Registry")
-        with unseen_if_refused():
-            found = self._services.get("artifactregistry", path, "look at images")
+            raise CheckSkippedError(f"{image} is not in Artifact Registry")
+        with skip_if_denied():
+            found = self._services.get("artifactregistry", path, "read an image")
         if found is None:
             raise ConfigError(
-                f"The registry has no {image}.",
-                do="worker_image/bake.sh makes and pushes one; or correct the name.",
+                f"The image {image} does not exist in the registry.",
+                do="Build and push it with worker_image/bake.sh, or correct the name.",
             )
         return image
 
 
-def _in_registry(image: str) -> str | None:
-    """Where Artifact Registry tells of 'us-docker.pkg.dev/project/repository/name:tag'."""
+def _artifact_registry_path(image: str) -> str | None:
+    """Return the API path of 'us-docker.pkg.dev/project/repository/name:tag'; None for others."""
     host, _, rest = image.partition("/")
     parts = rest.split("/", 2)
     if not host.endswith("-docker.pkg.dev") or len(parts) < 3:
         return None
     project, repository, name = parts
-    place = host.removesuffix("-docker.pkg.dev")
-    base = f"/v1/projects/{project}/locations/{place}/repositories/{repository}/packages/"
+    location = host.removesuffix("-docker.pkg.dev")
+    base = f"/v1/projects/{project}/locations/{location}/repositories/{repository}/packages/"
     name, _, digest = name.partition("@")
     name, _, tag = name.partition(":")
-    which = f"versions/{digest}" if digest else f"tags/{tag or 'latest'}"
-    return f"{base}{quote(name, safe='')}/{which}"
+    version = f"versions/{digest}" if digest else f"tags/{tag or 'latest'}"
+    return f"{base}{quote(name, safe='')}/{version}"

@@ -1,4 +1,7 @@
-"""The calls to Google, and its complaints in our words. Nothing is decided here."""
+"""Calls of the Google Cloud APIs, and translation of their errors. Contains no decisions.
+
+`GcpBatchClient` uses the Batch library, `GcpRestClient` plain REST for the other services.
+"""
 
 from __future__ import annotations
 
@@ -10,34 +13,37 @@ from typing import Any
 import msgspec
 
 from spotfit.core.errors import ConfigError, ProvisionError, ProvisionPermissionError, QuotaError
-from spotfit.host.extras import need
+from spotfit.host.plugins import require_module
 
-_WITHIN_S = 20.0
-_PAGE = 500
+_REQUEST_TIMEOUT_S = 20.0
+_PAGE_SIZE = 500
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-_RATE = "RATE_LIMIT_EXCEEDED"
-_NOT_ENABLED = "SERVICE_DISABLED"
-_MAY_NOT_BE = "act as the specified service account"
+_RATE_LIMIT_REASON = "RATE_LIMIT_EXCEEDED"
+_API_DISABLED_REASON = "SERVICE_DISABLED"
+_SERVICE_ACCOUNT_DENIED = "act as the specified service account"
 
 
-class BatchClient:
-    """Google Cloud Batch in one region of a project, as far as groups need it. Raises our errors
-    for what waiting does not cure, and the library's own for the rest; it never asks twice."""
+class GcpBatchClient:
+    """The Google Cloud Batch API in one region of a project. Requests are not retried.
+
+    Permanent errors are raised as `ProvisionError` or `ConfigError`, transient ones as the
+    library's.
+    """
 
     def __init__(self, project: str, region: str, endpoint: str) -> None:
-        self._types = need("google.cloud.batch_v1", extra="gcp")
-        self._service, of_credentials = _service(endpoint)
-        self.project = project or of_credentials
+        self._types = require_module("google.cloud.batch_v1", extra="gcp")
+        self._service, default_project = _batch_service(endpoint)
+        self.project = project or default_project
         if not self.project:
             raise ConfigError(
-                "Google needs a project, and the credentials name none.",
+                "No Google Cloud project is configured, and the credentials have no project.",
                 do="Set GcpBatchOptions(project=…), or GOOGLE_CLOUD_PROJECT.",
             )
         self.region = region
         self._jobs = f"projects/{self.project}/locations/{region}/jobs"
 
-    def create(self, job_id: str, job: Mapping[str, Any], *, request_id: str) -> None:
-        """Make that job; one of the same id is the same job."""
+    def create_job(self, job_id: str, job: Mapping[str, Any], *, request_id: str) -> None:
+        """Create the job. No error if a job with that id exists."""
         request = self._types.CreateJobRequest(
             parent=self._jobs.removesuffix("/jobs"),
             job_id=job_id,
@@ -45,185 +51,203 @@ class BatchClient:
             request_id=request_id,
         )
         try:
-            with _told_as_ours(f"create a job in {self.region}"):
-                self._service.create_job(request, retry=None, timeout=_WITHIN_S)
-        except need("google.api_core.exceptions", extra="gcp").Conflict:
-            if self.job(job_id) is None:
+            with _translate_errors(f"create a job in {self.region}"):
+                self._service.create_job(request, retry=None, timeout=_REQUEST_TIMEOUT_S)
+        except require_module("google.api_core.exceptions", extra="gcp").Conflict:
+            # A conflict is also reported while a deleted job of that id is being removed.
+            if self.find_job(job_id) is None:
                 raise
 
-    def job(self, job_id: str) -> dict[str, Any] | None:
-        """What is known of that job; None if nothing is."""
+    def find_job(self, job_id: str) -> dict[str, Any] | None:
+        """Return the description of the job, or None if it does not exist."""
         name = f"{self._jobs}/{job_id}"
-        with _told_as_ours("look at a job"):
+        with _translate_errors("read a job"):
             try:
-                found = self._service.get_job(name=name, retry=None, timeout=_WITHIN_S)
-            except need("google.api_core.exceptions", extra="gcp").NotFound:
+                found = self._service.get_job(name=name, retry=None, timeout=_REQUEST_TIMEOUT_S)
+            except require_module("google.api_core.exceptions", extra="gcp").NotFound:
                 return None
         return dict(self._types.Job.to_dict(found, use_integers_for_enums=False))
 
-    def tasks(self, job_id: str) -> dict[int, dict[str, Any]]:
-        """What is known of the job's tasks, by their numbers."""
-        known: dict[int, dict[str, Any]] = {}
+    def list_tasks(self, job_id: str) -> dict[int, dict[str, Any]]:
+        """Return the descriptions of the job's tasks by index."""
+        tasks: dict[int, dict[str, Any]] = {}
         request = self._types.ListTasksRequest(
-            parent=f"{self._jobs}/{job_id}/taskGroups/group0", page_size=_PAGE
+            parent=f"{self._jobs}/{job_id}/taskGroups/group0", page_size=_PAGE_SIZE
         )
-        with _told_as_ours("look at tasks"), _none_is_fine():
-            for task in self._service.list_tasks(request, retry=None, timeout=_WITHIN_S):
-                told = self._types.Task.to_dict(task, use_integers_for_enums=False)
-                known[int(told["name"].rpartition("/")[2])] = told
-        return known
+        with _translate_errors("list tasks"), _ignore_missing():
+            for task in self._service.list_tasks(request, retry=None, timeout=_REQUEST_TIMEOUT_S):
+                body = self._types.Task.to_dict(task, use_integers_for_enums=False)
+                tasks[int(body["name"].rpartition("/")[2])] = body
+        return tasks
 
-    def cancel(self, job_id: str) -> None:
-        """Stop its tasks and give its machines back; a job that is over stays as it is."""
+    def cancel_job(self, job_id: str) -> None:
+        """Stop the job's tasks and release its machines. No effect on a job that has ended."""
         request = self._types.CancelJobRequest(name=f"{self._jobs}/{job_id}")
-        over = need("google.api_core.exceptions", extra="gcp").BadRequest
-        with _told_as_ours("let a job go"), _none_is_fine(), contextlib.suppress(over):
-            self._service.cancel_job(request, retry=None, timeout=_WITHIN_S)
+        # Batch answers with a bad request if the job has ended.
+        ended = require_module("google.api_core.exceptions", extra="gcp").BadRequest
+        with _translate_errors("cancel a job"), _ignore_missing(), contextlib.suppress(ended):
+            self._service.cancel_job(request, retry=None, timeout=_REQUEST_TIMEOUT_S)
 
-    def look_around(self) -> None:
-        """Ask for the jobs there are: whether the API is there for us at all."""
+    def check_access(self) -> None:
+        """List one job. Raises an error if the API is disabled or the caller is not permitted."""
         request = self._types.ListJobsRequest(parent=self._jobs.removesuffix("/jobs"), page_size=1)
-        with _told_as_ours(f"list jobs in {self.region}"):
-            next(iter(self._service.list_jobs(request, retry=None, timeout=_WITHIN_S)), None)
+        with _translate_errors(f"list jobs in {self.region}"):
+            next(
+                iter(self._service.list_jobs(request, retry=None, timeout=_REQUEST_TIMEOUT_S)), None
+            )
 
 
-class Services:
-    """Google's other services, as far as check-ups need them: JSON over REST, without libraries."""
+class GcpRestClient:
+    """Other Google Cloud services for account checks and machine output: JSON over REST."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
 
-    def get(self, service: str, path: str, what: str) -> dict[str, Any] | None:
-        """What is at that path; None if nothing is."""
-        return self._asked("GET", service, path, what)
+    def get(self, service: str, path: str, action: str) -> dict[str, Any] | None:
+        """Return the resource at `path`, or None if it does not exist."""
+        return self._request("GET", service, path=path, action=action)
 
     def post(
-        self, service: str, path: str, body: Mapping[str, Any], what: str
+        self, service: str, path: str, *, body: Mapping[str, Any], action: str
     ) -> dict[str, Any] | None:
-        """The same of a question with a body."""
-        return self._asked("POST", service, path, what, body)
+        """Send a POST request; return the response, or None if the resource does not exist."""
+        return self._request("POST", service, path=path, action=action, body=body)
 
-    def printed(self, project: str, uid: str, number: int, last: int) -> dict[str, list[str]]:
-        """The last lines of a job's task, by how often it was tried before: '0', '1', …"""
+    def read_task_logs(
+        self, project: str, uid: str, task_index: int, max_lines: int
+    ) -> dict[str, list[str]]:
+        """Return the last lines of a task by retry number: '0' is the first attempt."""
         names = f'logName="projects/{project}/logs/batch_task_logs"'
-        task = f'labels.job_uid="{uid}" AND labels.task_id:"{uid}-group0-{number}/"'
-        asked = {
+        task = f'labels.job_uid="{uid}" AND labels.task_id:"{uid}-group0-{task_index}/"'
+        query = {
             "resourceNames": [f"projects/{project}"],
             "filter": f"{names} AND {task}",
             "orderBy": "timestamp desc",
-            "pageSize": last,
+            "pageSize": max_lines,
         }
-        told = self.post("logging", "/v2/entries:list", asked, "read what a machine printed")
-        by_try: dict[str, list[str]] = {}
-        for entry in reversed((told or {}).get("entries", [])):
-            words = str(entry.get("labels", {}).get("task_id", "")).split("/")
-            lines = by_try.setdefault(words[2] if len(words) > 2 else "0", [])
+        response = self.post(
+            "logging", "/v2/entries:list", body=query, action="read machine output"
+        )
+        lines_by_retry: dict[str, list[str]] = {}
+        for entry in reversed((response or {}).get("entries", [])):
+            # The label is <job uid>-group0-<task>/<VM>/<retry>.
+            parts = str(entry.get("labels", {}).get("task_id", "")).split("/")
+            lines = lines_by_retry.setdefault(parts[2] if len(parts) > 2 else "0", [])
             lines += str(entry.get("textPayload", "")).splitlines()
-        return by_try
+        return lines_by_retry
 
-    def _asked(
+    def _request(
         self,
         method: str,
         service: str,
+        *,
         path: str,
-        what: str,
+        action: str,
         body: Mapping[str, Any] | None = None,
     ) -> dict[str, Any] | None:
-        of_ours = self._endpoint.startswith("http://")
-        base = self._endpoint if of_ours else f"https://{service}.googleapis.com"
-        with _told_as_ours(what):
-            answer = _session(self._endpoint).request(
-                method, base + path, json=body, timeout=_WITHIN_S
+        is_simulator = self._endpoint.startswith("http://")
+        base = self._endpoint if is_simulator else f"https://{service}.googleapis.com"
+        with _translate_errors(action):
+            response = _rest_session(self._endpoint).request(
+                method, base + path, json=body, timeout=_REQUEST_TIMEOUT_S
             )
-            if answer.status_code == 404:
+            if response.status_code == 404:
                 return None
-            if answer.status_code >= 400:
-                raise need("google.api_core.exceptions", extra="gcp").from_http_response(answer)
-        told: dict[str, Any] = msgspec.json.decode(answer.content)
-        return told
+            if response.status_code >= 400:
+                raise require_module("google.api_core.exceptions", extra="gcp").from_http_response(
+                    response
+                )
+        decoded: dict[str, Any] = msgspec.json.decode(response.content)
+        return decoded
 
 
 @cache
-def _session(endpoint: str) -> Any:
+def _rest_session(endpoint: str) -> Any:
     if endpoint.startswith("http://"):
-        return need("requests", extra="gcp").Session()
-    credentials, _ = _credentials(endpoint)
-    return need("google.auth.transport.requests", extra="gcp").AuthorizedSession(credentials)
+        return require_module("requests", extra="gcp").Session()
+    credentials, _ = _default_credentials(endpoint)
+    return require_module("google.auth.transport.requests", extra="gcp").AuthorizedSession(
+        credentials
+    )
 
 
 @cache
-def _service(endpoint: str) -> tuple[Any, str]:
-    """The library's client, and the project of its credentials.
+def _batch_service(endpoint: str) -> tuple[Any, str]:
+    """Return the library's client and the project of the credentials.
 
-    Over REST: the threads of gRPC do not survive the forks of an agent.
+    Uses REST, because the threads of gRPC do not survive a fork.
     """
-    options = need("google.api_core.client_options", extra="gcp").ClientOptions(
+    options = require_module("google.api_core.client_options", extra="gcp").ClientOptions(
         api_endpoint=endpoint or None
     )
-    credentials, project = _credentials(endpoint)
-    batch = need("google.cloud.batch_v1", extra="gcp")
+    credentials, project = _default_credentials(endpoint)
+    batch = require_module("google.cloud.batch_v1", extra="gcp")
     client = batch.BatchServiceClient(
         credentials=credentials, transport="rest", client_options=options
     )
     return client, project
 
 
-def _credentials(endpoint: str) -> tuple[Any, str]:
-    """Those of whoever calls; none for a plain wire, where anybody might listen."""
+def _default_credentials(endpoint: str) -> tuple[Any, str]:
+    """Return the caller's credentials; anonymous ones for an unencrypted endpoint."""
     if endpoint.startswith("http://"):
-        return need("google.auth.credentials", extra="gcp").AnonymousCredentials(), ""
-    with _told_as_ours("use Google Cloud"):
-        credentials, project = need("google.auth", extra="gcp").default(scopes=[_SCOPE])
+        return require_module("google.auth.credentials", extra="gcp").AnonymousCredentials(), ""
+    with _translate_errors("use Google Cloud"):
+        credentials, project = require_module("google.auth", extra="gcp").default(scopes=[_SCOPE])
     return credentials, project or ""
 
 
 @contextlib.contextmanager
-def _none_is_fine() -> Iterator[None]:
-    with contextlib.suppress(need("google.api_core.exceptions", extra="gcp").NotFound):
+def _ignore_missing() -> Iterator[None]:
+    with contextlib.suppress(require_module("google.api_core.exceptions", extra="gcp").NotFound):
         yield
 
 
 @contextlib.contextmanager
-def _told_as_ours(what: str) -> Iterator[None]:
-    auth = need("google.auth.exceptions", extra="gcp")
-    api = need("google.api_core.exceptions", extra="gcp")
+def _translate_errors(action: str) -> Iterator[None]:
+    auth = require_module("google.auth.exceptions", extra="gcp")
+    api = require_module("google.api_core.exceptions", extra="gcp")
     try:
         yield
-    except (auth.DefaultCredentialsError, auth.RefreshError) as none:
-        if none.retryable:
+    except (auth.DefaultCredentialsError, auth.RefreshError) as error:
+        if error.retryable:
             raise
-        raise _who(what, str(none)) from none
-    except api.GoogleAPICallError as wrong:
-        error = _translated(what, int(wrong.code or 0), wrong.reason or "", wrong.message)
-        if error is None:
+        raise _unauthenticated_error(action, str(error)) from error
+    except api.GoogleAPICallError as error:
+        translated = _to_provision_error(
+            action, code=int(error.code or 0), reason=error.reason or "", message=error.message
+        )
+        if translated is None:
             raise
-        raise error from wrong
+        raise translated from error
 
 
-def _translated(what: str, code: int, reason: str, message: str) -> ProvisionError | None:
-    """None for what may pass: too many requests a minute, and whatever is the server's fault."""
+def _to_provision_error(action: str, code: int, reason: str, message: str) -> ProvisionError | None:
+    """Translate a permanent error; return None for transient ones (rate limits, server errors)."""
     if code == 401:
-        return _who(what, message)
-    if code == 403 or _MAY_NOT_BE in message:
+        return _unauthenticated_error(action, message)
+    if code == 403 or _SERVICE_ACCOUNT_DENIED in message:
         return ProvisionPermissionError(
-            f"Google does not allow us to {what}: {message}",
+            f"Google Cloud denied permission to {action}: {message}",
             do="gcloud services enable batch.googleapis.com"
-            if reason == _NOT_ENABLED
+            if reason == _API_DISABLED_REASON
             else "Grant the roles that docs/guides/gcp_batch.md lists, or apply "
             "infra/terraform/stacks/gcp.",
         )
-    if code == 429 and reason != _RATE and "per minute" not in message:
+    # 429 is the code of exceeded quotas and of rate limits; only the latter are transient.
+    if code == 429 and reason != _RATE_LIMIT_REASON and "per minute" not in message:
         return QuotaError(
-            f"A Google quota stands against this ({what}): {message}",
-            do="Ask for a higher one under IAM & Admin → Quotas, or use fewer or smaller machines.",
+            f"Google Cloud quota exceeded while trying to {action}: {message}",
+            do="Request a higher quota under IAM & Admin → Quotas, or use fewer or smaller "
+            "machines.",
         )
     if code in (400, 404, 412):
-        return ProvisionError(f"Google Cloud Batch refused to {what}: {message}")
+        return ProvisionError(f"Google Cloud Batch rejected the request to {action}: {message}")
     return None
 
 
-def _who(what: str, message: str) -> ProvisionPermissionError:
+def _unauthenticated_error(action: str, message: str) -> ProvisionPermissionError:
     return ProvisionPermissionError(
-        f"Google does not know who asks to {what}: {message}",
+        f"Google Cloud authentication failed while trying to {action}: {message}",
         do="Run `gcloud auth application-default login`, or give the machine a service account.",
     )

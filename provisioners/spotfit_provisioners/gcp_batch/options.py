@@ -1,4 +1,4 @@
-"""What can be chosen of Google Cloud Batch."""
+"""Options of the Google Cloud Batch backend."""
 
 from __future__ import annotations
 
@@ -6,99 +6,104 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from spotfit.core.errors import ConfigError
-from spotfit.core.mistakes import Mistakes
-from spotfit_provisioners.kit import images
+from spotfit.core.input_checks import ErrorCollector
+from spotfit_provisioners.job_fields import images
 
-MOST_RETRIES = 10
+MAX_RETRIES = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcpBatchOptions:
-    """Spot VMs from Google Cloud Batch, in one region."""
+    """Spot VMs from Google Cloud Batch in one region."""
 
     provisioner: ClassVar[str] = "gcp_batch"
 
     region: str = ""
-    """Where jobs and their machines are, as 'us-central1'."""
+    """Region of the jobs and machines, for example 'us-central1'."""
     project: str = ""
-    """'' is the project of the credentials of whoever calls."""
+    """'' is the project of the caller's credentials."""
     zones: tuple[str, ...] = ()
-    """Zones of the region that machines may come from; none named: all of them."""
+    """Allowed zones of the region; empty: all zones."""
     image: str = ""
-    """Container image that holds spotfit and what the training function imports. `{python}` and
-    `{torch}` in its name are the versions of whoever calls `fit()`; see `kit.images`."""
+    """Container image with spotfit and the imports of the training function. `{python}` and
+    `{torch}` in its name are replaced by the caller's versions; see `job_fields.images`."""
     service_account: str = ""
-    """Email of who the agents are: it reads and writes the bucket and asks for machines. '' is
-    Compute Engine's default one."""
+    """Email of the agents' service account. It needs access to the bucket and permission to create
+    jobs. '' is Compute Engine's default service account."""
     machine_type: str = ""
-    """As 'g2-standard-8'; '' lets Batch choose by cores and memory."""
+    """For example 'g2-standard-8'; '' lets Batch choose by cores and memory."""
     accelerator: str = ""
-    """Type of the GPUs that are attached, as 'nvidia-l4'; how many, the workers say. Machine types
-    that have theirs built in need none."""
-    gpu_drivers: bool = True
-    """Have Batch install the drivers, where there are GPUs."""
+    """Type of attached GPUs, for example 'nvidia-l4'; their number follows from the workers.
+    Not needed for machine types with built-in GPUs."""
+    install_gpu_drivers: bool = True
+    """Let Batch install GPU drivers."""
     instance_template: str = ""
-    """Name of an instance template of the project to make machines from, instead of
-    `machine_type`, `accelerator`, `boot_disk_gb` and the network; it must say SPOT itself."""
+    """Name of an instance template that replaces `machine_type`, `accelerator`, `boot_disk_gb`
+    and the network options; it must set the provisioning model SPOT."""
     boot_disk_gb: int = 0
     """0 lets Batch choose."""
     network: str = ""
-    """As 'global/networks/default'; '' is the default one."""
+    """For example 'global/networks/default'; '' is the default network."""
     subnetwork: str = ""
-    """As 'regions/us-central1/subnetworks/default'."""
+    """For example 'regions/us-central1/subnetworks/default'."""
     external_ip: bool = True
-    """False needs Private Google Access, and Cloud NAT for whatever else is fetched."""
+    """False requires Private Google Access, and Cloud NAT for downloads from other hosts."""
     workers_per_node: int = 1
-    """How many workers share a machine."""
+    """Number of workers per machine."""
     memory_per_cpu_gib: float = 3.0
-    """Main memory for each core where the workers did not ask for any."""
+    """Memory per CPU core if `resources_per_worker` has no "memory"."""
     shared_memory_mib: int = 0
-    """Size of /dev/shm; 0: half of the memory. Data loaders and NCCL need it."""
-    retries: int = MOST_RETRIES
-    """How often Batch starts a machine's agent again after its VM was lost: at most 10."""
+    """Size of /dev/shm, which data loaders and NCCL need; 0: half of the memory."""
+    max_retries: int = MAX_RETRIES
+    """How often Batch restarts the agent of a machine after a lost VM, at most 10."""
     notice_s: float = 0.0
-    """How long before its shutdown a VM is told of it. Google's own is 0; an instance template can
-    ask for 120 (preview)."""
-    logs: bool = True
-    """Whether what agents print goes to Cloud Logging as well."""
+    """Time between the preemption notice and the shutdown of a VM. Google's default is 0; an
+    instance template can set 120 (preview)."""
+    cloud_logging: bool = True
+    """Write agents' output to Cloud Logging as well."""
     labels: dict[str, str] = field(default_factory=dict)
+    """Additional labels of jobs and VMs."""
     endpoint: str = ""
-    """Where the API is, if not at Google. No credentials go to one that begins with http://."""
+    """URL of the API; '' is Google's. Credentials are not sent to http:// URLs."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "image", images.chosen(self.image))
-        mistakes = Mistakes()
-        mistakes.check(self._check_numbers)
-        mistakes.check(self._check_places)
-        mistakes.check(self._check_template)
-        mistakes.raise_all()
+        object.__setattr__(self, "image", images.resolve_image(self.image))
+        errors = ErrorCollector()
+        errors.check(self._check_numbers)
+        errors.check(self._check_zones)
+        errors.check(self._check_template)
+        errors.raise_all()
 
     def _check_numbers(self) -> None:
-        if not 0 <= self.retries <= MOST_RETRIES:
+        if not 0 <= self.max_retries <= MAX_RETRIES:
             raise ConfigError(
-                f"GcpBatchOptions(retries={self.retries}): Batch allows 0 to {MOST_RETRIES}.",
-                do="What is lost more often is asked for anew, whatever this says.",
+                f"GcpBatchOptions(max_retries={self.max_retries}): Batch allows 0 to "
+                f"{MAX_RETRIES}.",
+                do="Machines that are lost more often are replaced by a new group.",
             )
         if self.workers_per_node < 1:
             raise ConfigError("GcpBatchOptions(workers_per_node) must be at least 1.")
         sizes = (self.shared_memory_mib, self.boot_disk_gb, self.notice_s)
         if min(sizes) < 0 or self.memory_per_cpu_gib <= 0:
-            raise ConfigError("GcpBatchOptions: sizes and durations are not below zero.")
+            raise ConfigError(
+                "GcpBatchOptions: shared_memory_mib, boot_disk_gb and notice_s must be >= 0, and "
+                "memory_per_cpu_gib must be > 0."
+            )
 
-    def _check_places(self) -> None:
-        """Batch takes zones of the job's own region only, and a location's name is no URL."""
+    def _check_zones(self) -> None:
+        # Batch accepts only zones of the job's region, by name and not by URL.
         foreign = [zone for zone in self.zones if zone.rpartition("-")[0] != self.region]
         if foreign:
             raise ConfigError(
-                f"GcpBatchOptions(zones={foreign}): no zones of the region {self.region!r}.",
-                do="Name zones as 'us-central1-a'; for another region, ask for another group.",
+                f"GcpBatchOptions(zones={foreign}) are not zones of the region {self.region!r}.",
+                do="Write zones as 'us-central1-a', all of the same region.",
             )
 
     def _check_template(self) -> None:
-        instead = ("machine_type", "accelerator", "boot_disk_gb", "network", "subnetwork")
-        both = [name for name in instead if getattr(self, name)]
-        if self.instance_template and both:
+        replaced = ("machine_type", "accelerator", "boot_disk_gb", "network", "subnetwork")
+        conflicts = [name for name in replaced if getattr(self, name)]
+        if self.instance_template and conflicts:
             raise ConfigError(
-                f"GcpBatchOptions(instance_template) replaces {', '.join(both)}.",
-                do="Say it in the template, or use none.",
+                f"GcpBatchOptions(instance_template) conflicts with {', '.join(conflicts)}.",
+                do="Set these properties in the template, or do not use a template.",
             )

@@ -1,4 +1,4 @@
-"""The four verbs on Google Cloud Batch."""
+"""`GcpBatchProvisioner`: submit, observe and cancel groups as Google Cloud Batch jobs."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from spotfit.model.group import (
     GroupRequest,
     GroupStatus,
     NodeState,
-    gone,
+    missing_group_status,
 )
 from spotfit.provision.api import Refusal, Traits
-from spotfit.provision.checkup import Finding
-from spotfit.provision.launch import Launch
-from spotfit.provision.output import Said
+from spotfit.provision.checkup import AccountCheck
+from spotfit.provision.launch import AgentLaunchSpec
+from spotfit.provision.machine_output import MachineOutput
 from spotfit_provisioners.gcp_batch import checkup, render, states
-from spotfit_provisioners.gcp_batch.client import BatchClient, Services
+from spotfit_provisioners.gcp_batch.client import GcpBatchClient, GcpRestClient
 from spotfit_provisioners.gcp_batch.options import GcpBatchOptions
-from spotfit_provisioners.kit import images
+from spotfit_provisioners.job_fields import images
 
-_ENDED = ("SUCCEEDED", "CANCELLED", "CANCELLATION_IN_PROGRESS", "DELETION_IN_PROGRESS")
+_ENDED_STATES = ("SUCCEEDED", "CANCELLED", "CANCELLATION_IN_PROGRESS", "DELETION_IN_PROGRESS")
 
 
 class GcpBatchProvisioner:
-    """A group is one job, named after its token: one task for each machine, alone on a Spot VM."""
+    """A group is one job named after its token, with one task per machine, each on its own VM."""
 
     name = render.BACKEND
     Options: ClassVar = GcpBatchOptions
@@ -37,7 +37,7 @@ class GcpBatchProvisioner:
 
     @classmethod
     def with_options(cls, **options: Any) -> GcpBatchProvisioner:
-        """From the fields of `GcpBatchOptions`."""
+        """Construct from the fields of `GcpBatchOptions`."""
         return cls(GcpBatchOptions(**options))
 
     @property
@@ -45,66 +45,73 @@ class GcpBatchProvisioner:
         return Traits(
             max_nodes=render.max_nodes(self.options),
             notice_s=self.options.notice_s,
-            requeues_itself=self.options.retries > 0,
-            observe_s=10.0,
-            notices=("gcp", "signal"),
-            keeps_output=self.options.logs,
-            runs=images.software(self.options.image),
+            requeues_itself=self.options.max_retries > 0,
+            observe_interval_s=10.0,
+            notice_sources=("gcp", "signal"),
+            keeps_output=self.options.cloud_logging,
+            software=images.parse_image_software(self.options.image),
         )
 
     def plan(self, request: GroupRequest) -> GroupPlan:
         return render.plan(request, self.options)
 
-    def submit(self, plan: GroupPlan, launch: Launch) -> GroupHandle | Refusal:
-        """Never a refusal: Batch queues the job for days, and `observe` tells why it waits."""
+    def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
+        """Create the job. Never returns a refusal: Batch queues the job until it has capacity."""
         client = self._client()
-        environment = launch.environment(plan.token, 0, plan.slots, node_from=render.TASK_INDEX)
-        job_id = render.job_id(plan.token)
-        client.create(
-            job_id, render.job(plan, environment), request_id=render.request_id(plan.token)
+        environment = launch.environment_for(
+            plan.token, 0, plan.slots_per_node, node_index_variable=render.TASK_INDEX_VARIABLE
         )
-        detail = {"nodes": plan.nodes, "project": client.project, "region": client.region}
-        return GroupHandle(plan.token, self.name, job_id, detail)
+        job_id = render.job_id(plan.token)
+        client.create_job(
+            job_id, render.job_request(plan, environment), request_id=render.request_id(plan.token)
+        )
+        detail = {"nodes": plan.num_nodes, "project": client.project, "region": client.region}
+        return GroupHandle(token=plan.token, provisioner=self.name, name=job_id, detail=detail)
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
-        client, count = self._client_of(handle), int(handle.detail["nodes"])
-        job = client.job(handle.name)
+        client, count = self._client_for_handle(handle), int(handle.detail["nodes"])
+        job = client.find_job(handle.name)
         if job is None:
-            return gone(count, "Google Cloud Batch does not remember it")
-        tasks = client.tasks(handle.name)
-        nodes = tuple(states.status(job, tasks.get(number)) for number in range(count))
+            return missing_group_status(count, "Google Cloud Batch does not know the job")
+        tasks = client.list_tasks(handle.name)
+        nodes = tuple(states.node_status(job, tasks.get(number)) for number in range(count))
         waiting = any(node.state == NodeState.WAITING for node in nodes)
-        return GroupStatus(nodes, states.waits_for(job) if waiting else "")
+        return GroupStatus(nodes=nodes, refusal=states.pending_reason(job) if waiting else "")
 
     def cancel(self, handle: GroupHandle) -> None:
-        """Never deletes: as long as the job is known, its id cannot be used again."""
-        client = self._client_of(handle)
-        job = client.job(handle.name)
-        if job is not None and job["status"]["state"] not in _ENDED:
-            client.cancel(handle.name)
+        """Cancel the job without deleting it."""
+        # Deleting would free the id, and a delayed submission would create the group again.
+        client = self._client_for_handle(handle)
+        job = client.find_job(handle.name)
+        if job is not None and job["status"]["state"] not in _ENDED_STATES:
+            client.cancel_job(handle.name)
 
-    def said(self, handle: GroupHandle, node: int, *, last: int) -> list[Said]:
-        """Try by try, from Cloud Logging, which is some seconds late."""
-        client = self._client_of(handle)
-        job = client.job(handle.name)
+    def fetch_machine_output(
+        self, handle: GroupHandle, node: int, *, max_lines: int
+    ) -> list[MachineOutput]:
+        """Return the output of every attempt from Cloud Logging, which lags by some seconds."""
+        client = self._client_for_handle(handle)
+        job = client.find_job(handle.name)
         if job is None:
             return []
-        entries = Services(self.options.endpoint).printed(client.project, job["uid"], node, last)
-        where = f"Cloud Logging, labels.task_id:{job['uid']}-group0-{node}/"
-        return [Said(f"{where}{retry}", tuple(lines)) for retry, lines in entries.items()]
+        entries = GcpRestClient(self.options.endpoint).read_task_logs(
+            client.project, job["uid"], node, max_lines
+        )
+        source = f"Cloud Logging, labels.task_id:{job['uid']}-group0-{node}/"
+        return [MachineOutput(f"{source}{retry}", tuple(lines)) for retry, lines in entries.items()]
 
-    def examine(self, storage: str = "") -> Iterator[Finding]:
-        """Who we are, the region, our rights, whom we would let agents be, and the image."""
-        yield from checkup.examine(self.options, self._client)
+    def check_account(self, storage: str = "") -> Iterator[AccountCheck]:
+        """Check credentials, region, machines, permissions, the service account and the image."""
+        yield from checkup.check_account(self.options, self._client)
 
-    def _client(self) -> BatchClient:
-        return _client_in(self.options.project, self.options.region, self.options.endpoint)
+    def _client(self) -> GcpBatchClient:
+        return _client_for_region(self.options.project, self.options.region, self.options.endpoint)
 
-    def _client_of(self, handle: GroupHandle) -> BatchClient:
+    def _client_for_handle(self, handle: GroupHandle) -> GcpBatchClient:
         detail = handle.detail
-        return _client_in(detail["project"], detail["region"], self.options.endpoint)
+        return _client_for_region(detail["project"], detail["region"], self.options.endpoint)
 
 
 @cache
-def _client_in(project: str, region: str, endpoint: str) -> BatchClient:
-    return BatchClient(project, region, endpoint)
+def _client_for_region(project: str, region: str, endpoint: str) -> GcpBatchClient:
+    return GcpBatchClient(project, region, endpoint)

@@ -1,4 +1,15 @@
-"""The states of Google Cloud Batch in our words."""
+"""Mapping of Google Cloud Batch task and job states to `NodeState`.
+
+task state                         | job state                       | NodeState
+-----------------------------------|---------------------------------|---------------------
+any                                | CANCELLED                       | GONE
+none, PENDING, ASSIGNED            | may start tasks                 | WAITING
+none, PENDING, ASSIGNED            | ended, or being cancelled       | GONE
+RUNNING                            | any other                       | RUNNING
+SUCCEEDED, UNEXECUTED              | any other                       | GONE
+FAILED, lost host or clean exit    | any other                       | GONE
+FAILED, any other exit code        | any other                       | FAILED
+"""
 
 from __future__ import annotations
 
@@ -6,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spotfit.model.group import NodeState, NodeStatus
-from spotfit.provision.launch import Exit
+from spotfit.provision.launch import AgentExitCode
 
 TASK_STATES: Mapping[str, NodeState] = {
     "STATE_UNSPECIFIED": NodeState.WAITING,
@@ -18,7 +29,7 @@ TASK_STATES: Mapping[str, NodeState] = {
     "UNEXECUTED": NodeState.GONE,
 }
 
-STARTS_TASKS: Mapping[str, bool] = {
+CAN_START_TASKS: Mapping[str, bool] = {
     "STATE_UNSPECIFIED": True,
     "QUEUED": True,
     "SCHEDULED": True,
@@ -29,72 +40,80 @@ STARTS_TASKS: Mapping[str, bool] = {
     "CANCELLATION_IN_PROGRESS": False,
     "CANCELLED": False,
 }
-"""Of a job: whether a task of it that waits may still get a machine."""
+"""Whether a waiting task of a job in this state may still get a machine."""
 
-HOST_LOST: Mapping[int, str] = {
+HOST_LOST_EXIT_CODES: Mapping[int, str] = {
     50001: "the Spot VM was preempted",
-    50002: "Batch heard no more of the VM",
+    50002: "the VM stopped reporting to Batch",
     50003: "the VM rebooted",
     50004: "the VM did not respond",
-    50006: "the VM was made anew",
+    50006: "the VM was recreated",
 }
-"""https://docs.cloud.google.com/batch/docs/troubleshooting#reserved-exit-codes. Where a host is
-under strain, 50002 is as frequent as 50001."""
+"""https://docs.cloud.google.com/batch/docs/troubleshooting#reserved-exit-codes"""
 
-_LEFT = {int(Exit.GIVEN_UP), int(Exit.DRAINED), int(Exit.DONE)}
-_CHANGES = ("Job state is set", "Task state is updated")
+_CLEAN_EXIT_CODES = {
+    int(AgentExitCode.RELEASED),
+    int(AgentExitCode.DRAINED),
+    int(AgentExitCode.DONE),
+}
+_STATE_CHANGE_PREFIXES = ("Job state is set", "Task state is updated")
 
 
-def status(job: Mapping[str, Any], task: Mapping[str, Any] | None) -> NodeStatus:
-    """One task of a job; it has none for a moment after it was made, nor if that failed."""
-    of_job = job["status"]["state"]
-    state = _state(task)
-    if of_job == "CANCELLED":
-        return NodeStatus(NodeState.GONE, _last_said(job) or "the job was cancelled")
-    if state == NodeState.WAITING and not STARTS_TASKS.get(of_job, True):
-        return NodeStatus(NodeState.GONE, _last_said(job) or f"its job is {of_job}")
+def node_status(job: Mapping[str, Any], task: Mapping[str, Any] | None) -> NodeStatus:
+    """Return the status of one task. `task` is None while Batch has not created the task."""
+    job_state = job["status"]["state"]
+    state = _task_state(task)
+    if job_state == "CANCELLED":
+        return NodeStatus(
+            state=NodeState.GONE, reason=_last_event_description(job) or "the job was cancelled"
+        )
+    if state == NodeState.WAITING and not CAN_START_TASKS.get(job_state, True):
+        reason = _last_event_description(job) or f"its job is {job_state}"
+        return NodeStatus(state=NodeState.GONE, reason=reason)
     if task is None or state not in (NodeState.GONE, NodeState.FAILED):
-        return NodeStatus(state, last=task is not None and _is_last(job, task))
+        return NodeStatus(
+            state=state, is_last_attempt=task is not None and _is_last_attempt(job, task)
+        )
     code = None if state == NodeState.GONE else _exit_code(task)
-    if code in HOST_LOST or code in _LEFT:
+    if code in HOST_LOST_EXIT_CODES or code in _CLEAN_EXIT_CODES:
         state = NodeState.GONE
-    return NodeStatus(state, _why(task, code))
+    return NodeStatus(state=state, reason=_end_reason(task, code))
 
 
-def waits_for(job: Mapping[str, Any]) -> str:
-    """Why nothing comes: what was said last of the job, if that is no change of its state."""
-    said = _last_said(job)
-    return "" if said.startswith(_CHANGES) else said
+def pending_reason(job: Mapping[str, Any]) -> str:
+    """Return the job's last event as the reason for waiting; '' if it is only a state change."""
+    event = _last_event_description(job)
+    return "" if event.startswith(_STATE_CHANGE_PREFIXES) else event
 
 
-def _state(task: Mapping[str, Any] | None) -> NodeState:
+def _task_state(task: Mapping[str, Any] | None) -> NodeState:
     if task is None:
         return NodeState.WAITING
     return TASK_STATES.get(task["status"]["state"], NodeState.WAITING)
 
 
-def _why(task: Mapping[str, Any], code: int | None) -> str:
+def _end_reason(task: Mapping[str, Any], code: int | None) -> str:
     if code is None:
         return ""
-    told = _last_said(task) or "it ended"
-    return f"{told} ({HOST_LOST.get(code, f'exit code {code}')})"
+    event = _last_event_description(task) or "the agent exited"
+    return f"{event} ({HOST_LOST_EXIT_CODES.get(code, f'exit code {code}')})"
 
 
 def _exit_code(task: Mapping[str, Any]) -> int | None:
-    """Of its last execution; only for a task that has failed, for old ones stay among the events.
+    """Return the exit code of the last execution of a failed task.
 
-    An event that is about no execution says 0 as well, which no execution that failed does.
+    Valid only for failed tasks: after a successful retry the old codes remain in the events.
     """
+    # Events that do not concern an execution have exit code 0, which a failed one never has.
     codes = [
         (event.get("task_execution") or {}).get("exit_code", 0)
-        for event in _in_order(task["status"].get("status_events", []))
+        for event in _sort_events(task["status"].get("status_events", []))
     ]
     return next((int(code) for code in reversed(codes) if code), None)
 
 
-def _is_last(job: Mapping[str, Any], task: Mapping[str, Any]) -> bool:
-    """Whether the task was tried again as often as it may be: each try that failed is among its
-    events, and whatever the cause they share one budget."""
+def _is_last_attempt(job: Mapping[str, Any], task: Mapping[str, Any]) -> bool:
+    """Return whether the retries are used up. Every failed attempt is in the task's events."""
     specs = [group["task_spec"] for group in job.get("task_groups", [])]
     retries = sum(int(spec.get("max_retry_count", 0)) for spec in specs)
     failed = sum(
@@ -104,11 +123,11 @@ def _is_last(job: Mapping[str, Any], task: Mapping[str, Any]) -> bool:
     return 0 < retries <= failed
 
 
-def _last_said(told: Mapping[str, Any]) -> str:
-    events = _in_order(told["status"].get("status_events", []))
+def _last_event_description(job_or_task: Mapping[str, Any]) -> str:
+    events = _sort_events(job_or_task["status"].get("status_events", []))
     return str(events[-1].get("description", "")) if events else ""
 
 
-def _in_order(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """As they happened: Batch gives them in no order, with as many decimals as it likes."""
+def _sort_events(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    # Batch returns events unordered, with a varying number of decimals in their times.
     return sorted(events, key=lambda event: str(event.get("event_time") or "").rstrip("Z"))

@@ -1,82 +1,88 @@
-"""What a cluster must let us do, looked at one by one, and how to mend what is wrong."""
+"""Account checks of the Kubernetes backend: namespace, RBAC, referenced objects and admission."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from spotfit.core.errors import ConfigError, ProvisionPermissionError
 from spotfit.core.ids import Token
 from spotfit.model.group import GroupRequest
-from spotfit.provision.checkup import Finding, look, unseen_if_refused
+from spotfit.provision.checkup import AccountCheck, run_check, skip_if_denied
 from spotfit_provisioners.kubernetes import render
-from spotfit_provisioners.kubernetes.client import Cluster, Right
+from spotfit_provisioners.kubernetes.client import KubernetesClient, KubernetesPermission
 from spotfit_provisioners.kubernetes.options import KubernetesOptions
 
-RENTS = (
-    Right("create", "batch", "jobs"),
-    Right("get", "batch", "jobs"),
-    Right("delete", "batch", "jobs"),
-    Right("list", "", "pods"),
-    Right("list", "", "events"),
-    Right("get", "", "pods", part="log"),
-    Right("create", "", "secrets"),
-    Right("patch", "", "secrets"),
-    Right("delete", "", "secrets"),
-    Right("create", "", "services"),
-    Right("patch", "", "services"),
-    Right("delete", "", "services"),
+PROVISION_PERMISSIONS = (
+    KubernetesPermission("create", "batch", "jobs"),
+    KubernetesPermission("get", "batch", "jobs"),
+    KubernetesPermission("delete", "batch", "jobs"),
+    KubernetesPermission("list", "", "pods"),
+    KubernetesPermission("list", "", "events"),
+    KubernetesPermission("get", "", "pods", subresource="log"),
+    KubernetesPermission("create", "", "secrets"),
+    KubernetesPermission("patch", "", "secrets"),
+    KubernetesPermission("delete", "", "secrets"),
+    KubernetesPermission("create", "", "services"),
+    KubernetesPermission("patch", "", "services"),
+    KubernetesPermission("delete", "", "services"),
 )
-"""What whoever asks for machines does: we, and the agents when nobody else is awake."""
+"""Permissions of the caller, and of the agents, which submit replacements."""
 
-SEES_TAINTS = Right("get", "", "nodes", everywhere=True)
-"""Without it agents hear of their node's end by SIGTERM only."""
+READ_NODES_PERMISSION = KubernetesPermission("get", "", "nodes", is_cluster_wide=True)
+"""Lets agents read the taints of their node. Without it SIGTERM is their only notice."""
 
-_BIND = "Bind the role in infra/terraform/modules/kubernetes to"
-
-
-def examine(options: KubernetesOptions, open_: Callable[[], Cluster]) -> Iterator[Finding]:
-    """Where we would go, what we may do there, what the agents may, and a Job that is not kept."""
-    opened: list[Cluster] = []
-
-    def place() -> str:
-        opened.append(open_())
-        return f"namespace {opened[-1].namespace}"
-
-    yield look("a cluster can be asked", place)
-    for cluster in opened:
-        yield from _of(cluster, options)
+_REMEDY_BIND_ROLE = "Bind the role in infra/terraform/modules/kubernetes to"
 
 
-def _of(cluster: Cluster, options: KubernetesOptions) -> Iterator[Finding]:
-    yield look(
-        f"the namespace {cluster.namespace} is there",
-        lambda: _there(
+def check_account(
+    options: KubernetesOptions, open_client: Callable[[], KubernetesClient]
+) -> Iterator[AccountCheck]:
+    """Run all checks; without a configured cluster only the first one."""
+    clients: list[KubernetesClient] = []
+
+    def connect() -> str:
+        clients.append(open_client())
+        return f"namespace {clients[-1].namespace}"
+
+    yield run_check("a cluster is configured", connect)
+    for cluster in clients:
+        yield from _check_cluster(cluster, options)
+
+
+def _check_cluster(cluster: KubernetesClient, options: KubernetesOptions) -> Iterator[AccountCheck]:
+    yield run_check(
+        f"the namespace {cluster.namespace} exists",
+        lambda: _check_exists(
             cluster,
             "Namespace",
-            cluster.namespace,
-            f"`kubectl create namespace {cluster.namespace}`.",
+            name=cluster.namespace,
+            do=f"`kubectl create namespace {cluster.namespace}`.",
         ),
     )
-    for right in RENTS:
-        yield look(f"we may {right.told}", lambda r=right: _ours(cluster, r))  # type: ignore[misc]
-    yield from _agents(cluster, options)
-    for kind, name, do in _named(options):
-        yield look(
-            f"the {kind} {name} is there",
-            lambda k=kind, n=name, d=do: _there(cluster, k, n, d),  # type: ignore[misc]
+    for permission in PROVISION_PERMISSIONS:
+        yield run_check(
+            f"the caller may {permission.description}",
+            partial(_check_own_permission, cluster, permission),
         )
-    yield look("a Job would be taken", lambda: _try(cluster, options))
+    yield from _check_agents(cluster, options)
+    for kind, name, do in _referenced_objects(options):
+        yield run_check(
+            f"the {kind} {name} exists",
+            lambda k=kind, n=name, d=do: _check_exists(cluster, k, name=n, do=d),  # type: ignore[misc]
+        )
+    yield run_check("a Job is admitted", lambda: _check_job_admission(cluster, options))
 
 
-def _agents(cluster: Cluster, options: KubernetesOptions) -> Iterator[Finding]:
+def _check_agents(cluster: KubernetesClient, options: KubernetesOptions) -> Iterator[AccountCheck]:
     name = options.service_account or "default"
-    who = f"system:serviceaccount:{cluster.namespace}:{name}"
-    yield look("agents may rent machines", lambda: _theirs(cluster, who))
-    yield look("agents hear of the end of their node", lambda: _taints(cluster, who))
+    user = f"system:serviceaccount:{cluster.namespace}:{name}"
+    yield run_check("agents may rent machines", lambda: _check_agent_permissions(cluster, user))
+    yield run_check("agents get preemption notices", lambda: _check_taint_access(cluster, user))
 
 
-def _named(options: KubernetesOptions) -> Iterator[tuple[str, str, str]]:
-    """What the options name and the cluster must have: its kind, its name, how to get it."""
+def _referenced_objects(options: KubernetesOptions) -> Iterator[tuple[str, str, str]]:
+    """Yield kind, name and remedy of each object that the options refer to."""
     if options.service_account:
         do = f"`kubectl create serviceaccount {options.service_account}`, or correct the option."
         yield "ServiceAccount", options.service_account, do
@@ -84,43 +90,52 @@ def _named(options: KubernetesOptions) -> Iterator[tuple[str, str, str]]:
         do = f"`kubectl create secret docker-registry {name} …`."
         yield "Secret", name, do
     if options.priority_class:
-        yield "PriorityClass", options.priority_class, "`kubectl get priorityclasses` tells all."
+        yield "PriorityClass", options.priority_class, "`kubectl get priorityclasses` lists all."
 
 
-def _ours(cluster: Cluster, right: Right) -> None:
-    if not cluster.may(right):
+def _check_own_permission(cluster: KubernetesClient, permission: KubernetesPermission) -> None:
+    if not cluster.is_allowed(permission):
         raise ProvisionPermissionError(
-            f"The cluster says no in namespace {cluster.namespace}.", do=f"{_BIND} whoever asks."
+            f"Access denied in namespace {cluster.namespace} (RBAC).",
+            do=f"{_REMEDY_BIND_ROLE} the caller.",
         )
 
 
-def _theirs(cluster: Cluster, who: str) -> str:
-    """Raises `ProvisionPermissionError` for all the rights that account lacks."""
-    with unseen_if_refused():
-        lacking = [right.told for right in RENTS if not cluster.may(right, who)]
-    if lacking:
-        raise ProvisionPermissionError(f"{who} may not {', '.join(lacking)}.", do=f"{_BIND} {who}.")
-    return who
+def _check_agent_permissions(cluster: KubernetesClient, user: str) -> str:
+    """Raise `ProvisionPermissionError` naming all missing permissions of the service account."""
+    with skip_if_denied():
+        missing = [
+            permission.description
+            for permission in PROVISION_PERMISSIONS
+            if not cluster.is_allowed(permission, user)
+        ]
+    if missing:
+        raise ProvisionPermissionError(
+            f"{user} may not {', '.join(missing)}.", do=f"{_REMEDY_BIND_ROLE} {user}."
+        )
+    return user
 
 
-def _taints(cluster: Cluster, who: str) -> str:
-    """By its taints, before their pods get SIGTERM, if they may look: a nicety, no need."""
-    with unseen_if_refused():
-        early = cluster.may(SEES_TAINTS, who)
-    if early:
-        return "by its taints, and by SIGTERM"
-    return "by SIGTERM; `reads_nodes` of infra/terraform/modules/kubernetes lets them look earlier"
+def _check_taint_access(cluster: KubernetesClient, user: str) -> str:
+    # Optional: node taints precede the SIGTERM of the pods by some seconds.
+    with skip_if_denied():
+        can_read_nodes = cluster.is_allowed(READ_NODES_PERMISSION, user)
+    if can_read_nodes:
+        return "from node taints and SIGTERM"
+    return "from SIGTERM; `reads_nodes` of infra/terraform/modules/kubernetes adds earlier notices"
 
 
-def _there(cluster: Cluster, kind: str, name: str, do: str) -> None:
-    with unseen_if_refused():
-        there = cluster.has(kind, name)
-    if not there:
-        raise ConfigError(f"There is no {kind} {name}.", do=do)
+def _check_exists(cluster: KubernetesClient, kind: str, *, name: str, do: str) -> None:
+    with skip_if_denied():
+        exists = cluster.exists(kind, name)
+    if not exists:
+        raise ConfigError(f"The {kind} {name} does not exist.", do=do)
 
 
-def _try(cluster: Cluster, options: KubernetesOptions) -> str:
-    """The cluster's own admission: quotas, policies and webhooks. Nothing is kept."""
-    request = GroupRequest(Token("t-checkup"), 1, 1, run_name="checkup")
-    cluster.would_take(render.plan(request, options).body)
+def _check_job_admission(cluster: KubernetesClient, options: KubernetesOptions) -> str:
+    """Send a Job as a dry run, which checks quotas, policies and webhooks."""
+    request = GroupRequest(
+        token=Token("t-checkup"), num_workers=1, total_workers=1, run_name="checkup"
+    )
+    cluster.dry_run_job(render.plan(request, options).body)
     return "a dry run of one machine is admitted"

@@ -1,4 +1,4 @@
-"""The calls to a cluster, and its complaints in our words. Nothing is decided here."""
+"""Calls of the Kubernetes API, and translation of their errors. Contains no decisions."""
 
 from __future__ import annotations
 
@@ -11,58 +11,60 @@ from typing import Any
 import msgspec
 
 from spotfit.core.errors import ConfigError, ProvisionError, ProvisionPermissionError, QuotaError
-from spotfit.host.extras import need
-from spotfit.provision.output import tail
+from spotfit.host.plugins import require_module
+from spotfit.provision.machine_output import last_lines
 from spotfit_provisioners.kubernetes.render import JOB_LABEL
 
-_CALL_S = 20.0
+_REQUEST_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Right:
-    """To do that with such things: of this namespace, or of the whole cluster."""
+class KubernetesPermission:
+    """An RBAC permission in the namespace, or cluster-wide."""
 
     verb: str
     group: str
     resource: str
-    part: str = ""
-    """Of the resource: 'log'."""
-    everywhere: bool = False
+    subresource: str = ""
+    """For example 'log'."""
+    is_cluster_wide: bool = False
 
     @property
-    def told(self) -> str:
-        return f"{self.verb} {self.resource}{'/' if self.part else ''}{self.part}"
+    def description(self) -> str:
+        return f"{self.verb} {self.resource}{'/' if self.subresource else ''}{self.subresource}"
 
 
-class Cluster:
-    """One namespace of one cluster. Raises our errors for what waiting does not cure, and the
-    library's own for the rest."""
+class KubernetesClient:
+    """The API of one namespace of one cluster.
+
+    Permanent errors are raised as `ProvisionError`, transient ones as the library's.
+    """
 
     def __init__(self, api: Any, namespace: str) -> None:
-        kubernetes = need("kubernetes.client", extra="kubernetes")
+        kubernetes = require_module("kubernetes.client", extra="kubernetes")
         self.namespace = namespace
         self._batch = kubernetes.BatchV1Api(api)
         self._core = kubernetes.CoreV1Api(api)
-        self._rights = kubernetes.AuthorizationV1Api(api)
+        self._authorization = kubernetes.AuthorizationV1Api(api)
         self._scheduling = kubernetes.SchedulingV1Api(api)
 
     def create(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What was created; None if something of that name was there before."""
-        make: Mapping[str, Callable[..., Any]] = {
+        """Return the created object, or None if an object of that name exists."""
+        create: Mapping[str, Callable[..., Any]] = {
             "Job": self._batch.create_namespaced_job,
             "Secret": self._core.create_namespaced_secret,
             "Service": self._core.create_namespaced_service,
         }
-        with _told_as_ours(f"create a {kind}"):
+        with _translate_errors(f"create a {kind}"):
             try:
-                return _plain(make[kind](self.namespace, dict(body), **_RAW))
-            except _api_exception() as refused:
-                if refused.status == 409:
+                return _decode_response(create[kind](self.namespace, dict(body), **_RAW_RESPONSE))
+            except _api_exception() as error:
+                if error.status == 409:
                     return None
                 raise
 
-    def own(self, job: Mapping[str, Any]) -> None:
-        """Let the Job's Secret and Service go when it goes; may be done again."""
+    def set_owner(self, job: Mapping[str, Any]) -> None:
+        """Make the Job own its Secret and Service, so that they are deleted with it. Idempotent."""
         name = job["metadata"]["name"]
         owner = {
             "apiVersion": "batch/v1",
@@ -72,203 +74,225 @@ class Cluster:
         }
         change = {"metadata": {"ownerReferences": [owner]}}
         patches = (self._core.patch_namespaced_secret, self._core.patch_namespaced_service)
-        with _told_as_ours("patch a Secret"):
+        with _translate_errors("patch a Secret"):
             for patch in patches:
-                _found(partial(patch, name, self.namespace, change, **_RAW))
+                _none_if_missing(partial(patch, name, self.namespace, change, **_RAW_RESPONSE))
 
-    def job(self, name: str) -> dict[str, Any] | None:
-        """That Job, if there is one."""
-        with _told_as_ours("look at a Job"):
-            return _found(lambda: self._batch.read_namespaced_job(name, self.namespace, **_RAW))
+    def find_job(self, name: str) -> dict[str, Any] | None:
+        """Return the Job, or None if it does not exist."""
+        with _translate_errors("read a Job"):
+            return _none_if_missing(
+                lambda: self._batch.read_namespaced_job(name, self.namespace, **_RAW_RESPONSE)
+            )
 
-    def pods(self, job: str) -> list[dict[str, Any]]:
-        """Its pods, those that ended too while they are kept."""
+    def list_pods(self, job: str) -> list[dict[str, Any]]:
+        """Return the pods of the Job, including ended ones that the cluster still keeps."""
         selector = f"{JOB_LABEL}={job}"
-        with _told_as_ours("list pods"):
-            told = self._core.list_namespaced_pod(self.namespace, label_selector=selector, **_RAW)
-        return list(_plain(told)["items"])
+        with _translate_errors("list pods"):
+            response = self._core.list_namespaced_pod(
+                self.namespace, label_selector=selector, **_RAW_RESPONSE
+            )
+        return list(_decode_response(response)["items"])
 
-    def complaint(self, job: str) -> str:
-        """What the Job's controller said last of pods that it could not make; '' for nothing, and
-        where we may not list events."""
-        which = f"involvedObject.kind=Job,involvedObject.name={job},reason=FailedCreate"
-        with _told_as_ours("list events"):
+    def last_pod_creation_error(self, job: str) -> str:
+        """Return the last event of the Job's controller about pods that it could not create.
+
+        '' if there is none, or if the caller may not list events.
+        """
+        selector = f"involvedObject.kind=Job,involvedObject.name={job},reason=FailedCreate"
+        with _translate_errors("list events"):
             try:
-                told = self._core.list_namespaced_event(
-                    self.namespace, field_selector=which, **_RAW
+                response = self._core.list_namespaced_event(
+                    self.namespace, field_selector=selector, **_RAW_RESPONSE
                 )
-            except _api_exception() as refused:
-                if refused.status == 403:
+            except _api_exception() as error:
+                if error.status == 403:
                     return ""
                 raise
-        events = sorted(_plain(told)["items"], key=lambda one: str(one.get("lastTimestamp") or ""))
+        events = sorted(
+            _decode_response(response)["items"],
+            key=lambda event: str(event.get("lastTimestamp") or ""),
+        )
         return str(events[-1].get("message", "")) if events else ""
 
-    def printed(self, pod: str, last: int) -> tuple[str, ...]:
-        """The last lines of its container; of one that did not start, what the cluster says of it
-        instead, and nothing of a pod that is gone."""
-        with _told_as_ours("read a pod's log"):
+    def read_pod_log(self, pod: str, max_lines: int) -> tuple[str, ...]:
+        """Return the last lines of the pod's log; empty if the pod does not exist.
+
+        For a container that has not started, the cluster's message is returned instead.
+        """
+        with _translate_errors("read a pod's log"):
             try:
-                told = self._core.read_namespaced_pod_log(
-                    pod, self.namespace, tail_lines=last, **_RAW
+                response = self._core.read_namespaced_pod_log(
+                    pod, self.namespace, tail_lines=max_lines, **_RAW_RESPONSE
                 )
-            except _api_exception() as refused:
-                if refused.status == 400:
-                    return (_message(refused),)
-                if refused.status == 404:
+            except _api_exception() as error:
+                if error.status == 400:
+                    return (_error_message(error),)
+                if error.status == 404:
                     return ()
                 raise
-        return tail(bytes(told.data).decode(errors="replace"), last)
+        return last_lines(bytes(response.data).decode(errors="replace"), max_lines)
 
-    def delete(self, job: str) -> None:
-        """The Job, its pods, and what it owns; what is gone already is no error."""
+    def delete_job(self, job: str) -> None:
+        """Delete the Job, its pods, Secret and Service. No error for missing objects."""
         deletes = (
             lambda: self._batch.delete_namespaced_job(
-                job, self.namespace, propagation_policy="Background", **_RAW
+                job, self.namespace, propagation_policy="Background", **_RAW_RESPONSE
             ),
-            lambda: self._core.delete_namespaced_secret(job, self.namespace, **_RAW),
-            lambda: self._core.delete_namespaced_service(job, self.namespace, **_RAW),
+            lambda: self._core.delete_namespaced_secret(job, self.namespace, **_RAW_RESPONSE),
+            lambda: self._core.delete_namespaced_service(job, self.namespace, **_RAW_RESPONSE),
         )
-        with _told_as_ours("delete a Job"):
+        with _translate_errors("delete a Job"):
             for delete in deletes:
-                _found(delete)
+                _none_if_missing(delete)
 
-    def may(self, right: Right, who: str = "") -> bool:
-        """Whether we may do that here, or whether `who` may: to ask that is a right of its own."""
-        kind = "SubjectAccessReview" if who else "SelfSubjectAccessReview"
-        asked = {
-            "verb": right.verb,
-            "group": right.group,
-            "resource": right.resource,
-            **({"subresource": right.part} if right.part else {}),
-            **({} if right.everywhere else {"namespace": self.namespace}),
+    def is_allowed(self, permission: KubernetesPermission, user: str = "") -> bool:
+        """Return whether the caller, or `user`, has the permission.
+
+        Reviewing another user needs the permission to create SubjectAccessReviews.
+        """
+        kind = "SubjectAccessReview" if user else "SelfSubjectAccessReview"
+        attributes = {
+            "verb": permission.verb,
+            "group": permission.group,
+            "resource": permission.resource,
+            **({"subresource": permission.subresource} if permission.subresource else {}),
+            **({} if permission.is_cluster_wide else {"namespace": self.namespace}),
         }
         review = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": kind,
-            "spec": {"resourceAttributes": asked, **({"user": who} if who else {})},
+            "spec": {"resourceAttributes": attributes, **({"user": user} if user else {})},
         }
-        ask = (
-            self._rights.create_subject_access_review
-            if who
-            else self._rights.create_self_subject_access_review
+        create_review = (
+            self._authorization.create_subject_access_review
+            if user
+            else self._authorization.create_self_subject_access_review
         )
-        with _told_as_ours("ask what we may do" if not who else f"ask what {who} may do"):
-            told = ask(review, **_RAW)
-        return bool(_plain(told)["status"]["allowed"])
+        with _translate_errors(f"review access of {user or 'the caller'}"):
+            response = create_review(review, **_RAW_RESPONSE)
+        return bool(_decode_response(response)["status"]["allowed"])
 
-    def has(self, kind: str, name: str) -> bool:
-        """Whether there is such a 'Namespace', 'ServiceAccount', 'Secret' or 'PriorityClass'."""
-        here = self.namespace
+    def exists(self, kind: str, name: str) -> bool:
+        """Return whether the Namespace, ServiceAccount, Secret or PriorityClass exists."""
+        namespace = self.namespace
         reads: Mapping[str, Callable[[], Any]] = {
-            "Namespace": lambda: self._core.read_namespace(name, **_RAW),
+            "Namespace": lambda: self._core.read_namespace(name, **_RAW_RESPONSE),
             "ServiceAccount": lambda: self._core.read_namespaced_service_account(
-                name, here, **_RAW
+                name, namespace, **_RAW_RESPONSE
             ),
-            "Secret": lambda: self._core.read_namespaced_secret(name, here, **_RAW),
-            "PriorityClass": lambda: self._scheduling.read_priority_class(name, **_RAW),
+            "Secret": lambda: self._core.read_namespaced_secret(name, namespace, **_RAW_RESPONSE),
+            "PriorityClass": lambda: self._scheduling.read_priority_class(name, **_RAW_RESPONSE),
         }
-        with _told_as_ours(f"look at the {kind} {name}"):
-            return _found(reads[kind]) is not None
+        with _translate_errors(f"read the {kind} {name}"):
+            return _none_if_missing(reads[kind]) is not None
 
-    def would_take(self, job: Mapping[str, Any]) -> None:
-        """Have the cluster admit that Job without keeping it. Raises what stands against it."""
-        with _told_as_ours("create a Job"):
-            self._batch.create_namespaced_job(self.namespace, dict(job), dry_run="All", **_RAW)
+    def dry_run_job(self, job: Mapping[str, Any]) -> None:
+        """Create the Job as a dry run. Raises the error with which the cluster rejects it."""
+        with _translate_errors("create a Job"):
+            self._batch.create_namespaced_job(
+                self.namespace, dict(job), dry_run="All", **_RAW_RESPONSE
+            )
 
 
 @cache
-def open_cluster(server: str, context: str, namespace: str) -> Cluster:
-    """By address, by the kubeconfig, or as the pod we are in. Raises `ConfigError`."""
-    client = need("kubernetes.client", extra="kubernetes")
-    config = need("kubernetes.config", extra="kubernetes")
+def open_kubernetes_client(server: str, context: str, namespace: str) -> KubernetesClient:
+    """Connect to `server`, or as the pod of this process, or with the kubeconfig.
+
+    Raises `ConfigError` if no cluster is configured.
+    """
+    client = require_module("kubernetes.client", extra="kubernetes")
+    config = require_module("kubernetes.config", extra="kubernetes")
     settings = client.Configuration()
     settings.retries = 2
     if server:
         settings.host = server
-        return Cluster(client.ApiClient(settings), namespace or "default")
+        return KubernetesClient(client.ApiClient(settings), namespace or "default")
     try:
         config.load_incluster_config(settings)
-        return Cluster(client.ApiClient(settings), namespace or _own_namespace())
+        return KubernetesClient(client.ApiClient(settings), namespace or _pod_namespace())
     except config.ConfigException:
-        pass  # not in a pod: the kubeconfig says where to go
+        pass  # this process does not run in a pod: use the kubeconfig
     try:
         config.load_kube_config(context=context or None, client_configuration=settings)
         _, current = config.list_kube_config_contexts()
-    except config.ConfigException as none:
+    except config.ConfigException as error:
         raise ConfigError(
-            f"There is no cluster to ask: {none}",
+            f"No Kubernetes cluster is configured: {error}",
             do="Set KUBECONFIG, or KubernetesOptions(context=…), or run inside a pod.",
-        ) from none
-    told = current["context"].get("namespace", "default") if current else "default"
-    return Cluster(client.ApiClient(settings), namespace or told)
+        ) from error
+    default = current["context"].get("namespace", "default") if current else "default"
+    return KubernetesClient(client.ApiClient(settings), namespace or default)
 
 
-_RAW: Mapping[str, Any] = {"_preload_content": False, "_request_timeout": _CALL_S}
-"""Answers as plain JSON: the library's own classes cost a second to import and to check."""
+_RAW_RESPONSE: Mapping[str, Any] = {
+    "_preload_content": False,
+    "_request_timeout": _REQUEST_TIMEOUT_S,
+}
+"""Return responses as plain JSON: importing the library's classes takes a second."""
 
 
-def _own_namespace() -> str:
+def _pod_namespace() -> str:
     from pathlib import Path
 
     path = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
     return path.read_text().strip() if path.exists() else "default"
 
 
-def _plain(answer: Any) -> dict[str, Any]:
-    told: dict[str, Any] = msgspec.json.decode(bytes(answer.data))
-    return told
+def _decode_response(response: Any) -> dict[str, Any]:
+    decoded: dict[str, Any] = msgspec.json.decode(bytes(response.data))
+    return decoded
 
 
-def _found(call: Callable[[], Any]) -> dict[str, Any] | None:
+def _none_if_missing(call: Callable[[], Any]) -> dict[str, Any] | None:
     try:
-        return _plain(call())
-    except _api_exception() as missing:
-        if missing.status == 404:
+        return _decode_response(call())
+    except _api_exception() as error:
+        if error.status == 404:
             return None
         raise
 
 
 @cache
 def _api_exception() -> Any:
-    return need("kubernetes.client.exceptions", extra="kubernetes").ApiException
+    return require_module("kubernetes.client.exceptions", extra="kubernetes").ApiException
 
 
 @contextlib.contextmanager
-def _told_as_ours(what: str) -> Iterator[None]:
+def _translate_errors(action: str) -> Iterator[None]:
     try:
         yield
-    except _api_exception() as refused:
-        error = translated(what, int(refused.status or 0), _message(refused))
-        if error is None:
+    except _api_exception() as error:
+        translated = to_provision_error(action, int(error.status or 0), _error_message(error))
+        if translated is None:
             raise
-        raise error from refused
+        raise translated from error
 
 
-def _message(refused: Any) -> str:
+def _error_message(error: Any) -> str:
     try:
-        return str(msgspec.json.decode(refused.body or b"{}").get("message", refused.reason))
+        return str(msgspec.json.decode(error.body or b"{}").get("message", error.reason))
     except (msgspec.DecodeError, AttributeError):
-        return str(refused.reason)
+        return str(error.reason)
 
 
-def translated(what: str, status: int, message: str) -> ProvisionError | None:
-    """None for what may pass: too many requests, conflicts, and whatever is the server's fault."""
+def to_provision_error(action: str, status: int, message: str) -> ProvisionError | None:
+    """Translate a permanent error; return None for conflicts, rate limits and server errors."""
     if status == 401:
         return ProvisionPermissionError(
-            f"The cluster does not know who asks to {what}: {message}",
+            f"Kubernetes authentication failed while trying to {action}: {message}",
             do="Log in again (`kubectl auth whoami`), or give the pod a service account.",
         )
     if status == 403 and "quota" in message.lower():
         return QuotaError(
-            f"A quota of the namespace stands against this ({what}): {message}",
-            do="Ask for a larger ResourceQuota, or for fewer or smaller machines.",
+            f"ResourceQuota of the namespace exceeded while trying to {action}: {message}",
+            do="Request a larger ResourceQuota, or use fewer or smaller machines.",
         )
     if status == 403:
         return ProvisionPermissionError(
-            f"The cluster does not allow us to {what}: {message}",
-            do="Bind the role in infra/terraform/modules/kubernetes to whoever asks.",
+            f"Kubernetes denied permission to {action}: {message}",
+            do="Bind the role in infra/terraform/modules/kubernetes to the caller.",
         )
     if 400 <= status < 500 and status not in (408, 409, 429):
-        return ProvisionError(f"The cluster refused to {what}: {message}")
+        return ProvisionError(f"Kubernetes rejected the request to {action}: {message}")
     return None

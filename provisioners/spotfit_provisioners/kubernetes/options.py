@@ -1,4 +1,4 @@
-"""What can be chosen of Kubernetes."""
+"""Options of the Kubernetes backend."""
 
 from __future__ import annotations
 
@@ -6,63 +6,79 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from spotfit.core.errors import ConfigError
-from spotfit_provisioners.kit import images
+from spotfit_provisioners.job_fields import images
 
-_GRACE_S = 30.0
-"""Kubernetes' own."""
+_DEFAULT_GRACE_S = 30.0
+"""The default of Kubernetes."""
 _GKE_GRACE_S = 15.0
 """https://docs.cloud.google.com/kubernetes-engine/docs/concepts/spot-vms"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesOptions:
-    """Pods on the spot nodes of a cluster."""
+    """Pods on the spot nodes of a Kubernetes cluster."""
 
     provisioner: ClassVar[str] = "kubernetes"
 
     image: str = ""
-    """Container image that holds spotfit and what the training function imports. `{python}` and
-    `{torch}` in its name are the versions of whoever calls `fit()`; see `kit.images`."""
+    """Container image with spotfit and the imports of the training function. `{python}` and
+    `{torch}` in its name are replaced by the caller's versions; see `job_fields.images`."""
     namespace: str = ""
-    """'' is that of the context, or of the pod that asks."""
+    """'' is the namespace of the context, or of the pod of the caller."""
     context: str = ""
-    """Of the kubeconfig; '' is the current one. Inside a pod its service account is used."""
+    """Context of the kubeconfig; '' is the current one. Inside a pod, the pod's service account is
+    used instead."""
     server: str = ""
-    """Address of an API server without authentication, as `kubectl proxy` offers one."""
+    """URL of an API server without authentication, for example of `kubectl proxy`."""
     flavour: Literal["", "eks", "karpenter", "gke", "aks"] = ""
-    """Whose spot nodes are chosen and tolerated; '': `node_selector` and `tolerations` say it."""
+    """Selects and tolerates the spot nodes of this platform; '' uses only `node_selector` and
+    `tolerations`."""
     node_selector: dict[str, str] = field(default_factory=dict)
+    """Additional node labels that pods require."""
     tolerations: tuple[dict[str, Any], ...] = ()
+    """Additional tolerations of pods."""
     workers_per_node: int = 1
-    """How many workers share a pod."""
+    """Number of workers per pod."""
     memory_per_cpu_gib: float = 2.0
-    """Main memory for each core where the workers did not ask for any."""
+    """Memory per CPU core if `resources_per_worker` has no "memory"."""
     gpu_resource: str = "nvidia.com/gpu"
+    """Resource name of GPUs."""
     shared_memory_mib: int = 0
     """Size of /dev/shm; 0: half of the memory."""
     service_account: str = ""
-    """Of the agents: it reads and writes the bucket, and creates Jobs for replacements."""
+    """Service account of the agents. It needs access to the bucket and permission to create
+    Jobs."""
     image_pull_secrets: tuple[str, ...] = ()
+    """Names of Secrets for private registries."""
     priority_class: str = ""
+    """Name of the PriorityClass of pods."""
     kueue_queue: str = ""
-    """LocalQueue that admits the Jobs, where Kueue is installed."""
+    """Kueue LocalQueue that admits the Jobs."""
     grace_s: float | None = None
-    """How long pods may take after SIGTERM. None: 15 s with `flavour` 'gke', which leaves user pods
-    no more whatever they ask for, unless a node pool grants it; else 30 s."""
+    """Termination grace period of pods. None: 15 s with `flavour="gke"`, where spot nodes grant no
+    more by default, else 30 s."""
     labels: dict[str, str] = field(default_factory=dict)
+    """Additional labels of Jobs and pods."""
 
     @property
-    def stays_s(self) -> float:
-        """How long a pod has from its SIGTERM on."""
+    def termination_grace_s(self) -> float:
+        """Time between SIGTERM and SIGKILL of a pod."""
         if self.grace_s is not None:
             return self.grace_s
-        return _GKE_GRACE_S if self.flavour == "gke" else _GRACE_S
+        return _GKE_GRACE_S if self.flavour == "gke" else _DEFAULT_GRACE_S
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "image", images.chosen(self.image))
+        object.__setattr__(self, "image", images.resolve_image(self.image))
         if self.workers_per_node < 1:
             raise ConfigError("KubernetesOptions(workers_per_node) must be at least 1.")
-        if self.shared_memory_mib < 0 or self.memory_per_cpu_gib <= 0 or self.stays_s < 0:
-            raise ConfigError("KubernetesOptions: sizes and durations are not below zero.")
+        if (
+            self.shared_memory_mib < 0
+            or self.memory_per_cpu_gib <= 0
+            or self.termination_grace_s < 0
+        ):
+            raise ConfigError(
+                "KubernetesOptions: shared_memory_mib and grace_s must be >= 0, and "
+                "memory_per_cpu_gib must be > 0."
+            )
         if self.server and self.context:
-            raise ConfigError("KubernetesOptions takes a server or a context, not both.")
+            raise ConfigError("KubernetesOptions: server and context exclude each other.")

@@ -1,28 +1,34 @@
-"""The four verbs on Kubernetes."""
+"""`KubernetesProvisioner`: submit, observe and cancel groups as indexed Jobs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatus, gone
+from spotfit.model.group import (
+    GroupHandle,
+    GroupPlan,
+    GroupRequest,
+    GroupStatus,
+    missing_group_status,
+)
 from spotfit.provision.api import Refusal, Traits
-from spotfit.provision.checkup import Finding
-from spotfit.provision.launch import Launch
-from spotfit.provision.output import Said
-from spotfit_provisioners.kit import images
+from spotfit.provision.checkup import AccountCheck
+from spotfit.provision.launch import AgentLaunchSpec
+from spotfit.provision.machine_output import MachineOutput
+from spotfit_provisioners.job_fields import images
 from spotfit_provisioners.kubernetes import checkup, render, states
-from spotfit_provisioners.kubernetes.client import Cluster, open_cluster
+from spotfit_provisioners.kubernetes.client import KubernetesClient, open_kubernetes_client
 from spotfit_provisioners.kubernetes.options import KubernetesOptions
 
-_TOLD_LATE_S = 90.0
-"""A node is called silent after 40 s, or 50 s since Kubernetes 1.32, and then its pods are:
-https://kubernetes.io/docs/reference/command-line-tools-reference/kube-controller-manager/
-(--node-monitor-grace-period)."""
+_STATUS_LAG_S = 90.0
+"""The node controller marks a node as unreachable after 40 s (50 s since Kubernetes 1.32), and then
+its pods as not ready; the rest is a margin. See --node-monitor-grace-period in
+https://kubernetes.io/docs/reference/command-line-tools-reference/kube-controller-manager/"""
 
 
 class KubernetesProvisioner:
-    """A group is one indexed Job; the name of everything that belongs to it is its token."""
+    """A group is one indexed Job. The Job, its Secret and its Service are named after the token."""
 
     name = render.BACKEND
     Options: ClassVar = KubernetesOptions
@@ -32,60 +38,72 @@ class KubernetesProvisioner:
 
     @classmethod
     def with_options(cls, **options: Any) -> KubernetesProvisioner:
-        """From the fields of `KubernetesOptions`."""
+        """Construct from the fields of `KubernetesOptions`."""
         return cls(KubernetesOptions(**options))
 
     @property
     def traits(self) -> Traits:
         return Traits(
             max_nodes=render.MAX_NODES,
-            notice_s=self.options.stays_s,
+            notice_s=self.options.termination_grace_s,
             requeues_itself=True,
-            observe_s=5.0,
-            told_late_s=_TOLD_LATE_S,
-            notices=("signal", "kubernetes", "machine"),
+            observe_interval_s=5.0,
+            status_lag_s=_STATUS_LAG_S,
+            notice_sources=("signal", "kubernetes", "machine"),
             keeps_output=True,
-            runs=images.software(self.options.image),
+            software=images.parse_image_software(self.options.image),
         )
 
     def plan(self, request: GroupRequest) -> GroupPlan:
         return render.plan(request, self.options)
 
-    def submit(self, plan: GroupPlan, launch: Launch) -> GroupHandle | Refusal:
-        """The Secret and the Service first, then the Job that owns them: its name is the token."""
-        cluster = self._cluster()
-        environment = launch.environment(plan.token, 0, plan.slots, node_from=render.INDEX)
-        cluster.create("Secret", render.secret(plan, environment))
-        cluster.create("Service", render.service(plan))
-        job = cluster.create("Job", plan.body) or cluster.job(plan.token)
-        if job is not None:  # one that was there before may have been left without its Secret
-            cluster.own(job)
-        detail = {"nodes": plan.nodes, "namespace": cluster.namespace}
-        return GroupHandle(plan.token, self.name, plan.token, detail)
+    def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
+        """Create the Secret and the Service, then the Job that owns them."""
+        cluster = self._client()
+        environment = launch.environment_for(
+            plan.token, 0, plan.slots_per_node, node_index_variable=render.INDEX_VARIABLE
+        )
+        cluster.create("Secret", render.secret_manifest(plan, environment))
+        cluster.create("Service", render.service_manifest(plan))
+        job = cluster.create("Job", plan.body) or cluster.find_job(plan.token)
+        # Also for an existing Job: an earlier submission may have been interrupted before this.
+        if job is not None:
+            cluster.set_owner(job)
+        detail = {"nodes": plan.num_nodes, "namespace": cluster.namespace}
+        return GroupHandle(token=plan.token, provisioner=self.name, name=plan.token, detail=detail)
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
-        cluster = self._cluster(handle.detail["namespace"])
-        job = cluster.job(handle.name)
+        cluster = self._client(handle.detail["namespace"])
+        job = cluster.find_job(handle.name)
         if job is None or job["metadata"].get("deletionTimestamp"):
-            return gone(int(handle.detail["nodes"]), "the cluster has no such Job")
-        pods = cluster.pods(handle.name)
-        complaint = cluster.complaint(handle.name) if states.lacks_pods(job, pods) else ""
-        return states.group(job, pods, complaint)
+            return missing_group_status(int(handle.detail["nodes"]), "the Job does not exist")
+        pods = cluster.list_pods(handle.name)
+        creation_error = (
+            cluster.last_pod_creation_error(handle.name)
+            if states.has_missing_pods(job, pods)
+            else ""
+        )
+        return states.group_status(job, pods, creation_error)
 
     def cancel(self, handle: GroupHandle) -> None:
-        self._cluster(handle.detail["namespace"]).delete(handle.name)
+        self._client(handle.detail["namespace"]).delete_job(handle.name)
 
-    def said(self, handle: GroupHandle, node: int, *, last: int) -> list[Said]:
-        """Pod by pod, for as long as the cluster keeps them."""
-        cluster = self._cluster(handle.detail["namespace"])
-        pods = states.of_index(cluster.pods(handle.name), node)
+    def fetch_machine_output(
+        self, handle: GroupHandle, node: int, *, max_lines: int
+    ) -> list[MachineOutput]:
+        """Return the output of every pod of the machine that the cluster still keeps."""
+        cluster = self._client(handle.detail["namespace"])
+        pods = states.pods_of_index(cluster.list_pods(handle.name), node)
         names = [str(pod["metadata"]["name"]) for pod in pods]
-        return [Said(f"pod {name}", cluster.printed(name, last)) for name in names]
+        return [
+            MachineOutput(f"pod {name}", cluster.read_pod_log(name, max_lines)) for name in names
+        ]
 
-    def examine(self, storage: str = "") -> Iterator[Finding]:
-        """Where we would go, every right that is needed there, and whether a Job would be taken."""
-        yield from checkup.examine(self.options, self._cluster)
+    def check_account(self, storage: str = "") -> Iterator[AccountCheck]:
+        """Check the namespace, permissions, referenced objects, and admission of a Job."""
+        yield from checkup.check_account(self.options, self._client)
 
-    def _cluster(self, namespace: str = "") -> Cluster:
-        chosen = namespace or self.options.namespace
-        return open_cluster(self.options.server, self.options.context, chosen)
+    def _client(self, namespace: str = "") -> KubernetesClient:
+        return open_kubernetes_client(
+            self.options.server, self.options.context, namespace or self.options.namespace
+        )

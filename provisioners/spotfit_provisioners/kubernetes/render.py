@@ -1,4 +1,7 @@
-"""Our request as an indexed Job with what belongs to it: pure, and pinned by golden files."""
+"""Pure translation of a group request to a Job, a Secret and a Service.
+
+Checked against golden files.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,21 @@ from typing import Any
 
 from spotfit.core.errors import ConfigError
 from spotfit.model.group import GroupPlan, GroupRequest
-from spotfit.provision.launch import COMMAND, Exit
-from spotfit.provision.sizing import nodes_for
-from spotfit_provisioners.kit import hardware
-from spotfit_provisioners.kit.names import label
+from spotfit.provision.launch import AGENT_COMMAND, AgentExitCode, count_nodes
+from spotfit_provisioners.job_fields import hardware
+from spotfit_provisioners.job_fields.names import to_label
 from spotfit_provisioners.kubernetes.options import KubernetesOptions
 
 BACKEND = "kubernetes"
 MAX_NODES = 10_000
-CONTAINER = "agent"
-INDEX = "JOB_COMPLETION_INDEX"
+CONTAINER_NAME = "agent"
+INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
 TOKEN_LABEL = "spotfit.dev/token"  # noqa: S105  # the name of a label
 RUN_LABEL = "spotfit.dev/run"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 JOB_LABEL = "batch.kubernetes.io/job-name"
 
-_SPOT: Mapping[str, tuple[Mapping[str, str], tuple[Mapping[str, str], ...]]] = {
+_SPOT_NODES: Mapping[str, tuple[Mapping[str, str], tuple[Mapping[str, str], ...]]] = {
     "": ({}, ()),
     "eks": ({"eks.amazonaws.com/capacityType": "SPOT"}, ()),
     "karpenter": ({"karpenter.sh/capacity-type": "spot"}, ()),
@@ -49,7 +51,7 @@ _SPOT: Mapping[str, tuple[Mapping[str, str], tuple[Mapping[str, str], ...]]] = {
         ),
     ),
 }
-"""Labels and taints of spot nodes: EKS and Karpenter only label them."""
+"""Labels and taints of spot nodes by platform. EKS and Karpenter add no taints."""
 
 _FAILURE_RULES: tuple[Mapping[str, Any], ...] = (
     {
@@ -59,45 +61,54 @@ _FAILURE_RULES: tuple[Mapping[str, Any], ...] = (
     {
         "action": "Ignore",
         "onExitCodes": {
-            "containerName": CONTAINER,
+            "containerName": CONTAINER_NAME,
             "operator": "In",
-            "values": [int(Exit.DRAINED)],
+            "values": [int(AgentExitCode.DRAINED)],
         },
     },
     {
         "action": "FailIndex",
         "onExitCodes": {
-            "containerName": CONTAINER,
+            "containerName": CONTAINER_NAME,
             "operator": "NotIn",
-            "values": [int(Exit.DONE), int(Exit.DRAINED)],
+            "values": [int(AgentExitCode.DONE), int(AgentExitCode.DRAINED)],
         },
     },
 )
-"""A pod that was disrupted, or has drained, comes again and costs nothing; any other end is final
-for its index, and leaves the others alone."""
+"""A disrupted or drained pod is replaced without counting as a failure. Any other exit fails the
+index of the pod, and no other index."""
 
 
 def plan(request: GroupRequest, options: KubernetesOptions) -> GroupPlan:
-    """The Job, all but the secret that its pods are given."""
+    """Return the Job, which contains no secrets. Raises `ConfigError`."""
     if not options.image:
         raise ConfigError(
             "KubernetesOptions(image=…) is missing.",
-            do="Say it in the call, in SPOTFIT_KUBERNETES_IMAGE, or under [kubernetes] in "
-            "spotfit.toml; worker_image/bake.sh makes one.",
+            do="Set the option in the call, as SPOTFIT_KUBERNETES_IMAGE, or under [kubernetes] in "
+            "spotfit.toml; worker_image/bake.sh builds an image.",
         )
-    hardware.check(request.resources_per_worker, backend="Kubernetes")
+    hardware.check_resources(request.resources_per_worker, backend="Kubernetes")
     slots = options.workers_per_node
-    nodes = nodes_for(request, slots=slots, max_nodes=MAX_NODES, backend="Kubernetes")
+    nodes = count_nodes(request, slots=slots, max_nodes=MAX_NODES, backend="Kubernetes")
     labels = {
         TOKEN_LABEL: request.token,
-        RUN_LABEL: label(request.run_name or "run"),
+        RUN_LABEL: to_label(request.run_name or "run"),
         **options.labels,
     }
-    return GroupPlan(request.token, BACKEND, nodes, slots, _job(request, options, nodes, labels))
+    return GroupPlan(
+        token=request.token,
+        provisioner=BACKEND,
+        num_nodes=nodes,
+        slots_per_node=slots,
+        body=_job_manifest(request, options, nodes=nodes, labels=labels),
+    )
 
 
-def secret(plan: GroupPlan, environment: Mapping[str, str]) -> dict[str, Any]:
-    """What the pods find in their environment, apart from the Job that everybody may read."""
+def secret_manifest(plan: GroupPlan, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the Secret with the environment of the pods.
+
+    Separate from the Job, because more users may read Jobs than Secrets.
+    """
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -107,8 +118,8 @@ def secret(plan: GroupPlan, environment: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def service(plan: GroupPlan) -> dict[str, Any]:
-    """A name for every pod: <token>-<index>.<token>, from before it is ready."""
+def service_manifest(plan: GroupPlan) -> dict[str, Any]:
+    """Return the headless Service that gives pods the DNS name <token>-<index>.<token>."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -121,8 +132,8 @@ def service(plan: GroupPlan) -> dict[str, Any]:
     }
 
 
-def _job(
-    request: GroupRequest, options: KubernetesOptions, nodes: int, labels: Mapping[str, str]
+def _job_manifest(
+    request: GroupRequest, options: KubernetesOptions, *, nodes: int, labels: Mapping[str, str]
 ) -> dict[str, Any]:
     kueue = {"kueue.x-k8s.io/queue-name": options.kueue_queue} if options.kueue_queue else {}
     return {
@@ -146,20 +157,20 @@ def _job(
 
 
 def _pod(request: GroupRequest, options: KubernetesOptions) -> dict[str, Any]:
-    selector, tolerations = _SPOT[options.flavour]
+    selector, tolerations = _SPOT_NODES[options.flavour]
     memory = _memory_mib(request, options)
     shared = options.shared_memory_mib or memory // 2
     named = {
         "serviceAccountName": options.service_account,
         "priorityClassName": options.priority_class,
         "nodeSelector": {**selector, **options.node_selector},
-        "tolerations": [dict(one) for one in (*tolerations, *options.tolerations)],
+        "tolerations": [dict(entry) for entry in (*tolerations, *options.tolerations)],
         "imagePullSecrets": [{"name": name} for name in options.image_pull_secrets],
     }
     return {
         "restartPolicy": "Never",
         "subdomain": request.token,
-        "terminationGracePeriodSeconds": int(options.stays_s),
+        "terminationGracePeriodSeconds": int(options.termination_grace_s),
         "containers": [_container(request, options)],
         "volumes": [
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shared}Mi"}},
@@ -170,23 +181,23 @@ def _pod(request: GroupRequest, options: KubernetesOptions) -> dict[str, Any]:
 
 def _container(request: GroupRequest, options: KubernetesOptions) -> dict[str, Any]:
     slots, per_worker = options.workers_per_node, request.resources_per_worker
-    gpus = hardware.gpus(per_worker, slots)
+    gpus = hardware.count_gpus(per_worker, slots)
     needs = {
-        "cpu": str(hardware.cpus(per_worker, slots)),
+        "cpu": str(hardware.count_cpus(per_worker, slots)),
         "memory": f"{_memory_mib(request, options)}Mi",
         **({options.gpu_resource: str(gpus)} if gpus else {}),
     }
     return {
-        "name": CONTAINER,
+        "name": CONTAINER_NAME,
         "image": options.image,
-        "command": list(COMMAND),
+        "command": list(AGENT_COMMAND),
         "env": [
             {"name": "SPOTFIT_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {
                 "name": "SPOTFIT_KUBERNETES_NODE",
                 "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}},
             },
-            {"name": "SPOTFIT_SIGNAL_GRACE_S", "value": str(options.stays_s)},
+            {"name": "SPOTFIT_SIGNAL_GRACE_S", "value": str(options.termination_grace_s)},
         ],
         "envFrom": [{"secretRef": {"name": request.token}}],
         "resources": {"requests": needs, "limits": needs},
@@ -195,7 +206,7 @@ def _container(request: GroupRequest, options: KubernetesOptions) -> dict[str, A
 
 
 def _memory_mib(request: GroupRequest, options: KubernetesOptions) -> int:
-    return hardware.memory_mib(
+    return hardware.required_memory_mib(
         request.resources_per_worker,
         options.workers_per_node,
         per_cpu_gib=options.memory_per_cpu_gib,

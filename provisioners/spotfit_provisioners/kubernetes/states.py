@@ -1,4 +1,14 @@
-"""The states of pods and Jobs in our words."""
+"""Mapping of pods and Jobs to `NodeState`, per completion index of the Job.
+
+index of the Job    | newest pod                               | NodeState
+--------------------|------------------------------------------|----------
+completed           | any                                      | GONE
+failed              | any                                      | FAILED
+open                | none, Pending, Unknown                   | WAITING
+open                | Running                                  | RUNNING
+open                | Running, its node is unreachable         | WAITING
+open                | Succeeded or Failed, not yet judged      | WAITING
+"""
 
 from __future__ import annotations
 
@@ -15,50 +25,58 @@ PHASES: Mapping[str, NodeState] = {
     "Failed": NodeState.FAILED,
     "Unknown": NodeState.WAITING,
 }
-"""Unknown: the node has fallen silent; the pod is replaced once it is known to be gone."""
+"""Unknown: the node is unreachable; the pod is replaced when it is known to have ended."""
 
-QUOTA = "exceeded quota"
-"""What the admission of a pod says where a ResourceQuota of the namespace has no room for it."""
+QUOTA_MESSAGE = "exceeded quota"
+"""Part of the admission error of a pod that exceeds a ResourceQuota of the namespace."""
 
-_ON_ITS_WAY = ("", "ContainerCreating", "PodInitializing")
-"""Reasons why a container waits that say nothing: its image is on its way."""
+_STARTING_REASONS = ("", "ContainerCreating", "PodInitializing")
+"""Waiting reasons of a container that starts normally, for example while its image is pulled."""
 
 
-def group(
-    job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]], complaint: str = ""
+def group_status(
+    job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]], creation_error: str = ""
 ) -> GroupStatus:
-    """A Job, index by index: its newest pod, or what the Job remembers of one that is gone.
+    """Return the status of every index, from its newest pod or the record of the Job.
 
-    `complaint`: what its controller said last of pods that it could not make.
+    `creation_error` is the last event of the Job's controller about pods it could not create.
     """
     nodes = int(job["spec"]["completions"])
     newest: dict[int, Mapping[str, Any]] = {}
     for pod in sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", ""))):
         newest[int(pod["metadata"]["labels"].get(INDEX_LABEL, 0))] = pod
     status = job.get("status") or {}
-    done, failed = indexes(status.get("completedIndexes")), indexes(status.get("failedIndexes"))
-    statuses = tuple(_node(index, newest.get(index), done, failed) for index in range(nodes))
-    unmade = any(
+    completed = parse_indexes(status.get("completedIndexes"))
+    failed = parse_indexes(status.get("failedIndexes"))
+    statuses = tuple(
+        _node_status(index, newest.get(index), completed=completed, failed=failed)
+        for index in range(nodes)
+    )
+    # Events outlive their cause: an old creation error is irrelevant once all pods exist.
+    is_missing_pods = any(
         status.state is NodeState.WAITING and index not in newest
         for index, status in enumerate(statuses)
     )
-    return GroupStatus(statuses, _refusal(job, newest.values(), complaint if unmade else ""))
+    return GroupStatus(
+        nodes=statuses,
+        refusal=_pending_reason(job, newest.values(), creation_error if is_missing_pods else ""),
+    )
 
 
-def lacks_pods(job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether the controller may have something to say of pods that it could not make."""
+def has_missing_pods(job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether the Job may run but has no pod for some index."""
     known = {pod["metadata"]["labels"].get(INDEX_LABEL) for pod in pods}
     return not job["spec"].get("suspend") and len(known) < int(job["spec"]["completions"])
 
 
-def of_index(pods: Iterable[Mapping[str, Any]], index: int) -> list[Mapping[str, Any]]:
-    """Those of that machine, the oldest first."""
-    mine = (p for p in pods if int(p["metadata"]["labels"].get(INDEX_LABEL, 0)) == index)
-    return sorted(mine, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+def pods_of_index(pods: Iterable[Mapping[str, Any]], index: int) -> list[Mapping[str, Any]]:
+    """Return the pods of the index, oldest first."""
+    matching = (p for p in pods if int(p["metadata"]["labels"].get(INDEX_LABEL, 0)) == index)
+    return sorted(matching, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
 
 
-def indexes(text: str | None) -> set[int]:
-    """'1,3-5,7' as Kubernetes writes it."""
+def parse_indexes(text: str | None) -> set[int]:
+    """Parse a list of indexes and ranges such as '1,3-5,7'."""
     found: set[int] = set()
     for part in filter(None, (text or "").split(",")):
         first, _, last = part.partition("-")
@@ -66,73 +84,78 @@ def indexes(text: str | None) -> set[int]:
     return found
 
 
-def _node(
-    index: int, pod: Mapping[str, Any] | None, done: set[int], failed: set[int]
+def _node_status(
+    index: int, pod: Mapping[str, Any] | None, *, completed: set[int], failed: set[int]
 ) -> NodeStatus:
-    if index in done:
-        return NodeStatus(NodeState.GONE, "its agent has ended")
+    if index in completed:
+        return NodeStatus(state=NodeState.GONE, reason="its agent has exited")
     if index in failed:
-        return NodeStatus(NodeState.FAILED, _why(pod) or "its agent has failed")
+        return NodeStatus(state=NodeState.FAILED, reason=_end_reason(pod) or "its agent has failed")
     if pod is None:
-        return NodeStatus(NodeState.WAITING)
-    told = (pod.get("status") or {}).get("phase", "Pending")
-    state = PHASES.get(told, NodeState.WAITING)
-    if told not in PHASES:
-        return NodeStatus(state, f"its phase is {told}, which nobody here knows")
-    if state is NodeState.RUNNING and _is_silent(pod):
-        return NodeStatus(NodeState.WAITING, "its node has fallen silent")
+        return NodeStatus(state=NodeState.WAITING)
+    phase = (pod.get("status") or {}).get("phase", "Pending")
+    state = PHASES.get(phase, NodeState.WAITING)
+    if phase not in PHASES:
+        return NodeStatus(state=state, reason=f"its phase {phase} is unknown")
+    if state is NodeState.RUNNING and _is_node_unreachable(pod):
+        return NodeStatus(state=NodeState.WAITING, reason="its node is unreachable")
     if state in (NodeState.GONE, NodeState.FAILED):
-        # The Job has not judged it yet, or it will be replaced: until then it is on its way.
-        return NodeStatus(NodeState.WAITING, _why(pod))
-    return NodeStatus(state)
+        # The Job controller has not processed the end yet, and may still replace the pod.
+        return NodeStatus(state=NodeState.WAITING, reason=_end_reason(pod))
+    return NodeStatus(state=state)
 
 
-def _is_silent(pod: Mapping[str, Any]) -> bool:
-    """Whether its node is not heard any more: then the node's controller calls its pods unready,
-    within a minute, and their phase stays Running for five more, and until the node is deleted.
+def _is_node_unreachable(pod: Mapping[str, Any]) -> bool:
+    """Return whether the node controller has marked the pod as not ready.
 
-    Nothing else makes a pod of ours unready while it runs: it has no probe.
+    It does so within a minute after a node becomes unreachable, while the phase of the pod stays
+    Running for five more minutes. The pods have no readiness probe, so there is no other cause.
     https://kubernetes.io/docs/concepts/architecture/nodes/#node-controller
     """
     conditions = (pod.get("status") or {}).get("conditions") or []
-    return any(one.get("type") == "Ready" and one.get("status") == "False" for one in conditions)
+    return any(
+        condition.get("type") == "Ready" and condition.get("status") == "False"
+        for condition in conditions
+    )
 
 
-def _why(pod: Mapping[str, Any] | None) -> str:
-    """What the pod's status says of its end."""
+def _end_reason(pod: Mapping[str, Any] | None) -> str:
     status = (pod or {}).get("status") or {}
-    disrupted = [
-        f"{one.get('reason', '')}: {one.get('message', '')}"
-        for one in status.get("conditions") or []
-        if one.get("type") == "DisruptionTarget"
+    disruptions = [
+        f"{condition.get('reason', '')}: {condition.get('message', '')}"
+        for condition in status.get("conditions") or []
+        if condition.get("type") == "DisruptionTarget"
     ]
-    ended = [
-        (one.get("state") or {}).get("terminated") or {}
-        for one in status.get("containerStatuses") or []
+    ends = [
+        (container.get("state") or {}).get("terminated") or {}
+        for container in status.get("containerStatuses") or []
     ]
-    codes = [f"exit code {one['exitCode']}" for one in ended if one.get("exitCode") is not None]
-    told = [*disrupted, str(status.get("reason") or ""), str(status.get("message") or ""), *codes]
-    return "; ".join(filter(None, told))
+    codes = [f"exit code {end['exitCode']}" for end in ends if end.get("exitCode") is not None]
+    own = [str(status.get("reason") or ""), str(status.get("message") or "")]
+    return "; ".join(filter(None, [*disruptions, *own, *codes]))
 
 
-def _refusal(job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]], complaint: str) -> str:
+def _pending_reason(
+    job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]], creation_error: str
+) -> str:
     if job["spec"].get("suspend"):
         return "the Job is suspended: its queue has not admitted it"
-    if QUOTA in complaint:
-        return f"a quota of the namespace stands against it: {complaint}"
-    if complaint:
-        return f"no pod can be made: {complaint}"
-    return next(filter(None, map(_waits_for, pods)), "")
+    if QUOTA_MESSAGE in creation_error:
+        return f"a ResourceQuota of the namespace is exceeded: {creation_error}"
+    if creation_error:
+        return f"pods cannot be created: {creation_error}"
+    return next(filter(None, map(_pod_pending_reason, pods)), "")
 
 
-def _waits_for(pod: Mapping[str, Any]) -> str:
-    """Why it has no node, or why its container does not start there: an image that nobody has."""
+def _pod_pending_reason(pod: Mapping[str, Any]) -> str:
+    """Return why the pod is not scheduled, or why its container does not start."""
     status = pod.get("status") or {}
-    for one in status.get("conditions") or []:
-        if one.get("type") == "PodScheduled" and one.get("status") == "False":
-            return str(one.get("message") or one.get("reason") or "no node has room for it")
-    for one in status.get("containerStatuses") or []:
-        waiting = (one.get("state") or {}).get("waiting") or {}
-        if (reason := waiting.get("reason", "")) not in _ON_ITS_WAY:
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            message = condition.get("message") or condition.get("reason")
+            return str(message or "no node has enough free resources")
+    for container in status.get("containerStatuses") or []:
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        if (reason := waiting.get("reason", "")) not in _STARTING_REASONS:
             return f"{reason}: {waiting.get('message', '')}".rstrip(": ")
     return ""

@@ -1,4 +1,4 @@
-"""SkyPilot: a group is a managed job, or a cluster, for each of its machines.
+"""SkyPilot backend: a group is one managed job, or one single-node cluster, per machine.
 
-Never one of several nodes: its recovery would take healthy machines down with the lost one.
+It must not use jobs with several nodes: their recovery restarts healthy machines with the lost one.
 """

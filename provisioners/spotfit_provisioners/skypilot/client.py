@@ -1,7 +1,7 @@
-"""The calls to SkyPilot's API server through its SDK, and its complaints in our words.
+"""Calls of SkyPilot's API server through its SDK, and translation of their errors.
 
-Nothing is decided here. Nearly every call is a request with an id, whose answer is fetched by it.
-A server of one's own is never started in passing: one on a training machine would know of nothing.
+Contains no decisions. Most calls create a request with an id, by which the result is fetched. The
+SDK is prevented from starting a local API server, which would not know the machines of the run.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from typing import Any
 import msgspec
 
 from spotfit.core.errors import (
-    MachineError,
+    InfrastructureError,
     ProvisionError,
     ProvisionPermissionError,
     SpotfitError,
 )
 from spotfit.host import env
-from spotfit.host.extras import need
-from spotfit.provision.output import tail
-from spotfit_provisioners.skypilot.render import ENDPOINT, NO_LOCAL_SERVER
-from spotfit_provisioners.skypilot.states import Job
+from spotfit.host.plugins import require_module
+from spotfit.provision.machine_output import last_lines
+from spotfit_provisioners.skypilot.render import ENDPOINT_VARIABLE, NO_LOCAL_SERVER_VARIABLE
+from spotfit_provisioners.skypilot.states import SkyPilotJob
 
-_FIELDS = ("job_id", "job_name", "status", "failure_reason", "details")
-_UNDER_WAY = ("PENDING", "WAITING", "RUNNING")
-_LAUNCH_JOB, _LAUNCH = "sky.jobs.launch", "sky.launch"
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_JOB_FIELDS = ("job_id", "job_name", "status", "failure_reason", "details")
+_PENDING_STATES = ("PENDING", "WAITING", "RUNNING")
+_LAUNCH_JOB_REQUEST, _LAUNCH_REQUEST = "sky.jobs.launch", "sky.launch"
+_ANSI_COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
-_NO_ACCESS = (
+_PERMISSION_ERRORS = (
     "ApiServerAuthenticationError",
     "CloudUserIdentityError",
     "InvalidCloudCredentials",
@@ -43,9 +43,9 @@ _NO_ACCESS = (
     "PermissionDeniedError",
     "UserRequestRejectedByPolicy",
 )
-_NO_ROOM = "ResourcesUnavailableError"
-_NO_MACHINE = (_NO_ROOM, "ResourcesMismatchError")
-_MISTAKE = (
+_NO_CAPACITY_ERROR = "ResourcesUnavailableError"
+_NO_MACHINE_ERRORS = (_NO_CAPACITY_ERROR, "ResourcesMismatchError")
+_CLIENT_ERRORS = (
     "APINotSupportedError",
     "APIVersionMismatchError",
     "InvalidCloudConfigs",
@@ -54,325 +54,360 @@ _MISTAKE = (
     "ProvisionPrechecksError",
     "ValueError",
 )
-_NO_SERVER = ("ApiServerConnectionError",)
-_NOT_STARTED = "starting a local API server on this machine is disabled"
-_NOT_UP = "ClusterNotUpError"
-_NOT_THERE = "ClusterDoesNotExist"
-_DUMB = ("CommandError", "FetchClusterInfoError", "SkyletUnavailableError")
-"""Said of a machine that is there for SkyPilot, and does not answer: it may just have been lost."""
+_CONNECTION_ERRORS = ("ApiServerConnectionError",)
+_LOCAL_SERVER_DISABLED = "starting a local API server on this machine is disabled"
+_CLUSTER_NOT_UP_ERROR = "ClusterNotUpError"
+_CLUSTER_MISSING_ERROR = "ClusterDoesNotExist"
+_UNRESPONSIVE_ERRORS = ("CommandError", "FetchClusterInfoError", "SkyletUnavailableError")
+"""Raised for a machine that does not answer. It may just have been preempted."""
+
+# SkyPilot blocks while it recovers a lost machine; output that is printed until then is enough.
+_LOG_TIMEOUT_S = 60.0
 
 
-_LISTEN_S = 60.0
+class _RequestTimeoutError(InfrastructureError):
+    """The API server did not answer in time."""
 
 
-class _LateError(MachineError):
-    """The server has not answered in time."""
-
-
-class Request(msgspec.Struct, frozen=True):
-    """A launch that the API server was asked for."""
+class SkyPilotRequest(msgspec.Struct, frozen=True):
+    """A launch request of the API server."""
 
     id: str
     state: str
 
     @property
-    def under_way(self) -> bool:
-        return self.state in _UNDER_WAY
+    def is_pending(self) -> bool:
+        return self.state in _PENDING_STATES
 
 
-class Failure(msgspec.Struct, frozen=True):
-    """Why a launch came to nothing."""
+class LaunchFailure(msgspec.Struct, frozen=True):
+    """The reason of a failed launch."""
 
-    why: str
-    no_room: bool = False
-    """Whether no place had such a machine."""
+    reason: str
+    is_capacity_error: bool = False
+    """No infrastructure had such a machine."""
 
 
-class SkyClient:
-    """SkyPilot, as far as groups need it. Raises our errors for what waiting does not cure, and
-    `MachineError` or the SDK's own for the rest."""
+class SkyPilotClient:
+    """The SkyPilot API.
 
-    def __init__(self, endpoint: str, *, patience_s: float) -> None:
-        self._patience_s = patience_s
+    Permanent errors are raised as `ProvisionError`, transient ones as `InfrastructureError` or the
+    SDK's.
+    """
+
+    def __init__(self, endpoint: str, *, request_timeout_s: float) -> None:
+        self._request_timeout_s = request_timeout_s
         self._endpoint = endpoint
 
-    def server(self) -> str:
-        """Which API server answers, and in which version."""
-        with self._told_as_ours("answer"):
-            told = self._sky.api_info()
-        return f"version {told.version}"
+    def describe_server(self) -> str:
+        """Return the version of the API server."""
+        with self._translate_errors("describe the API server"):
+            info = self._sky.api_info()
+        return f"version {info.version}"
 
-    def clouds(self) -> list[str]:
-        """Those that SkyPilot has access to."""
-        with self._told_as_ours("say which clouds it has access to"):
-            return [str(cloud) for cloud in self._answer(self._sdk.enabled_clouds())]
+    def list_clouds(self) -> list[str]:
+        """Return the clouds that SkyPilot has access to."""
+        with self._translate_errors("list enabled clouds"):
+            return [str(cloud) for cloud in self._await_answer(self._sdk.enabled_clouds())]
 
-    def would_take(self, task: Mapping[str, Any]) -> None:
-        """Whether any place could have such a machine, by SkyPilot's catalog; nothing is asked of
-        a cloud."""
-        with self._told_as_ours("find a machine"):
+    def check_catalog(self, task: Mapping[str, Any]) -> None:
+        """Raise `ProvisionError` if SkyPilot's catalog has no machine for the task.
+
+        Makes no request to a cloud.
+        """
+        with self._translate_errors("find a machine"):
             dag = self._sky.Dag()
             dag.add(self._task(task))
-            self._answer(self._sky.optimize(dag))
+            self._await_answer(self._sky.optimize(dag))
 
     # --- managed jobs ------------------------------------------------------------------------
 
     def launch_job(self, task: Mapping[str, Any]) -> str:
-        """The id of the request."""
-        with self._told_as_ours("launch a managed job"):
-            # Not in the group of jobs that we may be in ourselves: it would be cancelled with it.
+        """Launch a managed job and return the id of the request."""
+        with self._translate_errors("launch a managed job"):
+            # Without a job group: by default it would join the group of the job in which this
+            # agent runs, and be cancelled with it.
             request = self._sky.jobs.launch(self._task(task), name=task["name"], job_group=None)
             return str(request)
 
-    def jobs(self, prefix: str) -> list[Job]:
-        """All whose name begins so, anybody's, the oldest first. None where there is no jobs
-        controller: it stops when nothing is left to look after."""
-        with self._told_as_ours("look at managed jobs"):
+    def list_jobs(self, prefix: str) -> list[SkyPilotJob]:
+        """Return the jobs of all users whose name has the prefix, oldest first.
+
+        Empty if there is no jobs controller, which stops when it has no jobs.
+        """
+        with self._translate_errors("list managed jobs"):
             try:
-                told = self._answer(
+                response = self._await_answer(
                     self._sky.jobs.queue_v2(
-                        refresh=False, all_users=True, name_match=prefix, fields=list(_FIELDS)
+                        refresh=False, all_users=True, name_match=prefix, fields=list(_JOB_FIELDS)
                     )
                 )
-            except Exception as wrong:
-                if _nothing_to_look_after(wrong):
+            except Exception as error:
+                if _has_no_controller(error):
                     return []
                 raise
-        found = (_job(one) for one in told[0] if str(one.job_name).startswith(prefix))
-        return sorted(found, key=lambda job: job.id)
+        jobs = (
+            _to_job(record) for record in response[0] if str(record.job_name).startswith(prefix)
+        )
+        return sorted(jobs, key=lambda job: job.id)
 
-    def launching_jobs(self) -> dict[str, str]:
-        """Names of the managed jobs that are being launched, with their requests' ids.
-
-        Only of our own user's: the server shows nobody what others have asked for.
-        """
-        with self._told_as_ours("look at requests"):
-            told = self._sky.api_status(all_status=False)
-        asked = ((one.request_id, one.request_body) for one in told if one.name == _LAUNCH_JOB)
-        return {name: id_ for id_, body in asked if (name := _name_in(body))}
+    def list_launching_jobs(self) -> dict[str, str]:
+        """Return request ids by job name for the pending launches of this user."""
+        with self._translate_errors("list requests"):
+            requests = self._sky.api_status(all_status=False)
+        launches = (
+            (request.request_id, request.request_body)
+            for request in requests
+            if request.name == _LAUNCH_JOB_REQUEST
+        )
+        return {name: id_ for id_, body in launches if (name := _requested_job_name(body))}
 
     def cancel_jobs(self, ids: Sequence[int]) -> None:
-        """End them; those that are over stay as they are."""
-        with self._told_as_ours("cancel managed jobs"):
-            self._answer(self._sky.jobs.cancel(job_ids=list(ids)))
+        """Cancel the jobs. No effect on jobs that have ended."""
+        with self._translate_errors("cancel managed jobs"):
+            self._await_answer(self._sky.jobs.cancel(job_ids=list(ids)))
 
-    def printed_by_job(self, id_: int, last: int) -> tuple[str, ...]:
-        """The last lines of its task, which the jobs controller keeps when the machine is gone."""
-        with self._told_as_ours("tell what a managed job printed"):
-            return self._printed(
-                last,
+    def read_job_log(self, id_: int, max_lines: int) -> tuple[str, ...]:
+        """Return the last lines of the job's log. The jobs controller keeps it after the end."""
+        with self._translate_errors("read the log of a managed job"):
+            return self._read_log(
+                max_lines,
                 lambda to: self._sky.jobs.tail_logs(
-                    job_id=id_, follow=False, tail=last, output_stream=to
+                    job_id=id_, follow=False, tail=max_lines, output_stream=to
                 ),
             )
 
     # --- clusters ----------------------------------------------------------------------------
 
     def launch_cluster(self, task: Mapping[str, Any]) -> str:
-        """The id of the request. It is taken down when its task has ended."""
-        with self._told_as_ours("launch a cluster"):
+        """Launch a cluster that is torn down after its task; return the id of the request."""
+        with self._translate_errors("launch a cluster"):
             return str(self._sky.launch(self._task(task), cluster_name=task["name"], down=True))
 
-    def clusters(self, names: Sequence[str]) -> dict[str, str]:
-        """The states of those that are there, looked up at the clouds where they may have been
-        taken away."""
-        with self._told_as_ours("look at clusters"):
-            told = self._answer(
+    def cluster_states(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the states of the clusters that exist, by name."""
+        with self._translate_errors("list clusters"):
+            # AUTO queries the cloud for clusters that may have been preempted.
+            clusters = self._await_answer(
                 self._sky.status(
                     cluster_names=list(names),
                     refresh=self._sky.StatusRefreshMode.AUTO,
                     all_users=True,
                 )
             )
-        return {str(one.name): str(one.status.value) for one in told}
+        return {str(cluster.name): str(cluster.status.value) for cluster in clusters}
 
-    def launches(self, cluster: str) -> list[Request]:
-        """Of that cluster, the newest first, as far as the server remembers."""
-        with self._told_as_ours("look at requests"):
-            self._sky.api_info()  # before it is told a version, the SDK warns of an old server
-            told = self._sky.api_status(all_status=True, cluster_name=cluster)
-        mine = [one for one in told if one.name == _LAUNCH and one.cluster_name == cluster]
-        mine.sort(key=lambda one: -float(one.created_at))
-        return [Request(str(one.request_id), str(one.status)) for one in mine]
+    def list_launches(self, cluster: str) -> list[SkyPilotRequest]:
+        """Return the known launch requests of the cluster, newest first."""
+        with self._translate_errors("list requests"):
+            self._sky.api_info()  # otherwise the SDK warns about an outdated server
+            requests = self._sky.api_status(all_status=True, cluster_name=cluster)
+        launches = [
+            request
+            for request in requests
+            if request.name == _LAUNCH_REQUEST and request.cluster_name == cluster
+        ]
+        launches.sort(key=lambda request: -float(request.created_at))
+        return [SkyPilotRequest(str(launch.request_id), str(launch.status)) for launch in launches]
 
-    def why_failed(self, request: str) -> Failure:
-        """Of a request that is over."""
+    def find_failure(self, request: str) -> LaunchFailure:
+        """Return the failure of a finished request; an empty reason if it succeeded."""
         try:
-            self._answer(request)
-        except Exception as wrong:  # noqa: BLE001  # whatever it was, this is its text
-            return Failure(_text(wrong), _is(wrong, _NO_ROOM))
-        return Failure("")
+            self._await_answer(request)
+        except Exception as error:  # noqa: BLE001  # any error of the request is its reason
+            return LaunchFailure(_error_text(error), _is_named(error, _NO_CAPACITY_ERROR))
+        return LaunchFailure("")
 
-    def abort(self, requests: Sequence[str]) -> None:
-        """Requests that are under way."""
-        with self._told_as_ours("abort requests"):
-            self._answer(self._sky.api_cancel(list(requests), silent=True))
+    def abort_requests(self, requests: Sequence[str]) -> None:
+        """Abort pending requests."""
+        with self._translate_errors("abort requests"):
+            self._await_answer(self._sky.api_cancel(list(requests), silent=True))
 
-    def take_down(self, cluster: str) -> None:
-        """With all that is on it; one that is not there stays so."""
-        with self._told_as_ours("take a cluster down"):
+    def tear_down(self, cluster: str) -> None:
+        """Terminate the cluster. No error if it does not exist."""
+        with self._translate_errors("tear down a cluster"):
             try:
-                self._answer(self._sky.down(cluster))
-            except Exception as wrong:
-                if not _is(wrong, _NOT_THERE):
+                self._await_answer(self._sky.down(cluster))
+            except Exception as error:
+                if not _is_named(error, _CLUSTER_MISSING_ERROR):
                     raise
 
-    def printed_by_cluster(self, cluster: str, last: int) -> tuple[str, ...]:
-        """The last lines of its task, which go with it; none of one that is not there, not yet,
-        or does not answer."""
-        with self._told_as_ours("tell what a cluster printed"):
+    def read_cluster_log(self, cluster: str, max_lines: int) -> tuple[str, ...]:
+        """Return the last lines of the cluster's task.
+
+        Empty if the cluster does not exist, is not up, or does not answer.
+        """
+        with self._translate_errors("read the log of a cluster"):
             try:
-                return self._printed(
-                    last,
+                return self._read_log(
+                    max_lines,
                     lambda to: self._sky.tail_logs(
-                        cluster, job_id=None, follow=False, tail=last, output_stream=to
+                        cluster, job_id=None, follow=False, tail=max_lines, output_stream=to
                     ),
                 )
-            except Exception as wrong:
-                if not _is(wrong, _NOT_THERE, _NOT_UP, *_DUMB):
+            except Exception as error:
+                if not _is_named(
+                    error, _CLUSTER_MISSING_ERROR, _CLUSTER_NOT_UP_ERROR, *_UNRESPONSIVE_ERRORS
+                ):
                     raise
                 return ()
 
     # --- requests ----------------------------------------------------------------------------
 
-    def wait(self, request: str) -> None:
-        """Until the server has done it. Raises what it failed with."""
-        with self._told_as_ours("do what it was asked for"):
-            self._answer(request)
+    def wait_for(self, request: str) -> None:
+        """Wait until the request has finished. Raises its error."""
+        with self._translate_errors("finish a request"):
+            self._await_answer(request)
 
     @property
     def _sky(self) -> Any:
-        """The SDK, which keeps the first address that it was told unless it is made to forget."""
-        env.set_defaults({NO_LOCAL_SERVER: "1"})
-        if not self._endpoint or env.lookup(ENDPOINT) == self._endpoint:
-            return need("sky", extra="skypilot")
-        sky, common = (need(name, extra="skypilot") for name in ("sky", "sky.server.common"))
-        env.update({ENDPOINT: self._endpoint})
+        """The SDK, configured with the endpoint of the options."""
+        env.set_defaults({NO_LOCAL_SERVER_VARIABLE: "1"})
+        if not self._endpoint or env.lookup(ENDPOINT_VARIABLE) == self._endpoint:
+            return require_module("sky", extra="skypilot")
+        sky, common = (
+            require_module(name, extra="skypilot") for name in ("sky", "sky.server.common")
+        )
+        # The SDK caches the first endpoint, so its caches are cleared after a change.
+        env.update({ENDPOINT_VARIABLE: self._endpoint})
         common.get_server_url.cache_clear()
         common.is_api_server_local.cache_clear()
         return sky
 
     @property
     def _sdk(self) -> Any:
-        """Where `sky` keeps what it does not export."""
-        return self._sky and need("sky.client.sdk", extra="skypilot")
+        """The SDK module with functions that `sky` does not export."""
+        return self._sky and require_module("sky.client.sdk", extra="skypilot")
 
     def _task(self, body: Mapping[str, Any]) -> Any:
         return self._sky.Task.from_yaml_config(msgspec.json.decode(msgspec.json.encode(body)))
 
-    def _printed(self, last: int, print_to: Callable[[io.StringIO], object]) -> tuple[str, ...]:
-        """What comes in a minute: for a machine that was lost SkyPilot waits until it is back."""
-        said = io.StringIO()
-        with contextlib.suppress(_LateError):
-            self._in_time("told what was printed", lambda: print_to(said), patience_s=_LISTEN_S)
-        return tail(_COLOURS.sub("", said.getvalue()), last)
+    def _read_log(
+        self, max_lines: int, print_to: Callable[[io.StringIO], object]
+    ) -> tuple[str, ...]:
+        """Return the lines that arrive within `_LOG_TIMEOUT_S`."""
+        output = io.StringIO()
+        with contextlib.suppress(_RequestTimeoutError):
+            self._call_with_timeout(
+                "return the log", lambda: print_to(output), timeout_s=_LOG_TIMEOUT_S
+            )
+        return last_lines(_ANSI_COLORS.sub("", output.getvalue()), max_lines)
 
-    def _answer(self, request: str) -> Any:
-        """What the server has to say."""
-        return self._in_time(
-            f"done request {request}", lambda: self._sky.get(request), patience_s=self._patience_s
+    def _await_answer(self, request: str) -> Any:
+        """Return the result of the request, or raise its error."""
+        return self._call_with_timeout(
+            f"finish request {request}",
+            lambda: self._sky.get(request),
+            timeout_s=self._request_timeout_s,
         )
 
-    def _in_time(self, what: str, ask: Callable[[], Any], *, patience_s: float) -> Any:
-        """What the server has to say, if it does so in time: the SDK itself waits for ever."""
-        answers: queue.Queue[tuple[Any, Exception | None]] = queue.Queue()
+    def _call_with_timeout(self, action: str, call: Callable[[], Any], *, timeout_s: float) -> Any:
+        """Call in a daemon thread with a time limit: the SDK waits indefinitely."""
+        results: queue.Queue[tuple[Any, Exception | None]] = queue.Queue()
+        # The SDK keeps its user and server in context variables.
         context = contextvars.copy_context()
 
-        def answer() -> None:
+        def run() -> None:
             try:
-                answers.put((context.run(ask), None))
-            except Exception as wrong:  # noqa: BLE001  # raised again by who waits
-                answers.put((None, wrong))
+                results.put((context.run(call), None))
+            except Exception as error:  # noqa: BLE001  # raised again in the waiting thread
+                results.put((None, error))
 
-        threading.Thread(target=answer, name="skypilot", daemon=True).start()
+        threading.Thread(target=run, name="skypilot", daemon=True).start()
         try:
-            told, wrong = answers.get(timeout=patience_s)
-        except queue.Empty as late:
-            raise _LateError(
-                f"SkyPilot's API server has not {what} in {patience_s:.0f} s."
-            ) from late
-        if wrong is not None:
-            raise wrong
-        return told
+            result, error = results.get(timeout=timeout_s)
+        except queue.Empty as timeout:
+            raise _RequestTimeoutError(
+                f"SkyPilot's API server did not {action} within {timeout_s:.0f} s."
+            ) from timeout
+        if error is not None:
+            raise error
+        return result
 
     @contextlib.contextmanager
-    def _told_as_ours(self, what: str) -> Iterator[None]:
+    def _translate_errors(self, action: str) -> Iterator[None]:
         try:
             yield
         except SpotfitError:
             raise
-        except Exception as wrong:
-            error = complaint(what, wrong, endpoint=self._endpoint)
-            if error is None:
+        except Exception as error:
+            translated = to_provision_error(action, error, endpoint=self._endpoint)
+            if translated is None:
                 raise
-            raise error from wrong
+            raise translated from error
 
 
-def complaint(
-    what: str, wrong: Exception, *, endpoint: str = ""
-) -> ProvisionError | MachineError | None:
-    """What SkyPilot complained of; None for what may pass."""
-    told = _text(wrong)
-    refused = _is(wrong, "ConnectionError") and "refused" in told
-    if refused or _is(wrong, *_NO_SERVER) or _NOT_STARTED in told:
-        return _unreachable(endpoint, told)
-    if _is(wrong, *_NO_ACCESS):
+def to_provision_error(
+    action: str, error: Exception, *, endpoint: str = ""
+) -> ProvisionError | InfrastructureError | None:
+    """Translate a permanent error, or an unreachable server; return None for transient errors."""
+    text = _error_text(error)
+    refused = _is_named(error, "ConnectionError") and "refused" in text
+    if refused or _is_named(error, *_CONNECTION_ERRORS) or _LOCAL_SERVER_DISABLED in text:
+        return _unreachable_error(endpoint, text)
+    if _is_named(error, *_PERMISSION_ERRORS):
         return ProvisionPermissionError(
-            f"SkyPilot may not {what}: {told}",
-            do="`sky check` says which clouds it has access to; `sky api login` introduces you to "
-            "an API server.",
+            f"SkyPilot has no permission to {action}: {text}",
+            do="`sky check` shows which clouds it has access to; `sky api login` logs in to an API "
+            "server.",
         )
-    if _is(wrong, *_NO_MACHINE):
+    if _is_named(error, *_NO_MACHINE_ERRORS):
         return ProvisionError(
-            f"SkyPilot knows no such machine: {told}",
-            do="Ask for less, or allow more places: SkyPilotOptions(infra=…, accelerator=…, "
-            "spot=…); `sky show-gpus` lists what there is.",
+            f"No SkyPilot offering matches the request: {text}",
+            do="Request less, or allow more infrastructure: SkyPilotOptions(infra=…, "
+            "accelerator=…, spot=…); `sky show-gpus` lists offerings.",
         )
-    if _is(wrong, *_MISTAKE):
-        return ProvisionError(f"SkyPilot refused to {what}: {told}")
+    if _is_named(error, *_CLIENT_ERRORS):
+        return ProvisionError(f"SkyPilot rejected the request to {action}: {text}")
     return None
 
 
-def _unreachable(endpoint: str, told: str) -> ProvisionError | MachineError:
-    """On a machine that SkyPilot has rented a run must not end for it: others may reach it."""
+def _unreachable_error(endpoint: str, message: str) -> ProvisionError | InfrastructureError:
+    # Transient on a machine of the run, and for a configured endpoint: other agents, or later
+    # requests, may reach the server.
     if env.lookup("SKYPILOT_TASK_ID") or endpoint:
-        return MachineError(f"No SkyPilot API server answers: {told}")
+        return InfrastructureError(f"No SkyPilot API server answers: {message}")
     return ProvisionError(
-        f"No SkyPilot API server answers: {told}",
-        do="Start one here with `sky api start`, log in to one with `sky api login -e URL`, or set "
-        "SkyPilotOptions(endpoint=URL). Machines need one that they reach, too, to ask for "
-        "replacements.",
+        f"No SkyPilot API server answers: {message}",
+        do="Start one with `sky api start`, log in with `sky api login -e URL`, or set "
+        "SkyPilotOptions(endpoint=URL). The machines need a server that they can reach, because "
+        "agents submit replacements.",
     )
 
 
-def _is(wrong: Exception, *names: str) -> bool:
-    """By its very name: the SDK's exceptions cannot be named where it is not installed, and
-    relatives may mean something else: a cloud that does not answer is of the kind of one that has
-    no machine."""
-    return type(wrong).__name__ in names
+def _is_named(error: Exception, *names: str) -> bool:
+    # By the exact name: the exception classes cannot be imported without the SDK, and subclasses
+    # have other meanings (an unreachable cloud is a subclass of missing resources).
+    return type(error).__name__ in names
 
 
-def _nothing_to_look_after(wrong: Exception) -> bool:
-    """Whether there is no jobs controller, or it has stopped. One in disorder may have jobs."""
-    status = getattr(wrong, "cluster_status", None)
-    return _is(wrong, _NOT_UP) and str(getattr(status, "value", status)) in ("None", "STOPPED")
+def _has_no_controller(error: Exception) -> bool:
+    """Return whether there is no jobs controller, or it has stopped."""
+    status = getattr(error, "cluster_status", None)
+    return _is_named(error, _CLUSTER_NOT_UP_ERROR) and str(getattr(status, "value", status)) in (
+        "None",
+        "STOPPED",
+    )
 
 
-def _text(wrong: Exception) -> str:
-    return " ".join(_COLOURS.sub("", str(wrong)).split()) or type(wrong).__name__
+def _error_text(error: Exception) -> str:
+    return " ".join(_ANSI_COLORS.sub("", str(error)).split()) or type(error).__name__
 
 
-def _job(told: Any) -> Job:
-    reason, details = (str(text or "") for text in (told.failure_reason, told.details))
-    why = reason if reason not in ("", "-") else details
-    state = str(getattr(told.status, "value", told.status))
-    return Job(int(told.job_id), str(told.job_name), state, why)
+def _to_job(record: Any) -> SkyPilotJob:
+    reason, details = (str(text or "") for text in (record.failure_reason, record.details))
+    return SkyPilotJob(
+        id=int(record.job_id),
+        name=str(record.job_name),
+        state=str(getattr(record.status, "value", record.status)),
+        reason=reason if reason not in ("", "-") else details,
+    )
 
 
-def _name_in(body: str) -> str:
-    """Of the managed job that a request asks for."""
+def _requested_job_name(body: str) -> str:
+    """Return the job name in the body of a launch request; '' if there is none."""
     with contextlib.suppress(msgspec.DecodeError):
-        told = msgspec.json.decode(body)
-        if isinstance(told, dict):
-            return str(told.get("name") or "")
+        decoded = msgspec.json.decode(body)
+        if isinstance(decoded, dict):
+            return str(decoded.get("name") or "")
     return ""

@@ -1,4 +1,4 @@
-"""What can be chosen of SkyPilot."""
+"""Options of the SkyPilot backend."""
 
 from __future__ import annotations
 
@@ -6,78 +6,85 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from spotfit.core.errors import ConfigError
-from spotfit.core.mistakes import Mistakes
+from spotfit.core.input_checks import ErrorCollector
 
 _CHOICES = {
-    "via": ("jobs", "clusters"),
-    "order": ("price", "given"),
+    "launch_mode": ("jobs", "clusters"),
+    "infra_order": ("price", "given"),
     "spot": ("only", "preferred", "never"),
-    "recovery": ("", "FAILOVER", "EAGER_NEXT_REGION"),
+    "recovery_strategy": ("", "FAILOVER", "EAGER_NEXT_REGION"),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkyPilotOptions:
-    """Machines from any cloud that SkyPilot knows, through its API server."""
+    """Machines from any cloud that SkyPilot supports, through its API server."""
 
     provisioner: ClassVar[str] = "skypilot"
 
-    via: Literal["jobs", "clusters"] = "jobs"
-    """'jobs': a managed job for each machine, which SkyPilot brings back when it is lost;
-    'clusters': a cluster of one node for each, which it does not, and no jobs controller."""
+    launch_mode: Literal["jobs", "clusters"] = "jobs"
+    """'jobs': one managed job per machine, which SkyPilot recovers after a loss. 'clusters': one
+    single-node cluster per machine, without recovery and without a jobs controller."""
     infra: tuple[str, ...] = ()
-    """Where machines may be: 'aws', 'gcp/us-central1', 'k8s/my-context'. Nothing: wherever
-    SkyPilot has access."""
-    order: Literal["price", "given"] = "price"
-    """Which place comes first: the cheapest, or as they are written."""
+    """Allowed infrastructure: 'aws', 'gcp/us-central1', 'k8s/my-context'. Empty: everything that
+    SkyPilot has access to."""
+    infra_order: Literal["price", "given"] = "price"
+    """Order of `infra`: cheapest first, or as listed."""
     spot: Literal["only", "preferred", "never"] = "only"
-    """'preferred' takes machines at full price where no spot machine is to be had."""
+    """'preferred' uses on-demand machines if there are no spot machines."""
     accelerator: str = ""
-    """Kind of the workers' GPUs, as SkyPilot calls it: 'A100', 'L4', 'H100'."""
+    """GPU type of the workers, as SkyPilot names it: 'A100', 'L4', 'H100'."""
     instance_type: str = ""
     """'' lets SkyPilot choose by cores, memory and accelerators."""
     workers_per_node: int = 1
-    """How many workers share a machine."""
+    """Number of workers per machine."""
     image: str = ""
-    """A machine's image, or 'docker:…' for a container; '' is SkyPilot's own for the cloud."""
+    """Machine image, or 'docker:…' for a container; '' is SkyPilot's default."""
     disk_gib: int = 0
-    """Size of the system's disk; 0 is SkyPilot's own choice."""
+    """Size of the system disk; 0 is SkyPilot's default."""
     setup: tuple[str, ...] = ()
-    """Lines of shell, once on every new machine: "pip install 'spotfit[torch]'"."""
+    """Shell lines that run once on every new machine: "pip install 'spotfit[torch]'"."""
     python: str = "python"
     """The interpreter on the machines."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Variables for the agents. No secrets: whoever may look at the run can read them."""
+    """Environment variables of the agents. Must not contain secrets: they are stored unencrypted
+    with the run."""
     labels: dict[str, str] = field(default_factory=dict)
-    """On machines, where the cloud has labels or tags."""
-    recovery: Literal["", "FAILOVER", "EAGER_NEXT_REGION"] = ""
-    """How SkyPilot brings a lost machine back: 'FAILOVER' tries its region first. '' is its own
-    choice."""
+    """Labels or tags of machines, on clouds that support them."""
+    recovery_strategy: Literal["", "FAILOVER", "EAGER_NEXT_REGION"] = ""
+    """SkyPilot's recovery strategy for lost machines; '' is its default. 'FAILOVER' tries the
+    region of the lost machine first."""
     endpoint: str = ""
-    """Where the API server is: 'https://sky.example.com'. '' is what SkyPilot itself is
-    configured with, which on the machines is nothing."""
-    patience_s: float = 600.0
-    """How long the API server may take to accept a request: the first may start a controller."""
+    """URL of the API server: 'https://sky.example.com'. '' uses SkyPilot's configuration, which
+    does not exist on the machines."""
+    request_timeout_s: float = 600.0
+    """Time limit for a request. The first one may start a controller, which takes minutes."""
 
     def __post_init__(self) -> None:
-        mistakes = Mistakes()
-        for name, known in _CHOICES.items():
-            if (told := getattr(self, name)) not in known:
-                mistakes.add(ConfigError(f"SkyPilotOptions({name}={told!r}) is none of {known}."))
+        errors = ErrorCollector()
+        for name, choices in _CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
+                errors.add(
+                    ConfigError(f"SkyPilotOptions({name}={value!r}) must be one of {choices}.")
+                )
         if self.workers_per_node < 1:
-            mistakes.add(ConfigError("SkyPilotOptions(workers_per_node) must be at least 1."))
-        if self.disk_gib < 0 or self.patience_s <= 0:
-            mistakes.add(ConfigError("SkyPilotOptions: disk_gib and patience_s are above zero."))
+            errors.add(ConfigError("SkyPilotOptions(workers_per_node) must be at least 1."))
+        if self.disk_gib < 0 or self.request_timeout_s <= 0:
+            errors.add(
+                ConfigError("SkyPilotOptions: disk_gib must be >= 0, and request_timeout_s > 0.")
+            )
         for name in self.environment:
             if not name.isidentifier():
-                mistakes.add(
-                    ConfigError(f"SkyPilotOptions(environment) names {name!r}: no variable's name.")
+                errors.add(
+                    ConfigError(
+                        f"SkyPilotOptions(environment): {name!r} is not a valid variable name."
+                    )
                 )
         if self.endpoint and not self.endpoint.startswith(("http://", "https://")):
-            mistakes.add(
+            errors.add(
                 ConfigError(
-                    f"SkyPilotOptions(endpoint={self.endpoint!r}) is no address.",
+                    f"SkyPilotOptions(endpoint={self.endpoint!r}) is not a URL.",
                     do="Write it with http:// or https://.",
                 )
             )
-        mistakes.raise_all()
+        errors.raise_all()

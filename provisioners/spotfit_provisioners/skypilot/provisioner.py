@@ -1,4 +1,4 @@
-"""The four verbs on SkyPilot."""
+"""`SkyPilotProvisioner`: submit, observe and cancel groups as managed jobs or clusters."""
 
 from __future__ import annotations
 
@@ -17,213 +17,232 @@ from spotfit.model.group import (
     NodeStatus,
 )
 from spotfit.provision.api import Refusal, Traits
-from spotfit.provision.checkup import Finding, look
-from spotfit.provision.launch import Launch
-from spotfit.provision.output import Said
+from spotfit.provision.checkup import AccountCheck, run_check
+from spotfit.provision.launch import AgentLaunchSpec
+from spotfit.provision.machine_output import MachineOutput
 from spotfit_provisioners.skypilot import render, states
-from spotfit_provisioners.skypilot.client import SkyClient
+from spotfit_provisioners.skypilot.client import SkyPilotClient
 from spotfit_provisioners.skypilot.options import SkyPilotOptions
-from spotfit_provisioners.skypilot.states import Job
+from spotfit_provisioners.skypilot.states import SkyPilotJob
 
-_FORGOTTEN = NodeStatus(NodeState.GONE, "SkyPilot does not remember it")
+_UNKNOWN_MACHINE = NodeStatus(state=NodeState.GONE, reason="SkyPilot does not know it")
 _NOTICE_S = {"aws": 120.0, "azure": 30.0, "gcp": 30.0}
-"""Clouds whose machines hear of their end in time: SkyPilot itself passes no notice on."""
+"""Preemption notices of clouds, in seconds. SkyPilot itself forwards no notices, so machines read
+them from the cloud's metadata service."""
 
-_FULL_NAMES = {"k8s": "kubernetes"}
+_CLOUD_ALIASES = {"k8s": "kubernetes"}
 
 
 class SkyPilotProvisioner:
-    """A group is one job or cluster for each machine, named after the group's token."""
+    """A group is one managed job or cluster per machine, named after the group's token."""
 
     name = render.BACKEND
     Options: ClassVar = SkyPilotOptions
 
     def __init__(self, options: SkyPilotOptions) -> None:
         self.options = options
-        self._client = SkyClient(options.endpoint, patience_s=options.patience_s)
+        self._client = SkyPilotClient(options.endpoint, request_timeout_s=options.request_timeout_s)
 
     @classmethod
     def with_options(cls, **options: Any) -> SkyPilotProvisioner:
-        """From the fields of `SkyPilotOptions`."""
+        """Construct from the fields of `SkyPilotOptions`."""
         return cls(SkyPilotOptions(**options))
 
     @property
     def traits(self) -> Traits:
-        told = {infra.partition("/")[0] for infra in self.options.infra}
-        clouds = [cloud for cloud in _NOTICE_S if cloud in told or not told]
-        everywhere = bool(told) and told == set(clouds)
+        configured = {infra.partition("/")[0] for infra in self.options.infra}
+        clouds = [cloud for cloud in _NOTICE_S if cloud in configured or not configured]
+        all_send_notices = bool(configured) and configured == set(clouds)
         return Traits(
             spot=self.options.spot != "never",
             max_nodes=render.MAX_NODES,
-            notice_s=min(_NOTICE_S[cloud] for cloud in clouds) if everywhere else 0.0,
-            requeues_itself=self.options.via == "jobs",
-            observe_s=20.0,
-            notices=("machine", "signal"),
+            notice_s=min(_NOTICE_S[cloud] for cloud in clouds) if all_send_notices else 0.0,
+            requeues_itself=self.options.launch_mode == "jobs",
+            observe_interval_s=20.0,
+            notice_sources=("machine", "signal"),
             keeps_output=True,
         )
 
     def plan(self, request: GroupRequest) -> GroupPlan:
         return render.plan(request, self.options)
 
-    def submit(self, plan: GroupPlan, launch: Launch) -> GroupHandle | Refusal:
-        """Look for what has that token's names first, and for requests that are under way."""
-        if plan.body["via"] == "jobs":
+    def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
+        """Launch the machines that have neither a job or cluster nor a pending request."""
+        if plan.body["launch_mode"] == "jobs":
             self._submit_jobs(plan, launch)
         else:
             self._submit_clusters(plan, launch)
-        detail = {"nodes": plan.nodes, "via": plan.body["via"]}
-        return GroupHandle(plan.token, self.name, plan.token, detail)
+        detail = {"nodes": plan.num_nodes, "launch_mode": plan.body["launch_mode"]}
+        return GroupHandle(token=plan.token, provisioner=self.name, name=plan.token, detail=detail)
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
-        names = _names(handle)
-        if handle.detail["via"] == "jobs":
-            return _told_of_jobs(names, self._client.jobs(f"{handle.name}-"))
-        up = self._client.clusters(names)
+        names = _node_names(handle)
+        if handle.detail["launch_mode"] == "jobs":
+            return _group_status_of_jobs(names, self._client.list_jobs(f"{handle.name}-"))
+        up = self._client.cluster_states(names)
         statuses = tuple(
-            states.cluster(up[name]) if name in up else self._absent(name) for name in names
+            states.cluster_status(up[name]) if name in up else self._missing_cluster_status(name)
+            for name in names
         )
-        return GroupStatus(statuses, _no_room(statuses))
+        return GroupStatus(nodes=statuses, refusal=_capacity_refusal(statuses))
 
     def cancel(self, handle: GroupHandle) -> None:
-        """Jobs are cancelled and their machines go; clusters are taken down."""
-        if handle.detail["via"] == "jobs":
-            self._cancel(self._client.jobs(f"{handle.name}-"))
+        """Cancel the managed jobs, or abort pending launches and tear down the clusters."""
+        if handle.detail["launch_mode"] == "jobs":
+            self._cancel_jobs(self._client.list_jobs(f"{handle.name}-"))
             return
-        names = _names(handle)
-        requests = (one for name in names for one in self._client.launches(name))
-        if under_way := [one.id for one in requests if one.under_way]:
-            self._client.abort(under_way)
-        for name in self._client.clusters(names):
-            self._client.take_down(name)
+        names = _node_names(handle)
+        requests = (request for name in names for request in self._client.list_launches(name))
+        # Before tearing down: a pending launch would create its cluster afterwards.
+        if pending := [request.id for request in requests if request.is_pending]:
+            self._client.abort_requests(pending)
+        for name in self._client.cluster_states(names):
+            self._client.tear_down(name)
 
-    def said(self, handle: GroupHandle, node: int, *, last: int) -> list[Said]:
-        """A managed job's by its controller, which keeps those of the last machine it had; a
-        cluster's as long as it is there."""
-        name = render.name(Token(handle.name), node)
-        if handle.detail["via"] == "clusters":
-            lines = self._client.printed_by_cluster(name, last)
-            return [Said(f"sky logs {name}", lines)] if lines else []
-        jobs = [job.id for job in self._client.jobs(name) if job.name == name and job.tells]
-        told = {f"sky jobs logs {job}": self._client.printed_by_job(job, last) for job in jobs}
-        return [Said(where, lines) for where, lines in told.items() if lines]
+    def fetch_machine_output(
+        self, handle: GroupHandle, node: int, *, max_lines: int
+    ) -> list[MachineOutput]:
+        """Return the output of a managed job's last machine, or of an existing cluster."""
+        name = render.node_name(Token(handle.name), node)
+        if handle.detail["launch_mode"] == "clusters":
+            lines = self._client.read_cluster_log(name, max_lines)
+            return [MachineOutput(f"sky logs {name}", lines)] if lines else []
+        jobs = [job.id for job in self._client.list_jobs(name) if job.name == name and job.has_log]
+        logs = {f"sky jobs logs {job}": self._client.read_job_log(job, max_lines) for job in jobs}
+        return [MachineOutput(source, lines) for source, lines in logs.items() if lines]
 
-    def examine(self, storage: str = "") -> Iterator[Finding]:
-        """The API server, the clouds it has access to, and whether any has such a machine."""
-        answers = look("SkyPilot's API server answers", self._client.server)
+    def check_account(self, storage: str = "") -> Iterator[AccountCheck]:
+        """Check the API server, its access to clouds, and the catalog."""
+        answers = run_check("SkyPilot's API server answers", self._client.describe_server)
         yield answers
-        if answers.well:
-            yield look("SkyPilot has access to a cloud", self._check_clouds)
-            yield look("a machine of this kind is in its catalog", self._try)
+        if answers.passed:
+            yield run_check("SkyPilot has access to a cloud", self._check_clouds)
+            yield run_check("the catalog has a matching machine", self._check_catalog)
 
     def _check_clouds(self) -> str:
-        enabled = self._client.clouds()
-        known = {cloud.lower() for cloud in enabled}
-        wanted = {infra.partition("/")[0].lower() for infra in self.options.infra}
-        missing = sorted({_FULL_NAMES.get(cloud, cloud) for cloud in wanted} - known)
+        enabled = self._client.list_clouds()
+        names = {cloud.lower() for cloud in enabled}
+        required = {infra.partition("/")[0].lower() for infra in self.options.infra}
+        missing = sorted({_CLOUD_ALIASES.get(cloud, cloud) for cloud in required} - names)
         if not enabled or missing:
             raise ConfigError(
-                f"It has access to {', '.join(enabled) or 'none'}"
-                + (f", and not to {', '.join(missing)}." if missing else "."),
-                do="`sky check` says what each cloud still needs.",
+                f"SkyPilot has access to {', '.join(enabled) or 'no cloud'}"
+                + (f", but not to {', '.join(missing)}." if missing else "."),
+                do="`sky check` shows what each cloud needs.",
             )
         return ", ".join(enabled)
 
-    def _try(self) -> None:
-        plan = self.plan(GroupRequest(Token("t-checkup"), 1, 1, run_name="checkup"))
-        self._client.would_take(render.task(plan, 0, {}))
+    def _check_catalog(self) -> None:
+        plan = self.plan(
+            GroupRequest(
+                token=Token("t-checkup"), num_workers=1, total_workers=1, run_name="checkup"
+            )
+        )
+        self._client.check_catalog(render.task_request(plan, 0, {}))
 
     # --- managed jobs ------------------------------------------------------------------------
 
-    def _submit_jobs(self, plan: GroupPlan, launch: Launch) -> None:
-        """Two who asked at the same time have launched two of a name: the older one stays.
+    def _submit_jobs(self, plan: GroupPlan, launch: AgentLaunchSpec) -> None:
+        """Launch the missing jobs, and cancel duplicates of concurrent submissions.
 
-        A launch that fails half-way leaves a job that nobody looks after: it is cancelled, and
-        found to be over when the group is asked for again.
+        The oldest job of a name is kept. If a launch fails, the jobs that it has created are
+        cancelled, because no process would observe them.
         """
         prefix = f"{plan.token}-"
-        known = {job.name for job in self._client.jobs(prefix)}
-        under_way = self._client.launching_jobs()
-        missing = [n for n in range(plan.nodes) if render.name(plan.token, n) not in known]
+        known = {job.name for job in self._client.list_jobs(prefix)}
+        launching = self._client.list_launching_jobs()
+        missing = [n for n in range(plan.num_nodes) if render.node_name(plan.token, n) not in known]
         if missing:
-            self._client.would_take(render.task(plan, 0, {}))
+            self._client.check_catalog(render.task_request(plan, 0, {}))
         requests = [
-            under_way.get(render.name(plan.token, node))
-            or self._client.launch_job(_task(plan, node, launch))
+            launching.get(render.node_name(plan.token, node))
+            or self._client.launch_job(_launch_task(plan, node, launch))
             for node in missing
         ]
         try:
             for request in requests:
-                self._client.wait(request)
+                self._client.wait_for(request)
         except Exception:
-            self._cancel([job for job in self._client.jobs(prefix) if job.name not in known])
+            self._cancel_jobs(
+                [job for job in self._client.list_jobs(prefix) if job.name not in known]
+            )
             raise
-        younger = _younger(self._client.jobs(prefix))
-        if younger:
-            log.warning("skypilot.twice", token=plan.token, jobs=[job.id for job in younger])
-            self._cancel(younger)
+        duplicates = _duplicate_jobs(self._client.list_jobs(prefix))
+        if duplicates:
+            log.warning(
+                "skypilot.duplicate_jobs_cancelled",
+                token=plan.token,
+                jobs=[job.id for job in duplicates],
+            )
+            self._cancel_jobs(duplicates)
 
-    def _cancel(self, jobs: Sequence[Job]) -> None:
-        if going := [job.id for job in jobs if not job.over]:
-            self._client.cancel_jobs(going)
+    def _cancel_jobs(self, jobs: Sequence[SkyPilotJob]) -> None:
+        if active := [job.id for job in jobs if not job.is_over]:
+            self._client.cancel_jobs(active)
 
     # --- clusters ----------------------------------------------------------------------------
 
-    def _submit_clusters(self, plan: GroupPlan, launch: Launch) -> None:
-        """A launch takes as long as a machine takes to come, and is not waited for.
+    def _submit_clusters(self, plan: GroupPlan, launch: AgentLaunchSpec) -> None:
+        """Request the missing clusters without waiting, since a launch takes minutes.
 
-        The server does one after the other of a name; the second would find the machine there, and
-        its task finds that the first has begun.
+        The server serialises launches of the same name. A duplicate launch reuses the cluster, and
+        its task exits at once (see `render`).
         """
-        names = [render.name(plan.token, node) for node in range(plan.nodes)]
-        missing = [node for node, name in enumerate(names) if not self._client.launches(name)]
+        names = [render.node_name(plan.token, node) for node in range(plan.num_nodes)]
+        missing = [node for node, name in enumerate(names) if not self._client.list_launches(name)]
         if missing:
-            self._client.would_take(render.task(plan, 0, {}))
+            self._client.check_catalog(render.task_request(plan, 0, {}))
         for node in missing:
-            self._client.launch_cluster(_task(plan, node, launch))
+            self._client.launch_cluster(_launch_task(plan, node, launch))
 
-    def _absent(self, name: str) -> NodeStatus:
-        """A machine whose cluster is not there (yet)."""
-        launches = self._client.launches(name)
+    def _missing_cluster_status(self, name: str) -> NodeStatus:
+        """Return the status of a machine whose cluster does not exist (yet)."""
+        launches = self._client.list_launches(name)
         if not launches:
-            return _FORGOTTEN
+            return _UNKNOWN_MACHINE
         last = launches[0]
         if last.state != "FAILED":
-            return states.launch(last.state)
-        failure = self._client.why_failed(last.id)
-        return states.launch(last.state, failure.why, no_room=failure.no_room)
+            return states.launch_status(last.state)
+        failure = self._client.find_failure(last.id)
+        return states.launch_status(
+            last.state, failure.reason, is_capacity_error=failure.is_capacity_error
+        )
 
 
-def _task(plan: GroupPlan, node: int, launch: Launch) -> dict[str, Any]:
-    return render.task(plan, node, launch.environment(plan.token, node, plan.slots))
+def _launch_task(plan: GroupPlan, node: int, launch: AgentLaunchSpec) -> dict[str, Any]:
+    return render.task_request(
+        plan, node, launch.environment_for(plan.token, node, plan.slots_per_node)
+    )
 
 
-def _names(handle: GroupHandle) -> list[str]:
+def _node_names(handle: GroupHandle) -> list[str]:
     token = Token(handle.name)
-    return [render.name(token, node) for node in range(int(handle.detail["nodes"]))]
+    return [render.node_name(token, node) for node in range(int(handle.detail["nodes"]))]
 
 
-def _told_of_jobs(names: Sequence[str], jobs: Sequence[Job]) -> GroupStatus:
-    """Of two jobs of a name the older one counts: the other is on its way out."""
-    oldest: dict[str, Job] = {}
+def _group_status_of_jobs(names: Sequence[str], jobs: Sequence[SkyPilotJob]) -> GroupStatus:
+    """Return the status of the oldest job of each name; others are duplicates."""
+    oldest: dict[str, SkyPilotJob] = {}
     for job in jobs:
         oldest.setdefault(job.name, job)
-    found = [oldest.get(name) for name in names]
-    statuses = tuple(states.job(job) if job else _FORGOTTEN for job in found)
-    return GroupStatus(statuses, next(filter(None, (states.refusal(j) for j in found if j)), ""))
+    selected = [oldest.get(name) for name in names]
+    statuses = tuple(states.job_status(job) if job else _UNKNOWN_MACHINE for job in selected)
+    reasons = (states.refusal_reason(job) for job in selected if job)
+    return GroupStatus(nodes=statuses, refusal=next(filter(None, reasons), ""))
 
 
-def _younger(jobs: Sequence[Job]) -> list[Job]:
-    """All but the oldest of each name."""
+def _duplicate_jobs(jobs: Sequence[SkyPilotJob]) -> list[SkyPilotJob]:
+    """Return all jobs but the oldest of each name."""
     seen: set[str] = set()
-    younger = []
+    duplicates = []
     for job in jobs:
         if job.name in seen:
-            younger.append(job)
+            duplicates.append(job)
         seen.add(job.name)
-    return younger
+    return duplicates
 
 
-def _no_room(statuses: Sequence[NodeStatus]) -> str:
-    """Why no cluster came, where no place had one."""
-    told = (node.reason for node in statuses if node.state is NodeState.REFUSED)
-    return next(told, "")
+def _capacity_refusal(statuses: Sequence[NodeStatus]) -> str:
+    """Return the reason of the first refused node; '' if there is none."""
+    reasons = (node.reason for node in statuses if node.state is NodeState.REFUSED)
+    return next(reasons, "")

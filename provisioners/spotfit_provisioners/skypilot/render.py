@@ -1,4 +1,4 @@
-"""Our request as a task of SkyPilot: pure, and pinned by golden files."""
+"""Pure translation of a group request to SkyPilot tasks; checked against golden files."""
 
 from __future__ import annotations
 
@@ -9,107 +9,112 @@ from typing import Any
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import Token
 from spotfit.model.group import GroupPlan, GroupRequest
-from spotfit.provision.launch import COMMAND, Exit
-from spotfit.provision.sizing import nodes_for
-from spotfit_provisioners.kit import hardware
+from spotfit.provision.launch import AGENT_COMMAND, AgentExitCode, count_nodes
+from spotfit_provisioners.job_fields import hardware
 from spotfit_provisioners.skypilot.options import SkyPilotOptions
 
 BACKEND = "skypilot"
 MAX_NODES = 500
-"""A managed job each: more want more than one jobs controller."""
-SECRET = ("SPOTFIT_RUN_SECRET", "SPOTFIT_STORAGE_KEYS")
-"""SkyPilot shows what is declared a secret to nobody but the task."""
-ENDPOINT = "SKYPILOT_API_SERVER_ENDPOINT"
-NO_LOCAL_SERVER = "SKYPILOT_DISABLE_LOCAL_API_SERVER"
+"""Each machine is a managed job; one jobs controller does not manage more."""
+SECRET_VARIABLES = ("SPOTFIT_RUN_SECRET", "SPOTFIT_STORAGE_KEYS")
+"""Passed as SkyPilot secrets, which only the task can read."""
+ENDPOINT_VARIABLE = "SKYPILOT_API_SERVER_ENDPOINT"
+NO_LOCAL_SERVER_VARIABLE = "SKYPILOT_DISABLE_LOCAL_API_SERVER"
 
 
 def plan(request: GroupRequest, options: SkyPilotOptions) -> GroupPlan:
-    """The task that each machine runs, but for its name and the environment of its agent."""
-    hardware.check(request.resources_per_worker, backend="SkyPilot")
+    """Return the task of every machine without name and environment. Raises `ConfigError`."""
+    hardware.check_resources(request.resources_per_worker, backend="SkyPilot")
     slots = options.workers_per_node
-    nodes = nodes_for(request, slots=slots, max_nodes=MAX_NODES, backend="SkyPilot")
+    nodes = count_nodes(request, slots=slots, max_nodes=MAX_NODES, backend="SkyPilot")
     task: dict[str, Any] = {
         "num_nodes": 1,
-        "run": _script(options),
+        "run": _agent_script(options),
         "envs": {
-            NO_LOCAL_SERVER: "1",  # it would know nothing of our machines, and rent them again
-            **({ENDPOINT: options.endpoint} if options.endpoint else {}),
+            # A local API server on a machine would not know the machines of the run, and an agent
+            # would rent them a second time.
+            NO_LOCAL_SERVER_VARIABLE: "1",
+            **({ENDPOINT_VARIABLE: options.endpoint} if options.endpoint else {}),
             **options.environment,
         },
         "resources": _resources(request, options),
     }
     if options.setup:
         task["setup"] = "\n".join(options.setup)
-    return GroupPlan(request.token, BACKEND, nodes, slots, {"via": options.via, "task": task})
+    return GroupPlan(
+        token=request.token,
+        provisioner=BACKEND,
+        num_nodes=nodes,
+        slots_per_node=slots,
+        body={"launch_mode": options.launch_mode, "task": task},
+    )
 
 
-def name(token: Token, node: int) -> str:
-    """Of a machine's job or cluster."""
+def node_name(token: Token, node: int) -> str:
+    """Return the name of the machine's managed job or cluster."""
     return f"{token}-{node}"
 
 
-def task(plan: GroupPlan, node: int, environment: Mapping[str, str]) -> dict[str, Any]:
-    """What is launched for that machine: the plan's task, and what its agent is told."""
-    told = {key: value for key, value in environment.items() if key not in SECRET}
-    secrets = {key: value for key, value in environment.items() if key in SECRET}
+def task_request(plan: GroupPlan, node: int, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the task of a machine: the planned task with name and environment."""
+    public = {key: value for key, value in environment.items() if key not in SECRET_VARIABLES}
+    secrets = {key: value for key, value in environment.items() if key in SECRET_VARIABLES}
     body = plan.body["task"]
     return {
         **body,
-        "name": name(plan.token, node),
-        "envs": {**body["envs"], **told},
+        "name": node_name(plan.token, node),
+        "envs": {**body["envs"], **public},
         "secrets": secrets,
     }
 
 
-def _script(options: SkyPilotOptions) -> str:
-    """An agent that is not wanted any more has done what it should: that is no failure.
-
-    A cluster that was launched twice runs its task twice: the second finds that the first is there.
-    """
+def _agent_script(options: SkyPilotOptions) -> str:
+    """Return the script that runs the agent; the exit code RELEASED becomes success."""
+    # A cluster that was launched twice runs its task twice; the second one exits at once.
     claim = ['mkdir "${TMPDIR:-/tmp}/spotfit-$SPOTFIT_TOKEN-$SPOTFIT_NODE" || exit 0']
     return "\n".join(
         (
-            *(claim if options.via == "clusters" else ()),
-            " ".join((options.python, *COMMAND[1:])),
+            *(claim if options.launch_mode == "clusters" else ()),
+            " ".join((options.python, *AGENT_COMMAND[1:])),
             "code=$?",
-            f'if [ "$code" = {int(Exit.GIVEN_UP)} ]; then code=0; fi',
+            f'if [ "$code" = {int(AgentExitCode.RELEASED)} ]; then code=0; fi',
             'exit "$code"',
         )
     )
 
 
 def _resources(request: GroupRequest, options: SkyPilotOptions) -> dict[str, Any]:
-    """Common to all candidates, and the candidates where there are several."""
-    common = dict(_common(request, options))
+    """Return the resources; several candidates become an ordered or unordered list."""
+    common = dict(_common_resources(request, options))
     candidates = list(_candidates(options))
     if len(candidates) == 1:
         return {**common, **candidates[0]}
-    return {**common, "ordered" if options.order == "given" else "any_of": candidates}
+    return {**common, "ordered" if options.infra_order == "given" else "any_of": candidates}
 
 
 def _candidates(options: SkyPilotOptions) -> Iterator[dict[str, Any]]:
-    """Each place with spot machines, then each with others."""
-    kinds = {"only": (True,), "preferred": (True, False), "never": (False,)}[options.spot]
-    for spot in kinds:
+    """Yield every infrastructure with spot machines, then with on-demand machines."""
+    use_spot = {"only": (True,), "preferred": (True, False), "never": (False,)}[options.spot]
+    for spot in use_spot:
         for infra in options.infra or ("",):
             yield {"use_spot": spot} | ({"infra": infra} if infra else {})
 
 
-def _common(request: GroupRequest, options: SkyPilotOptions) -> Iterator[tuple[str, Any]]:
+def _common_resources(request: GroupRequest, options: SkyPilotOptions) -> Iterator[tuple[str, Any]]:
     slots, per_worker = options.workers_per_node, request.resources_per_worker
-    gpus = hardware.gpus(per_worker, slots)
+    gpus = hardware.count_gpus(per_worker, slots)
     if gpus and not (options.accelerator or options.instance_type):
         raise ConfigError(
-            f"Workers want {gpus} GPUs on each machine, and nothing says of which kind.",
-            do="Set SkyPilotOptions(accelerator='L4'), or an instance_type that has them; "
-            "`sky show-gpus` lists the kinds.",
+            f"The workers need {gpus} GPUs per machine, but no GPU type is set.",
+            do="Set SkyPilotOptions(accelerator='L4'), or an instance_type with GPUs; "
+            "`sky show-gpus` lists GPU types.",
         )
     if options.instance_type:
         yield "instance_type", options.instance_type
     else:
-        yield "cpus", f"{hardware.cpus(per_worker, slots)}+"
+        yield "cpus", f"{hardware.count_cpus(per_worker, slots)}+"
         if "memory" in per_worker:
-            gib = hardware.memory_mib(per_worker, slots, per_cpu_gib=0.0) / 1024
+            gib = hardware.required_memory_mib(per_worker, slots, per_cpu_gib=0.0) / 1024
             yield "memory", f"{math.ceil(gib)}+"
     if gpus and options.accelerator:
         yield "accelerators", f"{options.accelerator}:{gpus}"
@@ -119,14 +124,14 @@ def _common(request: GroupRequest, options: SkyPilotOptions) -> Iterator[tuple[s
         yield "disk_size", options.disk_gib
     if options.labels:
         yield "labels", dict(options.labels)
-    if options.via == "jobs":
+    if options.launch_mode == "jobs":
         yield "job_recovery", _recovery(options)
 
 
 def _recovery(options: SkyPilotOptions) -> dict[str, Any]:
-    """After a loss, and after our own code for a machine that left because it was being lost."""
-    told: dict[str, Any] = {
+    """Recover a job after a lost machine and after a drained agent, but not after errors."""
+    rules: dict[str, Any] = {
         "max_restarts_on_errors": 0,
-        "recover_on_exit_codes": [int(Exit.DRAINED)],
+        "recover_on_exit_codes": [int(AgentExitCode.DRAINED)],
     }
-    return {"strategy": options.recovery, **told} if options.recovery else told
+    return {"strategy": options.recovery_strategy, **rules} if options.recovery_strategy else rules

@@ -1,4 +1,4 @@
-"""The states of SkyPilot's managed jobs and clusters in our words."""
+"""Mapping of SkyPilot's managed job, cluster and request states to `NodeState`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from spotfit.model.group import NodeState, NodeStatus
 
-JOBS: Mapping[str, NodeState] = {
+JOB_STATES: Mapping[str, NodeState] = {
     "PENDING": NodeState.WAITING,
     "SUBMITTED": NodeState.WAITING,
     "STARTING": NodeState.WAITING,
@@ -23,18 +23,18 @@ JOBS: Mapping[str, NodeState] = {
     "FAILED_NO_RESOURCE": NodeState.REFUSED,
     "FAILED_CONTROLLER": NodeState.FAILED,
 }
-"""RUNNING includes the setup of the machine: SkyPilot does not tell them apart."""
+"""RUNNING includes the setup of the machine, which SkyPilot does not report separately."""
 
-CLUSTERS: Mapping[str, NodeState] = {
+CLUSTER_STATES: Mapping[str, NodeState] = {
     "PENDING": NodeState.WAITING,
     "INIT": NodeState.WAITING,
     "UP": NodeState.RUNNING,
     "AUTOSTOPPING": NodeState.WAITING,
     "STOPPED": NodeState.GONE,
 }
-"""INIT is also a cluster in disorder: it comes back, or is removed."""
+"""INIT is also the state of an abnormal cluster, which recovers or is removed."""
 
-REQUESTS: Mapping[str, NodeState] = {
+REQUEST_STATES: Mapping[str, NodeState] = {
     "PENDING": NodeState.WAITING,
     "WAITING": NodeState.WAITING,
     "RUNNING": NodeState.WAITING,
@@ -42,69 +42,74 @@ REQUESTS: Mapping[str, NodeState] = {
     "FAILED": NodeState.FAILED,
     "CANCELLED": NodeState.GONE,
 }
-"""Of a launch whose cluster is not there: it comes, or has been and is no more."""
+"""States of a launch request whose cluster does not exist: either not yet, or not any more."""
 
-_NO_ROOM = "FAILED_NO_RESOURCE"
+_NO_CAPACITY_STATE = "FAILED_NO_RESOURCE"
 _BACKING_OFF = "in backoff"
-"""In what is told of a job for which no place had a machine; all are asked again after a pause."""
-_TELL = ("RUNNING", "CANCELLING")
-_UNTOLD = ("", "-", "None")
-_SHOWN = 500
+"""Part of a job's details while SkyPilot pauses because no infrastructure had a machine."""
+_LOG_READY_STATES = ("RUNNING", "CANCELLING")
+_EMPTY_REASONS = ("", "-", "None")
+_MAX_REASON_LENGTH = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """A managed job, as the queue tells it."""
+class SkyPilotJob:
+    """A managed job, as reported by the jobs queue."""
 
     id: int
     name: str
     state: str
-    why: str = ""
+    reason: str = ""
 
     @property
-    def over(self) -> bool:
-        return job(self).over
+    def is_over(self) -> bool:
+        return job_status(self).is_terminated
 
     @property
-    def tells(self) -> bool:
-        """Whether what it printed is told at once: SkyPilot waits for the machine of any other."""
-        return self.over or self.state in _TELL
+    def has_log(self) -> bool:
+        """Whether its log can be read; for other states SkyPilot blocks until a machine starts."""
+        return self.is_over or self.state in _LOG_READY_STATES
 
 
-def job(told: Job) -> NodeStatus:
-    """One machine. The reason is SkyPilot's own, where it is more than a run of the mill."""
-    state = JOBS.get(told.state, NodeState.WAITING)  # a newer server may know more of them
-    if state == NodeState.RUNNING or told.state == "STARTING":
-        return NodeStatus(state)
-    return NodeStatus(state, _reason(told.state, told.why))
+def job_status(record: SkyPilotJob) -> NodeStatus:
+    """Return the status of the machine of a managed job."""
+    state = JOB_STATES.get(record.state, NodeState.WAITING)  # newer servers may add states
+    if state == NodeState.RUNNING or record.state == "STARTING":
+        return NodeStatus(state=state)
+    return NodeStatus(state=state, reason=_format_reason(record.state, record.reason))
 
 
-def refusal(told: Job) -> str:
-    """Why SkyPilot finds no machine for it; '' while it says nothing of the kind."""
-    waits = JOBS.get(told.state) == NodeState.WAITING and _BACKING_OFF in told.why.lower()
-    return _reason(told.state, told.why) if waits or told.state == _NO_ROOM else ""
+def refusal_reason(record: SkyPilotJob) -> str:
+    """Return why SkyPilot finds no machine for the job; '' if that is not the case."""
+    is_backing_off = (
+        JOB_STATES.get(record.state) == NodeState.WAITING and _BACKING_OFF in record.reason.lower()
+    )
+    if is_backing_off or record.state == _NO_CAPACITY_STATE:
+        return _format_reason(record.state, record.reason)
+    return ""
 
 
-def cluster(state: str) -> NodeStatus:
-    """One machine that is a cluster."""
-    ours = CLUSTERS.get(state, NodeState.WAITING)
-    return NodeStatus(ours, "" if ours == NodeState.RUNNING else state)
+def cluster_status(state: str) -> NodeStatus:
+    """Return the status of the machine of an existing cluster."""
+    node_state = CLUSTER_STATES.get(state, NodeState.WAITING)
+    return NodeStatus(state=node_state, reason="" if node_state == NodeState.RUNNING else state)
 
 
-def launch(state: str, why: str = "", *, no_room: bool = False) -> NodeStatus:
-    """One machine whose cluster is not there, by how the request for it stands.
+def launch_status(state: str, reason: str = "", *, is_capacity_error: bool = False) -> NodeStatus:
+    """Return the status of a machine without cluster, from the state of its launch request.
 
-    `no_room`: it failed because no place had such a machine; the market is asked again, more
-    slowly, and for nobody's fault.
+    With `is_capacity_error` the launch failed for lack of machines, and the node is REFUSED.
     """
-    ours = NodeState.REFUSED if no_room else REQUESTS.get(state, NodeState.WAITING)
-    if ours == NodeState.WAITING:
-        return NodeStatus(ours)
+    if is_capacity_error:
+        return NodeStatus(state=NodeState.REFUSED, reason=_format_reason(state, reason))
+    node_state = REQUEST_STATES.get(state, NodeState.WAITING)
+    if node_state == NodeState.WAITING:
+        return NodeStatus(state=node_state)
     if state == "SUCCEEDED":
-        return NodeStatus(ours, "its cluster is down")
-    return NodeStatus(ours, _reason(state, why))
+        return NodeStatus(state=node_state, reason="its cluster is down")
+    return NodeStatus(state=node_state, reason=_format_reason(state, reason))
 
 
-def _reason(state: str, why: str) -> str:
-    told = " ".join(why.split())
-    return state if told in _UNTOLD else f"{state}: {told[:_SHOWN]}"
+def _format_reason(state: str, reason: str) -> str:
+    text = " ".join(reason.split())
+    return state if text in _EMPTY_REASONS else f"{state}: {text[:_MAX_REASON_LENGTH]}"

@@ -1,1 +1,4 @@
-"""Slurm, by its commands: a group is an array job, its machines are tasks of one node each."""
+"""Slurm backend: a group is an array job with one single-node task per machine.
+
+It must not need anything but Slurm's commands, since agents submit replacements from the nodes.
+"""

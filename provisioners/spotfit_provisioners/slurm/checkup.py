@@ -1,4 +1,4 @@
-"""What a cluster must let us do, looked at one by one, and how to mend what is wrong."""
+"""Account checks of the Slurm backend: partitions, accounting, submission and time limits."""
 
 from __future__ import annotations
 
@@ -9,160 +9,174 @@ from pathlib import Path
 from spotfit.core.errors import ConfigError, ProvisionPermissionError
 from spotfit.core.ids import Token
 from spotfit.model.group import GroupRequest
-from spotfit.provision.checkup import Finding, UnseenError, look
+from spotfit.provision.checkup import AccountCheck, CheckSkippedError, run_check
 from spotfit_provisioners.slurm import render
-from spotfit_provisioners.slurm.client import Slurm
+from spotfit_provisioners.slurm.client import SlurmClient
 from spotfit_provisioners.slurm.options import SlurmOptions
 
-_EVERYBODY = ("", "ALL", "(null)")
+_UNRESTRICTED = ("", "ALL", "(null)")
 
 
-def examine(options: SlurmOptions, slurm: Slurm) -> Iterator[Finding]:
-    """Everything; nothing but the controller, where that does not answer."""
-    answers = look(
+def check_account(options: SlurmOptions, slurm: SlurmClient) -> Iterator[AccountCheck]:
+    """Run all checks; if the controller does not answer, only the first one."""
+    answers = run_check(
         "the controller answers",
-        lambda: slurm.settings()["ClusterName"],
-        do="`scontrol ping` says which controllers there are.",
+        lambda: slurm.read_cluster_config()["ClusterName"],
+        do="`scontrol ping` shows the state of the controllers.",
     )
     yield answers
-    if answers.well:
-        yield from _Examiner(options, slurm).rest()
+    if answers.passed:
+        yield from _SlurmChecks(options, slurm).run()
 
 
-class _Examiner:
-    """What there is to look at once the controller answers."""
+class _SlurmChecks:
+    """Checks that query the controller."""
 
-    def __init__(self, options: SlurmOptions, slurm: Slurm) -> None:
+    def __init__(self, options: SlurmOptions, slurm: SlurmClient) -> None:
         self._options = options
         self._slurm = slurm
-        self._settings = slurm.settings()
+        self._cluster_config = slurm.read_cluster_config()
 
-    def rest(self) -> Iterator[Finding]:
+    def run(self) -> Iterator[AccountCheck]:
         for name in self._options.partitions or ("",):
-            called = f"the partition {name}" if name else "the default partition"
-            yield look(f"{called} lets us in", lambda n=name: self._partition(n))  # type: ignore[misc]
-            yield look(
-                f"a task preempted in {called} comes back",
-                lambda n=name: self._comes_back(n),  # type: ignore[misc]
+            partition = f"the partition {name}" if name else "the default partition"
+            yield run_check(
+                f"{partition} accepts jobs",
+                lambda n=name: self._check_partition(n),  # type: ignore[misc]
             )
-        yield look("the account may be charged", self._charged)
-        yield look("a task would be taken", self._try)
-        yield look("tasks are left the time that they count on", self._patience)
-        yield look("tasks can write where they run", self._folder)
+            yield run_check(
+                f"{partition} requeues preempted tasks",
+                lambda n=name: self._check_requeue(n),  # type: ignore[misc]
+            )
+        yield run_check("the account can be charged", self._check_association)
+        yield run_check("a job is accepted", self._check_submission)
+        yield run_check("the grace period is long enough", self._check_kill_wait)
+        yield run_check("tasks can write to the working directory", self._check_work_dir)
 
     # --- partitions --------------------------------------------------------------------------
 
-    def _partition(self, name: str) -> str:
-        """Its nodes. Raises `ConfigError` for all that keeps us out of it."""
-        told = self._found(name)
-        if wrong := [what for what, well in self._doors(told) if not well]:
+    def _check_partition(self, name: str) -> str:
+        """Raise `ConfigError` naming all reasons why the partition rejects jobs."""
+        partition = self._find_partition(name)
+        if problems := [text for text, holds in self._access_conditions(partition) if not holds]:
             raise ConfigError(
-                f"It {', '.join(wrong)}.",
-                do="`sinfo` and `scontrol show partition` tell of all there are: "
-                "SlurmOptions(partitions=…, account=…, qos=…).",
+                f"The partition {', '.join(problems)}.",
+                do="Choose another one with SlurmOptions(partitions=…, account=…, qos=…); `sinfo` "
+                "and `scontrol show partition` list them.",
             )
-        return f"{told.get('TotalNodes', '?')} nodes, up to {told.get('MaxTime', '?')}"
+        return f"{partition.get('TotalNodes', '?')} nodes, up to {partition.get('MaxTime', '?')}"
 
-    def _found(self, name: str) -> Mapping[str, str]:
-        told = self._slurm.partition(name)
-        if not told:
+    def _find_partition(self, name: str) -> Mapping[str, str]:
+        partition = self._slurm.find_partition(name)
+        if not partition:
             raise ConfigError(
-                f"There is no partition {name!r}." if name else "There is no default partition.",
-                do="`sinfo` names all there are: SlurmOptions(partitions=…).",
+                f"The partition {name!r} does not exist."
+                if name
+                else "The cluster has no default partition.",
+                do="Set SlurmOptions(partitions=…); `sinfo` lists all partitions.",
             )
-        return told
+        return partition
 
-    def _doors(self, told: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
-        """What is wrong with it, and whether it is not."""
+    def _access_conditions(self, partition: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
+        """Yield the text of each possible problem, and whether the partition is free of it."""
         account, qos = self._options.account, self._options.qos
-        yield f"is {told.get('State')}", told.get("State") == "UP"
-        yield "is for root only", told.get("RootOnly") != "YES" or os.getuid() == 0
+        yield f"is {partition.get('State')}", partition.get("State") == "UP"
+        yield "is for root only", partition.get("RootOnly") != "YES" or os.getuid() == 0
         yield (
-            f"lets only the groups {told.get('AllowGroups')} in",
-            _is_open(told, "AllowGroups")
-            or bool(set(self._slurm.groups()) & _names(told, "AllowGroups")),
+            f"allows only the groups {partition.get('AllowGroups')}",
+            _is_unrestricted(partition, "AllowGroups")
+            or bool(set(self._slurm.list_own_groups()) & _split_names(partition, "AllowGroups")),
         )
-        yield f"does not let the account {account} in", _lets_in(told, "Accounts", account)
-        yield f"does not let the QOS {qos} in", _lets_in(told, "Qos", qos)
+        yield (
+            f"does not allow the account {account}",
+            _is_allowed(partition, "Accounts", name=account),
+        )
+        yield f"does not allow the QOS {qos}", _is_allowed(partition, "Qos", name=qos)
 
-    def _comes_back(self, name: str) -> str:
-        """Raises `ConfigError` where a preempted task is stopped and kept: whoever is stopped says
-        nothing, hears nothing and holds up all the others."""
-        mode = self._found(name).get("PreemptMode", "")
-        if mode == "OFF" and self._settings.get("PreemptType", "").endswith("qos"):
-            mode = self._settings.get("PreemptMode", "")
+    def _check_requeue(self, name: str) -> str:
+        """Raise `ConfigError` if preempted tasks are suspended.
+
+        A suspended worker neither answers nor fails, so it would block the whole group.
+        """
+        mode = self._find_partition(name).get("PreemptMode", "")
+        if mode == "OFF" and self._cluster_config.get("PreemptType", "").endswith("qos"):
+            mode = self._cluster_config.get("PreemptMode", "")
         if "SUSPEND" in mode or "GANG" in mode:
             raise ConfigError(
-                f"PreemptMode is {mode}: its preempted tasks are suspended.",
-                do="Ask for PreemptMode=REQUEUE there, or choose another partition.",
+                f"PreemptMode is {mode}: preempted tasks are suspended.",
+                do="Ask the administrators for PreemptMode=REQUEUE, or choose another partition.",
             )
-        back = {"REQUEUE": "Slurm brings it back", "OFF": "nobody preempts it there"}
-        return f"PreemptMode {mode}: {back.get(mode, 'the run asks for another')}"
+        effects = {"REQUEUE": "Slurm requeues the task", "OFF": "no preemption"}
+        return f"PreemptMode {mode}: {effects.get(mode, 'the run requests a replacement')}"
 
-    # --- who is charged, what is taken -------------------------------------------------------
+    # --- accounting and submission -----------------------------------------------------------
 
-    def _charged(self) -> str:
-        """Raises `ProvisionPermissionError` for an account or QOS that is not ours."""
-        if not self._settings.get("AccountingStorageType", "").endswith("slurmdbd"):
-            return "the cluster keeps no accounts"
-        if "associations" not in self._settings.get("AccountingStorageEnforce", "").lower():
-            return "the cluster lets everybody in, whatever account is named"
-        ours = self._slurm.associations()
+    def _check_association(self) -> str:
+        """Raise `ProvisionPermissionError` for an account or QOS that the user may not use."""
+        if not self._cluster_config.get("AccountingStorageType", "").endswith("slurmdbd"):
+            return "the cluster has no accounting"
+        if "associations" not in self._cluster_config.get("AccountingStorageEnforce", "").lower():
+            return "the cluster does not enforce associations"
+        associations = self._slurm.list_associations()
         account, qos = self._options.account, self._options.qos
-        mine = [one for one in ours if account in ("", one[0])]
-        if not mine:
-            known = ", ".join(sorted({one[0] for one in ours})) or "none"
+        matching = [entry for entry in associations if account in ("", entry[0])]
+        if not matching:
+            allowed = ", ".join(sorted({entry[0] for entry in associations})) or "none"
             raise ProvisionPermissionError(
-                f"We may not be charged to {account or 'any account'}, only to: {known}.",
+                f"The user may not use the account {account or '(default)'}; allowed: {allowed}.",
                 do="Set SlurmOptions(account=…), or ask the cluster's administrators for it.",
             )
-        if qos and not any(qos in one[2] for one in mine):
-            known = ", ".join(sorted({name for one in mine for name in one[2]}))
+        if qos and not any(qos in entry[2] for entry in matching):
+            allowed = ", ".join(sorted({name for entry in matching for name in entry[2]}))
             raise ProvisionPermissionError(
-                f"The QOS {qos} is not ours, only: {known}.",
+                f"The user may not use the QOS {qos}; allowed: {allowed}.",
                 do="Set SlurmOptions(qos=…), or ask the cluster's administrators for it.",
             )
-        return ", ".join(sorted({one[0] for one in mine}))
+        return ", ".join(sorted({entry[0] for entry in matching}))
 
-    def _try(self) -> str:
-        request = GroupRequest(Token("t-checkup"), 1, 1, run_name="checkup")
+    def _check_submission(self) -> str:
+        request = GroupRequest(
+            token=Token("t-checkup"), num_workers=1, total_workers=1, run_name="checkup"
+        )
         plan = render.plan(request, self._options)
-        return self._slurm.would_take(plan.body["arguments"], plan.body["script"])
+        return self._slurm.test_submission(plan.body["arguments"], plan.body["script"])
 
-    def _patience(self) -> str:
-        wait_s = float(self._settings["KillWait"].split()[0])
+    def _check_kill_wait(self) -> str:
+        wait_s = float(self._cluster_config["KillWait"].split()[0])
         if wait_s < self._options.grace_s:
             raise ConfigError(
-                f"Slurm kills {wait_s:.0f} s after SIGTERM, and grace_s is "
-                f"{self._options.grace_s:.0f}.",
+                f"Slurm kills tasks {wait_s:.0f} s after SIGTERM (KillWait), but grace_s is "
+                f"{self._options.grace_s:.0f} s.",
                 do=f"Set SlurmOptions(grace_s={wait_s:.0f}).",
             )
-        early = "preempt_send_user_signal" in self._settings.get("SlurmctldParameters", "")
+        early = "preempt_send_user_signal" in self._cluster_config.get("SlurmctldParameters", "")
         return f"KillWait {wait_s:.0f} s" + ("; preemption is announced" if early else "")
 
-    def _folder(self) -> str:
-        """Looked at here: nodes must see the same folder."""
-        folder = Path(self._options.folder or Path.cwd())
+    def _check_work_dir(self) -> str:
+        # Only this machine can be checked; the nodes are expected to mount the same directory.
+        folder = Path(self._options.work_dir or Path.cwd())
         if not folder.is_dir():
-            raise UnseenError(f"{folder} is not on this machine")
+            raise CheckSkippedError(f"{folder} does not exist on this machine")
         if not os.access(folder, os.W_OK):
             raise ConfigError(
-                f"We may not write to {folder}.", do="Name another one in SlurmOptions(folder=…)."
+                f"{folder} is not writable.", do="Set SlurmOptions(work_dir=…) to another one."
             )
-        return f"{folder}, if the nodes have it, too"
+        return f"{folder}, if the nodes mount it as well"
 
 
-def _names(told: Mapping[str, str], name: str) -> set[str]:
-    return set(told.get(name, "").split(","))
+def _split_names(partition: Mapping[str, str], name: str) -> set[str]:
+    return set(partition.get(name, "").split(","))
 
 
-def _is_open(told: Mapping[str, str], name: str) -> bool:
-    return told.get(name, "") in _EVERYBODY
+def _is_unrestricted(partition: Mapping[str, str], name: str) -> bool:
+    return partition.get(name, "") in _UNRESTRICTED
 
 
-def _lets_in(told: Mapping[str, str], kind: str, name: str) -> bool:
-    """By a list of those allowed or one of those denied; who names nothing is not looked at."""
+def _is_allowed(partition: Mapping[str, str], kind: str, *, name: str) -> bool:
+    """Check `name` against the partition's allow and deny lists. True if `name` is ''."""
     if not name:
         return True
-    allowed = _is_open(told, f"Allow{kind}") or name in _names(told, f"Allow{kind}")
-    return allowed and name not in _names(told, f"Deny{kind}")
+    allowed = _is_unrestricted(partition, f"Allow{kind}") or name in _split_names(
+        partition, f"Allow{kind}"
+    )
+    return allowed and name not in _split_names(partition, f"Deny{kind}")

@@ -1,4 +1,4 @@
-"""Slurm's commands, and its complaints in our words. Nothing is decided here."""
+"""Calls of Slurm's commands, and translation of their errors. Contains no decisions."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 
 from spotfit.core.errors import (
-    MachineError,
+    InfrastructureError,
     ProvisionError,
     ProvisionPermissionError,
     QuotaError,
 )
 from spotfit.host import env
-from spotfit_provisioners.slurm.states import Task, read
+from spotfit_provisioners.slurm.states import SlurmTask, parse_tasks
 
-_CALL_S = 60.0
-_FIELDS = "ArrayJobID:|,ArrayTaskID:|,State:|,Reason:|,exit_code:|"
-_KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "SLURM_CONF")
-"""What commands and tasks see of our environment: nothing of a job that we may be in ourselves,
-and none of our credentials."""
+_COMMAND_TIMEOUT_S = 60.0
+_SQUEUE_FORMAT = "ArrayJobID:|,ArrayTaskID:|,State:|,Reason:|,exit_code:|"
+_PASSED_VARIABLES = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "SLURM_CONF")
+"""Environment variables that commands and tasks inherit. SLURM_… variables of a surrounding job
+would change the submission, and credentials of the caller must not be exported."""
 
-_PASSING = (
+# Slurm's commands report errors only as text. The words are from Slurm's error messages.
+_TRANSIENT_WORDS = (
     "unable to contact",
     "socket timed out",
     "connection refused",
@@ -37,148 +38,163 @@ _PASSING = (
     "protocol authentication error",
     "munge",
 )
-_LIMITS = ("policy", "limit", "quota")
-_RIGHTS = ("permi", "denied", "account", "not authorized", "user id", "invalid qos")
-_FORGOTTEN = ("invalid job id", "already completing or completed", "already finished")
+_QUOTA_WORDS = ("policy", "limit", "quota")
+_PERMISSION_WORDS = ("permi", "denied", "account", "not authorized", "user id", "invalid qos")
+_FINISHED_WORDS = ("invalid job id", "already completing or completed", "already finished")
 
 
-class Slurm:
-    """The cluster that this machine is a part of. Raises our errors for what waiting does not
-    cure, and `MachineError` for the rest."""
+class SlurmClient:
+    """The commands of the cluster that this machine belongs to.
 
-    def submit(self, arguments: Sequence[str], script: str, environment: Mapping[str, str]) -> int:
-        """An array that is held back; its number. What is secret is in the environment only,
-        which Slurm shows to nobody but its administrators."""
-        words = ("sbatch", "--parsable", "--hold", "--export=ALL", *arguments)
-        told = self._run(words, script=script, environment=environment)
-        return int(told.partition(";")[0])
+    Permanent errors are raised as `ProvisionError`, transient ones as `InfrastructureError`.
+    """
 
-    def would_take(self, arguments: Sequence[str], script: str) -> str:
-        """What sbatch says of such a job without submitting it."""
+    def submit_held(
+        self, arguments: Sequence[str], script: str, environment: Mapping[str, str]
+    ) -> int:
+        """Submit a held array job and return its id.
+
+        Secrets are passed in the environment only, which Slurm shows only to its administrators.
+        """
+        command = ("sbatch", "--parsable", "--hold", "--export=ALL", *arguments)
+        output = self._run(command, script=script, environment=environment)
+        return int(output.partition(";")[0])
+
+    def test_submission(self, arguments: Sequence[str], script: str) -> str:
+        """Validate a job with `sbatch --test-only`, without submitting it."""
         self._run(("sbatch", "--test-only", *arguments), script=script)
-        return "sbatch --test-only agrees"
+        return "sbatch --test-only accepts it"
 
-    def tasks_of(self, job: str) -> list[Task]:
-        """Of that array; none if Slurm has forgotten it."""
-        return self._tasks(f"--jobs={job}")
+    def list_job_tasks(self, job: str) -> list[SlurmTask]:
+        """Return the tasks of the array job; empty if Slurm has purged the job."""
+        return self._query_tasks(f"--jobs={job}")
 
-    def tasks_named(self, name: str) -> list[Task]:
-        """Of all arrays of ours by that name."""
-        return self._tasks(f"--user={os.getuid()}", f"--name={name}")
+    def list_tasks_by_name(self, name: str) -> list[SlurmTask]:
+        """Return the tasks of all array jobs of the user with that name."""
+        return self._query_tasks(f"--user={os.getuid()}", f"--name={name}")
 
     def release(self, job: int) -> None:
-        """No longer hold it back; of one that is not held, nothing."""
-        self._run(("scontrol", "release", str(job)), bygone=True)
+        """Release a held job. No effect on a job that is not held."""
+        self._run(("scontrol", "release", str(job)), allow_finished=True)
 
     def cancel(self, job: str) -> None:
-        """The array, and whatever runs of it; what is over already is no error."""
-        self._run(("scancel", job), bygone=True)
+        """Cancel the array job with all its tasks. No error if it has ended."""
+        self._run(("scancel", job), allow_finished=True)
 
-    def output_of(self, task: str) -> str:
-        """Path of the file that it writes; '' of one that Slurm has forgotten."""
-        told = self._run(("scontrol", "--oneliner", "show", "job", task), bygone=True)
-        return dict(_pairs(told)).get("StdOut", "")
+    def find_output_path(self, task: str) -> str:
+        """Return the path of the task's output file; '' if Slurm has purged the task."""
+        output = self._run(("scontrol", "--oneliner", "show", "job", task), allow_finished=True)
+        return dict(_parse_pairs(output)).get("StdOut", "")
 
-    def settings(self) -> dict[str, str]:
-        """How the cluster is set up."""
+    def read_cluster_config(self) -> dict[str, str]:
+        """Return the settings of `scontrol show config`."""
         lines = self._run(("scontrol", "show", "config")).splitlines()
         pairs = (line.partition("=") for line in lines if "=" in line)
         return {name.strip(): value.strip() for name, _, value in pairs}
 
-    def partition(self, name: str) -> dict[str, str]:
-        """What is set for that partition; '' is the cluster's default one. {} if there is none."""
+    def find_partition(self, name: str) -> dict[str, str]:
+        """Return the settings of a partition ('' is the default one), or {} if it is missing."""
         lines = self._run(("scontrol", "--oneliner", "show", "partition")).splitlines()
-        every = [dict(_pairs(line)) for line in lines]
-        wanted = ("PartitionName", name) if name else ("Default", "YES")
-        return next((one for one in every if wanted in one.items()), {})
+        partitions = [dict(_parse_pairs(line)) for line in lines]
+        setting = ("PartitionName", name) if name else ("Default", "YES")
+        return next((partition for partition in partitions if setting in partition.items()), {})
 
-    def associations(self) -> list[tuple[str, str, tuple[str, ...]]]:
-        """What we may be charged to: account, partition ('' for any) and the QOS of each."""
-        words = ("sacctmgr", "--noheader", "--parsable2", "show", "associations")
-        me = pwd.getpwuid(os.getuid()).pw_name
-        told = self._run((*words, f"user={me}", "format=account,partition,qos"))
-        rows = [line.split("|") for line in told.splitlines() if line.count("|") == 2]
+    def list_associations(self) -> list[tuple[str, str, tuple[str, ...]]]:
+        """Return account, partition ('' for any) and QOS of each association of the user."""
+        command = ("sacctmgr", "--noheader", "--parsable2", "show", "associations")
+        user = pwd.getpwuid(os.getuid()).pw_name
+        output = self._run((*command, f"user={user}", "format=account,partition,qos"))
+        rows = [line.split("|") for line in output.splitlines() if line.count("|") == 2]
         return [(account, part, tuple(qos.split(","))) for account, part, qos in rows]
 
-    def groups(self) -> tuple[str, ...]:
-        """Ours, by name."""
+    def list_own_groups(self) -> tuple[str, ...]:
+        """Return the names of the user's groups."""
         return tuple(grp.getgrgid(number).gr_name for number in os.getgroups())
 
-    def _tasks(self, *which: str) -> list[Task]:
-        words = ("squeue", "--noheader", "--array", "--states=all", f"--Format={_FIELDS}", *which)
-        lines = self._run(words, bygone=True).splitlines()
-        return [task for line in lines if line.strip() for task in read(line)]
+    def _query_tasks(self, *selection: str) -> list[SlurmTask]:
+        command = (
+            "squeue",
+            "--noheader",
+            "--array",
+            "--states=all",
+            f"--Format={_SQUEUE_FORMAT}",
+            *selection,
+        )
+        lines = self._run(command, allow_finished=True).splitlines()
+        return [task for line in lines if line.strip() for task in parse_tasks(line)]
 
     def _run(
         self,
-        words: Sequence[str],
+        command: Sequence[str],
         *,
         script: str = "",
         environment: Mapping[str, str] | None = None,
-        bygone: bool = False,
+        allow_finished: bool = False,
     ) -> str:
-        """What it prints. `bygone`: that a job is over or forgotten is no error."""
+        """Return the output. With `allow_finished`, ended and purged jobs are no error."""
         try:
             done = subprocess.run(  # noqa: S603  # Slurm's own commands, no shell
-                (_found(words[0]), *words[1:]),
+                (_find_command(command[0]), *command[1:]),
                 input=script,
-                env={**_of_ours(), **(environment or {})},
+                env={**_allowed_environment(), **(environment or {})},
                 capture_output=True,
                 text=True,
-                timeout=_CALL_S,
+                timeout=_COMMAND_TIMEOUT_S,
                 check=False,
             )
         except subprocess.TimeoutExpired as late:
-            raise MachineError(f"{words[0]} has not answered within {_CALL_S:.0f} s.") from late
-        if done.returncode == 0 or (bygone and _tells(done.stderr, _FORGOTTEN)):
+            raise InfrastructureError(
+                f"{command[0]} did not answer within {_COMMAND_TIMEOUT_S:.0f} s."
+            ) from late
+        if done.returncode == 0 or (allow_finished and _contains_any(done.stderr, _FINISHED_WORDS)):
             return done.stdout
-        raise complaint(words[0], done.stderr.strip())
+        raise to_provision_error(command[0], done.stderr.strip())
 
 
-def complaint(command: str, message: str) -> ProvisionError | MachineError:
-    """What a command complained of: a `MachineError` for what may pass."""
-    told = " ".join(message.split()) or "no reason given"
-    if _tells(message, _PASSING):
-        return MachineError(f"{command}: {told}")
-    if _tells(message, _LIMITS):
+def to_provision_error(command: str, message: str) -> ProvisionError | InfrastructureError:
+    """Translate the error text of a command; transient errors become `InfrastructureError`."""
+    text = " ".join(message.split()) or "no reason given"
+    if _contains_any(message, _TRANSIENT_WORDS):
+        return InfrastructureError(f"{command}: {text}")
+    if _contains_any(message, _QUOTA_WORDS):
         return QuotaError(
-            f"A limit of the cluster stands against this ({command}): {told}",
-            do="`sacctmgr show assoc` and `scontrol show partition` tell the limits; ask for "
-            "less, or choose another partition, account or QOS.",
+            f"A limit of the Slurm cluster is exceeded ({command}): {text}",
+            do="Request fewer resources, or choose another partition, account or QOS; `sacctmgr "
+            "show assoc` and `scontrol show partition` show the limits.",
         )
-    if _tells(message, _RIGHTS):
+    if _contains_any(message, _PERMISSION_WORDS):
         return ProvisionPermissionError(
-            f"The cluster does not allow this ({command}): {told}",
-            do="Choose an account, QOS and partition that are yours: SlurmOptions(account=…, "
+            f"Slurm denied permission ({command}): {text}",
+            do="Choose an account, QOS and partition that you may use: SlurmOptions(account=…, "
             "qos=…, partitions=…).",
         )
     return ProvisionError(
-        f"Slurm does not take this ({command}): {told}",
-        do="Correct SlurmOptions; `spotfit doctor --provisioner slurm` tries them.",
+        f"Slurm rejected the request ({command}): {text}",
+        do="Correct SlurmOptions; `spotfit doctor --provisioner slurm` checks them.",
     )
 
 
-def _pairs(line: str) -> Iterator[tuple[str, str]]:
+def _parse_pairs(line: str) -> Iterator[tuple[str, str]]:
     for word in line.split():
         name, equals, value = word.partition("=")
         if equals:
             yield name, value
 
 
-def _tells(message: str, words: Sequence[str]) -> bool:
+def _contains_any(message: str, words: Sequence[str]) -> bool:
     return any(word in message.lower() for word in words)
 
 
-def _of_ours() -> dict[str, str]:
-    return {name: value for name in _KEPT if (value := env.lookup(name)) is not None}
+def _allowed_environment() -> dict[str, str]:
+    return {name: value for name in _PASSED_VARIABLES if (value := env.lookup(name)) is not None}
 
 
-def _found(command: str) -> str:
+def _find_command(command: str) -> str:
     path = shutil.which(command)
     if path is None:
         raise ProvisionError(
-            f"There is no {command} on this machine's PATH.",
-            do="Start the run from a login node of the cluster, and see to it that its nodes "
-            "have Slurm's commands, too: they ask for replacements.",
+            f"The command {command} is not on the PATH of this machine.",
+            do="Start the run from a login node of the cluster. The compute nodes need Slurm's "
+            "commands as well, because agents submit replacements.",
         )
     return path

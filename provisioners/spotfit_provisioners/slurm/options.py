@@ -1,4 +1,4 @@
-"""What can be chosen of Slurm."""
+"""Options of the Slurm backend."""
 
 from __future__ import annotations
 
@@ -10,58 +10,61 @@ from spotfit.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmOptions:
-    """Nodes of a cluster that Slurm shares out. What is '' is left to the cluster."""
+    """Nodes of a Slurm cluster. Empty options use the defaults of the cluster."""
 
     provisioner: ClassVar[str] = "slurm"
 
     partitions: tuple[str, ...] = ()
-    """Any of them; the one that can begin first is taken."""
+    """Allowed partitions; Slurm uses the one that can start the job first."""
     account: str = ""
     qos: str = ""
     constraint: str = ""
-    """Features that a node must have, as sbatch reads them: 'a100&nvlink'."""
+    """Required node features, in sbatch syntax: 'a100&nvlink'."""
     exclude: str = ""
-    """Nodes not to be used, as sbatch reads them: 'n[3-5]'."""
+    """Excluded nodes, in sbatch syntax: 'n[3-5]'."""
     reservation: str = ""
     gres: str = "gpu"
-    """What accelerators are called here, with or without their kind: 'gpu', 'gpu:a100'."""
+    """Generic resource name of GPUs, optionally with a type: 'gpu', 'gpu:a100'."""
     time: str = ""
-    """Limit for a task, as sbatch reads it: '1-12:00:00'. Near it a task begins anew."""
+    """Time limit of a task, in sbatch syntax: '1-12:00:00'. A task that reaches it is requeued."""
     exclusive: bool = False
-    """Whole nodes, shared with nobody."""
+    """Allocate whole nodes."""
     workers_per_node: int = 1
-    """How many workers share a task."""
+    """Number of workers per task."""
     memory_per_cpu_gib: float = 0.0
-    """Main memory for each core where the workers did not ask for any; 0: the cluster's own."""
+    """Memory per CPU core if `resources_per_worker` has no "memory"; 0: the cluster's default."""
     modules: tuple[str, ...] = ()
-    """Loaded before an agent starts."""
+    """Environment modules to load before an agent starts."""
     setup: tuple[str, ...] = ()
-    """Lines of shell before an agent starts: 'source /shared/venv/bin/activate'."""
-    container: str = ""
-    """A command to run the agent by: 'apptainer exec --nv /shared/spotfit.sif'."""
+    """Shell lines to run before an agent starts: 'source /shared/venv/bin/activate'."""
+    command_prefix: str = ""
+    """Command that runs the agent: 'apptainer exec --nv /shared/spotfit.sif'."""
     python: str = "python"
-    """The interpreter, on the nodes or in the container."""
+    """The interpreter on the nodes or in the container."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Variables for the agents. No secrets: whoever may look at the run can read them."""
+    """Environment variables of the agents. Must not contain secrets: they are stored unencrypted
+    with the run."""
     grace_s: float = 30.0
-    """How long a task goes on after SIGTERM: the cluster's KillWait, and the time that is
-    left when the end of `time` is near."""
-    folder: str = ""
-    """Where tasks run and write their output; '' is the directory of whoever asks."""
+    """Time between SIGTERM and the end of a task, in seconds: the cluster's KillWait. Slurm also
+    sends SIGTERM this long before the time limit."""
+    work_dir: str = ""
+    """Working directory of the tasks; '' is the directory of the caller."""
     output: str = "spotfit-%x-%a.log"
-    """A task's own output; %x is the group's token, %a the task."""
-    extra: tuple[str, ...] = ()
-    """More options for sbatch, word by word: '--nice=100'."""
+    """Output file of a task; %x is the group's token, %a the index of the task."""
+    extra_args: tuple[str, ...] = ()
+    """Additional arguments of sbatch, for example '--nice=100'."""
 
     def __post_init__(self) -> None:
         if self.workers_per_node < 1:
             raise ConfigError("SlurmOptions(workers_per_node) must be at least 1.")
         if self.memory_per_cpu_gib < 0 or self.grace_s < 0:
-            raise ConfigError("SlurmOptions: sizes and durations are not below zero.")
-        if wrong := [name for name in self.environment if not name.isidentifier()]:
-            raise ConfigError(f"SlurmOptions(environment) names {wrong[0]!r}: no variable's name.")
-        if strange := [word for word in self.extra if not word.startswith("-")]:
+            raise ConfigError("SlurmOptions: memory_per_cpu_gib and grace_s must be >= 0.")
+        if invalid := [name for name in self.environment if not name.isidentifier()]:
             raise ConfigError(
-                f"SlurmOptions(extra) holds {strange[0]!r}, which is no option of sbatch.",
-                do="Write name and value as one word: '--nice=100'.",
+                f"SlurmOptions(environment): {invalid[0]!r} is not a valid variable name."
+            )
+        if invalid := [argument for argument in self.extra_args if not argument.startswith("-")]:
+            raise ConfigError(
+                f"SlurmOptions(extra_args): {invalid[0]!r} is not an option of sbatch.",
+                do="Write option and value as one string: '--nice=100'.",
             )

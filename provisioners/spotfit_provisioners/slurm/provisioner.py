@@ -1,4 +1,4 @@
-"""The four verbs on Slurm."""
+"""`SlurmProvisioner`: submit, observe and cancel groups as array jobs."""
 
 from __future__ import annotations
 
@@ -6,30 +6,36 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatus, gone
+from spotfit.model.group import (
+    GroupHandle,
+    GroupPlan,
+    GroupRequest,
+    GroupStatus,
+    missing_group_status,
+)
 from spotfit.provision.api import Refusal, Traits
-from spotfit.provision.checkup import Finding
-from spotfit.provision.launch import Launch
-from spotfit.provision.output import Said, tail
+from spotfit.provision.checkup import AccountCheck
+from spotfit.provision.launch import AgentLaunchSpec
+from spotfit.provision.machine_output import MachineOutput, last_lines
 from spotfit_provisioners.slurm import checkup, render, states
-from spotfit_provisioners.slurm.client import Slurm
+from spotfit_provisioners.slurm.client import SlurmClient
 from spotfit_provisioners.slurm.options import SlurmOptions
-from spotfit_provisioners.slurm.states import Task
+from spotfit_provisioners.slurm.states import SlurmTask
 
 
 class SlurmProvisioner:
-    """A group is one array job; its name is the group's token."""
+    """A group is one array job whose name is the group's token."""
 
     name = render.BACKEND
     Options: ClassVar = SlurmOptions
 
     def __init__(self, options: SlurmOptions) -> None:
         self.options = options
-        self._slurm = Slurm()
+        self._client = SlurmClient()
 
     @classmethod
     def with_options(cls, **options: Any) -> SlurmProvisioner:
-        """From the fields of `SlurmOptions`."""
+        """Construct from the fields of `SlurmOptions`."""
         return cls(SlurmOptions(**options))
 
     @property
@@ -38,55 +44,66 @@ class SlurmProvisioner:
             max_nodes=render.MAX_NODES,
             notice_s=self.options.grace_s,
             requeues_itself=True,
-            observe_s=10.0,
-            notices=("machine", "signal"),
+            observe_interval_s=10.0,
+            notice_sources=("machine", "signal"),
             keeps_output=True,
         )
 
     def plan(self, request: GroupRequest) -> GroupPlan:
         return render.plan(request, self.options)
 
-    def submit(self, plan: GroupPlan, launch: Launch) -> GroupHandle | Refusal:
-        """Submitted held, and released once it is the first of its name.
+    def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
+        """Submit a held array job, and release it if it is the first one of its name.
 
-        Of two who ask at the same time both see both arrays: the one with the higher number
-        goes, before it has begun. Who was stopped in between is helped by whoever asks next.
+        Of two concurrent submissions, both see both jobs and cancel the one with the higher id
+        before it starts. An interrupted submission is completed by the next call.
         """
-        if not (known := self._slurm.tasks_named(plan.token)):
-            environment = launch.environment(
-                plan.token, 0, plan.slots, node_from=render.ARRAY_INDEX
+        if not (known := self._client.list_tasks_by_name(plan.token)):
+            environment = launch.environment_for(
+                plan.token, 0, plan.slots_per_node, node_index_variable=render.ARRAY_INDEX_VARIABLE
             )
-            own = self._slurm.submit(plan.body["arguments"], plan.body["script"], environment)
-            known = [Task(own, 0, "PENDING", "JobHeldUser")]
-            known += self._slurm.tasks_named(plan.token)
-        first = min(task.job for task in known)
-        for job in {task.job for task in known} - {first}:
-            self._slurm.cancel(str(job))
-        if any(task.job == first and task.reason.startswith("JobHeld") for task in known):
-            self._slurm.release(first)
-        return GroupHandle(plan.token, self.name, str(first), {"nodes": plan.nodes})
+            own = self._client.submit_held(plan.body["arguments"], plan.body["script"], environment)
+            known = [SlurmTask(own, 0, "PENDING", "JobHeldUser")]
+            known += self._client.list_tasks_by_name(plan.token)
+        first = min(task.job_id for task in known)
+        for job in {task.job_id for task in known} - {first}:
+            self._client.cancel(str(job))
+        if any(task.job_id == first and task.reason.startswith("JobHeld") for task in known):
+            self._client.release(first)
+        return GroupHandle(
+            token=plan.token,
+            provisioner=self.name,
+            name=str(first),
+            detail={"nodes": plan.num_nodes},
+        )
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
         nodes = int(handle.detail["nodes"])
-        tasks = self._slurm.tasks_of(handle.name) if handle.name.isdecimal() else []
+        tasks = self._client.list_job_tasks(handle.name) if handle.name.isdecimal() else []
         if not tasks:
-            return gone(nodes, "Slurm knows no such job")
-        return states.group(nodes, tasks)
+            return missing_group_status(nodes, "Slurm does not know the job")
+        return states.group_status(nodes, tasks)
 
     def cancel(self, handle: GroupHandle) -> None:
         if handle.name.isdecimal():
-            self._slurm.cancel(handle.name)
+            self._client.cancel(handle.name)
 
-    def said(self, handle: GroupHandle, node: int, *, last: int) -> list[Said]:
-        """From the task's output file, all its lives one after the other, where this machine sees
-        it; where Slurm has forgotten the job, at the place that the options name."""
-        told = self._slurm.output_of(f"{handle.name}_{node}") if handle.name.isdecimal() else ""
-        path = Path(told or render.output(self.options, handle.token, handle.name, node))
+    def fetch_machine_output(
+        self, handle: GroupHandle, node: int, *, max_lines: int
+    ) -> list[MachineOutput]:
+        """Return the end of the task's output file, which contains all attempts."""
+        known = (
+            self._client.find_output_path(f"{handle.name}_{node}")
+            if handle.name.isdecimal()
+            else ""
+        )
+        # If Slurm has purged the job, its path is derived from the options.
+        expected = render.output_path(self.options, handle.token, job=handle.name, node=node)
+        path = Path(known or expected)
         if not path.is_file():
-            return [Said(f"{path}, which is not on this machine")]
-        return [Said(str(path), tail(path.read_text(errors="replace"), last))]
+            return [MachineOutput(f"{path} (missing on this machine)")]
+        return [MachineOutput(str(path), last_lines(path.read_text(errors="replace"), max_lines))]
 
-    def examine(self, storage: str = "") -> Iterator[Finding]:
-        """The controller, the partitions, who is charged, what it would say to a job of one task,
-        what becomes of preempted ones, its patience, and the folder."""
-        yield from checkup.examine(self.options, self._slurm)
+    def check_account(self, storage: str = "") -> Iterator[AccountCheck]:
+        """Check the controller, partitions, accounting, submission and time limits."""
+        yield from checkup.check_account(self.options, self._client)

@@ -1,4 +1,4 @@
-"""The states of Slurm's jobs in our words."""
+"""Mapping of Slurm job states to `NodeState`, and parsing of squeue's output."""
 
 from __future__ import annotations
 
@@ -33,33 +33,38 @@ STATES: Mapping[str, NodeState] = {
     "DEADLINE": NodeState.FAILED,
     "OUT_OF_MEMORY": NodeState.FAILED,
 }
-"""COMPLETING: its end has begun, and whether it is the last one shows only afterwards."""
+"""COMPLETING is WAITING, because the task may be requeued afterwards."""
 
-_PASSING = ("", "None", "BeginTime", "Cleaning", "JobHeldUser")
-"""Reasons to wait that say nothing about room: the last one is ours, for a moment."""
+_NEUTRAL_REASONS = ("", "None", "BeginTime", "Cleaning", "JobHeldUser")
+"""Waiting reasons that do not indicate missing capacity; `submit` holds jobs for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """One task of an array job, as squeue tells it."""
+class SlurmTask:
+    """One task of an array job, as reported by squeue."""
 
-    job: int
-    """The whole array's number."""
+    job_id: int
+    """The id of the array job."""
     index: int
     state: str
     reason: str = ""
     exit_code: int = 0
 
 
-def read(line: str) -> Iterable[Task]:
-    """The tasks of a line of squeue: several where the array was never taken apart."""
+def parse_tasks(line: str) -> Iterable[SlurmTask]:
+    """Parse a line of squeue. It stands for several tasks while an array has not been split."""
     job, indexes_, state, reason, status = line.strip().split("|")[:5]
-    code = int(status) >> 8 if status.isdecimal() else 0
-    return [Task(int(job), index, state, reason, code) for index in indexes(indexes_)]
+    code = (
+        int(status) >> 8 if status.isdecimal() else 0
+    )  # a wait status: the code is in the high byte
+    return [
+        SlurmTask(job_id=int(job), index=index, state=state, reason=reason, exit_code=code)
+        for index in parse_indexes(indexes_)
+    ]
 
 
-def indexes(text: str) -> list[int]:
-    """'0', '0-3,5' and '[0-3%2]' as Slurm writes them; none for a job that is no array."""
+def parse_indexes(text: str) -> list[int]:
+    """Parse array indexes such as '0', '0-3,5' and '[0-3%2]'; empty if the job is not an array."""
     found: list[int] = []
     for part in text.strip("[]").partition("%")[0].split(","):
         first, _, last = part.partition("-")
@@ -68,21 +73,23 @@ def indexes(text: str) -> list[int]:
     return found
 
 
-def group(nodes: int, tasks: Iterable[Task]) -> GroupStatus:
-    """An array, task by task; a task that Slurm has forgotten is gone."""
+def group_status(nodes: int, tasks: Iterable[SlurmTask]) -> GroupStatus:
+    """Return the status of every task of an array; tasks that Slurm has purged are GONE."""
     by_index = {task.index: task for task in tasks}
-    statuses = tuple(_node(by_index.get(index)) for index in range(nodes))
+    statuses = tuple(_node_status(by_index.get(index)) for index in range(nodes))
     waits = (task.reason for task in by_index.values() if task.state == "PENDING")
-    refusal = next((reason for reason in waits if reason not in _PASSING), "")
-    return GroupStatus(statuses, refusal)
+    refusal = next((reason for reason in waits if reason not in _NEUTRAL_REASONS), "")
+    return GroupStatus(nodes=statuses, refusal=refusal)
 
 
-def _node(task: Task | None) -> NodeStatus:
+def _node_status(task: SlurmTask | None) -> NodeStatus:
     if task is None:
-        return NodeStatus(NodeState.GONE, "Slurm has forgotten it")
+        return NodeStatus(state=NodeState.GONE, reason="Slurm does not know the task")
     state = STATES.get(task.state, NodeState.WAITING)
     if state in (NodeState.RUNNING, NodeState.WAITING):
-        return NodeStatus(state, "" if task.state in ("RUNNING", "PENDING") else task.state)
+        return NodeStatus(
+            state=state, reason="" if task.state in ("RUNNING", "PENDING") else task.state
+        )
     code = f"exit code {task.exit_code}" if task.exit_code else ""
     reason = "" if task.reason in ("None", "NonZeroExitCode") else task.reason
-    return NodeStatus(state, ", ".join(filter(None, (task.state, reason, code))))
+    return NodeStatus(state=state, reason=", ".join(filter(None, (task.state, reason, code))))

@@ -1,4 +1,4 @@
-"""The ssh command, and its complaints in our words."""
+"""Calls of the ssh command, and translation of its errors."""
 
 from __future__ import annotations
 
@@ -6,100 +6,112 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 
-from spotfit.core.errors import MachineError, ProvisionError, ProvisionPermissionError
+from spotfit.core.errors import InfrastructureError, ProvisionError, ProvisionPermissionError
 from spotfit_provisioners.ssh.options import SshOptions
 
-_REFUSED = ("permission denied", "host key verification failed", "too many authentication")
-_UNKNOWN = ("name or service not known", "nor servname", "bad configuration", "no such identity")
-_STRANGER = "host key verification failed"
-_SSH_FAILED = 255
-_SCRIPT_S = 20
-"""How long a script may take once its host has answered: most of it is waiting for another's."""
+# ssh reports all its own errors with exit code 255; only their text distinguishes them.
+_ACCESS_DENIED_WORDS = (
+    "permission denied",
+    "host key verification failed",
+    "too many authentication",
+)
+_UNKNOWN_HOST_WORDS = (
+    "name or service not known",
+    "nor servname",
+    "bad configuration",
+    "no such identity",
+)
+_HOST_KEY_FAILURE = "host key verification failed"
+_SSH_ERROR_CODE = 255
+_SCRIPT_TIMEOUT_S = 20
+"""Time limit of a script after the connection, mostly spent waiting for the lock of the host."""
 
 
-class Hosts:
-    """Hosts that run a script each. It goes in by stdin, so that no command line shows it."""
+class SshClient:
+    """Runs shell scripts on hosts, passed on stdin because command lines are public."""
 
     def __init__(self, options: SshOptions) -> None:
         self._options = options
 
-    def run(self, host: str, script: str) -> str:
-        """What the script prints there. Raises `ProvisionError` for what waiting does not cure,
-        `MachineError` for a host that does not answer."""
-        connect_s = int(self._options.connect_s)
-        words = (found(), *self.words(), "-T", "--", host, "exec /bin/sh -s")
+    def run_script(self, host: str, script: str) -> str:
+        """Run the script on the host and return its output.
+
+        Raises `ProvisionError` for permanent errors, `InfrastructureError` if the host does not
+        answer.
+        """
+        connect_s = int(self._options.connect_timeout_s)
+        command = (find_ssh(), *self.ssh_arguments(), "-T", "--", host, "exec /bin/sh -s")
         try:
-            done = subprocess.run(  # noqa: S603  # the user's own ssh, no shell here
-                words,
+            done = subprocess.run(  # noqa: S603  # the user's own ssh, no local shell
+                command,
                 input=script,
                 capture_output=True,
                 text=True,
-                timeout=connect_s + _SCRIPT_S,
+                timeout=connect_s + _SCRIPT_TIMEOUT_S,
                 check=False,
             )
         except subprocess.TimeoutExpired as late:
-            raise MachineError(
-                f"{host} has not answered within {connect_s + _SCRIPT_S} s."
+            raise InfrastructureError(
+                f"{host} did not answer within {connect_s + _SCRIPT_TIMEOUT_S} s."
             ) from late
         if done.returncode == 0:
             return done.stdout.strip()
-        raise complaint(host, done.returncode, done.stderr)
+        raise to_provision_error(host, done.returncode, done.stderr)
 
-    def words(self) -> Iterator[str]:
-        """For ssh itself, before the host: here, and on the hosts as well."""
+    def ssh_arguments(self) -> Iterator[str]:
+        """Yield the ssh options, which are the same here and on the hosts."""
         options = self._options
         if options.config:
             yield from ("-F", options.config)
         yield "-oBatchMode=yes"
-        yield f"-oConnectTimeout={int(options.connect_s)}"
+        yield f"-oConnectTimeout={int(options.connect_timeout_s)}"
         yield from ("-oServerAliveInterval=5", "-oServerAliveCountMax=3", "-oLogLevel=ERROR")
-        if options.host_keys != "config":
-            strict = "yes" if options.host_keys == "strict" else "accept-new"
+        if options.host_key_checking != "config":
+            strict = "yes" if options.host_key_checking == "strict" else "accept-new"
             yield f"-oStrictHostKeyChecking={strict}"
         if options.known_hosts:
             yield f"-oUserKnownHostsFile={options.known_hosts}"
 
 
-def complaint(host: str, code: int, message: str) -> ProvisionError | MachineError:
-    """What ssh, or the script over there, complained of."""
-    told = " ".join(message.split()) or f"exit code {code}"
+def to_provision_error(host: str, code: int, message: str) -> ProvisionError | InfrastructureError:
+    """Translate an error of ssh, or of the script on the host."""
+    text = " ".join(message.split()) or f"exit code {code}"
     low = message.lower()
-    if code == _SSH_FAILED and _STRANGER in low:
+    if code == _SSH_ERROR_CODE and _HOST_KEY_FAILURE in low:
         return ProvisionPermissionError(
-            f"The key of {host} is not the one we know, or none is known: {told}",
-            do="Compare it with what `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` says "
-            f"there, then put it into known_hosts: `ssh {host} true` once by hand, or "
-            "SshOptions(host_keys='accept-new') for hosts never met before.",
+            f"The host key of {host} is unknown or has changed: {text}",
+            do="Compare it with the output of `ssh-keygen -lf "
+            "/etc/ssh/ssh_host_ed25519_key.pub` on the host, then add it to known_hosts with "
+            f"`ssh {host} true`, or set SshOptions(host_key_checking='accept-new') for new hosts.",
         )
-    if code == _SSH_FAILED and any(word in low for word in _REFUSED):
+    if code == _SSH_ERROR_CODE and any(word in low for word in _ACCESS_DENIED_WORDS):
         return ProvisionPermissionError(
-            f"{host} does not let us in: {told}",
-            do=f"See to it that `ssh -o BatchMode=yes {host} true` works: nobody is there to be "
-            "asked for a password.",
+            f"{host} denied access: {text}",
+            do=f"Make `ssh -o BatchMode=yes {host} true` work: passwords cannot be entered.",
         )
-    if code == _SSH_FAILED and any(word in low for word in _UNKNOWN):
+    if code == _SSH_ERROR_CODE and any(word in low for word in _UNKNOWN_HOST_WORDS):
         return ProvisionError(
-            f"ssh does not know {host}: {told}",
-            do="Correct SshOptions(hosts=…), or name it in ~/.ssh/config.",
+            f"ssh cannot resolve {host}: {text}",
+            do="Correct SshOptions(hosts=…), or define the host in ~/.ssh/config.",
         )
-    if code == _SSH_FAILED:
-        return MachineError(
-            f"{host} does not answer: {told}",
-            do=f"See to it that it is on, and that `ssh -o BatchMode=yes {host} true` works.",
+    if code == _SSH_ERROR_CODE:
+        return InfrastructureError(
+            f"{host} does not answer: {text}",
+            do=f"Check that it is running, and that `ssh -o BatchMode=yes {host} true` works.",
         )
     return ProvisionError(
-        f"{host} cannot start an agent: {told}",
-        do="It needs Linux, /bin/sh, flock and setsid (util-linux), a folder that we may write to, "
-        "and spotfit for its Python; `spotfit doctor --provisioner ssh` looks at all of it.",
+        f"{host} cannot start an agent: {text}",
+        do="It needs Linux, /bin/sh, flock and setsid (util-linux), a writable directory, and a "
+        "Python with spotfit; `spotfit doctor --provisioner ssh` checks all of them.",
     )
 
 
-def found() -> str:
-    """Path of the ssh command."""
+def find_ssh() -> str:
+    """Return the path of the ssh command. Raises `ProvisionError` if it is missing."""
     path = shutil.which("ssh")
     if path is None:
         raise ProvisionError(
-            "There is no ssh on this machine's PATH.",
-            do="Install OpenSSH's client, on the hosts, too: their agents ask for replacements.",
+            "The command ssh is not on the PATH of this machine.",
+            do="Install the OpenSSH client, also on the hosts, because agents submit replacements.",
         )
     return path

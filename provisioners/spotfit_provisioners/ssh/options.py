@@ -1,4 +1,4 @@
-"""What can be chosen of machines that one reaches by ssh."""
+"""Options of the SSH backend."""
 
 from __future__ import annotations
 
@@ -10,56 +10,58 @@ from spotfit.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshOptions:
-    """Linux hosts with OpenSSH, a shell and Python. Each holds one agent at a time."""
+    """Linux hosts with OpenSSH, a shell and Python. Each host runs one agent at a time."""
 
     provisioner: ClassVar[str] = "ssh"
 
     hosts: tuple[str, ...] = ()
-    """As `ssh` takes them: names of ~/.ssh/config, addresses, 'user@host'. The hosts must reach
-    each other by these names, too: agents ask for replacements. Those named first are taken
-    first."""
+    """Hosts in `ssh` syntax: names of ~/.ssh/config, addresses, 'user@host'; earlier ones are
+    preferred. The hosts must reach each other by these names, because agents submit
+    replacements."""
     config: str = ""
-    """Path of an ssh configuration, on every machine; '' is the user's own."""
-    host_keys: Literal["strict", "accept-new", "config"] = "strict"
-    """Whom we believe to be the host: 'strict' only who stands in known_hosts; 'accept-new' also
-    who was never met before, and notes it there; 'config' leaves it to the ssh configuration.
-    A key that has changed is refused by the first two. Whoever is let in gets the run's key."""
+    """Path of an ssh configuration file on every machine; '' is the user's own."""
+    host_key_checking: Literal["strict", "accept-new", "config"] = "strict"
+    """Verification of host keys: 'strict' accepts only keys in known_hosts; 'accept-new' adds keys
+    of new hosts; 'config' uses the ssh configuration. The first two reject changed keys. An
+    accepted host receives the run key."""
     known_hosts: str = ""
-    """Path of the file of host keys, on every machine; '' leaves it to the ssh configuration."""
+    """Path of the known_hosts file on every machine; '' uses the ssh configuration."""
     workers_per_node: int = 1
-    """How many workers share a host."""
+    """Number of workers per host."""
     setup: tuple[str, ...] = ()
-    """Lines of shell before an agent starts: '. /opt/venv/bin/activate'."""
-    container: str = ""
-    """A command to run the agent by: 'apptainer exec --nv /shared/spotfit.sif'."""
+    """Shell lines to run before an agent starts: '. /opt/venv/bin/activate'."""
+    command_prefix: str = ""
+    """Command that runs the agent: 'apptainer exec --nv /shared/spotfit.sif'."""
     python: str = "python"
-    """The interpreter, on the hosts or in the container."""
+    """The interpreter on the hosts or in the container."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Variables for the agents. No secrets: whoever may look at the run can read them."""
-    folder: str = ".spotfit/ssh"
-    """Where hosts note what runs, and keep what agents print; below the home there, unless it
-    begins with '/'."""
-    free_if: str = ""
-    """A command of shell: a host is taken only where it succeeds. Hosts that others use as well:
+    """Environment variables of the agents. Must not contain secrets: they are stored unencrypted
+    with the run."""
+    state_dir: str = ".spotfit/ssh"
+    """Directory on the hosts for the state and output of agents, relative to the home directory."""
+    availability_command: str = ""
+    """Shell command; a host is used only if it succeeds. For hosts shared with other users:
     '! nvidia-smi --query-compute-apps=pid --format=csv,noheader | grep -q .'."""
     grace_s: float = 30.0
-    """How long an agent has between SIGTERM and SIGKILL when it is let go."""
-    connect_s: float = 10.0
-    """How long a host may take to answer."""
+    """Time between SIGTERM and SIGKILL of a cancelled agent, in seconds."""
+    connect_timeout_s: float = 10.0
+    """Time limit for connecting to a host, in seconds."""
 
     def __post_init__(self) -> None:
         if self.workers_per_node < 1:
             raise ConfigError("SshOptions(workers_per_node) must be at least 1.")
-        if self.connect_s < 1 or self.grace_s < 0:
-            raise ConfigError("SshOptions: connect_s is at least 1, grace_s not below zero.")
+        if self.connect_timeout_s < 1 or self.grace_s < 0:
+            raise ConfigError("SshOptions: connect_timeout_s must be >= 1, and grace_s >= 0.")
         if len(set(self.hosts)) < len(self.hosts):
-            raise ConfigError("SshOptions(hosts) names a host twice.")
-        if wrong := [host for host in self.hosts if not host.strip() or host.startswith("-")]:
-            raise ConfigError(f"SshOptions(hosts) holds {wrong[0]!r}, which is no host.")
-        if wrong := [name for name in self.environment if not name.isidentifier()]:
-            raise ConfigError(f"SshOptions(environment) names {wrong[0]!r}: no variable's name.")
-        if self.host_keys not in ("strict", "accept-new", "config"):
+            raise ConfigError("SshOptions(hosts) contains a host twice.")
+        if invalid := [host for host in self.hosts if not host.strip() or host.startswith("-")]:
+            raise ConfigError(f"SshOptions(hosts): {invalid[0]!r} is not a valid host.")
+        if invalid := [name for name in self.environment if not name.isidentifier()]:
             raise ConfigError(
-                f"SshOptions(host_keys={self.host_keys!r}) is none of 'strict', 'accept-new' and "
-                "'config'."
+                f"SshOptions(environment): {invalid[0]!r} is not a valid variable name."
+            )
+        if self.host_key_checking not in ("strict", "accept-new", "config"):
+            raise ConfigError(
+                f"SshOptions(host_key_checking={self.host_key_checking!r}) must be 'strict', "
+                "'accept-new' or 'config'."
             )

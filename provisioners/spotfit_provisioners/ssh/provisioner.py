@@ -1,4 +1,14 @@
-"""The four verbs on hosts that one reaches by ssh."""
+"""`SshProvisioner`: start, observe and stop agents on a fixed list of hosts.
+
+State of a host:
+
+    state     | meaning                               | submit uses it
+    ----------|---------------------------------------|---------------
+    free      | no agent, not closed                  | yes
+    busy      | an agent runs                         | no
+    closed    | <state_dir>/<host>.closed exists      | no
+    occupied  | `availability_command` fails          | no
+"""
 
 from __future__ import annotations
 
@@ -6,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, TypeVar
 
-from spotfit.core.errors import ConfigError, MachineError, SpotfitError
+from spotfit.core.errors import ConfigError, InfrastructureError, SpotfitError
 from spotfit.host import log, machine
 from spotfit.model.group import (
     GroupHandle,
@@ -17,32 +27,32 @@ from spotfit.model.group import (
     NodeStatus,
 )
 from spotfit.provision.api import Refusal, Traits
-from spotfit.provision.checkup import Finding, UnseenError, look
-from spotfit.provision.launch import Launch
-from spotfit.provision.output import Said
+from spotfit.provision.checkup import AccountCheck, CheckSkippedError, run_check
+from spotfit.provision.launch import AgentLaunchSpec
+from spotfit.provision.machine_output import MachineOutput
 from spotfit_provisioners.ssh import client, render, states
-from spotfit_provisioners.ssh.client import Hosts
+from spotfit_provisioners.ssh.client import SshClient
 from spotfit_provisioners.ssh.options import SshOptions
-from spotfit_provisioners.ssh.states import Survey
+from spotfit_provisioners.ssh.states import SshHostStatus
 
-_AT_ONCE = 16
+_MAX_CONCURRENCY = 16
 
-Given = TypeVar("Given")
+ResultT = TypeVar("ResultT")
 
 
 class SshProvisioner:
-    """A group is an agent on each of some hosts; every host notes which group it works for."""
+    """A group is one agent on each of its hosts. Every host records which group it belongs to."""
 
     name = render.BACKEND
     Options: ClassVar = SshOptions
 
     def __init__(self, options: SshOptions) -> None:
         self.options = options
-        self._hosts = Hosts(options)
+        self._client = SshClient(options)
 
     @classmethod
     def with_options(cls, **options: Any) -> SshProvisioner:
-        """From the fields of `SshOptions`."""
+        """Construct from the fields of `SshOptions`."""
         return cls(SshOptions(**options))
 
     @property
@@ -51,217 +61,242 @@ class SshProvisioner:
             spot=False,
             max_nodes=max(1, len(self.options.hosts)),
             notice_s=self.options.grace_s,
-            observe_s=5.0,
-            told_late_s=5.0,
-            notices=("machine", "signal"),
+            observe_interval_s=5.0,
+            status_lag_s=5.0,
+            notice_sources=("machine", "signal"),
             keeps_output=True,
         )
 
     def plan(self, request: GroupRequest) -> GroupPlan:
         return render.plan(request, self.options)
 
-    def submit(self, plan: GroupPlan, launch: Launch) -> GroupHandle | Refusal:
-        """Each machine on the first host, in order, that is free; hosts decide under a lock.
+    def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
+        """Start each machine on the first free host; a lock on the host prevents two agents.
 
-        Of two who ask at the same time both find the other's machines: of one that was started on
-        two hosts the first host's stays. Where there are too few hosts none is kept.
+        Concurrent submissions find each other's machines: if a machine was started on two hosts,
+        the one on the first host is kept. If there are too few hosts, no machine is kept.
         """
-        surveys = self._surveys(plan)
-        taken = _first_of_each(surveys, plan.nodes)
-        missing = [number for number in range(plan.nodes) if number not in taken]
-        free = _in_order(surveys)
+        surveys = self._query_hosts(plan)
+        taken = _first_host_by_node(surveys, plan.num_nodes)
+        missing = [number for number in range(plan.num_nodes) if number not in taken]
+        free = _free_hosts(surveys)
         if not missing:
-            return self._settled(plan, surveys, begun=[])
-        begun = []
+            return self._finish_submission(plan, surveys, started_hosts=[])
+        started = []
         if len(free) >= len(missing):
-            begun = [self._begin(number, free, plan, launch) for number in missing]
-            surveys = self._surveys(plan)
-        return self._settled(plan, surveys, begun)
+            started = [
+                self._start_machine(number, free, plan=plan, launch=launch) for number in missing
+            ]
+            surveys = self._query_hosts(plan)
+        return self._finish_submission(plan, surveys, started_hosts=started)
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
-        """A host that does not answer may answer again: its machine waits until then."""
-        place = self._places(handle)
+        """Query every host. The machine of a host that does not answer is WAITING."""
+        path = self._path_resolver(handle)
 
-        def state(number: int, host: str) -> NodeStatus:
+        def query(number: int, host: str) -> NodeStatus:
+            script = render.machine_status_script(path(number, host))
             try:
-                return states.node(self._hosts.run(host, render.look(place(number, host))))
-            except SpotfitError as silent:
-                return NodeStatus(NodeState.WAITING, silent.what)
+                return states.parse_node_status(self._client.run_script(host, script))
+            except SpotfitError as error:
+                return NodeStatus(state=NodeState.WAITING, reason=error.message)
 
-        return GroupStatus(tuple(_at_once(state, handle.detail["hosts"])))
+        return GroupStatus(nodes=tuple(_map_hosts(query, handle.detail["hosts"])))
 
     def cancel(self, handle: GroupHandle) -> None:
-        """SIGTERM to each agent, SIGKILL to what is left of it `grace_s` later.
+        """Send SIGTERM to each agent, and SIGKILL to its remaining processes after `grace_s`.
 
-        A host that does not answer is left alone: its agent, if it lives, learns from the journal
-        that nobody wants it. Nothing is paid meanwhile.
+        Hosts that do not answer are skipped: their agents read in the journal that they were
+        released, and the hosts cost nothing meanwhile.
         """
-        place, grace_s = self._places(handle), self.options.grace_s
+        path, grace_s = self._path_resolver(handle), self.options.grace_s
 
         def stop(number: int, host: str) -> None:
             try:
-                self._hosts.run(host, render.stop(place(number, host), grace_s))
-            except SpotfitError as silent:
-                log.warning("ssh.not_told_to_end", host=host, why=silent.what)
+                self._client.run_script(host, render.stop_script(path(number, host), grace_s))
+            except SpotfitError as error:
+                log.warning("ssh.stop_failed", host=host, reason=error.message)
 
-        _at_once(stop, handle.detail["hosts"])
+        _map_hosts(stop, handle.detail["hosts"])
 
-    def said(self, handle: GroupHandle, node: int, *, last: int) -> list[Said]:
-        """From the host, which keeps it for a week."""
+    def fetch_machine_output(
+        self, handle: GroupHandle, node: int, *, max_lines: int
+    ) -> list[MachineOutput]:
+        """Return the output from the host, which keeps it for `render.LOG_RETENTION_DAYS`."""
         host = handle.detail["hosts"][node]
-        place = self._places(handle)(node, host)
-        told = self._hosts.run(host, render.tail(place, last))
-        return [Said(f"{host}:{place}/log", tuple(told.splitlines()))] if told else []
+        path = self._path_resolver(handle)(node, host)
+        output = self._client.run_script(host, render.tail_script(path, max_lines))
+        return [MachineOutput(f"{host}:{path}/log", tuple(output.splitlines()))] if output else []
 
-    def examine(self, storage: str = "") -> Iterator[Finding]:
-        """The ssh command, then all hosts at once: whether each lets us in, has what an agent
-        needs, and reaches the next one."""
-        here = look("there is an ssh client", client.found)
-        yield here
-        if here.well:
+    def check_account(self, storage: str = "") -> Iterator[AccountCheck]:
+        """Check the ssh command; then access, requirements and reachability of every host."""
+        has_ssh = run_check("the ssh client is installed", client.find_ssh)
+        yield has_ssh
+        if has_ssh.passed:
             hosts = self.options.hosts
-            yield from _at_once(
-                lambda _, host: look(f"{host} is ready", lambda: self._sound(host)), hosts
+            yield from _map_hosts(
+                lambda _, host: run_check(f"{host} is ready", lambda: self._check_host(host)), hosts
             )
             if len(hosts) > 1:
-                yield from _at_once(self._reach, hosts)
+                yield from _map_hosts(self._check_reachability, hosts)
 
-    def _reach(self, number: int, host: str) -> Finding:
-        """Agents ask for replacements there; a run trains without that, too."""
+    def _check_reachability(self, number: int, host: str) -> AccountCheck:
+        """Check whether the host reaches the next one. Optional, hence never a failed check."""
         other = self.options.hosts[(number + 1) % len(self.options.hosts)]
 
-        def tell() -> None:
-            said = self._hosts.run(host, render.reach(self._hosts.words(), other))
-            last = said.rpartition("\n")[2]
-            if last != "reached":
-                raise UnseenError(f"it does not: {last}")
+        def check() -> None:
+            output = self._client.run_script(
+                host, render.reachability_script(self._client.ssh_arguments(), other)
+            )
+            last_line = output.rpartition("\n")[2]
+            if last_line != "reached":
+                raise CheckSkippedError(f"not reachable: {last_line}")
 
         do = (
-            f"Let `ssh -o BatchMode=yes {other} true` work on {host}: else a lost host is replaced "
-            "only while whoever called fit() is awake."
+            f"Make `ssh -o BatchMode=yes {other} true` work on {host}. Otherwise lost hosts are "
+            "replaced only while the process that called fit() runs."
         )
-        return look(f"{host} reaches {other}", tell, do=do)
+        return run_check(f"{host} reaches {other}", check, do=do)
 
-    def _sound(self, host: str) -> str:
-        """What an agent would find there. Raises `ConfigError` where it could not read what we
-        send."""
-        told = self._hosts.run(host, render.check(self.options)).replace("\n", "; ")
-        version = told.removeprefix("Python ").partition(",")[0]
-        ours = machine.python_version()
-        if version.split(".")[:2] != ours.split(".")[:2]:
+    def _check_host(self, host: str) -> str:
+        """Return the host's versions. Raises `ConfigError` for an incompatible Python."""
+        output = self._client.run_script(host, render.check_script(self.options))
+        detail = output.replace("\n", "; ")
+        version = detail.removeprefix("Python ").partition(",")[0]
+        caller_version = machine.python_version()
+        if version.split(".")[:2] != caller_version.split(".")[:2]:
             raise ConfigError(
-                f"It has Python {version}, and here is {ours}: what one pickles the other cannot "
-                "read.",
-                do="Name another interpreter in SshOptions(python=…), or use that one here.",
+                f"The host has Python {version}, but fit() is called from {caller_version}: "
+                "pickled functions need the same minor version.",
+                do="Set SshOptions(python=…) to another interpreter, or use that version here.",
             )
-        return told
+        return detail
 
     # --- hosts -------------------------------------------------------------------------------
 
-    def _surveys(self, plan: GroupPlan) -> dict[str, Survey | SpotfitError]:
-        """Of every host; raises if none answers."""
+    def _query_hosts(self, plan: GroupPlan) -> dict[str, SshHostStatus | SpotfitError]:
+        """Return the status or the error of every host. Raises if no host answers."""
 
-        def ask(_: int, host: str) -> Survey | SpotfitError:
-            script = render.survey(self._place(host, plan.token, 0), self.options.free_if)
+        def query(_: int, host: str) -> SshHostStatus | SpotfitError:
+            script = render.host_status_script(
+                self._machine_path(host, plan.token, 0), self.options.availability_command
+            )
             try:
-                return states.survey(self._hosts.run(host, script))
-            except SpotfitError as wrong:
-                return wrong
+                return states.parse_host_status(self._client.run_script(host, script))
+            except SpotfitError as error:
+                return error
 
         hosts = plan.body["hosts"]
-        surveys = dict(zip(hosts, _at_once(ask, hosts), strict=True))
-        wrong = [one for one in surveys.values() if isinstance(one, SpotfitError)]
-        if len(wrong) == len(hosts):
-            raise next((one for one in wrong if isinstance(one, MachineError)), wrong[0])
+        surveys = dict(zip(hosts, _map_hosts(query, hosts), strict=True))
+        errors = [survey for survey in surveys.values() if isinstance(survey, SpotfitError)]
+        if len(errors) == len(hosts):
+            # A transient error is preferred: the caller then repeats the submission.
+            transient = (error for error in errors if isinstance(error, InfrastructureError))
+            raise next(transient, errors[0])
         return surveys
 
-    def _begin(self, number: int, free: list[str], plan: GroupPlan, launch: Launch) -> str:
-        """Start that machine on the first of the hosts that is still free; '' if none is.
+    def _start_machine(
+        self, number: int, free: list[str], *, plan: GroupPlan, launch: AgentLaunchSpec
+    ) -> str:
+        """Start the machine on the first host that is still free; return the host, or ''.
 
-        A host that falls silent meanwhile may have heard us: that is raised, and asked again.
+        Removes tried hosts from `free`. A host that stops answering may have started the agent, so
+        its error is raised, and the next submission finds the machine.
         """
         while free:
             host = free.pop(0)
             environment = {
                 **plan.body["environment"],
-                **launch.environment(plan.token, number, plan.slots),
+                **launch.environment_for(plan.token, number, plan.slots_per_node),
             }
-            place = self._place(host, plan.token, number)
-            script = render.start(place, plan.body["agent"], environment)
-            if self._hosts.run(host, script) != states.BUSY:
+            path = self._machine_path(host, plan.token, number)
+            script = render.start_script(path, plan.body["agent"], environment)
+            if self._client.run_script(host, script) != states.BUSY:
                 return host
         return ""
 
-    def _settled(
-        self, plan: GroupPlan, surveys: dict[str, Survey | SpotfitError], begun: list[str]
+    def _finish_submission(
+        self,
+        plan: GroupPlan,
+        surveys: dict[str, SshHostStatus | SpotfitError],
+        *,
+        started_hosts: list[str],
     ) -> GroupHandle | Refusal:
-        """What has come about: one host for each machine, or nothing at all.
+        """Return the group if every machine has a host; otherwise remove all its machines.
 
-        Raises what is wrong with a host on which a machine was begun a moment ago.
+        Raises the error of a host on which this submission has just started a machine.
         """
-        taken = _first_of_each(surveys, plan.nodes)
-        whole = len(taken) == plan.nodes
-        for host in begun if not whole else ():
-            if isinstance(silent := surveys.get(host), SpotfitError):
-                raise silent
-        for host, number in _known(surveys):
-            if not whole or taken.get(number) != host:
-                self._hosts.run(host, render.undo(self._place(host, plan.token, number)))
-        if not whole:
-            return Refusal(_too_few(plan.nodes, surveys))
+        taken = _first_host_by_node(surveys, plan.num_nodes)
+        is_complete = len(taken) == plan.num_nodes
+        for host in started_hosts if not is_complete else ():
+            if isinstance(error := surveys.get(host), SpotfitError):
+                raise error
+        for host, number in _known_machines(surveys):
+            if not is_complete or taken.get(number) != host:
+                self._client.run_script(
+                    host, render.remove_script(self._machine_path(host, plan.token, number))
+                )
+        if not is_complete:
+            return Refusal(_format_refusal(plan.num_nodes, surveys))
         detail = {
-            "hosts": [taken[number] for number in range(plan.nodes)],
-            "folder": self.options.folder,
+            "hosts": [taken[number] for number in range(plan.num_nodes)],
+            "state_dir": self.options.state_dir,
         }
-        return GroupHandle(plan.token, self.name, plan.token, detail)
+        return GroupHandle(token=plan.token, provisioner=self.name, name=plan.token, detail=detail)
 
-    def _place(self, host: str, token: str, number: int) -> str:
-        return render.place_of(self.options.folder, host, token, number)
+    def _machine_path(self, host: str, token: str, number: int) -> str:
+        return render.machine_path(self.options.state_dir, host, token=token, node=number)
 
-    def _places(self, handle: GroupHandle) -> Callable[[int, str], str]:
-        folder = handle.detail["folder"]
-        return lambda number, host: render.place_of(folder, host, handle.name, number)
+    def _path_resolver(self, handle: GroupHandle) -> Callable[[int, str], str]:
+        state_dir = handle.detail["state_dir"]
+        return lambda number, host: render.machine_path(
+            state_dir, host, token=handle.name, node=number
+        )
 
 
-def _known(surveys: Mapping[str, Survey | SpotfitError]) -> list[tuple[str, int]]:
-    """Hosts and the machines of the group that they know, in the order of the hosts."""
+def _known_machines(surveys: Mapping[str, SshHostStatus | SpotfitError]) -> list[tuple[str, int]]:
+    """Return pairs of a host and a machine of the group that it runs, in the order of hosts."""
     return [
         (host, number)
         for host, survey in surveys.items()
-        if isinstance(survey, Survey)
-        for number in survey.numbers
+        if isinstance(survey, SshHostStatus)
+        for number in survey.known_nodes
     ]
 
 
-def _first_of_each(surveys: Mapping[str, Survey | SpotfitError], nodes: int) -> dict[int, str]:
-    """Which host has which machine of the group: the first, if two were faster."""
+def _first_host_by_node(
+    surveys: Mapping[str, SshHostStatus | SpotfitError], nodes: int
+) -> dict[int, str]:
+    """Return the host of each machine of the group; the first one if there are two."""
     taken: dict[int, str] = {}
-    for host, number in _known(surveys):
+    for host, number in _known_machines(surveys):
         if number < nodes:
             taken.setdefault(number, host)
     return taken
 
 
-def _in_order(surveys: Mapping[str, Survey | SpotfitError]) -> list[str]:
-    """The free hosts as they were named, but those last whose last agent failed."""
+def _free_hosts(surveys: Mapping[str, SshHostStatus | SpotfitError]) -> list[str]:
+    """Return the free hosts in the listed order, but hosts whose last agent failed at the end."""
     free = {
         host: survey
         for host, survey in surveys.items()
-        if isinstance(survey, Survey) and survey.state == states.FREE
+        if isinstance(survey, SshHostStatus) and survey.state == states.FREE
     }
-    return sorted(free, key=lambda host: not free[host].well)
+    return sorted(free, key=lambda host: not free[host].is_healthy)
 
 
-def _too_few(nodes: int, surveys: Mapping[str, Survey | SpotfitError]) -> str:
-    why = {
-        host: states.WHY_NOT[survey.state] if isinstance(survey, Survey) else survey.what
+def _format_refusal(nodes: int, surveys: Mapping[str, SshHostStatus | SpotfitError]) -> str:
+    reasons = {
+        host: states.REFUSAL_REASONS[survey.state]
+        if isinstance(survey, SshHostStatus)
+        else survey.message
         for host, survey in surveys.items()
     }
-    told = "; ".join(f"{host}: {reason}" for host, reason in why.items() if reason)
-    return f"{nodes} free hosts are asked for. {told}"
+    text = "; ".join(f"{host}: {reason}" for host, reason in reasons.items() if reason)
+    return f"{nodes} free hosts are required. {text}"
 
 
-def _at_once(ask: Callable[[int, str], Given], hosts: Sequence[str]) -> list[Given]:
-    """What each of them gives, in order."""
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(ask, range(len(hosts)), hosts))
+def _map_hosts(function: Callable[[int, str], ResultT], hosts: Sequence[str]) -> list[ResultT]:
+    """Call `function(index, host)` for all hosts concurrently; return the results in order."""
+    with ThreadPoolExecutor(_MAX_CONCURRENCY) as pool:
+        return list(pool.map(function, range(len(hosts)), hosts))

@@ -1,7 +1,8 @@
-"""What hosts are told, as shell that goes in by stdin: no secret is in any command line or file.
+"""Pure rendering of the plan and of the shell scripts for hosts; checked against golden files.
 
-Everything is plain sh on Linux, with flock and setsid of util-linux.
-The lock of a host is held by the kernel and goes with whoever held it, so that none is ever stale.
+Scripts are passed on stdin, so that secrets appear in no command line and no file. They need only
+a POSIX shell on Linux, and flock and setsid of util-linux. The kernel releases the lock of a host
+when its holder ends, so locks are never stale.
 """
 
 from __future__ import annotations
@@ -13,57 +14,71 @@ from typing import Any
 
 from spotfit.core.errors import ConfigError
 from spotfit.model.group import GroupPlan, GroupRequest
-from spotfit.provision.launch import COMMAND
-from spotfit.provision.sizing import nodes_for
-from spotfit_provisioners.kit import hardware
+from spotfit.provision.launch import AGENT_COMMAND, count_nodes
+from spotfit_provisioners.job_fields import hardware
 from spotfit_provisioners.ssh.options import SshOptions
 
 BACKEND = "ssh"
-MARK = "SPOTFIT_SSH_MACHINE"
-"""In the environment of an agent and of all that is below it: the place where its host notes it, a
-slash at its end so that no mark begins another."""
-KEPT_DAYS = 7
-"""For how long a host keeps what an agent has printed."""
-LEAST_FREE_GIB = 5
+MARKER_VARIABLE = "SPOTFIT_SSH_MACHINE"
+"""Set in the environment of an agent and its descendants to the path of its machine directory. The
+path ends with a slash, so that no value is a prefix of another one. See decision 0026."""
+LOG_RETENTION_DAYS = 7
+"""How long a host keeps the output of agents."""
+MIN_FREE_GIB = 5
 _UNSAFE = re.compile(r"[^A-Za-z0-9.-]")
 
 
 def plan(request: GroupRequest, options: SshOptions) -> GroupPlan:
-    """How many hosts, which may be taken, and what an agent is started by."""
+    """Return the hosts, the agent's command and environment. Raises `ConfigError`."""
     if not options.hosts:
         raise ConfigError(
             "SshOptions(hosts=…) is missing.",
-            do="Say it in the call, in SPOTFIT_SSH_HOSTS, or under [ssh] in spotfit.toml.",
+            do="Set the option in the call, as SPOTFIT_SSH_HOSTS, or under [ssh] in spotfit.toml.",
         )
-    hardware.check(request.resources_per_worker, backend="ssh")
-    if "\n" in options.container + options.python:
-        raise ConfigError("SshOptions: container and python are one line each.")
-    slots, most = options.workers_per_node, len(options.hosts)
-    nodes = nodes_for(request, slots=slots, max_nodes=most, backend="ssh")
+    hardware.check_resources(request.resources_per_worker, backend="ssh")
+    if "\n" in options.command_prefix + options.python:
+        raise ConfigError("SshOptions: command_prefix and python must not contain line breaks.")
+    slots = options.workers_per_node
+    nodes = count_nodes(request, slots=slots, max_nodes=len(options.hosts), backend="ssh")
     body: dict[str, Any] = {
         "hosts": list(options.hosts),
-        "agent": _lines(options, f"exec {_interpreter(options)} {' '.join(COMMAND[1:])}"),
+        "agent": _shell_lines(
+            options, f"exec {_interpreter(options)} {' '.join(AGENT_COMMAND[1:])}"
+        ),
         "environment": {
             "SPOTFIT_SIGNAL_GRACE_S": str(options.grace_s),
             **options.environment,
         },
     }
-    return GroupPlan(request.token, BACKEND, nodes, slots, body)
+    return GroupPlan(
+        token=request.token,
+        provisioner=BACKEND,
+        num_nodes=nodes,
+        slots_per_node=slots,
+        body=body,
+    )
 
 
-def place_of(folder: str, host: str, token: str, node: int) -> str:
-    """Where a host notes that machine: hosts may share a home."""
-    return f"{folder}/{_UNSAFE.sub('_', host)}/{token}.{node}"
+def machine_path(state_dir: str, host: str, token: str, node: int) -> str:
+    """Return the machine directory. It contains the host's name: hosts may share a home."""
+    return f"{state_dir}/{_UNSAFE.sub('_', host)}/{token}.{node}"
 
 
-def survey(place: str, free_if: str) -> str:
-    """Print 'free', 'busy', 'closed' or 'occupied'; then how the last agent there ended, or '-';
-    then the numbers of the machines of that place's group that this host knows."""
-    asked = f"( {free_if}\n) >/dev/null 2>&1 </dev/null 9>&-" if free_if else "true"
-    return f"""{_prologue(place)}
+def host_status_script(machine_dir: str, availability_command: str) -> str:
+    """Return a script that prints the status of the host.
+
+    Prints 'free', 'busy', 'closed' or 'occupied'; the exit code of the last agent, or '-'; then the
+    indexes of the machines of the group that the host has.
+    """
+    availability_check = (
+        f"( {availability_command}\n) >/dev/null 2>&1 </dev/null 9>&-"
+        if availability_command
+        else "true"
+    )
+    return f"""{_prologue(machine_dir)}
 if any_alive; then state=busy
 elif [ -e "$root.closed" ]; then state=closed
-elif {asked}; then state=free
+elif {availability_check}; then state=free
 else state=occupied
 fi
 last=$(ls -t "$root" | head -n 1)
@@ -75,21 +90,21 @@ done
 """
 
 
-def start(place: str, agent: str, environment: Mapping[str, str]) -> str:
-    """Start an agent there and print 'started'; 'known' if that place is taken by an agent of the
-    same group and number, over or not; 'busy' if another agent runs on the host.
+def start_script(machine_dir: str, agent: str, environment: Mapping[str, str]) -> str:
+    """Return a script that starts an agent.
 
-    A shell stays with the agent: it passes SIGTERM on, and once the agent has ended it ends what
-    the agent left and notes the exit code.
+    Prints 'started'; 'known' if the machine directory exists already; 'busy' if another agent runs
+    on the host. A shell supervises the agent: it forwards SIGTERM, and after the agent's exit it
+    kills remaining processes and writes the exit code.
     """
     exports = "\n".join(f"export {name}={shlex.quote(environment[name])}" for name in environment)
-    return f"""{_prologue(place)}
+    return f"""{_prologue(machine_dir)}
 if [ -e "$place" ]; then echo known; exit; fi
 if any_alive; then echo busy; exit; fi
-find "$root" -mindepth 1 -maxdepth 1 -mtime +{KEPT_DAYS} -exec rm -rf {{}} +
+find "$root" -mindepth 1 -maxdepth 1 -mtime +{LOG_RETENTION_DAYS} -exec rm -rf {{}} +
 mkdir "$place" || exit 1
 {exports}
-export {MARK}="$mark"
+export {MARKER_VARIABLE}="$mark"
 SPOTFIT_SSH_AGENT={shlex.quote(agent)} setsid sh -c '
     command=$SPOTFIT_SSH_AGENT agent= noticed=
     unset SPOTFIT_SSH_AGENT
@@ -97,15 +112,15 @@ SPOTFIT_SSH_AGENT={shlex.quote(agent)} setsid sh -c '
     trap "noticed=1; [ -z \\"\\$agent\\" ] || kill -s TERM \\$agent 2>/dev/null" TERM
     ( umask "$3"; eval "$command" ) & agent=$!
     [ -z "$noticed" ] || kill -s TERM $agent 2>/dev/null
-    while :; do  # a signal ends the waiting, too
+    while :; do  # a signal interrupts wait
         wait $agent
         code=$?
         kill -0 $agent 2>/dev/null || break
     done
     wait $agent 2>/dev/null
-    again=$?  # a shell that has seen its end before it was asked knows the code only now
+    again=$?  # some shells return the code only on the second wait
     [ $again = 127 ] || code=$again
-    {_KILL}
+    {_PROCESS_FUNCTIONS}
     kill_all "$2" $$
     echo $code > "$1/code"
 ' spotfit-ssh "$place" "$mark" "$mask" </dev/null >"$place/log" 2>&1 9>&- &
@@ -114,9 +129,9 @@ echo started
 """
 
 
-def look(place: str) -> str:
-    """Print 'running', 'over' with the agent's exit code if it left one, or 'unknown'."""
-    return f"""{_prologue(place)}
+def machine_status_script(machine_dir: str) -> str:
+    """Return a script that prints 'running', 'over' with the exit code if known, or 'unknown'."""
+    return f"""{_prologue(machine_dir)}
 if alive "$mark"; then echo running
 elif [ -e "$place" ]; then echo over "$(cat "$place/code" 2>/dev/null)"
 else echo unknown
@@ -124,17 +139,17 @@ fi
 """
 
 
-def tail(place: str, last: int) -> str:
-    """Print the last lines of what an agent printed there; nothing where there is nothing."""
-    return f"tail -n {last} {shlex.quote(place)}/log 2>/dev/null || true"
+def tail_script(machine_dir: str, max_lines: int) -> str:
+    """Return a script that prints the last lines of an agent's output, or nothing."""
+    return f"tail -n {max_lines} {shlex.quote(machine_dir)}/log 2>/dev/null || true"
 
 
-def stop(place: str, grace_s: float) -> str:
-    """SIGTERM at once; later SIGKILL to whatever is left of it. What is over stays as it is."""
-    return f"""{_prologue(place)}
+def stop_script(machine_dir: str, grace_s: float) -> str:
+    """Return a script that sends SIGTERM, and SIGKILL to remaining processes after `grace_s`."""
+    return f"""{_prologue(machine_dir)}
 if alive "$mark"; then
     kill -s TERM "$(cat "$place/pid")" 2>/dev/null
-    setsid sh -c '{_KILL}
+    setsid sh -c '{_PROCESS_FUNCTIONS}
         waited=0
         while [ $waited -lt {max(1, round(grace_s))} ] && alive "$1"; do
             sleep 1
@@ -146,75 +161,79 @@ fi
 """
 
 
-def undo(place: str) -> str:
-    """Kill it and forget it: a group that did not come about may be asked for again."""
-    return f"""{_prologue(place)}
+def remove_script(machine_dir: str) -> str:
+    """Return a script that kills a machine and deletes its directory.
+
+    Afterwards the same group can be submitted again.
+    """
+    return f"""{_prologue(machine_dir)}
 kill_all "$mark"
 rm -rf "$place"
 """
 
 
-def check(options: SshOptions) -> str:
-    """Print what an agent would find; fail where something is missing, saying what.
+def check_script(options: SshOptions) -> str:
+    """Return a script that prints versions and free disk space, or fails naming what is missing.
 
-    The interpreter is asked for spotfit itself, in the same surroundings as an agent's.
+    It runs the interpreter with the same setup and environment as an agent.
     """
-    tell = (
+    program = (
         "import platform, shutil, tempfile, spotfit; from importlib.metadata import version; "
         "free = shutil.disk_usage(tempfile.gettempdir()).free / 2**30; "
         "print('Python', platform.python_version() + ', spotfit', version('spotfit') "
-        f"+ ', %.0f GiB free' % free); raise SystemExit(free < {LEAST_FREE_GIB} and "
-        f"'Less than {LEAST_FREE_GIB} GiB are free where the agent would run.')"
+        f"+ ', %.0f GiB free' % free); raise SystemExit(free < {MIN_FREE_GIB} and "
+        f"'Less than {MIN_FREE_GIB} GiB are free in the temporary directory.')"
     )
-    agent = _lines(options, f"exec {_interpreter(options)} -c {shlex.quote(tell)}")
+    agent = _shell_lines(options, f"exec {_interpreter(options)} -c {shlex.quote(program)}")
     exports = "\n".join(f"export {n}={shlex.quote(v)}" for n, v in options.environment.items())
+    directory = machine_path(options.state_dir, "checkup", token="t-checkup", node=0)  # noqa: S106
     return f"""for one in flock setsid grep find; do
-    command -v "$one" >/dev/null || {{ echo "There is no $one." >&2; exit 1; }}
+    command -v "$one" >/dev/null || {{ echo "The command $one is missing." >&2; exit 1; }}
 done
-[ -r /proc/self/environ ] || {{ echo "There is no /proc: this is no Linux." >&2; exit 1; }}
-{_prologue(place_of(options.folder, "checkup", "t-checkup", 0))}
+[ -r /proc/self/environ ] || {{ echo "/proc is missing: not a Linux host." >&2; exit 1; }}
+{_prologue(directory)}
 {exports}
 ( {agent}
 ) </dev/null
 """
 
 
-def reach(words: Iterable[str], other: str) -> str:
-    """Have the host go to another one, as its agent would; print 'reached', or why not."""
-    command = shlex.join(("ssh", *words, "-T", "--", other, "true"))
+def reachability_script(ssh_arguments: Iterable[str], other: str) -> str:
+    """Return a script that connects to another host; prints 'reached' or the error."""
+    command = shlex.join(("ssh", *ssh_arguments, "-T", "--", other, "true"))
     return f"{command} </dev/null 2>&1 && echo reached || true"
 
 
 def _interpreter(options: SshOptions) -> str:
-    return " ".join(filter(None, (options.container, options.python)))
+    return " ".join(filter(None, (options.command_prefix, options.python)))
 
 
-def _lines(options: SshOptions, last: str) -> str:
+def _shell_lines(options: SshOptions, last: str) -> str:
     return "\n".join((*options.setup, last))
 
 
-_KILL = f"""
-alive() {{ grep -qsF "{MARK}=$1" /proc/[0-9]*/environ; }}
-kill_all() {{  # twice: who was being forked while we looked is there the second time
+_PROCESS_FUNCTIONS = f"""
+alive() {{ grep -qsF "{MARKER_VARIABLE}=$1" /proc/[0-9]*/environ; }}
+kill_all() {{  # twice: a process that is being forked may be missed the first time
     for _ in 1 2; do
-        for one in $(grep -lsF "{MARK}=$1" /proc/[0-9]*/environ); do
+        for one in $(grep -lsF "{MARKER_VARIABLE}=$1" /proc/[0-9]*/environ); do
             one=${{one#/proc/}} one=${{one%/environ}}
             [ "$one" = "$2" ] || kill -s KILL "$one" 2>/dev/null
         done
     done
 }}"""
-"""A machine is alive as long as anything that bears its mark is, whatever groups and sessions it
-has formed; numbers of processes, which are given out again, prove nothing."""
+"""A machine is alive while any process has its marker in its environment. Process groups and
+sessions can be left by descendants, and process ids are reused."""
 
 
-def _prologue(place: str) -> str:
-    """One at a time on a host, and the words that the scripts share."""
-    machine = place.rpartition("/")[2]
+def _prologue(machine_dir: str) -> str:
+    """Return the common start of the scripts: take the host's lock and define functions."""
+    machine = machine_dir.rpartition("/")[2]
     return f"""mask=$(umask)
 umask 077
-place={shlex.quote(place)}
+place={shlex.quote(machine_dir)}
 root=${{place%/*}}
 mkdir -p "$root" && exec 9>"${{root%/*}}/lock-${{root##*/}}" && flock 9 || exit 1
 here=$(cd "$root" && pwd -P)
-mark=$here/{machine}/{_KILL}
+mark=$here/{machine}/{_PROCESS_FUNCTIONS}
 any_alive() {{ alive "$here/"; }}"""

@@ -1,4 +1,4 @@
-"""What hosts say, in our words."""
+"""Parsing of the scripts' output, and mapping of agent states and exit codes to `NodeState`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spotfit.model.group import NodeState, NodeStatus
-from spotfit.provision.launch import Exit
+from spotfit.provision.launch import AgentExitCode
 
 RUNNING, OVER, UNKNOWN = "running", "over", "unknown"
 STATES: Mapping[str, NodeState] = {
@@ -14,67 +14,74 @@ STATES: Mapping[str, NodeState] = {
     OVER: NodeState.GONE,
     UNKNOWN: NodeState.GONE,
 }
-"""Of an agent: all that `render.look` prints first."""
+"""States of an agent: the first word printed by `render.machine_status_script`."""
 
 FREE, BUSY, CLOSED, OCCUPIED = "free", "busy", "closed", "occupied"
-WHY_NOT: Mapping[str, str] = {
+REFUSAL_REASONS: Mapping[str, str] = {
     FREE: "",
-    BUSY: "an agent is at work there",
-    CLOSED: "somebody has closed it",
-    OCCUPIED: "free_if fails there",
+    BUSY: "another agent runs on it",
+    CLOSED: "it is closed",
+    OCCUPIED: "availability_command fails",
 }
-"""Of a host: all that `render.survey` prints first, and why none can be started there."""
+"""States of a host (the first word printed by `render.host_status_script`), and why no agent can be
+started in that state."""
 
-ENDS: Mapping[int, NodeState] = {
-    Exit.DONE: NodeState.GONE,
-    Exit.DRAINED: NodeState.GONE,
-    Exit.GIVEN_UP: NodeState.GONE,
-    Exit.REFUSED: NodeState.FAILED,
-    Exit.CRASHED: NodeState.FAILED,
+EXIT_STATES: Mapping[int, NodeState] = {
+    AgentExitCode.DONE: NodeState.GONE,
+    AgentExitCode.DRAINED: NodeState.GONE,
+    AgentExitCode.RELEASED: NodeState.GONE,
+    AgentExitCode.NODE_UNUSABLE: NodeState.FAILED,
+    AgentExitCode.CRASHED: NodeState.FAILED,
 }
-"""By an agent's own exit codes. Others are those of a shell that could not start it."""
-_BY_SIGNAL = 128
+"""States by the agent's exit codes. Other codes are those of a shell that could not start it."""
+_SIGNAL_CODE_BASE = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
-    """A host, before anything is asked of it."""
+class SshHostStatus:
+    """The status of a host before submission."""
 
     state: str
-    last: int | None = None
-    """How the agent ended that was there last, if it said so."""
-    numbers: tuple[int, ...] = ()
-    """Machines of the group in question that this host knows already."""
+    last_exit_code: int | None = None
+    """Exit code of the last agent, if known."""
+    known_nodes: tuple[int, ...] = ()
+    """Indexes of the machines of the group that the host has already."""
 
     @property
-    def well(self) -> bool:
-        """Whether nothing is known against it: the last agent did not fail."""
-        return self.last is None or end(self.last).state == NodeState.GONE
+    def is_healthy(self) -> bool:
+        """Whether the last agent did not fail."""
+        return (
+            self.last_exit_code is None or exit_status(self.last_exit_code).state == NodeState.GONE
+        )
 
 
-def survey(told: str) -> Survey:
-    """What `render.survey` has printed: a state, a code or '-', and numbers."""
-    state, last, *numbers = told.split()
-    return Survey(state, None if last == "-" else int(last), tuple(map(int, numbers)))
+def parse_host_status(output: str) -> SshHostStatus:
+    """Parse the output of `render.host_status_script`: a state, a code or '-', and indexes."""
+    state, last, *numbers = output.split()
+    return SshHostStatus(state, None if last == "-" else int(last), tuple(map(int, numbers)))
 
 
-def node(told: str) -> NodeStatus:
-    """One machine, from what `render.look` has printed."""
-    saying, _, code = told.partition(" ")
-    state = STATES[saying]
-    if saying == RUNNING:
-        return NodeStatus(state)
-    if saying == UNKNOWN:
-        return NodeStatus(state, "its host knows nothing of it")
+def parse_node_status(output: str) -> NodeStatus:
+    """Parse the output of `render.machine_status_script`."""
+    agent_state, _, code = output.partition(" ")
+    state = STATES[agent_state]
+    if agent_state == RUNNING:
+        return NodeStatus(state=state)
+    if agent_state == UNKNOWN:
+        return NodeStatus(state=state, reason="its host does not know it")
     if not code:
-        return NodeStatus(state, "killed, or its host was started anew")
-    return end(int(code))
+        return NodeStatus(state=state, reason="killed, or its host was rebooted")
+    return exit_status(int(code))
 
 
-def end(code: int) -> NodeStatus:
-    """An agent that left this code."""
-    # By a signal: somebody wanted the host for themselves, or its memory was full.
-    if code > _BY_SIGNAL:
-        return NodeStatus(NodeState.GONE, f"ended by signal {code - _BY_SIGNAL}")
-    state = ENDS.get(code, NodeState.FAILED)
-    return NodeStatus(state, "its agent has ended" if code == 0 else f"exit code {code}")
+def exit_status(exit_code: int) -> NodeStatus:
+    """Return the status for an exit code of the agent."""
+    # A signal is not a failure: a user of the host killed the agent, or memory was exhausted.
+    if exit_code > _SIGNAL_CODE_BASE:
+        return NodeStatus(
+            state=NodeState.GONE, reason=f"ended by signal {exit_code - _SIGNAL_CODE_BASE}"
+        )
+    state = EXIT_STATES.get(exit_code, NodeState.FAILED)
+    return NodeStatus(
+        state=state, reason="its agent has exited" if exit_code == 0 else f"exit code {exit_code}"
+    )

@@ -1,4 +1,4 @@
-"""The body: one agent a node, which joins rounds, starts workers and outlives their sins.
+"""The agent of a node: it joins rounds, runs their workers and, if elected, leads the run.
 
-This room imports no framework and never runs the user's code in its own process.
+It must not import a machine-learning framework or execute user code in its own process.
 """

@@ -1,7 +1,8 @@
-"""`python -m spotfit.agent`: what a machine runs, told by its environment what for.
+"""Command line of the agent: `python -m spotfit.agent [--check]`.
 
-`--check` looks at the machine instead, and prints what was found as a line of JSON: whether an
-image or a bare machine will do is known before a run is started on it.
+Without arguments it serves the run that the environment variables describe. With `--check` it
+inspects the machine and prints a `NodeReport` as one line of JSON, so that an image or a bare
+machine can be tested before a run uses it.
 """
 
 from __future__ import annotations
@@ -10,41 +11,46 @@ import sys
 from collections.abc import Sequence
 
 from spotfit.agent import selfcheck
-from spotfit.agent.driver import serve, zygotes_of_this_process
+from spotfit.agent.driver import serve, shared_fork_servers
 from spotfit.core.errors import ConfigError
 from spotfit.host import env, log, process
-from spotfit.provision.launch import Assignment, Exit
+from spotfit.provision.launch import AgentAssignment, AgentExitCode
 
-CHECK = "--check"
+CHECK_FLAG = "--check"
 
 
-def main(words: Sequence[str] = ()) -> int:
-    """Serve the run this machine was started for; the exit code is `driver`'s.
+def main(arguments: Sequence[str] = ()) -> int:
+    """Serve the assigned run and return the agent's exit code.
 
-    With `--check`: `DONE` where an agent could serve, `REFUSED` where the report has complaints.
+    With `--check`: returns `DONE` if an agent could serve on this machine, `NODE_UNUSABLE` if the
+    report lists problems. Other arguments also return `NODE_UNUSABLE`.
     """
-    if words:
-        return _check(words)
-    process.call_myself("spotfit-agent")
+    log.use_default_handler()
+    if arguments:
+        return _check(arguments)
+    process.set_process_name("spotfit-agent")
     try:
-        env.check()
-        assignment = Assignment.read(env.everything())
-    except ConfigError as mistake:
-        log.error("agent.refused", why=str(mistake))
-        return Exit.REFUSED
+        env.check_all()
+        assignment = AgentAssignment.from_environment(env.copy_environment())
+    except ConfigError as error:
+        log.error("agent.refused", reason=str(error))
+        return AgentExitCode.NODE_UNUSABLE
     try:
         return serve(assignment)
     finally:
-        zygotes_of_this_process().close()
+        shared_fork_servers().close()
 
 
-def _check(words: Sequence[str]) -> int:
-    if list(words) != [CHECK]:
-        log.error("agent.refused", why=f"spotfit.agent knows no {' '.join(words)!r}; only {CHECK}")
-        return Exit.REFUSED
-    found = selfcheck.report()
-    sys.stdout.write(f"{selfcheck.told(found)}\n")
-    return Exit.REFUSED if found.complaints else Exit.DONE
+def _check(arguments: Sequence[str]) -> int:
+    if list(arguments) != [CHECK_FLAG]:
+        log.error(
+            "agent.refused",
+            reason=f"unknown arguments {' '.join(arguments)!r}; the only option is {CHECK_FLAG}",
+        )
+        return AgentExitCode.NODE_UNUSABLE
+    report = selfcheck.inspect_node()
+    sys.stdout.write(f"{selfcheck.format_report(report)}\n")
+    return AgentExitCode.NODE_UNUSABLE if report.problems else AgentExitCode.DONE
 
 
 if __name__ == "__main__":

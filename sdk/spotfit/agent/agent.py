@@ -1,11 +1,12 @@
-"""The agent of one node: a step machine over its ports. It dies of none of the user's sins.
+"""`Agent`: the agent of one node, as a step machine over the interfaces of `ports`.
 
-`tick(now)` takes in what happened, does what is due and returns when it wants to be woken. It
-never blocks, holds no clock and starts no thread: what calls the bucket or the cloud goes as an
-errand. Real time drives it in `driver`, a virtual clock drives this same code in the simulator.
+`tick(now)` processes all events, acts on them and returns the time of the next call. It never
+blocks, reads no clock and starts no thread; calls to the bucket and the cloud are background calls.
+`driver` calls it in real time, the simulator in virtual time.
 
-Its parts: `shift` is what this node does in a round, `uplink` its tie to whoever leads, `leader`
-what it does while it leads itself.
+Its parts are `RoundParticipant` (the workers of this node), `LeaderConnection` (the connection to
+the leader), `NodeValidation` (validations on this node) and, only while this agent is the elected
+leader, `Leader`.
 """
 
 from __future__ import annotations
@@ -14,391 +15,452 @@ from collections.abc import Sequence
 from functools import partial
 from typing import assert_never
 
-from spotfit.agent.leader import Leader
+from spotfit.agent.leader import Leader, LeaderServices
+from spotfit.agent.leader_connection import LeaderConnection
 from spotfit.agent.ports import (
-    AgentLost,
-    Crew,
-    FromAgent,
-    FromHub,
-    HubLost,
-    Net,
-    NetEvent,
+    AgentDisconnected,
+    AgentMessageReceived,
+    AgentTransport,
+    LeaderDisconnected,
+    LeaderMessageReceived,
+    NodeServices,
     NoticeSource,
+    TransportEvent,
+    WorkerPool,
 )
-from spotfit.agent.reports import ReportSink
-from spotfit.agent.shift import Shift
-from spotfit.agent.uplink import Uplink
-from spotfit.agent.validation import Validation
-from spotfit.agent.workplace import Workplace
-from spotfit.control.conductor import Conductor
-from spotfit.control.errands import Insistent
-from spotfit.control.scribe import Scribe
+from spotfit.agent.report_sink import ReportSink
+from spotfit.agent.round_participant import RoundParticipant
+from spotfit.agent.validations import NodeValidation
+from spotfit.control.background_calls import RetryingCalls
+from spotfit.control.journal_writer import JournalWriter
+from spotfit.control.reconciler import Reconciler
 from spotfit.core.errors import StoreError
 from spotfit.host import log
 from spotfit.ledger.run import Ledger
-from spotfit.model.events import Entry, LeaderElected
-from spotfit.model.spec import RunSpec, Tempo
+from spotfit.model.events import JournalEntry, LeaderElected
+from spotfit.model.spec import RunSpec, RunTiming
+from spotfit.model.topology import Member, Notice, PreemptionRisk
 from spotfit.model.view import View
-from spotfit.model.wire import (
-    Advise,
-    Alarm,
-    Beat,
-    Down,
-    Examine,
+from spotfit.policy.election import LeadershipClaim, leadership_claim
+from spotfit.protocol.agent_leader import (
+    AbortRound,
+    ConnectionHeartbeat,
+    DumpStacks,
     FromLeader,
-    Halt,
     Join,
-    News,
-    Rejected,
-    Warm,
+    JoinRejected,
+    JournalEntryCopy,
+    LeaderToWorker,
+    NodeWarm,
+    NoticeReceived,
+    PreemptionRiskReported,
 )
-from spotfit.model.world import Advice, Member, Notice
-from spotfit.policy.election import Claim, claim
-from spotfit.provision.launch import Launch
+from spotfit.provision.launch import AgentLaunchSpec
 
-_EAGER_POLL_S = 0.05
-_EAGER_FOR_S = 3.0
+# Before the run is known and after the leader was lost: an election should take milliseconds.
+_FAST_POLL_S = 0.05
+_FAST_POLL_DURATION_S = 3.0
+# Lower bound on the leader's poll interval, whatever the run's timing.
 _LEADER_POLL_S = 0.1
-_NEARER_BY_S = 1.0
+# Some sources recompute the deadline at each poll; smaller changes are rounding errors.
+_MIN_DEADLINE_CHANGE_S = 1.0
+# While workers are being stopped or results written, check for completion ten times a second.
+_SHUTDOWN_POLL_S = 0.1
 
 
 class Agent:
-    """One life of one agent."""
+    """One agent, from the start to the exit of its process."""
 
     def __init__(
         self,
         *,
         member: Member,
         ledger: Ledger,
-        net: Net,
-        crew: Crew,
-        notices: Sequence[NoticeSource],
-        launch: Launch,
-        workplace: Workplace,
+        transport: AgentTransport,
+        worker_pool: WorkerPool,
+        notice_sources: Sequence[NoticeSource],
+        launch: AgentLaunchSpec,
+        node_services: NodeServices,
         scratch: str = "",
     ) -> None:
         self._member = member
         self._ledger = ledger
-        self._scribe = Scribe(ledger, workplace.journal_errands())
-        self._insistent = Insistent(workplace.errands())
-        self._net = net
-        self._crew = crew
-        self._notices = notices
+        self._journal_writer = JournalWriter(ledger, node_services.journal_background_calls())
+        self._retrying_calls = RetryingCalls(node_services.background_calls())
+        self._transport = transport
+        self._worker_pool = worker_pool
+        self._notice_sources = notice_sources
         self._launch = launch
-        self._workplace = workplace
-        self._shift = Shift(
-            me=ledger.me,
-            crew=crew,
-            net=net,
+        self._node_services = node_services
+        self._round_participant = RoundParticipant(
+            agent_id=ledger.agent_id,
+            worker_pool=worker_pool,
+            transport=transport,
             store=ledger.store,
-            workplace=workplace,
+            node_services=node_services,
             launch=launch,
             devices=member.devices,
             scratch=scratch,
         )
-        self._validation = Validation(ledger.me, net, workplace.assessor())
-        self._uplink = Uplink(net, ledger, workplace.journal_errands())
+        self._validation = NodeValidation(
+            ledger.agent_id, transport, node_services.open_validator()
+        )
+        self._leader_connection = LeaderConnection(
+            transport, ledger, node_services.journal_background_calls()
+        )
         self._leader: Leader | None = None
-        self._reports = ReportSink(ledger, workplace.errands())
+        self._report_sink = ReportSink(ledger, node_services.background_calls())
         self._notice: Notice | None = None
-        self._advised: list[Advice] = []
-        self._prepared = False
-        self._told_warm = False
-        self._offered = False
-        self._eager_until = 0.0
-        self._polled_at = float("-inf")
-        self._born_at = float("inf")
-        self._wakes: list[float] = []
-        self._trouble: str | None = None
-        """What the store last complained of, until it answers again."""
+        self._forwarded_risks: list[PreemptionRisk] = []
+        self._is_prepared = False
+        self._has_reported_warm = False
+        self._is_registered = False
+        self._fast_poll_until = 0.0
+        self._journal_polled_at = float("-inf")
+        self._started_at = float("inf")
+        self._wake_times: list[float] = []
+        self._store_error: str | None = None
+        """The last error of the store, until a read succeeds: each error is logged once."""
         self._now = 0.0
-        self.given_up = False
-        """Whether the run gave this machine up; then nobody waits for it."""
-        self.drained = False
-        """Whether this machine is about to be taken away while the run still counts on it."""
-        self._drained_at = float("inf")
-        ledger.listen(self._heard)
+        self.is_abandoned = False
+        """Whether the agent exits because the journal does not (or no longer) list this node."""
+        self.is_drained = False
+        """Whether the agent exits because the preemption deadline has passed."""
+        self._preemption_deadline = float("inf")
+        ledger.set_entry_listener(self._on_journal_entry)
 
     # --- one tick ----------------------------------------------------------------------------
 
     def tick(self, now: float) -> float | None:
-        """Take in, act, and say when to be woken; None when this agent has nothing left to do."""
+        """Process events, act, and return when to call again; None once the agent has finished."""
         self._now = now
-        self._born_at = min(self._born_at, now)
-        self._wakes = [now + 1.0]
-        self._shift.hear(now)
-        self._validation.hear(now)
-        for event in self._net.events():
-            self._take(event)
+        self._started_at = min(self._started_at, now)
+        # An upper bound: states that no event reports, such as a finished import, are polled.
+        self._wake_times = [now + 1.0]
+        self._round_participant.poll_worker_events(now)
+        self._validation.poll(now)
+        for event in self._transport.drain_events():
+            self._on_transport_event(event)
         self._poll_notices(now)
         self._poll_journal(now)
         spec = self._ledger.view.spec
         if spec is None:
-            return self._leave(now) if self._is_cut_off() else now + _EAGER_POLL_S
+            return self._shut_down(now) if self._is_orphaned() else now + _FAST_POLL_S
         self._prepare(spec)
-        self._follow()
-        if self._is_over():
-            return self._leave(now)
-        self._seek_the_lead()
-        self._keep_in_touch(now)
+        self._apply_view()
+        if self._should_exit():
+            return self._shut_down(now)
+        self._check_leadership()
+        self._maintain_leader_connection(now)
         if self._leader is not None:
-            self._wakes.append(self._leader.tick(now))
-            self._follow()
-        if self._drained_at > now:
-            self._wakes.append(self._drained_at)
-        self._wakes += [self._next_poll(now), self._scribe.wake_at, self._uplink.wake_at]
-        return max(now, min(*self._wakes, self._validation.wake_at))
+            self._wake_times.append(self._leader.tick(now))
+            # The tick may have opened or closed a round: act on it now, not in the next tick.
+            self._apply_view()
+        if self._preemption_deadline > now:
+            self._wake_times.append(self._preemption_deadline)
+        self._wake_times += [
+            self._next_journal_poll_at(now),
+            self._journal_writer.wake_at,
+            self._leader_connection.wake_at,
+        ]
+        return max(now, min(*self._wake_times, self._validation.wake_at))
 
-    def _follow(self) -> None:
-        """Be where the journal says."""
-        self._shift.follow(self._ledger.view, self._uplink.hub)
-        self._validation.follow(self._ledger.view, self._now)
+    def _apply_view(self) -> None:
+        """Bring the workers and the validation of this node in line with the journal."""
+        self._round_participant.apply_view(self._ledger.view, self._leader_connection.address)
+        self._validation.apply_view(self._ledger.view, self._now)
 
     def _prepare(self, spec: RunSpec) -> None:
-        """Once the run is known: warm up what its workers need, and write down who we are."""
-        if not self._prepared:
-            self._prepared = True
-            self._crew.prepare(spec)
-        if not self._offered:
-            offer = partial(self._ledger.offer, self._member)
-            self._offered = self._insistent.run("offer", offer, self._now) is not None
+        """Once the run is known, prepare its workers and publish this agent's member entry."""
+        if not self._is_prepared:
+            # Long before the first round: unpacking code and importing torch take many seconds.
+            self._is_prepared = True
+            self._worker_pool.prepare(spec)
+        if not self._is_registered:
+            publish = partial(self._ledger.publish_member, self._member)
+            self._is_registered = self._retrying_calls.run("member", publish, self._now) is not None
 
     # --- the journal -------------------------------------------------------------------------
 
     @property
-    def _tempo(self) -> Tempo:
+    def _timing(self) -> RunTiming:
         spec = self._ledger.view.spec
-        return spec.tempo if spec else Tempo()
+        return spec.timing if spec else RunTiming()
 
     def _poll_journal(self, now: float) -> None:
-        """Whatever a store complains of, the agent lives on: only being cut off for very long ends
-        it."""
-        if now >= self._next_poll(now):
-            self._polled_at = now
-            self._scribe.ask()
+        """Read the journal if that is due, and advance the writer.
+
+        Errors of the store never stop the agent; only `orphan_timeout_s` without any contact does.
+        """
+        if now >= self._next_journal_poll_at(now):
+            self._journal_polled_at = now
+            self._journal_writer.request_read()
         try:
-            self._scribe.go_on(now)
-            self._trouble = None if self._scribe.read_at == now else self._trouble
-        except StoreError as trouble:
-            if self._trouble != trouble.what:
-                self._trouble = trouble.what
-                log.warning("store.trouble", why=trouble.what)
+            self._journal_writer.advance(now)
+            self._store_error = (
+                None if self._journal_writer.last_read_at == now else self._store_error
+            )
+        except StoreError as error:
+            if self._store_error != error.message:
+                self._store_error = error.message
+                log.warning("store.error", reason=error.message)
 
-    def _next_poll(self, now: float) -> float:
-        """Whom a hub tells of news reads rarely; whom nobody tells reads often."""
+    def _next_journal_poll_at(self, now: float) -> float:
+        """Agents that receive entries from the leader read rarely, others often."""
         if self._ledger.view.spec is None:
-            return self._polled_at + _EAGER_POLL_S
-        if now < self._eager_until:  # but a thousand agents must not storm the bucket
-            return self._polled_at + max(_EAGER_POLL_S, self._tempo.poll_s / 5)
-        if self._leader is not None:  # others write only to cancel the run, or to depose it
-            return self._polled_at + max(_LEADER_POLL_S, self._tempo.poll_s)
-        if self._uplink.hub is not None:
-            return self._polled_at + self._tempo.lease_patience_s
-        return self._polled_at + self._tempo.poll_s
-
-    def _look_sharp(self) -> None:
-        """Something is going on: read the journal at once, and often for a while."""
-        self._eager_until = self._now + _EAGER_FOR_S
-        self._polled_at = float("-inf")
-
-    def _heard(self, slot: int, body: bytes, entry: Entry) -> None:
-        """The ledger folded an entry."""
+            return self._journal_polled_at + _FAST_POLL_S
+        if now < self._fast_poll_until:
+            # Scaled with the run's interval: the requests of 1,000 agents add up in the bucket.
+            return self._journal_polled_at + max(
+                _FAST_POLL_S, self._timing.journal_poll_interval_s / 5
+            )
         if self._leader is not None:
-            self._leader.learn(slot, body, entry, self._now)
+            # Other processes write entries only to cancel the run or to elect another leader.
+            return self._journal_polled_at + max(
+                _LEADER_POLL_S, self._timing.journal_poll_interval_s
+            )
+        if self._leader_connection.address is not None:
+            return self._journal_polled_at + self._timing.lease_timeout_s
+        return self._journal_polled_at + self._timing.journal_poll_interval_s
 
-    # --- the wire ----------------------------------------------------------------------------
+    def _start_fast_polling(self) -> None:
+        """Read the journal at once and often for a while, because a new entry is likely."""
+        self._fast_poll_until = self._now + _FAST_POLL_DURATION_S
+        self._journal_polled_at = float("-inf")
 
-    def _take(self, event: NetEvent) -> None:
+    def _on_journal_entry(self, slot: int, body: bytes, entry: JournalEntry) -> None:
+        if self._leader is not None:
+            self._leader.on_journal_entry(slot, body, entry, self._now)
+
+    # --- messages ----------------------------------------------------------------------------
+
+    def _on_transport_event(self, event: TransportEvent) -> None:
         match event:
-            case FromHub(message=message):
-                self._obey(message)
-            case HubLost():
-                if self._uplink.lose(event, self._now):
-                    self._shift.stop()  # without its hub a round is over here
-                    self._look_sharp()
-            case FromAgent() | AgentLost():
-                self._receive(event)
+            case LeaderMessageReceived(message=message):
+                self._on_leader_message(message)
+            case LeaderDisconnected():
+                if self._leader_connection.on_disconnected(event, self._now):
+                    # Without its leader the round cannot continue: collectives would block.
+                    self._round_participant.stop_workers()
+                    self._start_fast_polling()
+            case AgentMessageReceived() | AgentDisconnected():
+                self._on_agent_event(event)
             case _:
                 assert_never(event)
 
-    def _receive(self, event: FromAgent | AgentLost) -> None:
-        """Somebody takes us for the leader."""
+    def _on_agent_event(self, event: AgentMessageReceived | AgentDisconnected) -> None:
+        """Pass an event to the leader; reject the message if this agent does not lead."""
         if self._leader is not None:
-            self._leader.hear(event, self._now)
-        elif isinstance(event, FromAgent):
-            self._net.send_down(event.agent, Rejected("not_leading"))
-            self._net.dismiss(event.agent)
+            self._leader.on_agent_event(event, self._now)
+        elif isinstance(event, AgentMessageReceived):
+            self._transport.send_to_agent(event.agent, JoinRejected(reason="not_leading"))
+            self._transport.disconnect_agent(event.agent)
 
-    def _obey(self, message: FromLeader) -> None:
-        self._uplink.heard(self._now)
+    def _on_leader_message(self, message: FromLeader) -> None:
+        self._leader_connection.on_message(self._now)
         match message:
-            case News(slot=slot, body=body):
-                self._scribe.told(slot, body)
-            case Halt(round=number):
-                self._shift.halt(number)
-            case Examine(round=number, examination=examination):
-                self._shift.examine(number, examination)
-            case Down(round=number, rank=rank, frame=frame):
-                self._shift.pass_down(number, rank, frame, self._ledger.view)
-            case Beat():
+            case JournalEntryCopy(slot=slot, body=body):
+                self._journal_writer.apply_entry(slot, body)
+            case AbortRound(round=number):
+                self._round_participant.abort_round(number)
+            case DumpStacks(round=number, dump_id=dump_id):
+                self._round_participant.dump_stacks(number, dump_id)
+            case LeaderToWorker(round=number, rank=rank, frame=frame):
+                self._round_participant.forward_to_workers(number, rank, frame, self._ledger.view)
+            case ConnectionHeartbeat():
                 return
-            case Rejected():
-                self._uplink.rejected(self._now)
-                self._look_sharp()
+            case JoinRejected():
+                self._leader_connection.on_rejected(self._now)
+                self._start_fast_polling()
 
-    def _keep_in_touch(self, now: float) -> None:
-        view = self._ledger.view
-        running = self._shift.round if self._shift.busy else None
-        warm = self._crew.warm
+    def _maintain_leader_connection(self, now: float) -> None:
+        view, participant = self._ledger.view, self._round_participant
+        is_warm = self._worker_pool.is_warm
         join = Join(
-            self._ledger.run_id,
-            self._member,
-            view.next_slot,
-            running,
-            self._notice,
-            warm,
-            self._shift.entered,
-            self._shift.carrying,
-            self._shift.unable,
-            self._shift.held,
+            run_id=self._ledger.run_id,
+            member=self._member,
+            next_slot=view.next_slot,
+            running_round=participant.round if participant.has_workers else None,
+            notice=self._notice,
+            is_warm=is_warm,
+            last_entered_round=participant.last_entered_round,
+            uploading_round=participant.uploading_round,
+            node_failure=participant.node_failure,
+            snapshot_shards=participant.snapshot_shards,
         )
-        dialled = self._uplink.reach(view, join, self._tempo, now)
-        if dialled:
-            self._told_warm = warm
-        if self._uplink.hub is not None:
-            self._validation.tell(anew=dialled)
-        if warm and not self._told_warm and self._uplink.hub is not None:
-            self._told_warm = True
-            self._net.send_up(Warm())
-        if self._uplink.breathe(self._tempo, now, leading=self._leader is not None):
-            self._shift.stop()
-            self._look_sharp()
+        is_reconnected = self._leader_connection.connect(view, join, self._timing, now)
+        if is_reconnected:
+            self._has_reported_warm = is_warm
+        if self._leader_connection.address is not None:
+            self._validation.send_report(is_reconnected=is_reconnected)
+        if is_warm and not self._has_reported_warm and self._leader_connection.address is not None:
+            self._has_reported_warm = True
+            self._transport.send_to_leader(NodeWarm())
+        if self._leader_connection.check_heartbeat(
+            self._timing, now, is_leading=self._leader is not None
+        ):
+            # Treated like a lost connection: the round cannot continue without its leader.
+            self._round_participant.stop_workers()
+            self._start_fast_polling()
 
-    # --- leading -----------------------------------------------------------------------------
+    # --- leadership --------------------------------------------------------------------------
 
-    def _seek_the_lead(self) -> None:
+    def _check_leadership(self) -> None:
         now, view = self._now, self._ledger.view
-        if view.leads(self._ledger.me):
+        if view.is_leader(self._ledger.agent_id):
+            # The epoch differs if this agent lost and regained the leadership between two ticks.
             if self._leader is None or self._leader.epoch != view.epoch:
-                self._take_office()
+                self._become_leader()
             return
-        self._resign()
-        self._uplink.watch(view, self._tempo, now, read_lease=self._polled_at == now)
-        claimed = claim(view, self._ledger.me, self._uplink.sighting(now))
-        if claimed is not None and claimed.due(now) and self._scribe.settled:
-            self._stand_for_election(claimed)
-        elif claimed is not None and now < claimed.at:
-            self._wakes.append(claimed.at)
+        self._step_down()
+        self._leader_connection.observe_leader(
+            view, self._timing, now, read_lease=self._journal_polled_at == now
+        )
+        claim = leadership_claim(
+            view, self._ledger.agent_id, self._leader_connection.leader_observation(now)
+        )
+        # While an entry is being written the view may be outdated: claim after its slot is known.
+        if claim is not None and claim.is_due(now) and self._journal_writer.is_settled:
+            self._write_claim(claim)
+        elif claim is not None and now < claim.not_before:
+            self._wake_times.append(claim.not_before)
 
-    def _stand_for_election(self, claimed: Claim) -> None:
-        me, epoch = self._ledger.me, self._ledger.view.epoch + 1
-        elected = LeaderElected(me, epoch, self._net.hub, claimed.why, claimed.lost)
-        self._scribe.write(elected, self._now)
-        self._uplink.forget()
-        if self._ledger.view.leads(me):
-            self._take_office()
+    def _write_claim(self, claim: LeadershipClaim) -> None:
+        # Several agents may claim: the one whose entry gets the next slot of the journal wins.
+        elected = LeaderElected(
+            leader=self._ledger.agent_id,
+            epoch=self._ledger.view.epoch + 1,
+            coordinator_address=self._transport.address,
+            reason=claim.reason,
+            lost_leader=claim.lost_leader,
+        )
+        self._journal_writer.write(elected, self._now)
+        self._leader_connection.reset_observation()
+        if self._ledger.view.is_leader(self._ledger.agent_id):
+            self._become_leader()
 
-    def _resign(self) -> None:
-        """Somebody else leads: what was kept beside a leader is his to keep now."""
+    def _step_down(self) -> None:
+        """Stop leading and stop the callback and hook processes, which the new leader starts."""
         if self._leader is not None:
             self._leader = None
-            self._workplace.resign()
+            self._node_services.stop_sidecars()
 
-    def _take_office(self) -> None:
+    def _become_leader(self) -> None:
         spec = self._ledger.view.spec
         assert spec is not None
-        errands = self._workplace.errands()
-        provisioner = self._workplace.provisioner(spec)
-        conductor = Conductor(
-            self._scribe, provisioner, self._launch, errands, self._workplace.new_token
+        background_calls = self._node_services.background_calls()
+        provisioner = self._node_services.open_provisioner(spec)
+        reconciler = Reconciler(
+            self._journal_writer,
+            provisioner,
+            self._launch,
+            background_calls,
+            self._node_services.new_token,
         )
-        self._uplink.drop()  # whatever hub it went to: ours is the one now
-        self._leader = Leader(
-            scribe=self._scribe,
-            net=self._net,
-            conductor=conductor,
-            errands=errands,
-            journal_errands=self._workplace.journal_errands(),
-            reports=self._reports,
-            audience=self._workplace.audience(spec),
-            hooks=self._workplace.hooks(spec),
-            name_for=self._workplace.name_for,
-            say=self._workplace.say,
-            ends_itself=provisioner.traits.ends_itself,
-            now=self._now,
+        self._leader_connection.disconnect()  # the next connection goes to this agent itself
+        services = LeaderServices(
+            journal_writer=self._journal_writer,
+            transport=self._transport,
+            reconciler=reconciler,
+            background_calls=background_calls,
+            journal_background_calls=self._node_services.journal_background_calls(),
+            report_sink=self._report_sink,
+            callback_runner=self._node_services.open_callback_runner(spec),
+            backend_hook_runner=self._node_services.open_backend_hook_runner(spec),
+            default_checkpoint_name=self._node_services.default_checkpoint_name,
+            write_run_log=self._node_services.write_run_log,
+            releases_on_agent_exit=provisioner.traits.releases_on_agent_exit,
         )
+        self._leader = Leader(services, now=self._now)
 
-    # --- notices and the end -----------------------------------------------------------------
+    # --- notices and exit --------------------------------------------------------------------
 
     def _poll_notices(self, now: float) -> None:
-        for source in self._notices:
+        for source in self._notice_sources:
             notice = source.poll(now)
-            if isinstance(notice, Advice):
-                self._pass_on(notice)
-            elif notice is not None and (self._notice is None or self._is_nearer(notice, now)):
+            if isinstance(notice, PreemptionRisk):
+                self._forward_risk(notice)
+            elif notice is not None and (self._notice is None or self._is_earlier(notice, now)):
                 self._notice = notice
                 if notice.seconds_left is not None:
-                    self._drained_at = now + notice.seconds_left
-                self._net.send_up(Alarm(notice))
+                    self._preemption_deadline = now + notice.seconds_left
+                # Dropped without a connection: the next Join contains the notice, too.
+                self._transport.send_to_leader(NoticeReceived(notice=notice))
 
-    def _pass_on(self, advice: Advice) -> None:
-        """Once, to whoever leads now: it changes nothing but when the workers save."""
-        if self._uplink.hub is not None and advice not in self._advised:
-            self._advised.append(advice)
-            log.info("notice.advice", why=advice.reason)
-            self._net.send_up(Advise(advice.reason))
+    def _forward_risk(self, risk: PreemptionRisk) -> None:
+        """Report a risk to the leader once: its only effect is that workers save earlier."""
+        if self._leader_connection.address is not None and risk not in self._forwarded_risks:
+            self._forwarded_risks.append(risk)
+            log.info("notice.preemption_risk", reason=risk.reason)
+            self._transport.send_to_leader(PreemptionRiskReported(reason=risk.reason))
 
-    def _is_nearer(self, notice: Notice, now: float) -> bool:
-        """Whether the end comes well before what was known: a drain is told, then a SIGTERM."""
-        ends = float("inf") if notice.seconds_left is None else now + notice.seconds_left
-        return ends < self._drained_at - _NEARER_BY_S
+    def _is_earlier(self, notice: Notice, now: float) -> bool:
+        """Whether the deadline is earlier than the known one, as when SIGTERM follows a drain."""
+        deadline = float("inf") if notice.seconds_left is None else now + notice.seconds_left
+        return deadline < self._preemption_deadline - _MIN_DEADLINE_CHANGE_S
 
-    def _is_over(self) -> bool:
+    def _should_exit(self) -> bool:
         view = self._ledger.view
-        given_up = self._ledger.me in view.lost_agents or self._is_unwanted(view)
-        if given_up or self._is_cut_off():
-            self.given_up = True
+        is_lost = self._ledger.agent_id in view.lost_agents or self._is_unknown_to_run(view)
+        # Before the fit's end is checked: such an agent has nothing to finish.
+        if is_lost or self._is_orphaned():
+            self.is_abandoned = True
             return True
-        if self._now >= self._drained_at and view.ended is None and not self._shift.busy:
-            self.drained = True
+        if (
+            self._now >= self._preemption_deadline
+            and view.fit_end is None
+            and not self._round_participant.has_workers  # they may still save a checkpoint
+        ):
+            self.is_drained = True
             return True
-        if view.ended is not None:
-            return self._leader is None or self._leader.resting
-        return self._is_spare(view)
+        if view.fit_end is not None:
+            return self._leader is None or self._leader.is_finished
+        return self._is_surplus(view)
 
-    def _is_spare(self, view: View) -> bool:
-        """Whether the training is over, and others do what is left."""
-        if view.training_ended is None or view.leads(self._ledger.me):
+    def _is_surplus(self, view: View) -> bool:
+        """Whether training has ended and this agent has no part in the remaining validations."""
+        if view.pending_fit_end is None or view.is_leader(self._ledger.agent_id):
             return False
         group = view.groups.get(self._member.token)
-        at_work = view.validation is not None and view.validation.agent == self._ledger.me
-        return group is not None and group.role == "train" and not at_work
+        is_validating = (
+            view.current_validation is not None
+            and view.current_validation.agent == self._ledger.agent_id
+        )
+        return group is not None and group.role == "train" and not is_validating
 
-    def _is_unwanted(self, view: View) -> bool:
-        """Whether the run does not count on this machine: somebody deposed rented it late, or the
-        backend brought it back after it was replaced. Nobody else would ever let it go."""
-        if view.ended is not None or self._leader is not None:
+    def _is_unknown_to_run(self, view: View) -> bool:
+        """Whether the journal does not list this machine as part of the run.
+
+        A leader that was replaced may have rented it late, or the backend restarted it after its
+        replacement. No process would release it, so the agent exits by itself.
+        """
+        if view.fit_end is not None or self._leader is not None:
             return False
         group = view.groups.get(self._member.token)
         if group is None:
-            return self._scribe.settled
-        return not group.stands(self._member.node)
+            return self._journal_writer.is_settled
+        return not group.is_node_active(self._member.node)
 
-    def _is_cut_off(self) -> bool:
-        """Whether neither a hub nor the bucket was reached for so long that nobody waits for us."""
-        reached_at = max(self._born_at, self._scribe.read_at)
-        return self._uplink.hub is None and self._now - reached_at > self._tempo.orphan_s
+    def _is_orphaned(self) -> bool:
+        """Whether neither the leader nor the bucket was reached for `orphan_timeout_s`."""
+        # A machine may boot while the bucket is unavailable: count from its start at the earliest.
+        reached_at = max(self._started_at, self._journal_writer.last_read_at)
+        return (
+            self._leader_connection.address is None
+            and self._now - reached_at > self._timing.orphan_timeout_s
+        )
 
-    def _leave(self, now: float) -> float | None:
-        """Nothing is left to do here once no worker lives and nobody is owed anything."""
-        if self._shift.busy or self._validation.busy:
-            self._shift.stop()
+    def _shut_down(self, now: float) -> float | None:
+        """Stop workers, finish writes, and return None once nothing is left to do."""
+        if self._round_participant.has_workers or self._validation.is_busy:
+            self._round_participant.stop_workers()
             self._validation.stop()
-            return now + 0.1
-        if self._reports.waiting and not self.given_up:
-            self._reports.flush(now, at_once=True)  # of a term that ended before the run did
-            return now + 0.1
-        if self._shift.owes and not self.given_up:
-            return now + 0.1
-        self._net.hang_up()
+            return now + _SHUTDOWN_POLL_S
+        if self._report_sink.has_unwritten and not self.is_abandoned:
+            # Reports of a term in which this agent led and which ended before the run did.
+            self._report_sink.flush(now, force=True)
+            return now + _SHUTDOWN_POLL_S
+        if self._round_participant.has_pending_writes and not self.is_abandoned:
+            return now + _SHUTDOWN_POLL_S
+        self._transport.disconnect()
         return None

@@ -1,7 +1,8 @@
-"""What ranks of one round wait for together: who is here, who is missing, who will never come.
+"""`Collectives`: the incomplete collective operations of one round.
 
-Pure bookkeeping for the hub. Whoever waits is answered: when all are here, when the time is over,
-or as soon as it is certain that somebody cannot come any more.
+Ranks join a collective and wait for an answer. Every waiting rank is answered: when all ranks have
+joined, when the timeout expires, or as soon as a missing rank cannot join any more. This module
+only keeps the state; `round_coordinator` decides which ranks are required.
 """
 
 from __future__ import annotations
@@ -9,18 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from spotfit.model.wire import Gathered, Overdue, ToWorker
+from spotfit.protocol.worker_agent import CollectiveWaiting, RankZeroBroadcastResult, ToWorker
 
-Answer = tuple[int | None, ToWorker]
-"""A frame for one rank, or for all of them (None)."""
+OutgoingFrame = tuple[int | None, ToWorker]
+"""A frame for one rank, or for all ranks (None)."""
 
-REPORT = "report"
-"""The kind under which ranks wait for the name of a checkpoint."""
+REPORT_KIND = "report"
+"""The kind under which ranks wait for the name of a reported checkpoint."""
 
-_MANY = 8
+# Error messages must stay readable for rounds of 1,000 ranks.
+_MAX_LISTED_RANKS = 8
 
 
-class Key(NamedTuple):
+class CollectiveKey(NamedTuple):
     """The `seq`-th collective of a kind."""
 
     kind: str
@@ -30,118 +32,143 @@ class Key(NamedTuple):
         return f"{self.kind} (number {self.seq + 1})"
 
 
-Missing = Callable[[Key], set[int]]
-"""Who still has to come to it."""
+FindMissingRanks = Callable[[CollectiveKey], set[int]]
+"""Returns the required ranks that have not joined the collective."""
 
 
 class Collectives:
-    """Those of one round that are not complete.
+    """The state of the collectives that at least one rank has joined.
 
-    After `timeout_s` it is given up (None: never); every `warn_s` the lowest rank that waits
-    learns who is missing.
+    A collective is aborted after `timeout_s` (None: never). Every `warn_s` the lowest waiting rank
+    receives a `CollectiveWaiting`, so that only one rank logs the warning.
     """
 
     def __init__(self, world_size: int, *, timeout_s: float | None, warn_s: float) -> None:
         self._world_size = world_size
         self._timeout_s = timeout_s
         self._warn_s = warn_s
-        self._waiting: dict[Key, _Waiting] = {}
-        self._held: dict[int, Key] = {}
-        """Ranks that do nothing but wait, and where."""
+        self._pending: dict[CollectiveKey, _PendingCollective] = {}
+        self._blocked_at: dict[int, CollectiveKey] = {}
+        """Ranks whose training thread is blocked, with the collective that they wait for."""
 
     def join(
-        self, rank: int, key: Key, now: float, *, value: bytes = b"", blocks: bool = False
-    ) -> Mapping[int, bytes]:
-        """That rank is there; all who are, with their values."""
-        waiting = self._waiting.setdefault(key, _Waiting(now))
+        self,
+        rank: int,
+        key: CollectiveKey,
+        now: float,
+        *,
+        value: bytes = b"",
+        is_blocking: bool = False,
+    ) -> None:
+        """Add a rank. `is_blocking` means that its training thread waits for the answer."""
+        waiting = self._pending.setdefault(key, _PendingCollective(now))
         waiting.values[rank] = value
-        if blocks:
-            self._held[rank] = key
-        return waiting.values
+        if is_blocking:
+            self._blocked_at[rank] = key
 
     @property
-    def waiting(self) -> tuple[Key, ...]:
-        """Those somebody has come to."""
-        return tuple(self._waiting)
+    def pending(self) -> tuple[CollectiveKey, ...]:
+        """The collectives that are incomplete."""
+        return tuple(self._pending)
 
-    def here(self, key: Key) -> set[int]:
-        """Who has come to it."""
-        waiting = self._waiting.get(key)
+    def joined_ranks(self, key: CollectiveKey) -> set[int]:
+        """Return the ranks that have joined."""
+        waiting = self._pending.get(key)
         return set(waiting.values) if waiting else set()
 
-    def close(self, key: Key) -> Mapping[int, bytes]:
-        """It is over, one way or the other; those who were there, with their values."""
-        if key not in self._waiting:
+    def close(self, key: CollectiveKey) -> Mapping[int, bytes]:
+        """Remove the collective. Returns the values of the ranks that had joined."""
+        if key not in self._pending:
             return {}
-        values = self._waiting.pop(key).values
+        values = self._pending.pop(key).values
         for rank in values:
-            if self._held.get(rank) == key:
-                del self._held[rank]
+            # The rank may be blocked in another collective: not every join blocks.
+            if self._blocked_at.get(rank) == key:
+                del self._blocked_at[rank]
         return values
 
-    def late(self, now: float, missing: Missing) -> list[Answer]:
-        """Give up what has waited too long, and warn of what has waited long."""
-        answers: list[Answer] = []
-        for key, waiting in list(self._waiting.items()):
-            if self._timeout_s is not None and now - waiting.since >= self._timeout_s:
-                answers += self._given_up(key, missing)
-            elif now - waiting.told_at >= self._warn_s:
-                waiting.told_at = now
-                absent = tuple(sorted(missing(key)))
-                overdue = Overdue(key.kind, absent, now - waiting.since)
-                answers.append((min(waiting.values), overdue))
-        return answers
+    def check_timeouts(self, now: float, find_missing: FindMissingRanks) -> list[OutgoingFrame]:
+        """Abort collectives after the timeout; warn about those that have waited for long."""
+        frames: list[OutgoingFrame] = []
+        for key, waiting in list(self._pending.items()):
+            if self._timeout_s is not None and now - waiting.started_at >= self._timeout_s:
+                frames += self._abort(key, find_missing)
+            elif now - waiting.warned_at >= self._warn_s:
+                waiting.warned_at = now
+                missing_ranks = tuple(sorted(find_missing(key)))
+                warning = CollectiveWaiting(
+                    kind=key.kind, missing_ranks=missing_ranks, waited_s=now - waiting.started_at
+                )
+                frames.append((min(waiting.values), warning))
+        return frames
 
-    def next_late(self) -> float | None:
-        """When `late` should be asked again."""
-        if not self._waiting:
+    def next_timeout_check(self) -> float | None:
+        """When to call `check_timeouts` again; None if no collective is pending."""
+        if not self._pending:
             return None
-        warn = min(waiting.told_at for waiting in self._waiting.values()) + self._warn_s
+        warn_at = min(waiting.warned_at for waiting in self._pending.values()) + self._warn_s
         if self._timeout_s is None:
-            return warn
-        over = min(waiting.since for waiting in self._waiting.values()) + self._timeout_s
-        return min(warn, over)
+            return warn_at
+        started_at = min(waiting.started_at for waiting in self._pending.values())
+        return min(warn_at, started_at + self._timeout_s)
 
-    def hopeless(self, returned: set[int], missing: Missing) -> list[Answer]:
-        """Give up what can never be complete.
+    def abort_deadlocked(
+        self, returned_ranks: set[int], find_missing: FindMissingRanks
+    ) -> list[OutgoingFrame]:
+        """Abort collectives that cannot complete.
 
-        Somebody it needs has returned, or every rank waits and none for the same as the others.
+        Either a required rank has returned from the training function, or every rank is blocked
+        and they wait in different collectives.
         """
-        if not self._waiting:
+        if not self._pending:
             return []
-        answers: list[Answer] = []
-        if returned:
-            for key in list(self._waiting):
-                if gone := missing(key) & returned:
-                    why = f"{_ranks(gone)} returned from the training function without it"
-                    answers += self._given_up(key, missing, why)
-        if self._held and len(self._held.keys() | returned) == self._world_size:
-            why = f"every rank waits, and not for the same: {self._whereabouts()}"
-            for key in list(self._waiting):
-                answers += self._given_up(key, missing, why)
-        return answers
+        frames: list[OutgoingFrame] = []
+        if returned_ranks:
+            for key in list(self._pending):
+                if returned := find_missing(key) & returned_ranks:
+                    reason = (
+                        f"{_format_ranks(returned)} returned from the training function"
+                        " without calling it"
+                    )
+                    frames += self._abort(key, find_missing, reason)
+        # A complete collective is removed at once: if all ranks are still blocked, none can be.
+        if self._blocked_at and len(self._blocked_at.keys() | returned_ranks) == self._world_size:
+            reason = (
+                f"deadlock: ranks wait in different collectives: {self._format_blocked_ranks()}"
+            )
+            for key in list(self._pending):
+                frames += self._abort(key, find_missing, reason)
+        return frames
 
-    def _given_up(self, key: Key, missing: Missing, why: str = "") -> list[Answer]:
-        told = Gathered(key.kind, key.seq, missing=tuple(sorted(missing(key))), why=why)
-        return [(rank, told) for rank in self.close(key)]
+    def _abort(
+        self, key: CollectiveKey, find_missing: FindMissingRanks, reason: str = ""
+    ) -> list[OutgoingFrame]:
+        result = RankZeroBroadcastResult(
+            kind=key.kind,
+            seq=key.seq,
+            missing_ranks=tuple(sorted(find_missing(key))),
+            reason=reason,
+        )
+        return [(rank, result) for rank in self.close(key)]
 
-    def _whereabouts(self) -> str:
-        at: dict[Key, list[int]] = {}
-        for rank, key in sorted(self._held.items()):
-            at.setdefault(key, []).append(rank)
-        return ", ".join(f"{_ranks(ranks)} in {key}" for key, ranks in at.items())
+    def _format_blocked_ranks(self) -> str:
+        ranks_by_key: dict[CollectiveKey, list[int]] = {}
+        for rank, key in sorted(self._blocked_at.items()):
+            ranks_by_key.setdefault(key, []).append(rank)
+        return ", ".join(f"{_format_ranks(ranks)} in {key}" for key, ranks in ranks_by_key.items())
 
 
-class _Waiting:
-    def __init__(self, since: float) -> None:
-        self.since = since
-        self.told_at = since
+class _PendingCollective:
+    def __init__(self, started_at: float) -> None:
+        self.started_at = started_at
+        self.warned_at = started_at
         self.values: dict[int, bytes] = {}
 
 
-def _ranks(ranks: Iterable[int]) -> str:
-    """'rank 3', 'ranks 0, 2', and not a thousand of them."""
-    several = sorted(ranks)
-    shown = ", ".join(str(rank) for rank in several[:_MANY])
-    more = f" and {len(several) - _MANY} more" if len(several) > _MANY else ""
-    return f"rank{'s' if len(several) > 1 else ''} {shown}{more}"
+def _format_ranks(ranks: Iterable[int]) -> str:
+    """Return 'rank 3' or 'ranks 0, 2', abbreviated after `_MAX_LISTED_RANKS`."""
+    ordered = sorted(ranks)
+    listed = ", ".join(map(str, ordered[:_MAX_LISTED_RANKS]))
+    omitted = len(ordered) - _MAX_LISTED_RANKS
+    more = f" and {omitted} more" if omitted > 0 else ""
+    return f"rank{'s' if len(ordered) > 1 else ''} {listed}{more}"

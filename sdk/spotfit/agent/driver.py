@@ -1,4 +1,8 @@
-"""Real time around the step machine: opens what an agent needs, then waits and ticks to the end."""
+"""Runs an agent in real time: opens its resources, then waits for events and calls `Agent.tick`.
+
+`serve` is the entry point. `LocalNodeServices` implements `NodeServices` with processes and threads
+of this machine.
+"""
 
 from __future__ import annotations
 
@@ -13,290 +17,373 @@ from pathlib import Path
 from typing import NamedTuple
 
 from spotfit.agent.agent import Agent
-from spotfit.agent.audience import LiveAudience
-from spotfit.agent.crew import LiveCrew
-from spotfit.agent.hooks import LiveHooks
-from spotfit.agent.logs import LogShipper
-from spotfit.agent.loop import Loop
-from spotfit.agent.net import TlsNet
-from spotfit.agent.notices.registry import open_source
-from spotfit.agent.ports import Assessor, Audience, Hooks, NoticeSource
-from spotfit.agent.snapshots import Snapshots
-from spotfit.agent.validation import LiveAssessor
-from spotfit.agent.vault import Vault
-from spotfit.agent.zygote import ZygoteKeeper
-from spotfit.control.errands import Errands, Threaded
+from spotfit.agent.log_shipper import LogShipper
+from spotfit.agent.notices.sources import open_notice_source
+from spotfit.agent.ports import BackendHookRunner, CallbackRunner, NoticeSource, Validator
+from spotfit.agent.snapshot_registry import SnapshotRegistry
+from spotfit.agent.tls_transport import TlsTransport
+from spotfit.agent.worker_pool import ProcessWorkerPool
+from spotfit.checkpoint.peer_server import PeerStore
+from spotfit.control.background_calls import BackgroundCalls, ThreadedCalls
 from spotfit.core.clock import Clock
 from spotfit.core.errors import SpotfitError
 from spotfit.core.ids import AgentId
-from spotfit.host import clocks, dice, env, log, machine, shared_memory
-from spotfit.host.owned import owned
+from spotfit.fork_server.fork_client import ForkServerPool
+from spotfit.host import env, log, machine, owned_dirs, system
+from spotfit.host.event_loop import EventLoop
+from spotfit.host.owned_dirs import owned_directory
+from spotfit.ledger import keys
 from spotfit.ledger.run import Ledger
-from spotfit.model import output
-from spotfit.model.audience import Hello
 from spotfit.model.spec import RunSpec
-from spotfit.model.world import Member
+from spotfit.model.topology import Member
+from spotfit.protocol.agent_sidecar import SidecarInit
 from spotfit.provision.api import Provisioner
-from spotfit.provision.launch import Assignment, Exit
-from spotfit.provision.registry import open_provisioner
-from spotfit.ship.certificate import contexts
-from spotfit.ship.sign import RunKey
+from spotfit.provision.launch import AgentAssignment, AgentExitCode
+from spotfit.provision.profile import open_provisioner
+from spotfit.security.run_key import RunKey
+from spotfit.security.tls_certificate import make_tls_contexts
+from spotfit.sidecar.backend_hooks import ProcessBackendHookRunner
+from spotfit.sidecar.callbacks import ProcessCallbackRunner
+from spotfit.sidecar.validator import ProcessValidator
 from spotfit.store.api import Store
-from spotfit.store.budget import PATIENT, Budget
-from spotfit.store.opening import open_store
+from spotfit.store.factory import open_store
+from spotfit.store.retry import PATIENT_RETRY_POLICY, RetryPolicy
 
+# Notice sources wake the loop themselves; this bounds the delay of plug-ins that cannot.
 _NOTICE_POLL_S = 0.25
-_HASTY = Budget(attempts=1)
-"""The agent itself asks again, and may by then want something else."""
+# The agent decides again after each failed journal call: a blind retry could write a stale entry.
+_SINGLE_ATTEMPT = RetryPolicy(max_attempts=1)
+# One call each may be in progress: read the journal, write an entry, read or renew a lease.
 _JOURNAL_THREADS = 3
-"""It is read and written and a lease looked at, each once at a time."""
-_LAST_LOOK_S = 1.0
-_LOCAL_PAUSE_S, _REMOTE_PAUSE_S = 0.1, 0.5
+# Killed workers exit within milliseconds; their last lines of output are still in the pipes.
+_SHUTDOWN_DRAIN_S = 1.0
+# A local directory costs nothing per request, so that the console can follow more closely.
+_LOCAL_FLUSH_INTERVAL_S, _REMOTE_FLUSH_INTERVAL_S = 0.1, 0.5
 
 
 @cache
-def zygotes_of_this_process() -> ZygoteKeeper:
-    """Warm for whichever run is served next."""
-    return ZygoteKeeper()
+def shared_fork_servers() -> ForkServerPool:
+    """Return the fork servers of this process, which stay warm for the next run."""
+    return ForkServerPool()
 
 
 def serve(
-    assignment: Assignment,
+    assignment: AgentAssignment,
     *,
-    zygotes: ZygoteKeeper | None = None,
+    fork_servers: ForkServerPool | None = None,
     clock: Clock | None = None,
 ) -> int:
-    """Be the agent of this machine until its run is over; gives the exit code.
+    """Run the agent of this machine until its run ends. Returns an `AgentExitCode`.
 
-    May be called again in the same process. Only the main thread hears signals.
+    May be called again in the same process. Signals are only handled in the main thread.
     """
-    env.forget(env.RUN_SECRET.name)  # nobody started from here needs it in its environment
-    kept = zygotes or zygotes_of_this_process()
+    env.unset(env.RUN_SECRET.name)  # child processes must not inherit the run's key
+    fork_servers = fork_servers or shared_fork_servers()
     try:
-        kept.begin(assignment)
-        with ExitStack() as opened:
-            return _drive(assignment, kept, clock or clocks.SystemClock(), opened)
+        fork_servers.prewarm(assignment)
+        with ExitStack() as exit_stack:
+            return _run_agent(assignment, fork_servers, clock or system.SystemClock(), exit_stack)
     except SpotfitError as error:
-        log.error("agent.refused", why=str(error))
-        return Exit.REFUSED
-    except Exception:  # noqa: BLE001 - the agent's border: its scheduler learns of it as a code
+        log.error("agent.refused", reason=str(error))
+        return AgentExitCode.NODE_UNUSABLE
+    except Exception:  # noqa: BLE001 - the scheduler restarts the agent by its exit code
         log.error("agent.crashed", traceback=traceback.format_exc())
-        return Exit.CRASHED
+        return AgentExitCode.CRASHED
 
 
-def _drive(assignment: Assignment, zygotes: ZygoteKeeper, clock: Clock, opened: ExitStack) -> int:
-    """Build the agent from the ground up, and let it step until it has nothing left to do."""
-    launch, me = assignment.launch, dice.new_agent_id()
-    key = RunKey.from_text(launch.secret, launch.run_id)
-    loop = opened.enter_context(contextlib.closing(Loop(clock)))
-    store = open_store(launch.run_url, PATIENT)
-    scratch = str(opened.enter_context(_scratch(me)))
-    errands = opened.enter_context(contextlib.closing(Threaded(loop.wake)))
-    logs = opened.enter_context(contextlib.closing(_logs(store, me, clock)))
-    net = opened.enter_context(contextlib.closing(_net(loop, assignment)))
-    snapshots = Snapshots(str(opened.enter_context(shared_memory.folder_for(str(me)))))
-    vault = opened.enter_context(contextlib.closing(_vault(snapshots, assignment, clock)))
-    snapshots.copy = vault.copy
-    crew = LiveCrew(
-        loop,
-        zygotes,
+class _Node(NamedTuple):
+    """Resources of this machine that several parts of the agent share."""
+
+    agent_id: AgentId
+    key: RunKey
+    loop: EventLoop
+    store: Store
+    scratch: str
+    general_calls: ThreadedCalls
+    log_shipper: LogShipper
+    exit_stack: ExitStack
+    """Closes all resources in reverse order: the log shipper after the processes that it serves."""
+
+
+def _run_agent(
+    assignment: AgentAssignment, fork_servers: ForkServerPool, clock: Clock, exit_stack: ExitStack
+) -> int:
+    """Open the agent's resources, run it to its end, and return its exit code."""
+    launch, node = assignment.launch_spec, _open_node(assignment, clock, exit_stack)
+    transport = exit_stack.enter_context(contextlib.closing(_open_transport(node.loop, assignment)))
+    worker_pool, peer_store_address = _open_worker_pool(assignment, node, fork_servers)
+    node_services = _open_node_services(node, worker_pool)
+    exit_stack.enter_context(_restore_signal_handlers())
+    notice_sources = [open_notice_source(name, node.loop.wake) for name in launch.notice_sources]
+    ledger_store = open_store(launch.run_url, _SINGLE_ATTEMPT)
+    agent = Agent(
+        member=_make_member(
+            assignment,
+            node.agent_id,
+            coordinator_address=transport.address,
+            peer_store_address=peer_store_address,
+        ),
+        ledger=Ledger(ledger_store, launch.run_id, node.agent_id, wall_ms=system.wall_ms),
+        transport=transport,
+        worker_pool=worker_pool,
+        notice_sources=notice_sources,
+        launch=launch,
+        node_services=node_services,
+        scratch=node.scratch,
+    )
+    log.info(
+        "agent.started",
+        agent=node.agent_id,
+        address=transport.address,
+        slots=assignment.slots,
+        scratch=node.scratch,
+    )
+    _tick_until_done(agent, node.loop, transport, notice_sources)
+    log.info(
+        "agent.exited",
+        agent=node.agent_id,
+        abandoned=agent.is_abandoned,
+        drained=agent.is_drained,
+    )
+    if agent.is_drained:
+        return AgentExitCode.DRAINED
+    return AgentExitCode.RELEASED if agent.is_abandoned else AgentExitCode.DONE
+
+
+def _open_node(assignment: AgentAssignment, clock: Clock, exit_stack: ExitStack) -> _Node:
+    launch, agent_id = assignment.launch_spec, system.new_agent_id()
+    loop = exit_stack.enter_context(contextlib.closing(EventLoop(clock)))
+    store = open_store(launch.run_url, PATIENT_RETRY_POLICY)
+    return _Node(
+        agent_id=agent_id,
+        key=RunKey.from_text(launch.secret, launch.run_id),
+        loop=loop,
         store=store,
-        key=key,
-        logs=logs,
-        scratch=scratch,
+        scratch=str(exit_stack.enter_context(_make_scratch_dir(agent_id))),
+        general_calls=exit_stack.enter_context(contextlib.closing(ThreadedCalls(loop.wake))),
+        log_shipper=exit_stack.enter_context(
+            contextlib.closing(_open_log_shipper(store, agent_id, clock))
+        ),
+        exit_stack=exit_stack,
+    )
+
+
+def _open_worker_pool(
+    assignment: AgentAssignment, node: _Node, fork_servers: ForkServerPool
+) -> tuple[ProcessWorkerPool, str]:
+    """Return the worker pool, and the address of the peer store that serves its snapshots."""
+    enter = node.exit_stack.enter_context
+    launch = assignment.launch_spec
+    snapshots = SnapshotRegistry(str(enter(owned_dirs.shared_memory_directory(str(node.agent_id)))))
+    peer_store = enter(
+        contextlib.closing(
+            PeerStore(
+                snapshots.replicas,
+                snapshots.find_shard,
+                tls=make_tls_contexts(launch.secret, launch.run_id),
+                host=machine.own_address(),
+                clock=node.loop.clock,
+            )
+        )
+    )
+    snapshots.replicate = peer_store.replicate
+    worker_pool = ProcessWorkerPool(
+        node.loop,
+        fork_servers,
+        store=node.store,
+        key=node.key,
+        logs=node.log_shipper,
+        scratch=node.scratch,
         slots=assignment.slots,
         snapshots=snapshots,
     )
-    vault.kept = crew.note_copy
-    opened.callback(_end_workers, crew, loop)
-    for_journal = opened.enter_context(contextlib.closing(Threaded(loop.wake, _JOURNAL_THREADS)))
-    runners = Runners(errands, for_journal)
-    workplace = Workplace(
-        crew,
-        runners,
-        loop,
-        logs,
-        key=key,
-        scratch=scratch,
+    # Set afterwards: the pool needs the registry, and the registry and the peer store each other.
+    peer_store.on_replica_stored = worker_pool.record_replica
+    node.exit_stack.callback(_stop_workers, worker_pool, node.loop)
+    return worker_pool, peer_store.address
+
+
+def _open_node_services(node: _Node, worker_pool: ProcessWorkerPool) -> LocalNodeServices:
+    journal_calls = node.exit_stack.enter_context(
+        contextlib.closing(ThreadedCalls(node.loop.wake, _JOURNAL_THREADS))
+    )
+    node_services = LocalNodeServices(
+        worker_pool,
+        AgentBackgroundCalls(node.general_calls, journal_calls),
+        loop=node.loop,
+        log_shipper=node.log_shipper,
+        key=node.key,
+        scratch=node.scratch,
         devices=machine.devices(),
     )
-    opened.callback(workplace.close)
-    opened.enter_context(_signals_put_back())
-    notices = [open_source(name, loop.wake) for name in launch.notices]
-    agent = Agent(
-        member=_member(assignment, me, net.hub, vault.address),
-        ledger=Ledger(
-            open_store(launch.run_url, _HASTY), launch.run_id, me, wall_ms=clocks.wall_ms
-        ),
-        net=net,
-        crew=crew,
-        notices=notices,
-        launch=launch,
-        workplace=workplace,
-        scratch=scratch,
-    )
-    log.info("agent.up", agent=me, hub=net.hub, slots=assignment.slots, scratch=scratch)
-    _tick_to_the_end(agent, loop, net, notices)
-    log.info("agent.done", agent=me, given_up=agent.given_up, drained=agent.drained)
-    if agent.drained:
-        return Exit.DRAINED
-    return Exit.GIVEN_UP if agent.given_up else Exit.DONE
+    node.exit_stack.callback(node_services.stop_sidecars)
+    return node_services
 
 
-def _tick_to_the_end(
-    agent: Agent, loop: Loop, net: TlsNet, notices: Sequence[NoticeSource]
+def _tick_until_done(
+    agent: Agent, loop: EventLoop, transport: TlsTransport, notice_sources: Sequence[NoticeSource]
 ) -> None:
-    while (wake := agent.tick(loop.clock.now())) is not None:
-        wait_s = 0.0 if net.waiting else max(0.0, wake - loop.clock.now())
-        loop.turn(min(wait_s, _NOTICE_POLL_S) if notices else wait_s)
+    while (wake_at := agent.tick(loop.clock.now())) is not None:
+        # Messages of an agent to itself as the leader are in memory: no socket wakes the loop.
+        wait_s = 0.0 if transport.has_events else max(0.0, wake_at - loop.clock.now())
+        loop.run_once(min(wait_s, _NOTICE_POLL_S) if notice_sources else wait_s)
 
 
-class Runners(NamedTuple):
-    """Who goes on errands."""
+class AgentBackgroundCalls(NamedTuple):
+    """The thread pools of an agent."""
 
-    usual: Errands
-    for_journal: Errands
-    """For the journal and the lease alone: these never wait behind a slow cloud."""
+    general: BackgroundCalls
+    journal: BackgroundCalls
+    """For the journal and the lease only: these never queue behind a slow cloud API."""
 
 
-class Workplace:
-    """What the agent asks of its machine beyond the wire and the workers."""
+class LocalNodeServices:
+    """`NodeServices` of this machine; see there for the methods."""
 
     def __init__(
         self,
-        crew: LiveCrew,
-        runners: Runners,
-        loop: Loop,
-        logs: LogShipper,
+        worker_pool: ProcessWorkerPool,
+        background_calls: AgentBackgroundCalls,
         *,
+        loop: EventLoop,
+        log_shipper: LogShipper,
         key: RunKey,
         scratch: str,
         devices: tuple[str, ...] = (),
     ) -> None:
-        self._crew = crew
-        self._logs = logs
+        self._worker_pool = worker_pool
+        self._log_shipper = log_shipper
         self._loop = loop
-        self._runners = runners
+        self._background_calls = background_calls
         self._key = key
         self._scratch = scratch
         self._devices = devices
-        self._audience: LiveAudience | None = None
-        self._hooks: LiveHooks | None = None
+        self._callback_runner: ProcessCallbackRunner | None = None
+        self._backend_hook_runner: ProcessBackendHookRunner | None = None
 
-    def provisioner(self, spec: RunSpec) -> Provisioner:
+    def open_provisioner(self, spec: RunSpec) -> Provisioner:
         return open_provisioner(spec.provisioner, spec.provisioner_options)
 
-    def audience(self, spec: RunSpec) -> Audience | None:
-        self._dismiss_audience()
-        if spec.callbacks:
-            begin = partial(self._crew.beside, "audience")
-            self._audience = LiveAudience(self._hello(spec), begin)
-        return self._audience
+    def open_callback_runner(self, spec: RunSpec) -> CallbackRunner | None:
+        self._stop_callback_runner()
+        if spec.has_callbacks:
+            start = partial(self._worker_pool.start_sidecar, "callbacks")
+            self._callback_runner = ProcessCallbackRunner(self._sidecar_init(spec), start)
+        return self._callback_runner
 
-    def hooks(self, spec: RunSpec) -> Hooks | None:
-        self._dismiss_hooks()
-        if spec.hooks:
-            begin = partial(self._crew.beside, "hooks")
-            self._hooks = LiveHooks(self._hello(spec), begin, self._loop.after)
-        return self._hooks
+    def open_backend_hook_runner(self, spec: RunSpec) -> BackendHookRunner | None:
+        self._stop_backend_hook_runner()
+        if spec.has_backend_hooks:
+            start = partial(self._worker_pool.start_sidecar, "hooks")
+            self._backend_hook_runner = ProcessBackendHookRunner(
+                self._sidecar_init(spec), start, self._loop.call_later
+            )
+        return self._backend_hook_runner
 
-    def resign(self) -> None:
-        self.close()
+    def stop_sidecars(self) -> None:
+        self._stop_callback_runner()
+        self._stop_backend_hook_runner()
 
-    def say(self, text: str) -> None:
-        log.warning("run.says", what=text)
-        self._logs.line(-1, output.RUN, "err", text)
+    def write_run_log(self, text: str) -> None:
+        log.warning("run.message", message=text)
+        self._log_shipper.add_line(-1, keys.RUN_RANK, "err", text)
 
-    def assessor(self) -> Assessor:
-        return LiveAssessor(
-            partial(self._crew.beside, "validation"),
+    def open_validator(self) -> Validator:
+        return ProcessValidator(
+            partial(self._worker_pool.start_sidecar, "validation"),
             secret=self._key.to_text(),
-            run_id=self._key.run,
+            run_id=self._key.run_id,
             scratch=self._scratch,
             devices=self._devices,
         )
 
-    def errands(self) -> Errands:
-        return self._runners.usual
+    def background_calls(self) -> BackgroundCalls:
+        return self._background_calls.general
 
-    def journal_errands(self) -> Errands:
-        return self._runners.for_journal
+    def journal_background_calls(self) -> BackgroundCalls:
+        return self._background_calls.journal
 
     def seal(self, payload: bytes, purpose: str) -> bytes:
         return self._key.seal(payload, purpose=purpose)
 
     def new_token(self) -> str:
-        return dice.new_token()
+        return system.new_token()
 
-    def name_for(self, report: int) -> str:
-        return f"checkpoint_{clocks.wall_stamp()}"
+    def default_checkpoint_name(self, report_index: int) -> str:
+        return f"checkpoint_{system.utc_timestamp()}"
 
-    def close(self) -> None:
-        """End the processes of callbacks and hooks, if there are any."""
-        self._dismiss_audience()
-        self._dismiss_hooks()
-
-    def _hello(self, spec: RunSpec) -> Hello:
-        return Hello(
-            spec.storage_url, spec.luggage, self._key.to_text(), self._key.run, self._scratch
+    def _sidecar_init(self, spec: RunSpec) -> SidecarInit:
+        return SidecarInit(
+            storage_url=spec.storage_url,
+            code_bundle=spec.code_bundle,
+            secret=self._key.to_text(),
+            run_id=self._key.run_id,
+            scratch_dir=self._scratch,
         )
 
-    def _dismiss_audience(self) -> None:
-        if self._audience is not None:
-            self._audience.close()
-            self._audience = None
+    def _stop_callback_runner(self) -> None:
+        if self._callback_runner is not None:
+            self._callback_runner.close()
+            self._callback_runner = None
 
-    def _dismiss_hooks(self) -> None:
-        if self._hooks is not None:
-            self._hooks.close()
-            self._hooks = None
+    def _stop_backend_hook_runner(self) -> None:
+        if self._backend_hook_runner is not None:
+            self._backend_hook_runner.close()
+            self._backend_hook_runner = None
 
 
-def _member(assignment: Assignment, me: AgentId, hub: str, vault: str) -> Member:
+def _make_member(
+    assignment: AgentAssignment,
+    agent_id: AgentId,
+    *,
+    coordinator_address: str,
+    peer_store_address: str,
+) -> Member:
     return Member(
-        agent=me,
-        host=hub.rpartition(":")[0].strip("[]"),
-        hub=hub,
+        agent=agent_id,
+        host=coordinator_address.rpartition(":")[0].strip("[]"),
+        coordinator_address=coordinator_address,
         slots=assignment.slots,
         token=assignment.token,
         node=assignment.node,
         devices=machine.devices(),
         python=machine.python_version(),
         pid=machine.pid(),
-        vault=vault,
+        peer_store_address=peer_store_address,
     )
 
 
-def _net(loop: Loop, assignment: Assignment) -> TlsNet:
-    return TlsNet(
+def _open_transport(loop: EventLoop, assignment: AgentAssignment) -> TlsTransport:
+    return TlsTransport(
         loop,
-        secret=assignment.launch.secret,
-        run_id=assignment.launch.run_id,
+        secret=assignment.launch_spec.secret,
+        run_id=assignment.launch_spec.run_id,
         host=machine.own_address(),
-        port=env.value(env.PORT),
+        port=env.read(env.PORT),
     )
 
 
-def _vault(snapshots: Snapshots, assignment: Assignment, clock: Clock) -> Vault:
-    tls = contexts(assignment.launch.secret, assignment.launch.run_id)
-    host = machine.own_address()
-    return Vault(snapshots.shelf, snapshots.find, tls=tls, host=host, clock=clock)
+def _open_log_shipper(store: Store, agent_id: AgentId, clock: Clock) -> LogShipper:
+    is_local = store.url.startswith(("/", "file:"))
+    interval_s = _LOCAL_FLUSH_INTERVAL_S if is_local else _REMOTE_FLUSH_INTERVAL_S
+    return LogShipper(
+        store, agent_id, wall_ms=system.wall_ms, clock=clock, flush_interval_s=interval_s
+    )
 
 
-def _logs(store: Store, me: AgentId, clock: Clock) -> LogShipper:
-    local = store.url.startswith(("/", "file:"))
-    pause_s = _LOCAL_PAUSE_S if local else _REMOTE_PAUSE_S
-    return LogShipper(store, me, wall_ms=clocks.wall_ms, clock=clock, pause_s=pause_s)
+def _make_scratch_dir(agent_id: AgentId) -> AbstractContextManager[Path]:
+    """Return the agent's scratch directory, deleted at its end.
 
-
-def _scratch(me: AgentId) -> AbstractContextManager[Path]:
-    """A directory of this agent's own, which goes with it; those of killed ones go first."""
-    return owned(Path(env.value(env.SCRATCH) or tempfile.gettempdir()), f"scratch-{me}")
+    Directories of agents that were killed are deleted first.
+    """
+    return owned_directory(
+        Path(env.read(env.SCRATCH_DIR) or tempfile.gettempdir()), f"scratch-{agent_id}"
+    )
 
 
 @contextmanager
-def _signals_put_back() -> Iterator[None]:
-    """Who called us answers SIGTERM again as before."""
+def _restore_signal_handlers() -> Iterator[None]:
+    """Restore the caller's SIGTERM handler, which a notice source may have replaced."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -305,10 +392,10 @@ def _signals_put_back() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _end_workers(crew: LiveCrew, loop: Loop) -> None:
-    """Whatever is left; what it has printed last is kept."""
-    crew.close()
-    deadline = loop.clock.now() + _LAST_LOOK_S
-    while crew.left and loop.clock.now() < deadline:
-        loop.turn(0.05)
-    crew.detach()
+def _stop_workers(worker_pool: ProcessWorkerPool, loop: EventLoop) -> None:
+    """Kill all processes and read their last output before the log shipper closes."""
+    worker_pool.close()
+    deadline = loop.clock.now() + _SHUTDOWN_DRAIN_S
+    while worker_pool.live_process_count and loop.clock.now() < deadline:
+        loop.run_once(0.05)
+    worker_pool.detach()

@@ -1,37 +1,42 @@
-"""The lease: how a leader's successors know that it lives."""
+"""Renewal of the leader's lease.
+
+The lease is an object in the bucket whose contents change with every renewal. Other agents elect a
+new leader if it does not change for `RunTiming.lease_timeout_s` of their own clocks.
+"""
 
 from __future__ import annotations
 
 import math
 
-from spotfit.control.errands import Errands
+from spotfit.control.background_calls import BackgroundCalls
 from spotfit.ledger.run import Ledger
 
-_AGAIN_S = 0.1
+# Short against the lease timeout (20 s): the other agents count the time since the last renewal.
+_RETRY_DELAY_S = 0.1
 
 
 class Lease:
-    """One term's. A renewal that failed is made up for soon: others count the seconds."""
+    """Renews the lease of one term of leadership."""
 
-    def __init__(self, ledger: Ledger, errands: Errands, now: float) -> None:
+    def __init__(self, ledger: Ledger, background_calls: BackgroundCalls, now: float) -> None:
         self._ledger = ledger
-        self._errands = errands
-        self._due_at = now
-        self._renewing = False
+        self._background_calls = background_calls
+        self._next_renewal_at = now
+        self._is_renewing = False
 
-    def hasten(self, now: float) -> None:
-        """The next renewal is due, whenever it was: from now on others count otherwise."""
-        self._due_at = now
+    def renew_soon(self, now: float) -> None:
+        """Renew at the next opportunity: the other agents start to use another timeout."""
+        self._next_renewal_at = now
 
-    def keep(self, every_s: float, now: float) -> None:
-        """Renew it where that is due, and take in how that went."""
-        if not self._renewing and now < self._due_at:
+    def renew_if_due(self, interval_s: float, now: float) -> None:
+        """Start a renewal if one is due, and record the result of the one in progress."""
+        if not self._is_renewing and now < self._next_renewal_at:
             return
-        done = self._errands.run("lease", self._ledger.renew_lease)
-        self._renewing = done is None
-        if done is not None:
-            self._due_at = now + (every_s if done.error is None else _AGAIN_S)
+        result = self._background_calls.run("lease", self._ledger.renew_lease)
+        self._is_renewing = result is None
+        if result is not None:
+            self._next_renewal_at = now + (interval_s if result.error is None else _RETRY_DELAY_S)
 
     def next_wake(self) -> float:
-        """When to `keep` it again; a renewal under way wakes by itself."""
-        return math.inf if self._renewing else self._due_at
+        """Time of the next renewal; infinity during a renewal, whose end wakes the event loop."""
+        return math.inf if self._is_renewing else self._next_renewal_at

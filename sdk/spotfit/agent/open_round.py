@@ -1,143 +1,178 @@
-"""The round that a leader has opened: its hub, and all who speak and listen there."""
+"""`OpenRound`: the round that this leader has opened, with everything that belongs to it.
+
+It carries frames between agents and the round coordinator, and passes the coordinator's results to
+the report sink, the callbacks, the backend hooks and the garbage collector.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from spotfit.agent.collectives import Answer
-from spotfit.agent.hub import Hub
-from spotfit.agent.ports import Audience, Net
-from spotfit.agent.reports import ReportSink
-from spotfit.agent.staging import Staging
-from spotfit.agent.tidying import Tidying
-from spotfit.agent.warden import Finding, Warden
-from spotfit.core.codec import UNREADABLE
+from spotfit.agent.checkpoint_cleanup import CheckpointGarbageCollector
+from spotfit.agent.collectives import OutgoingFrame
+from spotfit.agent.hang_detector import HangDetector, HangReport
+from spotfit.agent.hook_gates import BackendHookGates
+from spotfit.agent.ports import AgentTransport, CallbackRunner
+from spotfit.agent.report_sink import ReportSink
+from spotfit.agent.round_coordinator import RoundCoordinator
+from spotfit.core.codec import DECODE_ERRORS
 from spotfit.core.ids import AgentId
 from spotfit.model.events import RankFailure
+from spotfit.model.leader_state import LeaderState
+from spotfit.model.topology import Round
 from spotfit.model.view import View
-from spotfit.model.watch import Watch
-from spotfit.model.wire import Down, Preempted, Up
-from spotfit.model.world import Round
-from spotfit.policy.drain import replaced
-from spotfit.policy.failure import taken
-from spotfit.policy.validation import outstanding
+from spotfit.policy.preemption import is_replacement_ready
+from spotfit.policy.retry_budget import preempted_nodes
+from spotfit.policy.validation_schedule import pending_validations
+from spotfit.protocol.agent_leader import LeaderToWorker, WorkerToLeader
+from spotfit.protocol.worker_agent import PreemptionUpdate
 
-_SOON_S = 0.1
+# A hang check that is overdue is repeated at most ten times a second.
+_RECHECK_INTERVAL_S = 0.1
 
 
 class OpenRound:
-    """Carries frames between agents and the hub, and what the hub finds out to whom it concerns.
+    """State of one round, discarded when the round ends.
 
-    Its end is the end of this object; what must outlive it is taken from its `hub` before.
+    `PreviousRounds.absorb_round` saves before what later rounds need.
     """
 
     def __init__(
         self,
         round_: Round,
-        hub: Hub,
-        warden: Warden,
-        staging: Staging | None,
+        coordinator: RoundCoordinator,
         *,
-        net: Net,
-        tidying: Tidying,
-        reports: ReportSink,
-        audience: Audience | None,
+        hang_detector: HangDetector,
+        hook_gates: BackendHookGates | None,
+        transport: AgentTransport,
+        checkpoint_gc: CheckpointGarbageCollector,
+        report_sink: ReportSink,
+        callback_runner: CallbackRunner | None,
     ) -> None:
-        self.hub = hub
-        self.warden = warden
-        self.staging = staging
+        self.coordinator = coordinator
+        self.hang_detector = hang_detector
+        self.hook_gates = hook_gates
         self._round = round_
-        self._net = net
-        self._tidying = tidying
-        self._reports = reports
-        self._audience = audience
-        self.replaced_at: float | None = None
-        """Since when workers know that only their save is waited for."""
+        self._transport = transport
+        self._checkpoint_gc = checkpoint_gc
+        self._report_sink = report_sink
+        self._callback_runner = callback_runner
+        self.replacement_ready_at: float | None = None
+        """When workers were informed that a replacement is ready; None before."""
 
     # --- frames ------------------------------------------------------------------------------
 
-    def take(self, agent: AgentId, up: Up, now: float) -> RankFailure | None:
-        """What a worker says. The failure it is where nobody can read that."""
-        place = self._round.place_of(agent)
-        if place is None or up.rank not in place.ranks:
+    def on_worker_message(
+        self, agent: AgentId, message: WorkerToLeader, now: float
+    ) -> RankFailure | None:
+        """Process the frames of a worker and send the answers.
+
+        Returns a failure if a frame is invalid. Ignores frames of ranks that are not the agent's.
+        """
+        assignment = self._round.assignment_of(agent)
+        if assignment is None or message.rank not in assignment.ranks:
             return None
         failure: RankFailure | None = None
-        for frame in up.frames:
+        for frame in message.frames:
             try:
-                self.answer(self.hub.take(up.rank, frame, now))
-            except UNREADABLE as error:
-                told = f"The worker of rank {up.rank} sent something unreadable: {error}"
-                failure = failure or RankFailure(up.rank, "died", told)
+                self.send_to_workers(self.coordinator.handle_frame(message.rank, frame, now))
+            # Only this rank fails: the valid frames of the same message count.
+            except DECODE_ERRORS as error:
+                text = f"The worker of rank {message.rank} sent an invalid message: {error}"
+                failure = failure or RankFailure(rank=message.rank, kind="died", message=text)
         return failure
 
-    def answer(self, answers: Sequence[Answer]) -> None:
-        """Tell workers what the hub says; None means all of them."""
-        for rank, frame in answers:
+    def send_to_workers(self, frames: Sequence[OutgoingFrame]) -> None:
+        """Send frames to workers; rank None means all workers of the round."""
+        for rank, frame in frames:
+            # One message per node, which the agent distributes to its workers.
             if rank is None:
-                for place in self._round.places:
-                    self._net.send_down(place.agent, Down(self._round.number, None, frame))
+                for assignment in self._round.assignments:
+                    self._transport.send_to_agent(
+                        assignment.agent,
+                        LeaderToWorker(round=self._round.number, rank=None, frame=frame),
+                    )
             else:
-                holder = self._round.holder_of(rank).agent
-                self._net.send_down(holder, Down(self._round.number, rank, frame))
+                agent = self._round.assignment_for_rank(rank).agent
+                self._transport.send_to_agent(
+                    agent, LeaderToWorker(round=self._round.number, rank=rank, frame=frame)
+                )
 
-    def announce(self, view: View, watch: Watch, now: float) -> None:
-        """Tell every worker which nodes will go; the collective makes the ranks agree."""
-        leaving = [place for place in self._round.places if place.agent in view.notices]
+    def announce_preemption(self, view: View, state: LeaderState, now: float) -> None:
+        """Send all workers the nodes with preemption notices.
+
+        Ranks receive the update at different steps; `preemption_info`, a collective, makes them
+        agree on it.
+        """
+        leaving = [
+            assignment for assignment in self._round.assignments if assignment.agent in view.notices
+        ]
         if not leaving:
             return
-        going = taken(leaving, view)
-        stand_ready = replaced(view, watch)
-        self.replaced_at = now if stand_ready else None
-        self.answer([(None, Preempted(going.deadline_ms, going.nodes, stand_ready))])
+        preempted = preempted_nodes(leaving, view)
+        is_ready = is_replacement_ready(view, state)
+        self.replacement_ready_at = now if is_ready else None
+        update = PreemptionUpdate(
+            deadline_ms=preempted.deadline_ms,
+            node_to_ranks=preempted.node_to_ranks,
+            replacement_ready=is_ready,
+        )
+        self.send_to_workers([(None, update)])
         if view.spec and view.spec.relax_collectives:
-            ranks = frozenset(rank for ranks in going.nodes.values() for rank in ranks)
-            self.answer(self.hub.excuse(ranks))
+            ranks = frozenset(rank for ranks in preempted.node_to_ranks.values() for rank in ranks)
+            self.send_to_workers(self.coordinator.exclude_ranks(ranks))
 
-    # --- what the hub finds out --------------------------------------------------------------
+    # --- results of the coordinator ----------------------------------------------------------
 
-    def note_names(self) -> None:
-        """Leave a note in the bucket of every name that was given."""
-        while self.hub.given:
-            given = self.hub.given.popleft()
-            self._tidying.given(given.name, self.hub.round, made=given.made)
+    def record_assigned_names(self) -> None:
+        """Write a marker for every checkpoint name that was assigned since the last call."""
+        while self.coordinator.reports.assigned_names:
+            assigned = self.coordinator.reports.assigned_names.popleft()
+            self._checkpoint_gc.record_name(
+                assigned.name, self.coordinator.round, is_generated=assigned.is_generated
+            )
 
-    def tell_matched(self) -> None:
-        """Pass reports of all ranks on: to the callbacks, and to the metrics file in the bucket.
+    def deliver_matched_reports(self) -> None:
+        """Pass matched reports to the callbacks and to the metrics file in the bucket.
 
-        In order; one whose checkpoint is not committed yet holds up those behind it.
+        Reports stay in order: one with an uncommitted checkpoint delays those after it.
         """
-        uncommitted = {one.name for one in self.hub.ready}
-        while self.hub.told and self.hub.told[0].checkpoint not in uncommitted:
-            told = self.hub.told.popleft()
-            self._reports.add(self.hub.round, told)
-            if self._audience is not None:
-                self._audience.reported(told.metrics, told.checkpoint)
+        uncommitted = {ready.name for ready in self.coordinator.reports.ready_checkpoints}
+        while (
+            self.coordinator.reports.matched_reports
+            and self.coordinator.reports.matched_reports[0].checkpoint not in uncommitted
+        ):
+            report = self.coordinator.reports.matched_reports.popleft()
+            self._report_sink.add(self.coordinator.round, report)
+            if self._callback_runner is not None:
+                self._callback_runner.send_report(report.metrics_by_rank, report.checkpoint)
 
-    def proceed(self) -> None:
-        """Perform the backend's hooks that are due."""
-        if self.staging is not None:
-            self.answer(self.staging.step())
+    def advance_hooks(self) -> None:
+        """Run the backend hooks that are due and send their frames."""
+        if self.hook_gates is not None:
+            self.send_to_workers(self.hook_gates.advance())
 
-    def look_for_hangs(self, view: View, now: float) -> Finding | None:
-        """One that was looked into."""
-        self.hub.validate(pending=bool(outstanding(view)), now=now)
-        return self.warden.step(now)
+    def check_for_hangs(self, view: View, now: float) -> HangReport | None:
+        """Return the report of a hang whose stacks were collected, once."""
+        # A rank that waits for a validation makes no progress, and does not hang.
+        self.coordinator.set_validation_pending(is_pending=bool(pending_validations(view)), now=now)
+        return self.hang_detector.check(now)
 
     def next_wake(self, now: float) -> float:
-        """When the hub or the warden has something to look at."""
-        late = self.hub.next_late()
-        look = max(self.warden.next_look(), now + _SOON_S)
-        return min(look, math.inf if late is None else late)
+        """When the next timeout or hang check is due."""
+        timeout_check_at = self.coordinator.next_timeout_check()
+        hang_check_at = max(self.hang_detector.next_check(), now + _RECHECK_INTERVAL_S)
+        return min(hang_check_at, math.inf if timeout_check_at is None else timeout_check_at)
 
-    # --- its end -----------------------------------------------------------------------------
+    # --- end of the round --------------------------------------------------------------------
 
-    def lose_workers(self) -> None:
-        """It cannot go on: no hook shall wait for its workers."""
-        if self.staging is not None:
-            self.staging.lose_workers()
+    def abandon_workers(self) -> None:
+        """Fail the hook that waits for workers of this failed round."""
+        if self.hook_gates is not None:
+            self.hook_gates.abandon_workers()
 
     def close(self) -> None:
-        """It is over."""
-        if self.staging is not None:
-            self.staging.close()
+        """End the round; the backend is shut down."""
+        if self.hook_gates is not None:
+            self.hook_gates.close()

@@ -1,4 +1,11 @@
-"""What an agent needs from the machine it lives on; real ones and simulated obey the same words."""
+"""Interfaces between the agent and its machine: transport, worker pool, sidecars, notices.
+
+The agent's logic depends on these protocols only. `driver` implements them with sockets and
+processes; the simulator implements them in virtual time, so that it runs the same agent code.
+
+Main types: `AgentTransport`, `WorkerPool`, `CallbackRunner`, `BackendHookRunner`, `Validator`,
+`NoticeSource`, `NodeServices`, and the events that the first two return.
+"""
 
 from __future__ import annotations
 
@@ -7,316 +14,383 @@ from typing import Protocol
 
 import msgspec
 
+from spotfit.control.background_calls import BackgroundCalls
 from spotfit.core.ids import AgentId
-from spotfit.model.assessment import Verdict
 from spotfit.model.events import CheckpointCommitted
-from spotfit.model.holding import Part
-from spotfit.model.hooks import Ask, Hook
+from spotfit.model.leader_state import UserCodeError
+from spotfit.model.snapshot_id import SnapshotShard
 from spotfit.model.spec import RunSpec
-from spotfit.model.watch import Trouble
-from spotfit.model.wire import FromLeader, Join, Outcome, Raised, Start, ToLeader, ToWorker
-from spotfit.model.world import Advice, Notice
+from spotfit.model.topology import Notice, PreemptionRisk
+from spotfit.protocol.agent_leader import FromLeader, Join, ToLeader
+from spotfit.protocol.agent_sidecar import BackendHook, CallWorkers, ValidationResult
+from spotfit.protocol.worker_agent import CallResult, StartWorker, ToWorker, WorkerRaised
+from spotfit.provision.api import Provisioner
 
-# --- the wire between agents --------------------------------------------------------------
+# --- transport between agents -------------------------------------------------------------
 
 
-class FromHub(msgspec.Struct, frozen=True):
-    """The leader said something to us."""
+class LeaderMessageReceived(msgspec.Struct, frozen=True):
+    """A message of the leader."""
 
     message: FromLeader
 
 
-class HubLost(msgspec.Struct, frozen=True):
-    """Our connection to the hub at `address` is gone, or could not be made.
+class LeaderDisconnected(msgspec.Struct, frozen=True):
+    """The connection to the leader at `address` was lost or could not be established.
 
-    `vanished` is True where the other side's machine told us that nobody listens there any more
-    (connection reset, refused or closed); False where it only did not answer.
+    `closed_by_peer` is True if the remote host reported the end (connection reset, refused or
+    closed), and False for a timeout: then the leader may still be running.
     """
 
     address: str
-    why: str
-    vanished: bool
+    reason: str
+    closed_by_peer: bool
 
 
-class FromAgent(msgspec.Struct, frozen=True):
-    """An agent said something to our hub. The first message of a connection is its `Join`."""
+class AgentMessageReceived(msgspec.Struct, frozen=True):
+    """A message of an agent to this leader. The first message of each connection is `Join`."""
 
     agent: AgentId
     message: ToLeader
 
 
-class AgentLost(msgspec.Struct, frozen=True):
-    """The connection of an agent that had joined is gone."""
+class AgentDisconnected(msgspec.Struct, frozen=True):
+    """The connection of an agent that had joined this leader was lost."""
 
     agent: AgentId
-    why: str
+    reason: str
 
 
-NetEvent = FromHub | HubLost | FromAgent | AgentLost
+TransportEvent = (
+    LeaderMessageReceived | LeaderDisconnected | AgentMessageReceived | AgentDisconnected
+)
 
 
-class Net(Protocol):
-    """One hub that listens, one connection to the hub that leads. Nothing here ever blocks.
+class AgentTransport(Protocol):
+    """Connections between agents: one listening socket, and one connection to the leader.
 
-    Messages of one connection arrive in order or not at all. A connection that is lost is told
-    once. All of it is TLS with the run's own certificate on both sides.
+    No method blocks. Messages of one connection arrive in order or not at all. The loss of a
+    connection is reported by exactly one event. Both sides authenticate by TLS with the run's
+    certificate.
     """
 
     @property
-    def hub(self) -> str:
-        """host:port at which other agents reach our hub."""
+    def address(self) -> str:
+        """host:port at which other agents connect to this one."""
         ...
 
-    def dial(self, address: str, join: Join) -> None:
-        """Connect to that hub and say `join`; a former uplink is dropped without a word.
+    def connect(self, address: str, join: Join) -> None:
+        """Connect to the leader at `address` and send `join` first.
 
-        `address` may be our own: then messages take no wire.
+        A previous connection to a leader is closed without an event. `address` may be this agent's
+        own: messages are then delivered in memory.
         """
         ...
 
-    def hang_up(self) -> None:
-        """Drop the uplink, if there is one; no `HubLost` follows."""
+    def disconnect(self) -> None:
+        """Close the connection to the leader, if any, without a `LeaderDisconnected` event."""
         ...
 
-    def send_up(self, message: ToLeader) -> None:
-        """To the hub. Without an uplink the message is dropped: `HubLost` has told why."""
+    def send_to_leader(self, message: ToLeader) -> None:
+        """Send to the leader. Without a connection the message is dropped: the `LeaderDisconnected`
+        event has reported the reason."""
         ...
 
-    def send_down(self, agent: AgentId, message: FromLeader) -> None:
-        """To an agent that has joined our hub; dropped if it is gone."""
+    def send_to_agent(self, agent: AgentId, message: FromLeader) -> None:
+        """Send to an agent that has joined; dropped if it is no longer connected."""
         ...
 
-    def dismiss(self, agent: AgentId) -> None:
-        """Close an agent's connection to our hub; no `AgentLost` follows."""
+    def disconnect_agent(self, agent: AgentId) -> None:
+        """Close an agent's connection without an `AgentDisconnected` event."""
         ...
 
-    def events(self) -> list[NetEvent]:
-        """What came since the last call, in order."""
+    def drain_events(self) -> list[TransportEvent]:
+        """Return the events since the last call, in order."""
         ...
 
 
 # --- the workers of this node -------------------------------------------------------------
 
 
-class Said(msgspec.Struct, frozen=True):
-    """A worker wrote frames; each is the JSON of a `FromWorker`."""
+class WorkerFramesReceived(msgspec.Struct, frozen=True):
+    """Frames that a worker wrote; each is the JSON of a `FromWorker`."""
 
     round: int
     rank: int
     frames: list[msgspec.Raw]
 
 
-ORPHANED = "died with the process it was forked from"
-"""How a worker ends whose zygote was killed: no fault of the user's."""
+EXIT_FORK_SERVER_DIED = "died with the process it was forked from"
+"""`WorkerExited.description` of a worker whose fork server was killed: not a fault of user code."""
 
 
-UNBORN = "could not be started"
-"""How a process begins to tell its end that never began to live."""
+EXIT_NOT_STARTED = "could not be started"
+"""First words of `WorkerExited.description` of a process that was never started."""
 
 
-class Exited(msgspec.Struct, frozen=True):
-    """A worker's process is reaped. All it said has been told before.
+class WorkerExited(msgspec.Struct, frozen=True):
+    """A worker process was reaped. All its frames were returned by earlier events.
 
-    `how` in words: 'exited with code 0', 'was killed by SIGKILL'. `clean` is code 0; `ordered`
-    that it lived until `halt` killed it.
+    `description` is for people: 'exited with code 0', 'was killed by SIGKILL'. `is_clean` means
+    exit code 0, `killed_by_agent` that it ran until `kill_workers` killed it.
     """
 
     round: int
     rank: int
-    how: str
-    clean: bool
-    ordered: bool = False
+    description: str
+    is_clean: bool
+    killed_by_agent: bool = False
 
 
-class Spoiled(msgspec.Struct, frozen=True):
-    """No worker can ever be started here; what each of them would say, now and for ever."""
+class EnvironmentBroken(msgspec.Struct, frozen=True):
+    """No worker can be started on this node: `raised` is the permanent error of each of them."""
 
-    raised: Raised
+    raised: WorkerRaised
 
 
-class Unheard(msgspec.Struct, frozen=True):
-    """A worker has not answered for so many seconds; 0: it does again."""
+class WorkerLivenessChanged(msgspec.Struct, frozen=True):
+    """A worker has not sent a heartbeat for `silent_s` seconds; 0 when it responds again."""
 
     round: int
     rank: int
     silent_s: float
 
 
-class Examined(msgspec.Struct, frozen=True):
-    """What a worker is doing, as far as it could be found out."""
+class WorkerStackDumped(msgspec.Struct, frozen=True):
+    """The stacks of a worker, or the reason why they are missing."""
 
     round: int
-    examination: int
+    dump_id: int
     rank: int
-    told: str
+    stack_text: str
 
 
-class CopyKept(msgspec.Struct, frozen=True):
-    """Another machine has what that rank saved after that step."""
+class ReplicaConfirmed(msgspec.Struct, frozen=True):
+    """The peer store of another node has a replica of the shard that `rank` saved at `step`."""
 
     round: int
     rank: int
     step: int
-    vault: str
+    peer_store: str
 
 
-CrewEvent = Unheard | Examined | Said | Exited | Spoiled | CopyKept
+WorkerPoolEvent = (
+    WorkerLivenessChanged
+    | WorkerStackDumped
+    | WorkerFramesReceived
+    | WorkerExited
+    | EnvironmentBroken
+    | ReplicaConfirmed
+)
 
 
-class Crew(Protocol):
-    """The user's processes on this node, one a rank. Nothing here ever blocks."""
+class WorkerPool(Protocol):
+    """The worker processes of this node, one per rank. No method blocks."""
 
     def prepare(self, spec: RunSpec) -> None:
-        """The run is known: have whatever its workers need ready as early as possible."""
+        """Prepare what the workers of this run need (code, environment, fork server) in advance."""
         ...
 
-    def start(self, starts: Sequence[Start]) -> None:
-        """Start a worker for each; all are of one round, and nobody of another is left."""
+    def start(self, start_messages: Sequence[StartWorker]) -> None:
+        """Start one worker per message. All are of one round; no worker of another may be left."""
         ...
 
     def send(self, rank: int, frame: ToWorker) -> None:
-        """To one worker of the running round; dropped if it is gone."""
+        """Send to one worker of the running round; dropped if it has exited."""
         ...
 
-    def examine(self, examination: int) -> None:
-        """Find out what every worker is doing. `Examined` follows for each, in a while."""
+    def dump_stacks(self, dump_id: int) -> None:
+        """Request the stacks of every worker. A `WorkerStackDumped` event follows for each."""
         ...
 
-    def halt(self) -> None:
-        """Kill every worker and whatever it started. `Exited` follows for each."""
-        ...
-
-    @property
-    def busy(self) -> bool:
-        """Whether any worker process is left."""
+    def kill_workers(self) -> None:
+        """Kill every worker and its child processes. A `WorkerExited` event follows for each."""
         ...
 
     @property
-    def warm(self) -> bool:
-        """Whether workers would start without importing anything first."""
+    def has_workers(self) -> bool:
+        """Whether any worker process is running."""
         ...
 
     @property
-    def carrying(self) -> int | None:
-        """The round whose workers gave files away that are not all in the bucket yet.
+    def is_warm(self) -> bool:
+        """Whether the fork server has imported everything that workers need."""
+        ...
 
-        A finished upload is told as the worker's own `Saved`, a failed one as its `Raised`.
+    @property
+    def uploading_round(self) -> int | None:
+        """The round whose workers queued uploads that are not complete; None if there is none.
+
+        A completed upload is reported as the worker's own `SaveCompleted`, a failed one as its
+        `WorkerRaised`.
         """
         ...
 
     @property
-    def held(self) -> tuple[Part, ...]:
-        """What lies whole in this node's memory of the states that workers have saved. Reads them,
-        and takes a while: for when no worker is left."""
+    def snapshot_shards(self) -> tuple[SnapshotShard, ...]:
+        """Complete snapshot shards in the shared memory of this node.
+
+        Verifies their contents, which is slow: call it only when no worker is running.
+        """
         ...
 
-    def give_up(self) -> None:
-        """Upload nothing of that round any more."""
+    def cancel_uploads(self) -> None:
+        """Cancel all queued uploads of `uploading_round`."""
         ...
 
-    def copy_to(self, vault: str) -> None:
-        """Have that one keep the copies from now on, the last ones included; empty: none."""
+    def replicate_to(self, peer_store: str) -> None:
+        """Replicate the latest and all later shards to `peer_store` (host:port); '' stops it."""
         ...
 
-    def events(self) -> list[CrewEvent]:
-        """What happened since the last call, in order."""
+    def drain_events(self) -> list[WorkerPoolEvent]:
+        """Return the events since the last call, in order."""
         ...
 
 
 # --- callbacks --------------------------------------------------------------------------------
 
 
-class Audience(Protocol):
-    """The user's callbacks, in a process of their own on the leader's node. Never blocks."""
+class CallbackRunner(Protocol):
+    """The process on the leader's node that runs the user's callbacks. No method blocks."""
 
-    def reported(self, metrics: Sequence[msgspec.Raw], checkpoint: str | None) -> None:
-        """The n-th report of all ranks (by rank), with the name of its committed checkpoint."""
+    def send_report(self, metrics: Sequence[msgspec.Raw], checkpoint: str | None) -> None:
+        """Pass on a matched report: metrics by rank, and the name of its committed checkpoint."""
         ...
 
-    def failed(self, pickles: dict[int, str], told: dict[int, str]) -> None:
-        """A round failed: by rank the key of its pickled exception, and its text."""
+    def send_failure(self, pickle_keys: dict[int, str], traceback_texts: dict[int, str]) -> None:
+        """Pass on the failure of a round: per rank the key of the exception and its text."""
         ...
 
-    def trouble(self) -> Trouble | None:
-        """What a callback raised, if one did."""
+    def user_code_error(self) -> UserCodeError | None:
+        """The exception that a callback raised, or None."""
         ...
 
     @property
-    def caught_up(self) -> bool:
-        """Whether all that was told has been heard."""
+    def is_idle(self) -> bool:
+        """Whether all reports and failures have been processed."""
         ...
 
 
 # --- a backend's hooks ------------------------------------------------------------------------
 
 
-class Hooks(Protocol):
-    """The hooks of the user's backend, in a process of their own on the leader's node. Never
+class BackendHookRunner(Protocol):
+    """The process on the leader's node that runs the hooks of the user's backend. No method
     blocks."""
 
-    def perform(
-        self, hook: Hook, round_number: int, world_size: int, resources: Mapping[str, float]
+    def submit(
+        self, hook: BackendHook, round_number: int, world_size: int, resources: Mapping[str, float]
     ) -> None:
-        """Call that hook, after those ordered before."""
+        """Queue a call of `hook` for that round, after those queued before."""
         ...
 
-    def performed(self, hook: Hook, round_number: int) -> bool:
-        """Whether a hook that was ordered has come back."""
+    def is_done(self, hook: BackendHook, round_number: int) -> bool:
+        """Whether a submitted hook has returned."""
         ...
 
-    def asks(self) -> list[Ask]:
-        """Calls of workers that hooks have made since the last time."""
+    def drain_worker_calls(self) -> list[CallWorkers]:
+        """Return the calls of workers that hooks have requested since the last call."""
         ...
 
-    def answered(self, round_number: int, rank: int, outcome: Outcome) -> None:
-        """What came of such a call."""
+    def deliver_call_result(self, round_number: int, rank: int, call_result: CallResult) -> None:
+        """Return the result of such a call to the hook."""
         ...
 
-    def over(self, round_number: int) -> None:
-        """The workers of that round are gone."""
+    def abandon_round(self, round_number: int) -> None:
+        """Fail all calls of workers of that round: the workers are gone."""
         ...
 
-    def trouble(self) -> Trouble | None:
-        """What a hook raised, if one did."""
+    def user_code_error(self) -> UserCodeError | None:
+        """The exception that a hook raised, or None."""
         ...
 
     @property
-    def caught_up(self) -> bool:
-        """Whether nothing is left to perform."""
+    def is_idle(self) -> bool:
+        """Whether no hook is queued or running."""
         ...
 
 
 # --- validations ------------------------------------------------------------------------------
 
 
-class Assessor(Protocol):
-    """A process of the user's that validates one checkpoint. Never blocks."""
+class Validator(Protocol):
+    """Runs the user's validation function for one checkpoint in a process. No method blocks."""
 
-    def begin(self, spec: RunSpec, kept: CheckpointCommitted) -> None:
-        """Start it; nobody of another is left."""
+    def start(self, spec: RunSpec, checkpoint: CheckpointCommitted) -> None:
+        """Start the validation of `checkpoint`; no other one may be running."""
         ...
 
     def stop(self) -> None:
-        """Kill it; nothing is told of it any more."""
+        """Kill the process and discard its result."""
         ...
 
     @property
-    def busy(self) -> bool:
-        """Whether a process is left."""
+    def is_running(self) -> bool:
+        """Whether the process is running."""
         ...
 
-    def verdict(self) -> Verdict | None:
-        """What came of it, once, when its process is gone."""
+    def take_result(self) -> ValidationResult | None:
+        """Return the result once, after the process has exited; otherwise None."""
         ...
 
 
-# --- the machine's own fate ---------------------------------------------------------------
+# --- the machine ---------------------------------------------------------------------------
 
 
 class NoticeSource(Protocol):
-    """Knows whether this machine will be taken away."""
+    """Detects preemption notices for this machine."""
 
-    def poll(self, now: float) -> Notice | Advice | None:
-        """The notice, once there is one; before that what is less than one. Never raises; never
-        blocks for more than a moment."""
+    def poll(self, now: float) -> Notice | PreemptionRisk | None:
+        """Return the notice, else a reported preemption risk, else None.
+
+        Never raises. Never blocks for longer than a file read.
+        """
+        ...
+
+
+class NodeServices(Protocol):
+    """Services of the machine, implemented by the driver and by the simulator."""
+
+    def open_provisioner(self, spec: RunSpec) -> Provisioner:
+        """Open the provisioner of the run. Only the leader needs it."""
+        ...
+
+    def open_callback_runner(self, spec: RunSpec) -> CallbackRunner | None:
+        """Open the callback process; None if the run has no callbacks."""
+        ...
+
+    def open_backend_hook_runner(self, spec: RunSpec) -> BackendHookRunner | None:
+        """Open the process of the backend's hooks; None if the backend has none."""
+        ...
+
+    def stop_sidecars(self) -> None:
+        """Stop the callback and hook processes. Called when this agent stops leading."""
+        ...
+
+    def write_run_log(self, text: str) -> None:
+        """Append a line to the log of the run itself."""
+        ...
+
+    def open_validator(self) -> Validator:
+        """Open the validator of this machine."""
+        ...
+
+    def background_calls(self) -> BackgroundCalls:
+        """Threads for slow calls to the bucket and the cloud."""
+        ...
+
+    def journal_background_calls(self) -> BackgroundCalls:
+        """Threads for the journal and the lease only: these never queue behind a slow cloud API."""
+        ...
+
+    def seal(self, payload: bytes, purpose: str) -> bytes:
+        """Encrypt `payload` with the run's key; it can only be opened for the same `purpose`."""
+        ...
+
+    def new_token(self) -> str:
+        """Return a new unique token for a machine request."""
+        ...
+
+    def default_checkpoint_name(self, report_index: int) -> str:
+        """Return a directory name for a checkpoint that the user did not name."""
         ...

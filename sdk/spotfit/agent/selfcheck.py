@@ -1,4 +1,7 @@
-"""What a machine could do for a run, told without one: `python -m spotfit.agent --check`."""
+"""Inspection of a machine without a run: `python -m spotfit.agent --check`.
+
+`NodeReport` lists the resources of the machine and the problems that would stop an agent there.
+"""
 
 from __future__ import annotations
 
@@ -10,84 +13,84 @@ from pathlib import Path
 
 import msgspec
 
-from spotfit.agent.net import listen
+from spotfit.agent.tls_transport import listen
+from spotfit.code import version_check
 from spotfit.core.errors import ConfigError
-from spotfit.core.mistakes import Mistakes
+from spotfit.core.input_checks import ErrorCollector
 from spotfit.host import env, machine
-from spotfit.ship import pins
 
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # where data loaders and NCCL pass things on
+# Data loaders and NCCL exchange data in /dev/shm; containers often limit it to 64 MiB.
+_SHM_DIR = Path("/dev/shm")  # noqa: S108
 
 
-class Report(msgspec.Struct, frozen=True):
-    """A machine as its agent finds it. Printed as JSON; a field is added, never renamed."""
+class NodeReport(msgspec.Struct, frozen=True):
+    """The resources of a machine. Printed as JSON: fields are added, never renamed."""
 
     python: str
-    """As 3.11.7."""
+    """For example 3.11.7."""
     implementation: str
     platform: str
-    """As linux-x86_64."""
+    """For example linux-x86_64."""
     packages: dict[str, str]
-    """Every distribution that is installed, with its version."""
+    """Installed distributions and their versions."""
     user: int
-    """Who the agent is; 0 is root."""
+    """User ID of the agent; 0 is root."""
     cpus: int
     devices: tuple[str, ...]
-    """Accelerators that workers would be given."""
+    """Accelerators that are available to workers."""
     scratch_bytes: int
-    """Free where the agent keeps what passes through."""
+    """Free bytes in the agent's scratch directory (SPOTFIT_SCRATCH)."""
     shared_memory_bytes: int
-    """Size of /dev/shm; 0 where there is none."""
-    complaints: tuple[str, ...] = ()
-    """What would keep an agent from serving here; empty when nothing does."""
+    """Size of /dev/shm; 0 if it does not exist."""
+    problems: tuple[str, ...] = ()
+    """Reasons why an agent could not serve on this machine; empty if it could."""
 
 
-def report() -> Report:
-    """Look at everything an agent needs from its machine, except for a run."""
-    mistakes = Mistakes()
-    mistakes.check(env.check)
-    mistakes.check(_can_listen)
-    scratch = mistakes.check(_free_scratch)
-    here = pins.here()
-    return Report(
-        here.python,
-        here.implementation,
-        here.platform,
-        _packages(),
-        os.getuid(),
-        machine.cpu_count(),
-        machine.devices(),
-        scratch or 0,
-        shutil.disk_usage(_SHARED_MEMORY).total if _SHARED_MEMORY.is_dir() else 0,
-        tuple(dict.fromkeys(map(str, mistakes.found))),
+def inspect_node() -> NodeReport:
+    """Check everything that an agent needs from its machine, except for the run itself."""
+    errors = ErrorCollector()
+    errors.check(env.check_all)
+    errors.check(lambda: listen(machine.own_address(), env.read(env.PORT)).close())
+    scratch_bytes = errors.check(_free_scratch_bytes)
+    local = version_check.local_environment()
+    return NodeReport(
+        python=local.python,
+        implementation=local.implementation,
+        platform=local.platform,
+        packages=_installed_packages(),
+        user=os.getuid(),
+        cpus=machine.cpu_count(),
+        devices=machine.devices(),
+        scratch_bytes=scratch_bytes or 0,
+        shared_memory_bytes=shutil.disk_usage(_SHM_DIR).total if _SHM_DIR.is_dir() else 0,
+        # An invalid setting is reported by several checks; list it once.
+        problems=tuple(dict.fromkeys(map(str, errors.errors))),
     )
 
 
-def told(found: Report) -> str:
-    """The report as one line of JSON."""
-    return msgspec.json.encode(found).decode()
+def format_report(node_report: NodeReport) -> str:
+    """Return the report as one line of JSON."""
+    return msgspec.json.encode(node_report).decode()
 
 
-def _packages() -> dict[str, str]:
-    installed = {pins.distribution_of(one.name): one.version for one in metadata.distributions()}
+def _installed_packages() -> dict[str, str]:
+    installed = {
+        version_check.distribution_name(package.name): package.version
+        for package in metadata.distributions()
+    }
     return dict(sorted(installed.items()))
 
 
-def _free_scratch() -> int:
-    """Raises `ConfigError` where nothing can be written."""
-    folder = env.value(env.SCRATCH) or tempfile.gettempdir()
+def _free_scratch_bytes() -> int:
+    """Return the free bytes. Raises `ConfigError` if the directory cannot be written to."""
+    folder = env.read(env.SCRATCH_DIR) or tempfile.gettempdir()
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as probe:
-            probe.write(b"here")
-    except OSError as wrong:
+            probe.write(b"probe")
+    except OSError as error:
         raise ConfigError(
-            f"An agent could not write into {folder}: {wrong}.",
-            do="Set SPOTFIT_SCRATCH to a directory that this user may fill.",
-        ) from wrong
+            f"The agent cannot write to the scratch directory {folder}: {error}.",
+            do="Set SPOTFIT_SCRATCH to a directory that this user may write to.",
+        ) from error
     return shutil.disk_usage(folder).free
-
-
-def _can_listen() -> None:
-    """Raises `ConfigError` where other machines could not call this one's hub."""
-    listen(machine.own_address(), env.value(env.PORT)).close()

@@ -1,4 +1,5 @@
-"""Keepsakes: directories saved by many ranks, committed by one journal entry.
+"""Checkpoints and snapshots: their format, upload, commit data, replication, restore and deletion.
 
-This room does not decide what is kept or when to save, and knows no framework.
+This package must not know training frameworks, and does not decide what is retained or when a
+round is opened or closed.
 """

@@ -1,6 +1,6 @@
-"""A snapshot as one file that others read: safetensors, put together from the shards of all ranks.
+"""Export of a snapshot's model to one safetensors file, assembled from the shards of all ranks.
 
-Needs no framework, and no more memory than a few chunks.
+Needs no training framework, and only the memory of a few chunks.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 
 import msgspec
 
-from spotfit.checkpoint.saved import Saved, Wanted, at_once
-from spotfit.checkpoint.snapshot import Key, Piece, name_of
+from spotfit.checkpoint.format import StateKey, TensorPiece, dotted_name
+from spotfit.checkpoint.reader import ReadRequest, SavedState, whole_piece_sink
 from spotfit.core.errors import ConfigError
-from spotfit.store.parts import appearing
+from spotfit.store.local import atomic_write
 
-_TYPES = {
+_SAFETENSORS_DTYPES = {
     "float64": "F64",
     "float32": "F32",
     "float16": "F16",
@@ -40,126 +40,136 @@ _TYPES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-_ALIGNMENT = 8
-_CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL)
-"""What file systems say that cannot set room aside."""
+_ALIGNMENT = 8  # safetensors: readers expect the data to start at a multiple of 8
+# Errors of file systems that cannot reserve space, such as some FUSE and network ones.
+_FALLOCATE_UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL)
 
 
-class Whole(msgspec.Struct, frozen=True):
-    """A tensor that is to be put together, and where its first byte goes."""
+class ExportedTensor(msgspec.Struct, frozen=True):
+    """A tensor to assemble, and the offset of its first byte in the data section."""
 
     name: str
-    pieces: tuple[tuple[int, Piece], ...]
-    """With the rank of each."""
+    pieces: tuple[tuple[int, TensorPiece], ...]
+    """Pairs of a rank and a piece that the rank saved."""
     start: int
 
     @property
-    def first(self) -> Piece:
-        """Any of its pieces knows the whole's form."""
+    def first_piece(self) -> TensorPiece:
+        """A piece to read dtype and shape from; they are equal in all pieces."""
         return self.pieces[0][1]
 
     @property
     def size_bytes(self) -> int:
-        return math.prod(self.first.shape) * _item_bytes(self.first)
+        return math.prod(self.first_piece.shape) * _itemsize_bytes(self.first_piece)
 
 
-def tensors_of(saved: Saved, part: str = "model") -> dict[Key, list[tuple[int, Piece]]]:
-    """The tensors below that part of the state, each with its pieces and their ranks."""
-    found: dict[Key, dict[tuple[int, ...], tuple[int, Piece]]] = defaultdict(dict)
+def tensor_pieces(
+    saved: SavedState, section: str = "model"
+) -> dict[StateKey, list[tuple[int, TensorPiece]]]:
+    """Return the pieces, with their ranks, of each tensor in that section of the state.
+
+    Of pieces that several ranks saved alike only the first is returned.
+    """
+    found: dict[StateKey, dict[tuple[int, ...], tuple[int, TensorPiece]]] = defaultdict(dict)
     for index in saved.indices:
         for piece in index.pieces:
-            if piece.key[0] == part:
+            if piece.key[0] == section:
                 found[piece.key].setdefault(piece.offsets, (index.rank, piece))
     return {key: list(boxes.values()) for key, boxes in found.items()}
 
 
-def export_safetensors(saved: Saved, path: Path) -> None:
-    """Write the model's tensors to one file, which appears whole or not at all.
+def export_safetensors(saved: SavedState, path: Path) -> None:
+    """Write the model's tensors to one file, atomically.
 
-    Raises `IntegrityError` where bytes are missing or are not what was saved, `ConfigError` for
-    tensors of a type that safetensors has no word for, and `OSError` where there is no room.
+    Raises `IntegrityError` if bytes are missing or corrupt, `ConfigError` for a dtype that
+    safetensors does not support, and `OSError` if the disk is full.
     """
-    wholes, header = _laid_out(tensors_of(saved), step=saved.indices[0].step)
-    end = max((one.start + one.size_bytes for one in wholes), default=0)
-    with appearing(path) as draft, draft.open("x+b") as file:
-        _take_room(file.fileno(), 8 + len(header) + end)
+    tensors, header = _plan_layout(tensor_pieces(saved), step=saved.indices[0].step)
+    end = max((tensor.start + tensor.size_bytes for tensor in tensors), default=0)
+    with atomic_write(path) as draft, draft.open("x+b") as file:
+        _allocate_file(file.fileno(), 8 + len(header) + end)
         file.write(len(header).to_bytes(8, "little") + header)
-        file.flush()
+        file.flush()  # the map below must not be overwritten by the file object's buffer
         with mmap.mmap(file.fileno(), 0) as memory, memoryview(memory) as body:
             saved.read(
                 [
-                    Wanted(rank, piece, at_once(piece, partial(_put, body, start, piece)))
-                    for one in wholes
-                    for start in (8 + len(header) + one.start,)
-                    for rank, piece in one.pieces
+                    ReadRequest(
+                        rank,
+                        piece,
+                        whole_piece_sink(piece, partial(_copy_piece, body, start, piece)),
+                    )
+                    for tensor in tensors
+                    for start in (8 + len(header) + tensor.start,)
+                    for rank, piece in tensor.pieces
                 ]
             )
 
 
-def _take_room(file: int, size_bytes: int) -> None:
-    """At once: a map whose pages find no room on the disk later has the process killed for it."""
+def _allocate_file(file: int, size_bytes: int) -> None:
+    # Reserve the space before the file is mapped: a mapped page that finds the disk full raises
+    # SIGBUS, which kills the process.
     try:
         os.posix_fallocate(file, 0, size_bytes)
     except OSError as error:
-        if error.errno not in _CANNOT_ALLOCATE:
+        if error.errno not in _FALLOCATE_UNSUPPORTED:
             raise
         os.truncate(file, size_bytes)
 
 
-def _laid_out(
-    tensors: dict[Key, list[tuple[int, Piece]]], *, step: int
-) -> tuple[list[Whole], bytes]:
-    wholes: list[Whole] = []
-    told: dict[str, object] = {"__metadata__": {"format": "pt", "step": str(step)}}
-    at = 0
+def _plan_layout(
+    tensors: dict[StateKey, list[tuple[int, TensorPiece]]], *, step: int
+) -> tuple[list[ExportedTensor], bytes]:
+    """Return the tensors with their offsets, and the padded header of the file."""
+    planned: list[ExportedTensor] = []
+    header: dict[str, object] = {"__metadata__": {"format": "pt", "step": str(step)}}
+    end = 0
     for key, pieces in tensors.items():
-        whole = Whole(name_of(key[1:]), tuple(pieces), at)
-        first = whole.first
-        if first.dtype not in _TYPES:
+        tensor = ExportedTensor(dotted_name(key[1:]), tuple(pieces), end)
+        # Names without "model." are those of the module's own state_dict().
+        first = tensor.first_piece
+        if first.dtype not in _SAFETENSORS_DTYPES:
             raise ConfigError(
-                f"safetensors has no word for {first.dtype}, the type of {whole.name}.",
+                f"Tensor {tensor.name} has dtype {first.dtype}, which safetensors lacks.",
                 do="Export to a file that ends with .pt.",
             )
-        at += whole.size_bytes
-        told[whole.name] = {
-            "dtype": _TYPES[first.dtype],
+        end += tensor.size_bytes
+        header[tensor.name] = {
+            "dtype": _SAFETENSORS_DTYPES[first.dtype],
             "shape": first.shape,
-            "data_offsets": (whole.start, at),
+            "data_offsets": (tensor.start, end),
         }
-        wholes.append(whole)
-    header = msgspec.json.encode(told)
-    return wholes, header + b" " * (-len(header) % _ALIGNMENT)
+        planned.append(tensor)
+    body = msgspec.json.encode(header)
+    return planned, body + b" " * (-len(body) % _ALIGNMENT)
 
 
-def _put(body: memoryview, start: int, piece: Piece, part: memoryview) -> None:
-    """A box to its place in the whole, run by run."""
-    run_bytes = _run_items(piece) * _item_bytes(piece)
-    for n, at in enumerate(_runs(piece)):
-        begin = start + at * _item_bytes(piece)
-        body[begin : begin + run_bytes] = part[n * run_bytes : (n + 1) * run_bytes]
+def _copy_piece(body: memoryview, start: int, piece: TensorPiece, data_view: memoryview) -> None:
+    """Copy the bytes of a piece into the tensor that starts at `start`, one contiguous run each."""
+    run_items = math.prod(piece.sizes[_first_contiguous_dim(piece) :])
+    run_bytes = run_items * _itemsize_bytes(piece)
+    for n, item_offset in enumerate(_run_starts(piece)):
+        target = start + item_offset * _itemsize_bytes(piece)
+        body[target : target + run_bytes] = data_view[n * run_bytes : (n + 1) * run_bytes]
 
 
-def _runs(piece: Piece) -> Iterator[int]:
-    """Where in the whole each run of items begins that follow each other in both."""
-    inner = _inner(piece)
+def _run_starts(piece: TensorPiece) -> Iterator[int]:
+    """Yield the item offset in the tensor of each run that is contiguous in piece and tensor."""
+    inner = _first_contiguous_dim(piece)
     strides = [math.prod(piece.shape[n + 1 :]) for n in range(len(piece.shape))]
-    begin = sum(at * stride for at, stride in zip(piece.offsets, strides, strict=True))
-    for place in itertools.product(*(range(size) for size in piece.sizes[:inner])):
-        yield begin + sum(at * stride for at, stride in zip(place, strides, strict=False))
+    start = sum(offset * stride for offset, stride in zip(piece.offsets, strides, strict=True))
+    for indices in itertools.product(*(range(size) for size in piece.sizes[:inner])):
+        yield start + sum(i * stride for i, stride in zip(indices, strides, strict=False))
 
 
-def _inner(piece: Piece) -> int:
-    """The dimension from which on the box is one run: all further ones are whole."""
+def _first_contiguous_dim(piece: TensorPiece) -> int:
+    """Return d such that the piece's dimensions from d on form one contiguous run."""
+    # Dimension n may be cut, if all dimensions after it are complete.
     inner = len(piece.shape)
     while inner > 0 and piece.sizes[inner:] == piece.shape[inner:]:
         inner -= 1
     return inner
 
 
-def _run_items(piece: Piece) -> int:
-    return math.prod(piece.sizes[_inner(piece) :])
-
-
-def _item_bytes(piece: Piece) -> int:
+def _itemsize_bytes(piece: TensorPiece) -> int:
     items = math.prod(piece.sizes)
     return piece.size_bytes // items if items else 1

@@ -1,4 +1,9 @@
-"""Manifests: what each rank brought to a checkpoint, and whether all of it is there."""
+"""Manifests: the files that each rank has uploaded to a checkpoint, and completeness checks.
+
+A checkpoint is *complete* if the manifests of all ranks that save files are in the bucket, and
+*committed* once the journal has an entry for it. A rank writes its manifest after its files, so a
+manifest proves that the files are there.
+"""
 
 from __future__ import annotations
 
@@ -9,184 +14,186 @@ from typing import Any
 
 import msgspec
 
-from spotfit.checkpoint.snapshot import index_file
+from spotfit.checkpoint.format import index_filename
 from spotfit.core.codec import decoder
 from spotfit.core.errors import NotFoundError
 from spotfit.ledger import keys
-from spotfit.model.events import ValidationAsked
-from spotfit.model.watch import Ready
-from spotfit.store.abreast import abreast
+from spotfit.model.events import ValidationRequest
+from spotfit.model.leader_state import ReadyCheckpoint
 from spotfit.store.api import Store
-from spotfit.store.transfer import FileRecord
+from spotfit.store.transfer import FileRecord, concurrent_map
 
-_FOLDER = keys.MANIFESTS.rstrip("/")
+_MANIFEST_FOLDER = keys.MANIFESTS.rstrip("/")
 
 
-class Manifest(msgspec.Struct, frozen=True):
-    """One rank's part of a checkpoint. It is written after the files it lists."""
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's part of a checkpoint."""
 
     name: str
     round: int
-    report: int
-    """Which report of the round (from 0) it came with."""
+    report_index: int
+    """Index of the report in its round, from 0."""
     rank: int
     ranks: tuple[int, ...]
-    """All ranks that bring files."""
+    """All ranks that save files to this checkpoint."""
     metrics: dict[str, Any]
-    """Rank 0's, whoever has files."""
+    """Metrics of rank 0, also if rank 0 saves no files."""
     files: tuple[FileRecord, ...]
-    at: str = ""
-    """The folder below the run's root where the files lie, if it is not `name`."""
-    validation: ValidationAsked | None = None
-    """Whether this rank wants it validated. What the first of `ranks` wants is done."""
+    custom_folder: str = ""
+    """Folder below the run's root that stores the files, if it is not `name`."""
+    validation: ValidationRequest | None = None
+    """Validation that this rank requested; the request of the first of `ranks` counts."""
     step: int | None = None
-    """Of a snapshot: how many steps were done."""
-    why: str = ""
-    """Why a Checkpointer saved it just then; all ranks say the same."""
+    """Step of a snapshot; None for user-defined files."""
+    reason: str = ""
+    """Why the Checkpointer saved at this step; equal on all ranks."""
 
     @property
     def folder(self) -> str:
-        """Where this part's files lie, below the run's root."""
-        return self.at or self.name
+        """Folder of this rank's files below the run's root."""
+        return self.custom_folder or self.name
 
     @property
-    def called(self) -> str:
-        """The name its user chose: where that was used before, a mark was put behind it."""
-        return self.name.removesuffix(f"@{self.round}-{self.report}")
+    def requested_name(self) -> str:
+        """Name as the user chose it, without the suffix of a reused name."""
+        return self.name.removesuffix(f"@{self.round}-{self.report_index}")
 
     @property
     def key(self) -> str:
-        """Where this part is written down."""
+        """Key of this manifest in the run's store."""
         return keys.manifest(self.name, self.round, self.rank)
 
     @property
     def is_snapshot(self) -> bool:
-        """Whether it is a rank's part of what a Checkpointer saved."""
-        return any(file.name == index_file(self.rank) for file in self.files)
+        """Whether it is a rank's shard of a Checkpointer's snapshot."""
+        return any(file.name == index_filename(self.rank) for file in self.files)
 
     @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
 
 
-_manifests = decoder(Manifest)
+_manifest_decoder = decoder(Manifest)
 
 
-def complete(manifests: Sequence[Manifest]) -> bool:
-    """Whether these are the parts of one report, and all of them: of a snapshot of one step."""
+def is_complete(manifests: Sequence[Manifest]) -> bool:
+    """Whether these are all manifests of one report, and of one step if it is a snapshot."""
     if not manifests:
         return False
     first = manifests[0]
     same = all(
-        (part.name, part.round, part.report, part.ranks, part.step)
-        == (first.name, first.round, first.report, first.ranks, first.step)
+        (part.name, part.round, part.report_index, part.ranks, part.step)
+        == (first.name, first.round, first.report_index, first.ranks, first.step)
         for part in manifests
     )
     return same and {part.rank for part in manifests} == set(first.ranks)
 
 
-def ready_in(store: Store, known: Collection[str]) -> list[Ready]:
-    """Complete checkpoints in the bucket whose names are not `known`, oldest report first.
+def ready_checkpoints(
+    store: Store, listed_keys: Sequence[str], known_names: Collection[str]
+) -> list[ReadyCheckpoint]:
+    """Return complete checkpoints that are not in `known_names`, oldest report first.
 
-    For a successor whose predecessor died before it committed them. Whoever adopts one has to see
-    that it is no older than the latest committed. Objects that are no manifests are passed over.
+    A new leader calls it to commit what the previous leader did not. The caller must reject
+    checkpoints that are older than the latest committed one. `listed_keys` is a listing of the
+    manifest folder; other objects in it are ignored.
     """
-    return ready_among(store, _keys_in(store, _FOLDER), known)
-
-
-def ready_among(store: Store, listed: Sequence[str], known: Collection[str]) -> list[Ready]:
-    """The same, where it is known already what lies among the manifests."""
-    unknown = _read(store, listed, lambda name: name not in known)
-    parts = sorted(unknown, key=lambda part: (part.name, _age(part)))
-    groups = (tuple(group) for _, group in groupby(parts, lambda part: (part.name, _age(part))))
-    ready = [_ready(group) for group in groups if complete(group)]
-    return sorted(ready, key=lambda one: (one.round, one.report))
+    unknown = _read_manifests(store, listed_keys, lambda name: name not in known_names)
+    parts = sorted(unknown, key=lambda part: (part.name, _report_order(part)))
+    groups = (
+        tuple(group) for _, group in groupby(parts, lambda part: (part.name, _report_order(part)))
+    )
+    ready = [_ready_checkpoint(group) for group in groups if is_complete(group)]
+    return sorted(ready, key=lambda checkpoint: (checkpoint.round, checkpoint.report_index))
 
 
 def manifests_of(store: Store, name: str) -> list[Manifest]:
-    """Everything any rank in any round wrote down for that name."""
-    return _manifests_in(store, f"{_FOLDER}/{name}")
+    """Return all manifests of that checkpoint name, of any rank and round."""
+    return _read_manifests(store, _list_keys(store, f"{_MANIFEST_FOLDER}/{name}"))
 
 
 def manifests_of_all(store: Store, names: Collection[str]) -> list[Manifest]:
-    """Everything any rank wrote down for these, from one listing."""
-    return _manifests_in(store, _FOLDER, lambda name: name in names)
+    """Return all manifests of these checkpoint names, from one listing."""
+    return _read_manifests(store, _list_keys(store, _MANIFEST_FOLDER), lambda name: name in names)
 
 
-def manifest_of(store: Store, name: str, rank: int) -> Manifest | None:
-    """The last that this rank wrote down for that name; those of other ranks are not read."""
-    found = (one.key for one in store.list(f"{_FOLDER}/{name}"))
+def latest_manifest_of(store: Store, name: str, rank: int) -> Manifest | None:
+    """Return the latest manifest of that rank, None if there is none.
+
+    Manifests of other ranks are not read.
+    """
+    found = _list_keys(store, f"{_MANIFEST_FOLDER}/{name}")
     parts = [read_manifest(store, key) for key in found if key.endswith(f"-{rank}.json")]
-    return max(filter(None, parts), key=_age, default=None)
+    return max(filter(None, parts), key=_report_order, default=None)
 
 
-def newest_complete(manifests: Sequence[Manifest]) -> tuple[Manifest, ...]:
-    """The parts of the last report that is complete, by rank; empty when none is."""
-    for age in sorted({_age(part) for part in manifests}, reverse=True):
-        parts = tuple(part for part in manifests if _age(part) == age)
-        if complete(parts):
+def newest_complete_manifests(manifests: Sequence[Manifest]) -> tuple[Manifest, ...]:
+    """Return the manifests of the latest complete report, by rank; empty if none is complete."""
+    # A later report that was interrupted has manifests as well, but not all of them.
+    for order in sorted({_report_order(part) for part in manifests}, reverse=True):
+        parts = tuple(part for part in manifests if _report_order(part) == order)
+        if is_complete(parts):
             return tuple(sorted(parts, key=lambda part: part.rank))
     return ()
 
 
-def newest(manifests: Sequence[Manifest]) -> tuple[Manifest, ...]:
-    """The parts of the last report that are there by now, by rank."""
-    age = max(map(_age, manifests), default=None)
-    return tuple(sorted((p for p in manifests if _age(p) == age), key=lambda part: part.rank))
-
-
-def _age(part: Manifest) -> tuple[int, int]:
-    return (part.round, part.report)
-
-
-def _ready(parts: Sequence[Manifest]) -> Ready:
-    first = min(parts, key=lambda part: part.rank)
-    size_bytes = sum(part.size_bytes for part in parts)
-    return Ready(
-        first.name,
-        first.round,
-        first.report,
-        first.metrics,
-        first.ranks,
-        size_bytes,
-        first.validation,
-        any(part.is_snapshot for part in parts),
-        first.step,
-        first.why,
-        first.at,
-    )
-
-
-def _manifests_in(
-    store: Store, folder: str, wants: Callable[[str], bool] = lambda _: True
-) -> list[Manifest]:
-    """Those below that folder, of the names it `wants`: no others are read."""
-    return _read(store, _keys_in(store, folder), wants)
-
-
-def _keys_in(store: Store, folder: str) -> list[str]:
-    return [one.key for one in store.list(folder)]
-
-
-def _read(store: Store, listed: Sequence[str], wants: Callable[[str], bool]) -> list[Manifest]:
-    wanted = [key for key in listed if _is_manifest(key) and wants(_name_in(key))]
-    parts = abreast(partial(read_manifest, store), wanted)
-    return [part for part in parts if part is not None]
-
-
-def _is_manifest(key: str) -> bool:
-    return bool(_name_in(key)) and key.endswith(".json")
-
-
-def _name_in(key: str) -> str:
-    """The name of the checkpoint that this key tells of."""
-    return key.removeprefix(keys.MANIFESTS).rpartition("/")[0]
+def newest_manifests(manifests: Sequence[Manifest]) -> tuple[Manifest, ...]:
+    """Return the manifests of the latest report, complete or not, by rank."""
+    newest = max(map(_report_order, manifests), default=None)
+    parts = (part for part in manifests if _report_order(part) == newest)
+    return tuple(sorted(parts, key=lambda part: part.rank))
 
 
 def read_manifest(store: Store, key: str) -> Manifest | None:
-    """The manifest under that key; None for an object that is none, or one of another key."""
+    """Return the manifest at that key; None if it is missing, corrupt or belongs to another key."""
+    # Users may write files of their own below the run, and a leader may delete a checkpoint
+    # between listing and reading: neither may fail the caller.
     try:
-        part = _manifests.decode(store.get(key))
+        part = _manifest_decoder.decode(store.get(key))
     except (NotFoundError, msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError):
         return None
     return part if key == part.key else None
+
+
+def _report_order(part: Manifest) -> tuple[int, int]:
+    return (part.round, part.report_index)
+
+
+def _ready_checkpoint(parts: Sequence[Manifest]) -> ReadyCheckpoint:
+    # The first of the ranks decides about everything that only one of them can.
+    first = min(parts, key=lambda part: part.rank)
+    return ReadyCheckpoint(
+        name=first.name,
+        round=first.round,
+        report_index=first.report_index,
+        metrics=first.metrics,
+        ranks=first.ranks,
+        size_bytes=sum(part.size_bytes for part in parts),
+        validation=first.validation,
+        is_snapshot=any(part.is_snapshot for part in parts),
+        step=first.step,
+        reason=first.reason,
+        custom_folder=first.custom_folder,
+    )
+
+
+def _list_keys(store: Store, folder: str) -> list[str]:
+    return [info.key for info in store.list(folder)]
+
+
+def _read_manifests(
+    store: Store,
+    listed_keys: Sequence[str],
+    name_filter: Callable[[str], bool] = lambda _: True,
+) -> list[Manifest]:
+    # Filtering by name before reading keeps the number of requests independent of the number of
+    # checkpoints in the run.
+    selected = [
+        key
+        for key in listed_keys
+        if key.endswith(".json")
+        and (name := key.removeprefix(keys.MANIFESTS).rpartition("/")[0])
+        and name_filter(name)
+    ]
+    parts = concurrent_map(partial(read_manifest, store), selected)
+    return [part for part in parts if part is not None]

@@ -1,4 +1,4 @@
-"""A window for hands: the `spotfit` command.
+"""The `spotfit` command: parses arguments, calls `client` and `provision`, prints the result.
 
-This room decides nothing and keeps nothing; it asks the client and prints the answer.
+It must not contain decisions or state of its own.
 """

@@ -1,4 +1,4 @@
-"""`python -m spotfit.cli`: the `spotfit` command where scripts are not on the path."""
+"""`python -m spotfit.cli`: the `spotfit` command, for environments without scripts on the PATH."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`spotfit`: look at runs, follow, end and revive them, from wherever the bucket is reached."""
+"""Observe, cancel and supervise spotfit runs from any machine with access to their storage."""
 
 from __future__ import annotations
 
@@ -7,36 +7,37 @@ from typing import Annotated
 
 import typer
 
-from spotfit.cli import checkpoints, render
-from spotfit.client.handle import attach
+from spotfit.cli import checkpoint_commands, render
+from spotfit.client.event_text import read_event_lines
 from spotfit.client.request import default_provisioner, parse_provisioner
-from spotfit.client.revive import revive
-from spotfit.client.story import read_story
+from spotfit.client.run_handle import attach
+from spotfit.client.supervise import supervise_run
 from spotfit.core.errors import SpotfitError
-from spotfit.provision.checkup import Finding, examine, look
-from spotfit.provision.profile import resolve
-from spotfit.provision.registry import open_provisioner
-from spotfit.store.opening import open_store
+from spotfit.host import log
+from spotfit.provision.checkup import AccountCheck, run_account_checks, run_check
+from spotfit.provision.profile import open_provisioner, resolve_options
+from spotfit.store.factory import open_store
 from spotfit.store.probe import probe_create
 
+# typer's own tracebacks would show local variables, which may contain credentials.
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False
 )
-app.add_typer(checkpoints.app, name="checkpoints")
-Url = Annotated[str, typer.Argument(help="The run's folder: <storage_path>/<name>.")]
+app.add_typer(checkpoint_commands.app, name="checkpoints")
+Url = Annotated[str, typer.Argument(help="Directory of the run: <storage_path>/<name>.")]
 
 
 @app.command()
 def status(url: Url) -> None:
-    """Show a run at a glance."""
+    """Show the current state of a run."""
     handle = attach(url)
     render.status(handle.status(), handle.url)
 
 
 @app.command()
-def story(url: Url) -> None:
-    """Tell what happened, entry by entry."""
-    render.lines(read_story(open_store(url)))
+def events(url: Url) -> None:
+    """List all events of a run from its journal."""
+    render.lines(read_event_lines(open_store(url)))
 
 
 @app.command()
@@ -45,67 +46,72 @@ def logs(
     machine: Annotated[
         str,
         typer.Option(
-            help="What that machine printed, as its backend kept it: its name in the story "
-            "(t-…/0), its number, or 'all'."
+            help="Print the console output of this machine, as stored by its backend: its name in "
+            "the events (t-…/0), its number, or 'all'."
         ),
     ] = "",
-    last: Annotated[int, typer.Option(help="How many of a machine's last lines.")] = 200,
+    max_lines: Annotated[
+        int, typer.Option(help="Maximum number of lines per machine, with --machine.")
+    ] = 200,
 ) -> None:
-    """Print what the workers wrote so far, or what a machine printed before its agent spoke."""
+    """Print the output of all workers so far, or with --machine that of machines."""
     handle = attach(url)
-    render.lines(handle.machine_logs(machine, last=last) if machine else handle.logs())
+    render.lines(handle.machine_logs(machine, max_lines=max_lines) if machine else handle.logs())
 
 
 @app.command()
 def follow(url: Url) -> None:
-    """Wait for the run's end, showing its output; Ctrl-C only ends the looking."""
+    """Wait for the end of a run and show its output. Ctrl-C does not cancel the run."""
     attach(url).watch()
 
 
 @app.command()
 def cancel(url: Url) -> None:
-    """Ask a run to end; its machines are let go."""
+    """Cancel a run and release its machines."""
     attach(url).cancel("spotfit cancel")
-    render.good("The run was asked to end.")
+    render.success("Cancellation was requested.")
 
 
 @app.command()
 def sweep(
-    url: Url, for_s: Annotated[float, typer.Option(help="How long to look, in seconds.")] = 60.0
+    url: Url,
+    duration_s: Annotated[float, typer.Option(help="Maximum duration in seconds.")] = 60.0,
 ) -> None:
-    """Revive a run whose machines are all gone, and let go what a finished one left behind."""
-    render.good(revive(url, for_s=for_s))
+    """Request machines for a run that lost all of them; release those of a run that has ended."""
+    render.success(supervise_run(url, duration_s=duration_s))
 
 
 @app.command()
 def doctor(
-    storage: Annotated[str, typer.Option(help="A storage_path to check.")] = "",
+    storage: Annotated[str, typer.Option(help="The storage_path to check.")] = "",
     provisioner: Annotated[
-        str, typer.Option(help="A provisioner to check; '' is the one fit() would take.")
+        str, typer.Option(help="The provisioner to check; default: that of fit().")
     ] = "",
 ) -> None:
-    """Check that a provisioner could rent machines, and that a bucket may be trusted with a run.
+    """Check that a provisioner can rent machines, and that a storage_path is suitable for runs.
 
-    Says of each thing that is needed what was found, and of everything that is wrong how to mend
-    it; then the exit code is 1. With a bucket, whether machines could reach it is asked, too.
+    Prints each requirement, what was found, and how to fix problems. With --storage it also checks
+    that machines can reach the storage. The exit code is 1 if a check failed.
     """
-    name, given = parse_provisioner(provisioner or default_provisioner())
-    options = resolve(name, given)
-    told = ", ".join(f"{option}={options[option]!r}" for option in options) or "no options"
-    findings = [Finding(f"the provisioner {name!r}", well=True, found=told)]
-    findings += examine(open_provisioner(name, options), storage)
+    # Resolved like in fit(), so that the check is about the same settings.
+    name, explicit_options = parse_provisioner(provisioner or default_provisioner())
+    options = resolve_options(name, explicit_options)
+    detail = ", ".join(f"{option}={options[option]!r}" for option in options) or "no options"
+    findings = [AccountCheck(f"provisioner {name!r}", passed=True, detail=detail)]
+    findings += run_account_checks(open_provisioner(name, options), storage)
     if storage:
-        probe = "can be written, and its `create` has exactly one winner"
-        findings.append(look(f"{storage} {probe}", lambda: probe_create(open_store(storage))))
+        title = f"{storage} is writable and its `create` is atomic"
+        findings.append(run_check(title, lambda: probe_create(open_store(storage))))
     render.findings(findings)
-    if not all(finding.well for finding in findings):
+    if not all(finding.passed for finding in findings):
         sys.exit(1)
 
 
 def main() -> None:
-    """The entry point; our errors become a sentence and exit code 2."""
+    """Run the command line. A `SpotfitError` is printed without a traceback; exit code 2."""
+    log.use_default_handler()
     try:
         app()
-    except SpotfitError as problem:
-        render.error(problem)
+    except SpotfitError as error:
+        render.error(error)
         sys.exit(2)

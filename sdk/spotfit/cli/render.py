@@ -1,4 +1,4 @@
-"""Tables and colours; the only place of the command line that prints."""
+"""Formatting of the command line's output. No other module of the SDK prints."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.markup import escape
 
-from spotfit.client.handle import RunStatus
-from spotfit.client.kept import Kept
+from spotfit.client.run_handle import RunStatus
+from spotfit.client.stored_checkpoints import CheckpointInfo
 from spotfit.core.errors import SpotfitError
-from spotfit.core.units import told_bytes
-from spotfit.provision.checkup import Finding
+from spotfit.core.units import format_bytes
+from spotfit.provision.checkup import AccountCheck
 
 _console = Console(highlight=False, soft_wrap=True)
-_errors = Console(stderr=True, highlight=False, soft_wrap=True)
-_LONGEST = 40
-"""So many characters of a metric's name or value are shown."""
-_COLOURS = {
+_error_console = Console(stderr=True, highlight=False, soft_wrap=True)
+# Longer names and values of metrics are truncated: they would fill the screen.
+_MAX_TEXT_CHARS = 40
+_STATE_COLORS = {
     "running": "green",
     "validating": "green",
     "finished": "green",
@@ -26,82 +26,85 @@ _COLOURS = {
 
 
 def status(run: RunStatus, url: str) -> None:
-    """A run at a glance."""
-    colour = _COLOURS.get(run.state, "red")
+    """Print the state of a run."""
+    colour = _STATE_COLORS.get(run.state, "red")
     latest = f", latest {run.checkpoints[-1]}" if run.checkpoints else ""
     failures = ", ".join(f"{kind}: {count}" for kind, count in run.failures.items())
-    _row("run", f"{escape(run.name)}  [dim]{escape(url)}[/dim]")
-    _row("state", f"[{colour}]{run.state}[/{colour}] {escape(run.why)}")
-    _row("round", f"{run.round or '-'}, {run.workers} workers on {run.machines} machines")
-    _row("checkpoints", escape(f"{len(run.checkpoints)}{latest}"))
-    if run.saved_why:
-        _row("", f"[dim]{escape(run.saved_why)}[/dim]")
-    _row("failures", failures or "none")
+    _print_row("run", f"{escape(run.name)}  [dim]{escape(url)}[/dim]")
+    _print_row("state", f"[{colour}]{run.state}[/{colour}] {escape(run.reason)}")
+    _print_row("round", f"{run.round or '-'}, {run.workers} workers on {run.machines} machines")
+    _print_row("checkpoints", escape(f"{len(run.checkpoints)}{latest}"))
+    if run.save_reason:
+        _print_row("", f"[dim]saved: {escape(run.save_reason)}[/dim]")
+    _print_row("failures", failures or "none")
 
 
 def lines(texts: Iterable[str]) -> None:
-    """Plain lines, to the letter: no colours, and tabs stay tabs."""
+    """Print lines unchanged."""
     for text in texts:
-        _console.file.write(f"{text}\n")
+        _console.file.write(f"{text}\n")  # not print(): rich would wrap lines and expand tabs
 
 
-def findings(found: Iterable[Finding]) -> None:
-    """What a check-up found: a line each, and below what is wrong, or unknown, what to do."""
-    for one in found:
-        mark = "[green]✓[/green]" if one.well else "[red]✗[/red]"
-        mark = mark if one.seen else "[yellow]?[/yellow]"
-        _console.print(f"{mark} {escape(one.what)}  [dim]{escape(one.found)}[/dim]")
-        if one.do and not (one.well and one.seen):
-            _console.print(f"  [bold]What to do:[/bold] {escape(one.do)}")
+def findings(results: Iterable[AccountCheck]) -> None:
+    """Print the results of checks, with the remedy of those that failed or are inconclusive."""
+    for check in results:
+        mark = "[green]✓[/green]" if check.passed else "[red]✗[/red]"
+        mark = mark if check.conclusive else "[yellow]?[/yellow]"
+        _console.print(f"{mark} {escape(check.name)}  [dim]{escape(check.detail)}[/dim]")
+        if check.do and not (check.passed and check.conclusive):
+            _console.print(f"  [bold]What to do:[/bold] {escape(check.do)}")
 
 
-def good(text: str) -> None:
-    """Something went well."""
+def success(text: str) -> None:
+    """Print a success message."""
     _console.print(f"[green]✓[/green] {escape(text)}")
 
 
-def error(problem: SpotfitError) -> None:
-    """What, why, and what to do."""
-    _errors.print(f"[red]error:[/red] {escape(problem.what)}")
-    if problem.do:
-        _errors.print(f"[bold]What to do:[/bold] {escape(problem.do)}")
-    for note in getattr(problem, "__notes__", ()):
-        _errors.print(escape(note))
+def error(failure: SpotfitError) -> None:
+    """Print message, remedy and notes of an error on standard error."""
+    _error_console.print(f"[red]error:[/red] {escape(failure.message)}")
+    if failure.do:
+        _error_console.print(f"[bold]What to do:[/bold] {escape(failure.do)}")
+    for note in getattr(failure, "__notes__", ()):
+        _error_console.print(escape(note))
 
 
-def checkpoints(kept: Iterable[Kept]) -> None:
-    """One a line, with its step and metrics."""
-    for one in kept:
-        step = "files" if one.step is None else f"step {one.step}"
-        step = "[red]broken[/red]" if one.broken else step
-        told = escape(_metrics(one))
-        _console.print(f"{escape(one.name)}  {step}  {told_bytes(one.size_bytes)}  {told}")
+def checkpoints(infos: Iterable[CheckpointInfo]) -> None:
+    """Print one line per checkpoint: name, step, size and metrics."""
+    for info in infos:
+        step = "files" if info.step is None else f"step {info.step}"
+        step = "[red]corrupt[/red]" if info.read_error else step
+        metrics = escape(_format_metrics(info))
+        _console.print(f"{escape(info.name)}  {step}  {format_bytes(info.size_bytes)}  {metrics}")
 
 
-def checkpoint(one: Kept) -> None:
-    """All that is known of one."""
-    _row("checkpoint", escape(one.name))
-    _row("size", told_bytes(one.size_bytes))
-    _row("metrics", escape(_metrics(one)))
-    if one.why:
-        _row("why then", escape(one.why))
-    if one.content is None:
-        _row("content", escape(one.broken) or "files of a report")
+def checkpoint(info: CheckpointInfo) -> None:
+    """Print all properties of a checkpoint."""
+    _print_row("checkpoint", escape(info.name))
+    _print_row("size", format_bytes(info.size_bytes))
+    _print_row("metrics", escape(_format_metrics(info)))
+    if info.reason:
+        _print_row("reason", escape(info.reason))
+    if info.content is None:
+        _print_row("content", escape(info.read_error) or "files reported by the training function")
         return
-    content = one.content
-    _row("content", f"{content.tensors} tensors, {content.parameters:,} parameters of the model")
-    _row("saved at", f"step {content.step}, epoch {content.epoch}, by {content.world_size} workers")
-    _row("shared", f"{told_bytes(content.shared_bytes)} with earlier checkpoints")
+    content = info.content
+    _print_row("content", f"{content.tensors} tensors, {content.parameters:,} model parameters")
+    _print_row(
+        "saved at", f"step {content.step}, epoch {content.epoch}, by {content.world_size} workers"
+    )
+    _print_row("shared", f"{format_bytes(content.shared_bytes)} with earlier checkpoints")
 
 
-def _metrics(one: Kept) -> str:
-    """Texts that would fill the screen are cut."""
-    return ", ".join(f"{_short(name)}={_short(str(value))}" for name, value in one.metrics.items())
+def _format_metrics(info: CheckpointInfo) -> str:
+    return ", ".join(
+        f"{_truncate(name)}={_truncate(str(value))}" for name, value in info.metrics.items()
+    )
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+def _truncate(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT_CHARS else f"{text[: _MAX_TEXT_CHARS - 1]}…"
 
 
-def _row(label: str, value: str) -> None:
+def _print_row(label: str, value: str) -> None:
     _console.print(f"{label:<12} {value.rstrip()}")

@@ -1,4 +1,4 @@
-"""The front door: trainers, `fit()`, and the handle of a run.
+"""The driver's API: trainers, `fit()`, `submit()`, `attach()` and the handle of a run.
 
-This room knows no cloud and no simulator; it finds both by name, as any third party's.
+It must not know specific clouds or the simulator; provisioners are found by name.
 """

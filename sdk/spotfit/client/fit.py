@@ -1,4 +1,9 @@
-"""fit(): check, pack, write the run down, ask for machines; then watch, or let go."""
+"""`fit()` and `submit()`: from a checked request to a run with requested machines.
+
+Flow of `start_run`: preflight checks; read the journal; if the same run is active, rejoin it, else
+upload the code bundle and append `FitStarted`; then take the first step of the headless leader,
+which requests machines. `fit()` then waits for the end of the run, `submit()` returns.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +14,18 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import FrameType
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from spotfit.client.callbacks import surrounding
-from spotfit.client.config import RunConfig
-from spotfit.client.handle import RunHandle, adopted
-from spotfit.client.join import join
-from spotfit.client.keyring import Keyring
-from spotfit.client.preflight import Cleared, check_history, clear
+from spotfit.client.callback_list import nest_train_contexts
+from spotfit.client.keyring import RunKeyring
+from spotfit.client.preflight import PreflightResult, check_latest_checkpoint, run_preflight
+from spotfit.client.rejoin import rejoin_run
 from spotfit.client.request import FitRequest
 from spotfit.client.result import Result
+from spotfit.client.run_handle import RunHandle, attach_headless_leader
+from spotfit.code.code_bundle import TRAIN_FUNC_CONTEXT, upload_code_bundle
 from spotfit.core.errors import (
     RunActiveError,
     RunCancelledError,
@@ -29,153 +33,183 @@ from spotfit.core.errors import (
     TransientStoreError,
 )
 from spotfit.core.ids import AgentId
-from spotfit.frameworks.config import hooks_of
-from spotfit.host import clocks, dice, log
-from spotfit.ledger.journal import check_whole
+from spotfit.frameworks.backend_config import backend_hooks_class
+from spotfit.host import log, system
+from spotfit.ledger.journal import check_no_gaps
 from spotfit.ledger.run import Ledger
-from spotfit.model.cadence import Market
-from spotfit.model.callbacks import TrainRunContext
 from spotfit.model.events import FitStarted
-from spotfit.model.spec import RunSpec, Tempo
+from spotfit.model.failure_model import MarketPrior
+from spotfit.model.spec import RunSpec, RunTiming
+from spotfit.model.user_callback import TrainRunContext
 from spotfit.provision.api import Traits
-from spotfit.ship.luggage import AROUND, pack
-from spotfit.ship.sign import RunKey
+from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
-from spotfit.store.opening import keys_for_machines
+from spotfit.store.factory import credentials_for_nodes
 
-_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
-_CANCEL_AGAIN_S = 0.5
+# 16 s in total: object stores usually recover from throttling within a few seconds.
+_APPEND_RETRY_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
+_CANCEL_RETRY_PAUSE_S = 0.5
 
 
 def fit(request: FitRequest) -> Result:
-    """Run to the end and return its result. Raises `TrainingFailedError` and, before anything
-    is rented, `ConfigError`, `ShippingError` or `StoreError`."""
-    return see_through(begin(request, show=True))
+    """Train to the end and return the result.
+
+    Raises `ConfigError`, `ShippingError` or `StoreError` before any machine is requested, and
+    `TrainingFailedError` or `RunCancelledError` if the run does not finish.
+    """
+    return wait_for_result(start_run(request, show_output=True))
 
 
-def see_through(handle: RunHandle) -> Result:
-    """What `fit` does once the run has begun; Ctrl-C ends the run."""
-    with _interrupts_cancel(handle) as interrupted:
+def wait_for_result(handle: RunHandle) -> Result:
+    """Wait for the end of a started run and return its result. Ctrl-C cancels the run."""
+    with _cancel_on_interrupt(handle) as interrupted:
         handle.watch()
     try:
-        return handle.outcome()
+        return handle.final_result()
     except RunCancelledError:
+        # The user pressed Ctrl-C: raise what Python raises then, not its consequence.
         if interrupted.is_set():
             raise KeyboardInterrupt from None
         raise
 
 
 def submit(request: FitRequest) -> RunHandle:
-    """Start the run and return at once; a thread of this process minds it while it lives."""
-    handle = begin(request)
-    handle.mind_in_background()
+    """Start the run and return its handle.
+
+    While this process exists, a thread of it supervises the run; the run does not depend on it.
+    """
+    handle = start_run(request)
+    handle.supervise_in_background()
     return handle
 
 
-def begin(request: FitRequest, *, show: bool = False) -> RunHandle:
-    """Everything up to the first machines asked for; or the handle of this run, if it goes on."""
-    cleared = clear(request)
-    request = dataclasses.replace(request, run=cleared.run)
-    assert cleared.run.logging_config is not None
-    log.at_least(cleared.run.logging_config.log_level)
+def start_run(request: FitRequest, *, show_output: bool = False) -> RunHandle:
+    """Start the run, or rejoin it if the same run is active, and request the first machines.
+
+    Raises like `fit` before machines are requested, and `RunActiveError` if a different run with
+    this name is active.
+    """
+    log.use_default_handler()
+    preflight = run_preflight(request)
+    request = dataclasses.replace(request, run=preflight.run)
+    assert preflight.run.logging_config is not None
+    log.set_level(preflight.run.logging_config.log_level)
     ledger = Ledger(
-        cleared.store,
-        dice.new_run_id(),
-        AgentId(f"d{dice.new_agent_id()}"),
-        wall_ms=clocks.wall_ms,
+        preflight.store,
+        system.new_run_id(),
+        AgentId(f"d{system.new_agent_id()}"),  # "d": a driver, for readers of the journal
+        wall_ms=system.wall_ms,
     )
-    handle = RunHandle(ledger, None, within=cleared.within)
-    check_whole(cleared.store)
+    handle = RunHandle(ledger, None, filesystem_location=preflight.filesystem_location)
+    # Without entry 0, for example, an existing run would look like an unused directory.
+    check_no_gaps(preflight.store)
     view = ledger.catch_up()
+    # A continued run keeps its id, and with it the key of its payloads.
     ledger.run_id = view.run_id or ledger.run_id
-    key = Keyring().find(ledger.run_id)
-    joined = view.active
-    if joined:
-        spec = join(request, view, cleared, objects=_objects(request, ledger))
-        handle.know(view)
+    key = RunKeyring().find(ledger.run_id)
+    rejoins = view.is_active
+    if rejoins:
+        spec = rejoin_run(request, view, preflight, objects=_bundle_objects(request, ledger))
+        handle.load_view(view)
     else:
-        check_history(view, cleared.store)
-        key = key or Keyring().make(ledger.run_id)
-        spec = _write_down(request, cleared, ledger, key)
-    adopted(handle, ledger, key, spec)
-    handle.show = show
+        check_latest_checkpoint(view, preflight.store)
+        # Created before the upload: the code bundle is encrypted with it.
+        key = key or RunKeyring().create(ledger.run_id)
+        spec = _register_run(request, preflight, ledger, key)
+    attach_headless_leader(handle, ledger, key, spec)
+    handle.show_output = show_output
     try:
-        handle.mind()
-    except BaseException:  # Ctrl-C, too: nobody would hold the handle of what was asked for
-        if joined:
+        handle.supervise_once()
+    except BaseException:  # including Ctrl-C: the caller gets no handle to cancel the run with
+        if rejoins:  # another driver may be supervising this run
             raise
-        handle.cancel("it was interrupted while machines were asked for")
-        handle.tidy()
+        handle.cancel("interrupted while machines were requested")
+        handle.wait_for_release()
         raise
     return handle
 
 
-def _write_down(request: FitRequest, cleared: Cleared, ledger: Ledger, key: RunKey) -> RunSpec:
-    luggage = pack(
+def _register_run(
+    request: FitRequest, preflight: PreflightResult, ledger: Ledger, key: RunKey
+) -> RunSpec:
+    code_bundle = upload_code_bundle(
         request.fn,
         request.config,
-        runtime_env=cleared.runtime_env,
+        runtime_env=preflight.runtime_env,
         key=key,
-        store=cleared.store,
-        objects=_objects(request, ledger),
+        store=preflight.store,
+        objects=_bundle_objects(request, ledger),
     )
-    spec = request.spec(
+    spec = request.build_spec(
         run_id=ledger.run_id,
-        name=cleared.name,
-        storage_url=cleared.store.url,
-        luggage=msgspec.to_builtins(luggage),
+        name=preflight.name,
+        storage_url=preflight.store.url,
+        code_bundle=msgspec.to_builtins(code_bundle),
     )
-    traits = cleared.provisioner.traits
-    market = Market(traits.life_s, traits.notice_s)
-    spec = replace(spec, tempo=_tempo(cleared.store, traits), market=market)
-    _offer(ledger, spec)
+    traits = preflight.provisioner.traits
+    market_prior = MarketPrior(mean_lifetime_s=traits.mean_lifetime_s, notice_s=traits.notice_s)
+    timing = _choose_timings(preflight.store, traits)
+    spec = replace(spec, timing=timing, market_prior=market_prior)
+    _append_fit_started(ledger, spec)
     return spec
 
 
-def _offer(ledger: Ledger, spec: RunSpec) -> None:
-    """Take the name. A store that fails may be asked again; somebody else who took it may not."""
-    for pause_s in _PAUSES_S:
+def _append_fit_started(ledger: Ledger, spec: RunSpec) -> None:
+    """Append `FitStarted`. Retries store failures; raises if another process started the run."""
+    # The view read from the journal holds lists where the spec may hold tuples.
+    own_bundle = msgspec.json.decode(msgspec.json.encode(spec.code_bundle))
+    for pause_s in _APPEND_RETRY_PAUSES_S:
         before = ledger.view
-        after = ledger.append(FitStarted(spec), after=before)
-        taken = after.fits > before.fits  # else it is still the fit before, perhaps of the same
-        if taken and after.spec is not None and after.spec.luggage == _plain(spec.luggage):
+        after = ledger.append(FitStarted(spec=spec), after=before)
+        # An unchanged count means that nothing was appended and `after.spec` is that of an earlier
+        # fit, possibly with the same code bundle.
+        is_started = after.fit_count > before.fit_count
+        if is_started and after.spec is not None and after.spec.code_bundle == own_bundle:
             return
-        if after.active:
+        if after.is_active:
             raise RunActiveError(
-                f"Somebody else started a run in {ledger.store.url} at the same moment.",
-                do="Follow theirs with spotfit.attach(url), or choose another RunConfig(name=...).",
+                f"Another process started a run in {ledger.store.url} at the same time.",
+                do="Follow that run with spotfit.attach(url), or choose another "
+                "RunConfig(name=...).",
             )
-        clocks.SystemClock().wait(pause_s)
+        system.SystemClock().wait(pause_s)
     raise TransientStoreError(
-        f"The journal in {ledger.store.url} could not be begun in {len(_PAUSES_S)} tries.",
-        do="See whether the bucket takes writes, then call fit() again.",
+        f"The first journal entry of the run in {ledger.store.url} could not be written in "
+        f"{len(_APPEND_RETRY_PAUSES_S)} attempts.",
+        do="Check that the bucket accepts writes, then call fit() again.",
     )
 
 
-def _plain(luggage: dict[str, Any]) -> Any:
-    return msgspec.json.decode(msgspec.json.encode(luggage))
+def _bundle_objects(request: FitRequest, ledger: Ledger) -> dict[str, object]:
+    """Return the objects that are uploaded with the training function, by name.
 
-
-def _objects(request: FitRequest, ledger: Ledger) -> dict[str, object]:
-    """What travels beside the function, for those who need it."""
+    Each process of the run unpickles only the objects it needs.
+    """
     objects: dict[str, object] = {}
-    around = surrounding(request.backend_config.train_func_context, request.run.callbacks or ())
-    if around is not nullcontext:
-        objects[AROUND] = around
-    if hooks_of(request.backend_config) is not None:
+    train_context = nest_train_contexts(
+        request.backend_config.train_func_context, request.run.callbacks or ()
+    )
+    if train_context is not nullcontext:
+        objects[TRAIN_FUNC_CONTEXT] = train_context
+    if backend_hooks_class(request.backend_config) is not None:
         objects["backend_config"] = request.backend_config
     if request.validation is not None:
         objects["validation"] = (request.validation.fn, request.validation.task_config.fn_kwargs)
-    if told := [one for one in request.run.callbacks or () if one.listens()]:
-        objects["callbacks"] = told
-        objects["run_context"] = _context(request, ledger)
+    if callbacks := [each for each in request.run.callbacks or () if each.has_event_methods()]:
+        objects["callbacks"] = callbacks
+        objects["run_context"] = _train_run_context(request, ledger)
     return objects
 
 
-def _context(request: FitRequest, ledger: Ledger) -> TrainRunContext:
+def _train_run_context(request: FitRequest, ledger: Ledger) -> TrainRunContext:
+    run_config = request.run
+    if credentials_for_nodes(ledger.store):
+        # The file system object may hold credentials. Nodes receive them with their launch spec, so
+        # they are not written to the bucket, not even encrypted.
+        run_config = dataclasses.replace(run_config, storage_filesystem=None)
     return TrainRunContext(
         run_id=ledger.run_id,
-        run_config=_without_secrets(request.run, ledger.store),
+        run_config=run_config,
         train_loop_config=request.config,
         scaling_config=request.scaling,
         backend_config=request.backend_config,
@@ -183,38 +217,43 @@ def _context(request: FitRequest, ledger: Ledger) -> TrainRunContext:
     )
 
 
-def _without_secrets(run: RunConfig, store: Store) -> RunConfig:
-    """Keys that the machines get with their launch need not lie in the bucket, sealed or not."""
-    return dataclasses.replace(run, storage_filesystem=None) if keys_for_machines(store) else run
+def _choose_timings(store: Store, traits: Traits) -> RunTiming:
+    """Return short intervals for local directories and backends, long ones for cloud services.
 
-
-def _tempo(store: Store, traits: Traits) -> Tempo:
-    """Eager where looking is free, patient where every look is a request somebody pays."""
-    nearby = traits.observe_s < 1.0
+    Every poll of an object store is a billed request, and cloud APIs limit the request rate.
+    """
+    nearby = traits.observe_interval_s < 1.0
     on_disk = store.url.startswith(("/", "file://"))
     poll_s = 0.02 if on_disk else 0.2 if nearby else 1.0
-    return Tempo(
-        observe_s=traits.observe_s,
-        poll_s=poll_s,
-        rejoin_s=2.0 if nearby else 5.0,
-        silent_s=6.0 if nearby else 10.0,
-        validator_patience_s=30.0 if nearby else 300.0,
+    return RunTiming(
+        observe_interval_s=traits.observe_interval_s,
+        journal_poll_interval_s=poll_s,
+        rejoin_timeout_s=2.0 if nearby else 5.0,
+        heartbeat_timeout_s=6.0 if nearby else 10.0,
+        validator_wait_timeout_s=30.0 if nearby else 300.0,
     )
 
 
-def _cancel(handle: RunHandle) -> None:
-    """However long the bucket is away."""
+def _cancel_with_retries(handle: RunHandle) -> None:
+    """Request cancellation, retrying store failures indefinitely: machines cost money until then.
+
+    It runs in a daemon thread, so it does not keep the process from exiting.
+    """
     while True:
         try:
             return handle.cancel("Ctrl-C")
-        except StoreError as trouble:
-            log.warning("store.trouble", why=trouble.what)
-            clocks.SystemClock().wait(_CANCEL_AGAIN_S)
+        except StoreError as error:
+            log.warning("store.error", reason=error.message)
+            system.SystemClock().wait(_CANCEL_RETRY_PAUSE_S)
 
 
 @contextmanager
-def _interrupts_cancel(handle: RunHandle) -> Iterator[threading.Event]:
-    """Ctrl-C asks the run to end and goes on waiting for that; a third one leaves at once."""
+def _cancel_on_interrupt(handle: RunHandle) -> Iterator[threading.Event]:
+    """Make Ctrl-C cancel the run; the third Ctrl-C exits the process with code 130.
+
+    Yields an event that is set by the first one. Does nothing outside of the main thread, where
+    Python cannot install signal handlers.
+    """
     interrupted = threading.Event()
     count = 0
 
@@ -224,15 +263,17 @@ def _interrupts_cancel(handle: RunHandle) -> Iterator[threading.Event]:
         interrupted.set()
         if count >= 3:
             os._exit(130)
-        threading.Thread(target=_cancel, args=(handle,), daemon=True).start()
+        # In a thread: the handler interrupts the main thread, which may hold locks of the store.
+        threading.Thread(target=_cancel_with_retries, args=(handle,), daemon=True).start()
         log.warning(
-            "run.interrupted", what="letting machines go; once or twice more leaves at once"
+            "run.interrupted",
+            text=f"cancelling the run; press Ctrl-C {3 - count} more times to exit immediately",
         )
 
     if threading.current_thread() is not threading.main_thread():
         yield interrupted
         return
-    before = signal.signal(signal.SIGINT, on_interrupt)
+    before = signal.signal(signal.SIGINT, on_interrupt)  # restored: the user may have one
     try:
         yield interrupted
     finally:

@@ -1,141 +1,156 @@
-"""Everything that can be known to fail before a machine is paid for: all mistakes, told at once."""
+"""Checks of a request before any machine is requested. All errors are reported together."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from spotfit.checkpoint.handle import Address
-from spotfit.checkpoint.restore import check_present
-from spotfit.client.backend import planned
-from spotfit.client.callbacks import named_callbacks
-from spotfit.client.config import RunConfig, place_of, storage_of
+from spotfit.checkpoint.checkpoint_dir import StorageLocation
+from spotfit.checkpoint.committed import check_present
+from spotfit.client.callback_list import load_callbacks_from_env
+from spotfit.client.provisioner_setup import PREFLIGHT_TOKEN, plan_group
 from spotfit.client.request import FitRequest
+from spotfit.client.run_config import RunConfig, open_run_storage, resolve_filesystem_location
+from spotfit.code.function_pickle import takes_config
+from spotfit.code.runtime_env import RuntimeEnv
+from spotfit.code.version_check import predict_mismatches
 from spotfit.core.errors import (
     ConfigError,
     NotFoundError,
     StorePermissionError,
     TransientStoreError,
 )
-from spotfit.core.ids import Token, parse_name
-from spotfit.core.mistakes import Mistakes
-from spotfit.frameworks.config import hooks_of
-from spotfit.host import clocks, dice, env, log
-from spotfit.host.theirs import without_effect
+from spotfit.core.ids import parse_name
+from spotfit.core.input_checks import ErrorCollector
+from spotfit.frameworks.backend_config import backend_hooks_class
+from spotfit.host import env, log, system
+from spotfit.host.ray_env import ignored_ray_variables
+from spotfit.ledger.keys import RESERVED_PREFIX
 from spotfit.model.group import GroupRequest
 from spotfit.model.view import View
 from spotfit.provision.api import Provisioner
-from spotfit.ship.environment import RuntimeEnv
-from spotfit.ship.function import takes_config
-from spotfit.ship.pins import foresee
 from spotfit.store.api import Store
-from spotfit.store.opening import reopened
+from spotfit.store.factory import reopen_store
 from spotfit.store.probe import probe_create
 
-_PAUSES_S = (0.2, 0.5, 1.0, 2.0)
+_REACHABILITY_PROBES = f"{RESERVED_PREFIX}probes/reachability/"
+_PROBE_RETRY_PAUSES_S = (0.2, 0.5, 1.0, 2.0)  # bridges throttling; longer outages are reported
 
 
 @dataclass(frozen=True)
-class Cleared:
-    """A request that may take off."""
+class PreflightResult:
+    """What the checks of a valid request have opened and resolved."""
 
     run: RunConfig
-    """As it was given, with the callbacks that the environment adds."""
+    """The run configuration of the request, with the callbacks of SPOTFIT_CALLBACKS added."""
     store: Store
-    """Rooted at the run: `<storage_path>/<name>`."""
-    within: Address | None
-    """The same, where the user gave a file system."""
+    """The directory of the run: `<storage_path>/<name>`."""
+    filesystem_location: StorageLocation | None
+    """The same directory in RunConfig(storage_filesystem=...); None without one."""
     provisioner: Provisioner
     runtime_env: RuntimeEnv
 
     @property
     def name(self) -> str:
-        """The run's name."""
+        """Name of the run."""
         assert self.run.name is not None
         return self.run.name
 
 
-def clear(request: FitRequest) -> Cleared:
-    """Check the function, the name, callbacks and hooks, the bucket, the backend and its machines.
+def run_preflight(request: FitRequest) -> PreflightResult:
+    """Check the function, name, callbacks, backend hooks, store, provisioner and environment.
 
-    Raises the one error there is, or `ConfigErrors` with all of them.
+    Logs settings without effect. Raises the only error, or `ConfigErrors` with all of them.
     """
-    checks = Mistakes()
+    checks = ErrorCollector()
     checks.check(lambda: takes_config(request.fn))
     name = checks.check(lambda: parse_name(request.run.name or "", what="The run's name"))
-    storage = checks.check(lambda: storage_of(request.run))
+    storage = checks.check(lambda: open_run_storage(request.run))
     runtime_env = checks.check(lambda: RuntimeEnv.parse(request.run.worker_runtime_env))
-    provisioner = checks.check(lambda: _provisioner(request))
-    checks.check(env.check)
-    callbacks = checks.check(named_callbacks)
-    checks.check(lambda: hooks_of(request.backend_config))
+    provisioner = checks.check(lambda: _check_provisioner(request))
+    checks.check(env.check_all)
+    callbacks = checks.check(load_callbacks_from_env)
+    checks.check(lambda: backend_hooks_class(request.backend_config))
     if provisioner is not None:
-        bringing = runtime_env.brings() if runtime_env is not None else ()
-        for mismatch in foresee(provisioner.traits.runs, bringing=bringing):
+        to_install = runtime_env.pip_distributions() if runtime_env is not None else ()
+        for mismatch in predict_mismatches(provisioner.traits.software, to_install=to_install):
             checks.add(mismatch)
+    # The checks below write to the store; they need a valid name and come last.
     checks.raise_all()
-    store = storage.under(name)
-    checks.check(lambda: _probe(store))
-    checks.raise_all()
-    checks.check(lambda: _reachable(store))
-    checks.raise_all()
-    for name, instead in no_effect(request):
-        log.warning("no_effect", of=name, what_holds=instead)
+    store = storage.subtree(name)
+    _probe_store(store)
+    _check_reachable(store)
+    for option, reason in ignored_settings(request):
+        log.warning("config.ignored", option=option, reason=reason)
     callbacks = [*callbacks, *(request.run.callbacks or [])]
     run = replace(request.run, callbacks=callbacks)
-    return Cleared(run, store, place_of(run), provisioner, runtime_env)
+    return PreflightResult(run, store, resolve_filesystem_location(run), provisioner, runtime_env)
 
 
-def _probe(store: Store) -> None:
-    """Race `create` on the bucket; a bucket that fails for a moment is asked again."""
-    for pause_s in _PAUSES_S:
+def _probe_store(store: Store) -> None:
+    """Check that `create` of the store is atomic. Retries temporary failures.
+
+    Raises `AtomicCreateUnsupportedError`, `StorePermissionError` or `TransientStoreError`.
+    """
+    for pause_s in _PROBE_RETRY_PAUSES_S:
         try:
             return probe_create(store)
-        except StorePermissionError:
+        except StorePermissionError:  # retrying does not help
             raise
         except TransientStoreError:
-            clocks.SystemClock().wait(pause_s)
+            system.SystemClock().wait(pause_s)
     return probe_create(store)
 
 
-def _reachable(store: Store) -> None:
-    """Machines find the run by its address alone: what was written must be seen through that."""
+def _check_reachable(store: Store) -> None:
+    """Check that nodes, which receive only the URL, will open the same store.
+
+    Writes a probe object and reads it through a store opened from the URL. Raises `ConfigError`.
+    """
     if store.url.startswith("memory:"):
         raise ConfigError(
-            f"storage_path={store.url!r} lives in this process only; machines could not reach it.",
-            do="Give a directory or a bucket; memory:// is for num_workers=0 and for tests.",
+            f"storage_path={store.url!r} exists only in this process; nodes cannot read it.",
+            do="Use a directory or a bucket; memory:// is for num_workers=0 and for tests.",
         )
-    key = f".spotfit/reach/{dice.new_token()}"  # a new name: what is found there is ours
-    store.put(key, b"here")
+    key = f"{_REACHABILITY_PROBES}{system.new_token()}"
+    store.put(key, b"probe")
     try:
-        reopened(store).get(key)
-    except (NotFoundError, ConfigError) as unseen:
+        reopen_store(store).get(key)
+    except (NotFoundError, ConfigError) as error:
         raise ConfigError(
-            f"Machines could not reach the run: {store.url} does not lead to what was written.",
-            do="Give storage_path as a URL or a directory that all machines share.",
-        ) from unseen
+            f"An object that was written to storage_path cannot be read from {store.url}, which "
+            "nodes will open.",
+            do="Set storage_path to a URL, or to a directory that all nodes share.",
+        ) from error
     finally:
         store.delete(key)
 
 
-def no_effect(request: FitRequest) -> Iterator[tuple[str, str]]:
-    """What somebody asked for that changes nothing, and what holds instead."""
-    yield from without_effect()
+def ignored_settings(request: FitRequest) -> Iterator[tuple[str, str]]:
+    """Yield the settings of the request and the environment without effect, each with a reason."""
+    yield from ignored_ray_variables()
     if request.scaling.placement_strategy != "PACK":
-        yield "placement_strategy", "workers fill one machine after the other"
+        yield "placement_strategy", "spotfit always fills one machine after the other"
     if request.scaling.label_selector:
-        yield "label_selector", "the provisioner's options say which machines are rented"
+        yield "label_selector", "the options of the provisioner select the machines"
 
 
-def check_history(view: View, store: Store) -> None:
-    """A continued run needs its latest checkpoint. Raises `IntegrityError` if that is gone."""
+def check_latest_checkpoint(view: View, store: Store) -> None:
+    """Check that the latest checkpoint of a continued run exists. Raises `IntegrityError`."""
     if view.latest_checkpoint is not None:
         check_present(store, view.latest_checkpoint.name)
 
 
-def _provisioner(request: FitRequest) -> Provisioner:
-    backend = planned(request)
+def _check_provisioner(request: FitRequest) -> Provisioner:
+    backend = plan_group(request)
     if request.validation is not None and request.validation.own_machine is not False:
-        needs = request.validation.resources
-        backend.provisioner.plan(GroupRequest(Token("t-preflight"), 1, 1, needs, role="validate"))
+        backend.provisioner.plan(
+            GroupRequest(
+                token=PREFLIGHT_TOKEN,
+                num_workers=1,
+                total_workers=1,
+                resources_per_worker=request.validation.resources,
+                role="validate",
+            )
+        )
     return backend.provisioner

@@ -1,4 +1,4 @@
-"""What a trainer was given, gathered in one place; and what of it the machines need to know."""
+"""`FitRequest`: the arguments of a trainer, and their translation into the run's `RunSpec`."""
 
 from __future__ import annotations
 
@@ -11,23 +11,30 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from spotfit.client.config import RunConfig
+from spotfit.client.run_config import RunConfig
+from spotfit.code.fingerprint import fingerprint_function, stable_repr
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId
-from spotfit.frameworks.config import BackendConfig, hooks_of
+from spotfit.frameworks.backend_config import BackendConfig, backend_hooks_class
 from spotfit.host import env
 from spotfit.model.config import ScalingConfig
 from spotfit.model.data import DataConfig
-from spotfit.model.spec import Keep, Limits, RunSpec, Tempo, ValidationSpec, Vigil
-from spotfit.model.validation import ValidationConfig
-from spotfit.provision.options import chosen
-from spotfit.provision.profile import provisioner_of_profile, resolve
-from spotfit.ship.fingerprint import code_of, plain
+from spotfit.model.spec import (
+    FailureLimits,
+    HangDetectionConfig,
+    RetentionConfig,
+    RunSpec,
+    RunTiming,
+    ValidationSpec,
+)
+from spotfit.model.validation_config import ValidationConfig
+from spotfit.provision.options import non_default_options
+from spotfit.provision.profile import provisioner_from_profile, resolve_options
 
 
 @dataclass(frozen=True)
 class FitRequest:
-    """One call of `fit()`, before anything was checked."""
+    """All arguments of one call of `fit()`, before the preflight checks."""
 
     fn: Callable[..., Any]
     config: dict[str, Any] | None
@@ -40,145 +47,157 @@ class FitRequest:
     datasets: dict[str, Any] = field(default_factory=dict)
     dataset_config: DataConfig = field(default_factory=DataConfig)
     validation: ValidationConfig | None = None
-    tempo: Tempo = field(default_factory=Tempo)
+    timings: RunTiming = field(default_factory=RunTiming)
 
-    def chosen_provisioner(self) -> tuple[str, dict[str, Any]]:
-        """Name and options, with those that the environment and `spotfit.toml` say.
+    def resolve_provisioner(self) -> tuple[str, dict[str, Any]]:
+        """Return provisioner name and options, merged with environment and `spotfit.toml`.
 
-        See `provision.profile`. Raises `ConfigError` for whatever of it cannot be meant.
+        See `provision.profile`. Raises `ConfigError` for invalid values.
         """
-        name, options = self.named_provisioner()
-        return name, resolve(name, options)
+        name, options = self.select_provisioner()
+        return name, resolve_options(name, options)
 
-    def named_provisioner(self) -> tuple[str, dict[str, Any]]:
-        """From the argument, else SPOTFIT_PROVISIONER, the profile, or 'local'.
+    def select_provisioner(self) -> tuple[str, dict[str, Any]]:
+        """Return name and explicit options of the provisioner= argument or its default.
 
-        Text may carry options as a query: 'local?nodes=2'; of an object counts what is not its
-        default. Raises `ConfigError`.
+        A string may contain options as a query: 'local?nodes=2'. Of an options object, fields with
+        non-default values count. Raises `ConfigError` for other values.
         """
-        given = default_provisioner() if self.provisioner is None else self.provisioner
-        if isinstance(given, str):
-            return parse_provisioner(given)
-        name = getattr(given, "provisioner", None)
-        is_object = dataclasses.is_dataclass(given) and not isinstance(given, type)
-        if isinstance(name, str) and is_object:
-            return name, chosen(given)
+        value = default_provisioner() if self.provisioner is None else self.provisioner
+        if isinstance(value, str):
+            return parse_provisioner(value)
+        name = getattr(value, "provisioner", None)
+        is_options_object = dataclasses.is_dataclass(value) and not isinstance(value, type)
+        if isinstance(name, str) and is_options_object:
+            return name, non_default_options(value)
         raise ConfigError(
-            f"provisioner={given!r} is neither a name nor an options object.",
-            do="Give a name like 'local', a text like 'local?nodes=2', or its options object.",
+            f"provisioner={value!r} is not a provisioner name or an options object.",
+            do="Pass a name such as 'local', a string such as 'local?nodes=2', or the options "
+            "object of a provisioner.",
         )
 
-    def spec(
-        self, *, run_id: RunId, name: str, storage_url: str, luggage: dict[str, Any]
+    def build_spec(
+        self, *, run_id: RunId, name: str, storage_url: str, code_bundle: dict[str, Any]
     ) -> RunSpec:
-        """The part that goes into the journal."""
-        provisioner, options = self.chosen_provisioner()
-        hooks = hooks_of(self.backend_config)
-        failure, keep, logging = (
-            self.run.failure_config,
-            self.run.checkpoint_config,
-            self.run.logging_config,
-        )
+        """Return the `RunSpec` of this request, which is written to the journal."""
+        provisioner, options = self.resolve_provisioner()
+        hooks = backend_hooks_class(self.backend_config)
+        failure, checkpoint = self.run.failure_config, self.run.checkpoint_config
         assert failure is not None
-        assert keep is not None
-        assert logging is not None
+        assert checkpoint is not None
+        assert self.run.logging_config is not None
         return RunSpec(
             run_id=run_id,
             name=name,
             fit_id=self.fingerprint(),
-            workers_min=self.scaling.min_workers,
-            workers_max=self.scaling.max_workers,
-            elastic=self.scaling.elasticity_enabled,
-            resize_every_s=self.scaling.elastic_resize_monitor_interval_s,
+            min_workers=self.scaling.min_workers,
+            max_workers=self.scaling.max_workers,
+            is_elastic=self.scaling.elasticity_enabled,
+            resize_interval_s=self.scaling.elastic_resize_monitor_interval_s,
             resources_per_worker=self.scaling.worker_resources,
-            limits=Limits(
+            failure_limits=FailureLimits(
                 worker=failure.max_failures,
                 platform=failure.controller_failure_limit,
                 preemption=failure.max_preemption_failures,
                 preemption_grace_s=failure.preemption_grace_s,
             ),
-            keep=Keep(
-                keep.num_to_keep,
-                keep.checkpoint_score_attribute,
-                "min" if keep.checkpoint_score_order == "min" else "max",
+            retention=RetentionConfig(
+                num_to_keep=checkpoint.num_to_keep,
+                score_attribute=checkpoint.checkpoint_score_attribute,
+                score_order="min" if checkpoint.checkpoint_score_order == "min" else "max",
             ),
             framework=self.framework,
             framework_options=self.framework_options,
-            luggage=luggage,
+            code_bundle=code_bundle,
             provisioner=provisioner,
             provisioner_options=options,
             storage_url=storage_url,
             relax_collectives=failure.relax_collectives_on_preemption,
-            collective_timeout_s=env.value(env.COLLECTIVE_TIMEOUT_S) or None,
-            collective_warn_s=env.value(env.COLLECTIVE_WARN_S),
-            log_level=logging.log_level,
-            callbacks=any(one.listens() for one in self.run.callbacks or ()),
-            hooks=hooks is not None,
+            # Read on the driver and stored in the journal, so that all nodes use the same values.
+            collective_timeout_s=env.read(env.COLLECTIVE_TIMEOUT_S) or None,  # 0: no timeout
+            collective_warn_interval_s=env.read(env.COLLECTIVE_WARN_INTERVAL_S),
+            log_level=self.run.logging_config.log_level,
+            has_callbacks=any(each.has_event_methods() for each in self.run.callbacks or ()),
+            has_backend_hooks=hooks is not None,
             share_devices=hooks is not None and hooks.share_cuda_visible_devices,
-            vigil=_vigil(),
-            tempo=self.tempo,
-            validation=None if self.validation is None else _spec_of(self.validation),
+            hang_detection=_hang_detection_config(),
+            timing=self.timings,
+            validation=_validation_spec(self.validation) if self.validation is not None else None,
         )
 
     def fingerprint(self) -> str:
-        """Equal for the same script run again: of the function's code, its config and its width."""
+        """Return a hash of function code, configuration, scaling, framework and validation.
+
+        It is equal if the unchanged script runs again, also in another process.
+        """
+        # Provisioner, storage, failure limits and callbacks are left out: they do not change what
+        # the function computes.
         parts = [
-            code_of(self.fn),
-            plain(self.config),
-            plain(dataclasses.asdict(self.scaling)),
+            fingerprint_function(self.fn),
+            stable_repr(self.config),
+            stable_repr(dataclasses.asdict(self.scaling)),
             self.framework,
-            plain(self.framework_options),
-            plain([_kind_of(self.backend_config), getattr(self.backend_config, "__dict__", {})]),
-            plain(self.run.worker_runtime_env),
+            stable_repr(self.framework_options),
+            stable_repr(
+                # User-defined backend configs need not be dataclasses.
+                [
+                    f"{type(self.backend_config).__module__}.{type(self.backend_config).__qualname__}",
+                    getattr(self.backend_config, "__dict__", {}),
+                ]
+            ),
+            stable_repr(self.run.worker_runtime_env),
         ]
         if self.validation is not None:
             task = dataclasses.asdict(self.validation.task_config)
-            parts += [code_of(self.validation.fn), plain(task)]
+            parts += [fingerprint_function(self.validation.fn), stable_repr(task)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
 def default_provisioner() -> str:
-    """What SPOTFIT_PROVISIONER says, else the profile; else this machine."""
-    return env.value(env.PROVISIONER) or provisioner_of_profile() or "local"
+    """Return the provisioner of SPOTFIT_PROVISIONER, else of the profile, else 'local'."""
+    return env.read(env.PROVISIONER) or provisioner_from_profile() or "local"
 
 
-def _spec_of(validation: ValidationConfig) -> ValidationSpec:
+def _validation_spec(validation: ValidationConfig) -> ValidationSpec:
     return ValidationSpec(
-        validation.own_machine, validation.resources, validation.task_config.timeout_s
+        own_machine=validation.own_machine,
+        resources=validation.resources,
+        timeout_s=validation.task_config.timeout_s,
     )
 
 
-def _vigil() -> Vigil:
-    """When workers are taken to hang, as the environment says."""
-    return Vigil(
-        silent_s=env.value(env.HEALTH_TIMEOUT_S),
-        hang_s=env.value(env.HANG_CONFIRM_S) if env.value(env.DETECT_HANGS) else 0.0,
-        hang_ends=env.value(env.HANG_ACTION) == "fail",
-        start_s=env.value(env.START_TIMEOUT_S),
+def _hang_detection_config() -> HangDetectionConfig:
+
+    return HangDetectionConfig(
+        worker_timeout_s=env.read(env.HEALTH_TIMEOUT_S),
+        no_progress_timeout_s=env.read(env.HANG_CONFIRM_S) if env.read(env.DETECT_HANGS) else 0.0,
+        abort_on_hang=env.read(env.HANG_ACTION) == "fail",
+        start_timeout_s=env.read(env.START_TIMEOUT_S),
     )
 
 
 def parse_provisioner(text: str) -> tuple[str, dict[str, Any]]:
-    """Name and options of 'local?nodes=2' or 'sim://aws_batch?seed=1'. Raises `ConfigError`."""
+    """Return name and options of 'local?nodes=2' or 'sim://aws_batch?seed=1'.
+
+    Option values are parsed as JSON if possible. Raises `ConfigError` for an empty name.
+    """
+
     address, _, query = text.partition("?")
     name, _, cloud = address.partition("://")
     pairs = parse_qsl(query, keep_blank_values=True)
-    options: dict[str, Any] = {key: _number_or_text(value) for key, value in pairs}
+    options: dict[str, Any] = {key: _parse_json_or_text(value) for key, value in pairs}
     if cloud:
         options["cloud"] = cloud.rstrip("/")
     if not name:
         raise ConfigError(
-            f"provisioner={text!r} names none.", do="Write 'local', or 'local?nodes=2'."
+            f"provisioner={text!r} has no name.", do="Write 'local' or 'local?nodes=2'."
         )
     return name, options
 
 
-def _number_or_text(text: str) -> Any:
+def _parse_json_or_text(text: str) -> Any:
+    # 'nodes=2' is a number, 'root=/data' a string.
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
         return text
-
-
-def _kind_of(thing: Any) -> str:
-    return f"{type(thing).__module__}.{type(thing).__qualname__}"

@@ -1,4 +1,4 @@
-"""Result: what `fit()` gives back, and what can be read again from the run's folder."""
+"""`Result`: returned by `fit()`, and readable again from the directory of a run."""
 
 from __future__ import annotations
 
@@ -9,235 +9,277 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from spotfit.checkpoint.handle import Address, Checkpoint, arrow_or_own, path_of
-from spotfit.checkpoint.restore import check_all_present, open_all
-from spotfit.client.failure import error_of
-from spotfit.client.keyring import Keyring
+from spotfit.checkpoint.checkpoint_dir import (
+    Checkpoint,
+    StorageLocation,
+    pyarrow_filesystem_or_store,
+    store_path,
+)
+from spotfit.checkpoint.committed import check_all_present, open_all
+from spotfit.client.keyring import RunKeyring
+from spotfit.client.training_errors import build_run_error
 from spotfit.core.errors import ConfigError, JournalError, RunNotFoundError
-from spotfit.host.extras import need
+from spotfit.host.plugins import require_module
 from spotfit.ledger.journal import Journal
 from spotfit.model.events import CheckpointCommitted
 from spotfit.model.metrics import metrics_from_json
-from spotfit.model.spec import Keep
+from spotfit.model.spec import RetentionConfig
 from spotfit.model.view import View
-from spotfit.policy.retention import nested, standing, worst_to_best
+from spotfit.policy.retention import nested_metric, without_overwritten, worst_to_best
 from spotfit.store.api import Store
-from spotfit.store.filesystem import store_on
-from spotfit.store.opening import open_store
+from spotfit.store.factory import open_store
+from spotfit.store.filesystem import open_filesystem_store
 
 
-class NoResultError(RunNotFoundError, RuntimeError):
-    """The result, or the part of it that was asked for, is not there."""
+class ResultNotFoundError(RunNotFoundError, RuntimeError):
+    """There is no result, or it lacks the requested checkpoint or metric."""
 
 
-class _Lazy:
-    """A field that `make` gives when it is looked at, from the result and what it was set to."""
+class _LazyField:
+    """A dataclass field whose value is computed from the assigned value on first access.
 
-    def __init__(self, make: Callable[[Result, Any], Any]) -> None:
-        self._make = make
+    `compute(result, assigned)` returns the value, which replaces the assigned one.
+    """
+
+    def __init__(self, compute: Callable[[Result, Any], Any]) -> None:
+        self._compute = compute
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = f"_{name}"
 
     def __get__(self, result: Any, owner: type) -> Any:
         if result is None:
-            return None  # the default of the dataclass's field
-        made = self._make(result, getattr(result, self._name))
-        setattr(result, self._name, made)
-        return made
+            return None  # dataclass() reads the default value of the field from the class
+        value = self._compute(result, getattr(result, self._name))
+        setattr(result, self._name, value)
+        return value
 
-    def __set__(self, result: Any, given: Any) -> None:
-        setattr(result, self._name, given)
+    def __set__(self, result: Any, value: Any) -> None:
+        setattr(result, self._name, value)
 
 
-def _framed(result: Result, given: Any) -> Any:
-    """One row for each of the best checkpoints."""
-    if given is not None or not result.best_checkpoints:
-        return given
+def _build_dataframe(result: Result, value: Any) -> Any:
+    # Lazy, because most programs do not need it and importing pandas takes about a second.
+    if value is not None or not result.best_checkpoints:
+        return value
     rows = [metrics for _, metrics in result.best_checkpoints]
-    return need("pandas", extra="pandas").DataFrame(rows)
+    return require_module("pandas", extra="pandas").DataFrame(rows)
 
 
-def _found(_: Result, given: Any) -> Any:
-    """The best checkpoints, whose manifests nobody has read before."""
-    return given() if callable(given) else given
+def _load_best_checkpoints(_: Result, value: Any) -> Any:
+    # Lazy, because opening a checkpoint reads its manifests from the store.
+    return value() if callable(value) else value
 
 
 @dataclass(eq=False, repr=False)
 class Result:
-    """How a run ended.
+    """The result of a run.
 
-    `metrics` are the last that rank 0 reported, with or without a checkpoint; `checkpoint` is the
-    latest, not the best; `best_checkpoints` go from worst to best by the score, else by time.
-    `path` is the run's folder without a scheme. `metrics_dataframe` has a row for each of the best
-    checkpoints, None without any; it needs pandas. `error` is what `fit()` has raised, where the
-    result of a run that ended badly is read again.
+    `metrics`: the last metrics that rank 0 reported, with or without a checkpoint.
+    `checkpoint`: the latest checkpoint, not the best one.
+    `best_checkpoints`: pairs of checkpoint and metrics, from worst to best by the configured score,
+    or oldest to newest without a score.
+    `path`: the directory of the run, without a URL scheme.
+    `metrics_dataframe`: one row per entry of `best_checkpoints`, or None; needs pandas.
+    `return_value`: what the training function returned on rank 0.
+    `error`: the exception that `fit()` raised, in a result that was read with `from_path`.
     """
 
     metrics: dict[str, Any] | None
     checkpoint: Checkpoint | None
     error: Exception | None
     path: str | None
-    metrics_dataframe: Any = _Lazy(_framed)
-    best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] | None = cast("Any", _Lazy(_found))  # noqa: RUF009 - a descriptor
+    metrics_dataframe: Any = _LazyField(_build_dataframe)
+    best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] | None = cast(  # noqa: RUF009
+        "Any", _LazyField(_load_best_checkpoints)
+    )
     return_value: Any = None
     _filesystem: Any = None
 
     def __repr__(self) -> str:
-        told = f"metrics={self.metrics!r}, checkpoint={self.checkpoint!r}, error={self.error!r}"
-        return f"Result({told}, path={self.path!r}, return_value={self.return_value!r})"
+        names = ("metrics", "checkpoint", "error", "path", "return_value")
+        return f"Result({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     @property
     def filesystem(self) -> Any:
-        """The file system in which `path` means the run.
+        """The file system in which `path` is valid.
 
-        The one that was given as storage_filesystem; else pyarrow's, or our own store without it.
+        It is the storage_filesystem= of the run, else a pyarrow file system, or a spotfit store if
+        pyarrow is not installed.
         """
-        return self._filesystem or arrow_or_own(open_store("/"))
+        return self._filesystem or pyarrow_filesystem_or_store(open_store("/"))
 
     @property
     def config(self) -> Any:
-        """No more: the trainer knows what it was given."""
-        raise DeprecationWarning("Result.config is no longer supported: keep the config yourself.")
+        """Removed, as in Ray Train V2. Raises `DeprecationWarning`."""
+        raise DeprecationWarning(
+            "Result.config is no longer supported: use the train_loop_config of the trainer."
+        )
 
     @classmethod
     def from_path(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> Result:
-        """The result of the run whose folder that is: a path, a URL, or a path in the filesystem.
+        """Read the result of a run from its directory: a path, a URL, or a path in the filesystem.
 
-        It has no return value. Raises `NoResultError`, which is a RuntimeError, where there is no
-        run or none that reported a checkpoint, and `IntegrityError` where a checkpoint is gone.
+        `return_value` is not restored. Raises `ResultNotFoundError`, a RuntimeError, if there is
+        no run or it reported nothing, and `IntegrityError` if a checkpoint is missing.
         """
-        text, within = os.fspath(path).rstrip("/"), None
+        text, location = os.fspath(path).rstrip("/"), None
         if storage_filesystem is None:
             store = open_store(text)
         else:
-            store, within = store_on(storage_filesystem, text), Address(text, storage_filesystem)
-        view = _view_at(store)
-        check_all_present(store, [kept.name for kept in standing(view.checkpoints)])
-        error = _error_at(view, store)
-        return result_of(view, store, within=within, listing_all=True, error=error)
+            store = open_filesystem_store(storage_filesystem, text)
+            location = StorageLocation(text, storage_filesystem)
+        view = _read_view(store)
+        # Fail now, not when the user opens a checkpoint that was deleted by hand.
+        check_all_present(store, [each.name for each in without_overwritten(view.checkpoints)])
+        return build_result(
+            view,
+            store,
+            filesystem_location=location,
+            include_latest=True,
+            error=_read_error(view, store),
+        )
 
     def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint | None:
-        """The checkpoint with the highest ("max") or lowest ("min") value of that metric.
+        """Return the checkpoint with the highest ("max") or lowest ("min") value of `metric`.
 
-        'a/b' leads into nested metrics. Checkpoints without it are passed over.
+        'a/b' selects a nested metric. Checkpoints without the metric are ignored, and NaN is the
+        worst value. Raises `ResultNotFoundError` if no checkpoint has the metric.
         """
         if mode not in ("max", "min"):
             raise ConfigError(
                 f"mode must be 'max' or 'min', not {mode!r}.", do="'max' means higher is better."
             )
         if not self.best_checkpoints:
-            raise NoResultError(
-                "No checkpoint exists, so none is the best.", do="Report one with its metrics."
+            raise ResultNotFoundError(
+                "No checkpoint exists in this run.", do="Call report(metrics, checkpoint=...)."
             )
-        found = [(one, nested(metrics, metric)) for one, metrics in self.best_checkpoints]
-        scored = [(one, _number(score, metric)) for one, score in found if score is not None]
+        found = [(each, nested_metric(metrics, metric)) for each, metrics in self.best_checkpoints]
+        scored = [
+            (each, _numeric_score(score, metric)) for each, score in found if score is not None
+        ]
         if not scored:
             known = sorted({key for _, metrics in self.best_checkpoints for key in metrics})
-            raise NoResultError(
+            raise ResultNotFoundError(
                 f"Invalid metric name {metric!r}: no checkpoint was reported with it.",
                 do=f"Known: {', '.join(known)}.",
             )
         sign = 1 if mode == "max" else -1
-        return max(scored, key=lambda pair: _or_lowest(sign * pair[1]))[0]
+        return max(
+            scored,
+            key=lambda pair: -math.inf if math.isnan(pair[1]) else sign * pair[1],
+        )[0]
 
 
-def result_of(
+def build_result(
     view: View,
     store: Store,
     return_value: Any = None,
     *,
-    within: Address | None = None,
+    filesystem_location: StorageLocation | None = None,
     error: Exception | None = None,
-    listing_all: bool = False,
+    include_latest: bool = False,
 ) -> Result:
-    """The result of the run that `view` tells of, rooted at `store`, which the user calls `within`.
+    """Return the result of the run with this view, whose directory is `store`.
 
-    `best_checkpoints` holds as many as are to be kept; with `listing_all` the latest besides, if
-    it is not among them.
+    `filesystem_location` is the same directory in the user's file system, if there is one.
+    `best_checkpoints` holds at most num_to_keep checkpoints; with `include_latest` also the latest
+    one, which is stored even if it is not among the best.
     """
-    keep = view.spec.keep if view.spec else Keep()
-    best = worst_to_best(standing(view.checkpoints), keep)
-    if keep.last is not None and not listing_all:
-        best = best[-keep.last :]
-    latest = view.latest_checkpoint
+    retention = view.spec.retention if view.spec else RetentionConfig()
+    # A checkpoint directory that the user has overwritten has several journal entries (decision
+    # 0043); only the last one describes its content.
+    best = worst_to_best(without_overwritten(view.checkpoints), retention)
+    if retention.num_to_keep is not None and not include_latest:
+        best = best[-retention.num_to_keep :]
+    latest = None
+    if view.latest_checkpoint is not None:
+        latest = _open_checkpoints(store, [view.latest_checkpoint], filesystem_location)[0][0]
+    if filesystem_location is None:
+        path, filesystem = store_path(store), pyarrow_filesystem_or_store(store)
+    else:
+        path, filesystem = filesystem_location.path, filesystem_location.filesystem
     return Result(
         metrics=_last_metrics(view),
-        checkpoint=_opened(store, [latest], within)[0][0] if latest else None,
+        checkpoint=latest,
         error=error,
-        path=path_of(store) if within is None else within.path,
-        best_checkpoints=cast("Any", partial(_opened, store, best, within)),
+        path=path,
+        best_checkpoints=cast("Any", partial(_open_checkpoints, store, best, filesystem_location)),
         return_value=return_value,
-        _filesystem=arrow_or_own(store) if within is None else within.filesystem,
+        _filesystem=filesystem,
     )
 
 
-def _opened(
-    store: Store, kept: Sequence[CheckpointCommitted], within: Address | None
+def _open_checkpoints(
+    store: Store,
+    checkpoints: Sequence[CheckpointCommitted],
+    filesystem_location: StorageLocation | None,
 ) -> list[tuple[Checkpoint, dict[str, Any]]]:
-    opened = open_all(store, {one.name for one in kept}, within=within)
-    return [(opened[one.name], _metrics(one)) for one in kept]
+    opened = open_all(store, {each.name for each in checkpoints}, location=filesystem_location)
+    return [(opened[each.name], _metrics(each)) for each in checkpoints]
 
 
 def _last_metrics(view: View) -> dict[str, Any] | None:
-    """The last reported; those of the latest checkpoint where a fit reported nothing, or where it
-    came with the last report: then what a validation found is among them."""
+    """Return the metrics of the last report, or of the latest checkpoint if there is none."""
     latest = view.latest_checkpoint
-    reported = view.ended.metrics if view.ended is not None else None
-    if latest is not None and (reported is None or _is_of(reported, latest, view)):
+    reported = view.fit_end.metrics if view.fit_end is not None else None
+    # If the latest checkpoint came with the last report, its metrics are preferred: they include
+    # the results of a validation that ended after the report.
+    if latest is not None and (reported is None or _are_metrics_of(reported, latest, view)):
         return _metrics(latest)
     return None if reported is None else cast("dict[str, Any]", metrics_from_json(reported))
 
 
-def _is_of(reported: dict[str, Any], kept: CheckpointCommitted, view: View) -> bool:
-    """Whether those metrics are the checkpoint's, but for what its validation has added."""
-    verdict = view.verdicts.get(kept.mark)
-    added = verdict.metrics if verdict is not None else {}
-    mine = {name: value for name, value in kept.metrics.items() if name not in added}
-    return mine == {name: value for name, value in reported.items() if name not in added}
+def _are_metrics_of(reported: dict[str, Any], checkpoint: CheckpointCommitted, view: View) -> bool:
+    """Return whether both have the same metrics, apart from those that a validation added."""
+    validation = view.validation_results.get(checkpoint.uid)
+    added = validation.metrics if validation is not None else {}
+    own = {name: value for name, value in checkpoint.metrics.items() if name not in added}
+    return own == {name: value for name, value in reported.items() if name not in added}
 
 
 def _metrics(checkpoint: CheckpointCommitted) -> dict[str, Any]:
     return cast("dict[str, Any]", metrics_from_json(checkpoint.metrics))
 
 
-def _number(score: Any, metric: str) -> float:
+def _numeric_score(score: Any, metric: str) -> float:
     if isinstance(score, (int, float)):
         return score
     raise ConfigError(
-        f"The metric {metric!r} of a checkpoint is {score!r}: only numbers can be compared.",
-        do="Name one that is a number; 'a/b' leads into nested metrics.",
+        f"The metric {metric!r} of a checkpoint is {score!r}; only numbers can be compared.",
+        do="Choose a metric with numeric values; 'a/b' selects a nested metric.",
     )
 
 
-def _or_lowest(score: float) -> float:
-    return -math.inf if math.isnan(score) else score
+def _read_error(view: View, store: Store) -> Exception | None:
+    """Return the exception that `fit()` raised, or None.
 
-
-def _error_at(view: View, store: Store) -> Exception | None:
-    """What `fit()` raised; with the workers' own exceptions where the run's key is at hand."""
-    if view.run_id is None or view.ended is None or view.ended.outcome == "finished":
+    It holds the original exceptions of the workers only if the run's key is on this machine.
+    """
+    if view.run_id is None or view.fit_end is None or view.fit_end.outcome == "finished":
         return None
-    return error_of(view.ended, store, Keyring().find(view.run_id))
+    return build_run_error(view.fit_end, store, RunKeyring().find(view.run_id))
 
 
-def _view_at(store: Store) -> View:
+def _read_view(store: Store) -> View:
+    # In an object store, a missing directory and an empty one are the same.
     if not any(True for _ in store.list()):
-        raise NoResultError(
-            f"The folder {path_of(store)} doesn't exist, or is empty.",
-            do="Give the run's own folder: <storage_path>/<name>.",
+        raise ResultNotFoundError(
+            f"The directory {store_path(store)} doesn't exist or is empty.",
+            do="Pass the directory of one run: <storage_path>/<name>.",
         )
     try:
         view = Journal(store).catch_up()
     except JournalError as error:
-        raise NoResultError(
-            f"Failed to restore the result from {path_of(store)}: {error}",
-            do="Give the folder of a run that this version of spotfit has written.",
+        raise ResultNotFoundError(
+            f"Failed to restore the result from {store_path(store)}: {error}",
+            do="Pass the directory of a run that was written by this version of spotfit.",
         ) from error
-    if not view.checkpoints and (view.ended is None or view.ended.metrics is None):
-        why = f" The run {view.ended.outcome}: {view.ended.why}" if view.ended else ""
-        raise NoResultError(
-            f"Failed to restore the result from {path_of(store)}: nothing was reported there.{why}",
-            do="Give the folder of a run that reported metrics or a checkpoint.",
+    if not view.checkpoints and (view.fit_end is None or view.fit_end.metrics is None):
+        end = f" It is {view.fit_end.outcome}: {view.fit_end.reason}" if view.fit_end else ""
+        raise ResultNotFoundError(
+            f"Failed to restore the result from {store_path(store)}: the run reported neither "
+            f"metrics nor a checkpoint.{end}",
+            do="Pass the directory of a run that reported metrics or a checkpoint.",
         )
     return view

@@ -1,38 +1,45 @@
-"""DataParallelTrainer: what to train, how wide, and where; `fit()` does the rest."""
+"""The trainers: `DataParallelTrainer` and `TorchTrainer`. They validate and store arguments.
+
+Everything that `fit()` needs beyond that is imported when it is called, in parallel to the
+prewarming of the backend.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from spotfit.client.backend import warmed
-from spotfit.client.config import RunConfig, kind_of, typed
+from spotfit.client.provisioner_setup import prewarm_backend
 from spotfit.client.request import FitRequest
-from spotfit.core.deprecated import refuse_deprecated
+from spotfit.client.run_config import RunConfig, check_config_type, qualified_type_name
 from spotfit.core.errors import ConfigError
-from spotfit.core.mistakes import Mistakes
-from spotfit.frameworks.config import BackendConfig
+from spotfit.core.input_checks import ErrorCollector, reject_deprecated_arguments
+from spotfit.frameworks.backend_config import BackendConfig
+from spotfit.frameworks.torch.torch_config import TorchConfig
 from spotfit.model.config import ScalingConfig
-from spotfit.model.data import DataConfig, no_datasets_on_workers
-from spotfit.model.validation import ValidationConfig
+from spotfit.model.data import DataConfig, datasets_unsupported_error
+from spotfit.model.validation_config import ValidationConfig
 
 if TYPE_CHECKING:
-    from spotfit.client.handle import RunHandle
     from spotfit.client.result import Result
+    from spotfit.client.run_handle import RunHandle
 
-_INSTEAD = {
-    "resume_from_checkpoint": "fit() with the same name and storage_path goes on from there; "
-    "another run's checkpoint may be passed in train_loop_config",
+_REMOVED_ARGUMENTS = {
+    "resume_from_checkpoint": "call fit() with the same name and storage_path to continue a run, "
+    "or pass the checkpoint of another run in train_loop_config",
     "metadata": "pass it in train_loop_config",
 }
 
 
 class DataParallelTrainer:
-    """Runs one function on many workers at once.
+    """Runs a training function on several workers in parallel.
 
-    `train_loop_per_worker` takes its config or nothing. `provisioner` says who gives the machines:
-    a name, a text like 'local?nodes=2', or an options object; the default is the environment's
-    SPOTFIT_PROVISIONER, else this machine.
+    `train_loop_per_worker` takes `train_loop_config` as its argument, or no argument.
+    `provisioner` selects the backend that provides machines: a name, a string such as
+    'local?nodes=2', or an options object. The default is SPOTFIT_PROVISIONER, else the profile in
+    spotfit.toml, else 'local' (this machine).
+    Raises `ConfigError` or `ConfigErrors` for invalid arguments.
     """
 
     def __init__(
@@ -50,70 +57,81 @@ class DataParallelTrainer:
         validation_config: ValidationConfig | None = None,
         provisioner: Any = None,
     ) -> None:
-        refuse_deprecated(
+        reject_deprecated_arguments(
             type(self).__name__,
             {"resume_from_checkpoint": resume_from_checkpoint, "metadata": metadata},
-            instead=_INSTEAD,
-            unset=None,
+            replacements=_REMOVED_ARGUMENTS,
+            unset=None,  # their default in Ray's signature
         )
-        mistakes = Mistakes()
-        scaling = mistakes.check(lambda: typed("scaling_config", scaling_config, ScalingConfig))
-        run = mistakes.check(lambda: typed("run_config", run_config, RunConfig))
-        feeding = mistakes.check(lambda: typed("dataset_config", dataset_config, DataConfig))
-        backend = mistakes.check(lambda: typed("backend_config", backend_config, BackendConfig))
+        check = partial(_check_argument, errors := ErrorCollector())
+        scaling = check("scaling_config", scaling_config, ScalingConfig)
+        run = check("run_config", run_config, RunConfig)
+        data = check("dataset_config", dataset_config, DataConfig)
+        backend = check("backend_config", backend_config, BackendConfig)
         if scaling is not None:
-            mistakes.check(lambda: _check_datasets(datasets, scaling))
+            errors.check(lambda: _check_datasets(datasets, scaling))
         if validation_config is not None:
-            mistakes.check(lambda: typed("validation_config", validation_config, ValidationConfig))
-        mistakes.raise_all()
+            check("validation_config", validation_config, ValidationConfig)
+        errors.raise_all()
         self.train_loop_per_worker = train_loop_per_worker
         self.train_loop_config = train_loop_config
         self.backend_config: BackendConfig = backend
         self.scaling_config: ScalingConfig = scaling
         self.run_config: RunConfig = run
         self.datasets = dict(datasets or {})
-        self.dataset_config: DataConfig = feeding
+        self.dataset_config: DataConfig = data
         self.validation_config = validation_config
         self.provisioner = provisioner
 
     def fit(self) -> Result:
-        """Train to the end. Raises `TrainingFailedError` when that cannot be had, and errors of
-        configuration before any machine is asked for."""
-        if self.scaling_config.num_workers == 0:
-            return self._fit_here()
-        request = self._request()
-        with warmed(request):
-            from spotfit.client import fit as fitting  # dear: machines begin meanwhile
+        """Train to the end and return the result.
 
-            handle = fitting.begin(request, show=True)
-        return fitting.see_through(handle)
+        Raises `ConfigError`, `ShippingError` or `StoreError` before any machine is requested,
+        `TrainingFailedError` if training fails, and `RunCancelledError` if the run is cancelled.
+        """
+        if self.scaling_config.num_workers == 0:
+            return self._fit_locally()
+        request = self._build_request()
+        with prewarm_backend(request):
+            # Imported here because it takes a while: the backend prewarms meanwhile.
+            from spotfit.client import fit
+
+            handle = fit.start_run(request, show_output=True)
+        return fit.wait_for_result(handle)
 
     def submit(self) -> RunHandle:
-        """Start training and return at once; the run needs this process no more."""
+        """Start training and return a handle without waiting. This process may exit afterwards.
+
+        Raises the errors that `fit()` raises before machines are requested.
+        """
         if self.scaling_config.num_workers == 0:
             raise ConfigError(
-                "num_workers=0 runs in this very process: there is nothing to submit.",
-                do="Call fit(), or ask for at least one worker.",
+                "submit() is not supported with num_workers=0, which trains in this process.",
+                do="Call fit(), or set num_workers to at least 1.",
             )
-        request = self._request()
-        with warmed(request):
-            from spotfit.client import fit as fitting
+        request = self._build_request()
+        with prewarm_backend(request):
+            from spotfit.client import fit
 
-            return fitting.submit(request)
+            return fit.submit(request)
 
     @classmethod
     def restore(cls, *_args: Any, **_kwargs: Any) -> Any:
-        """Not offered: a trainer of the same name and storage path continues by itself."""
+        """Removed, as in Ray Train V2. Raises `DeprecationWarning`."""
         raise DeprecationWarning(
-            "restore() is gone: fit() with the same name and storage_path continues."
+            "restore() is no longer supported: fit() with the same name and storage_path continues "
+            "the run from its latest checkpoint."
         )
 
     @classmethod
     def can_restore(cls, *_args: Any, **_kwargs: Any) -> bool:
-        """Not offered; see `restore`."""
-        raise DeprecationWarning("can_restore() is gone: fit() with the same name continues.")
+        """Removed, as in Ray Train V2. Raises `DeprecationWarning`."""
+        raise DeprecationWarning(
+            "can_restore() is no longer supported: fit() with the same name and storage_path "
+            "continues the run if there is one."
+        )
 
-    def _request(self) -> FitRequest:
+    def _build_request(self) -> FitRequest:
         name, options = self.backend_config.framework_options(self.scaling_config)
         return FitRequest(
             fn=self.train_loop_per_worker,
@@ -129,19 +147,70 @@ class DataParallelTrainer:
             validation=self.validation_config,
         )
 
-    def _fit_here(self) -> Result:
-        from spotfit.client.here import fit_here
+    def _fit_locally(self) -> Result:
+        from spotfit.client.local_mode import fit_locally
 
-        return fit_here(self._request())
+        return fit_locally(self._build_request())
+
+
+def _check_argument(errors: ErrorCollector, name: str, value: Any, expected_type: type[Any]) -> Any:
+    return errors.check(lambda: check_config_type(name, value, expected_type))
 
 
 def _check_datasets(datasets: Any, scaling: ScalingConfig) -> None:
-    if not datasets:
-        return
-    if not isinstance(datasets, dict):
+    if datasets and not isinstance(datasets, dict):
         raise ConfigError(
-            f"datasets must be a dictionary by name, not {kind_of(datasets)}.",
+            f"datasets must be a dictionary by name, not {qualified_type_name(datasets)}.",
             do="Write datasets={'train': ...}.",
         )
-    if scaling.num_workers != 0:
-        raise no_datasets_on_workers()
+    if datasets and scaling.num_workers != 0:
+        raise datasets_unsupported_error()
+
+
+class TorchTrainer(DataParallelTrainer):
+    """Runs a training function on workers that form a `torch.distributed` process group.
+
+    If `torch_config.backend` is None, it is set to "nccl" or "gloo" in the object that was passed.
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[..., Any],
+        *,
+        train_loop_config: dict[str, Any] | None = None,
+        torch_config: TorchConfig | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        datasets: dict[str, Any] | None = None,
+        dataset_config: Any = None,
+        validation_config: ValidationConfig | None = None,
+        metadata: dict[str, Any] | None = None,
+        resume_from_checkpoint: Any = None,
+        provisioner: Any = None,
+    ) -> None:
+        torch_config = check_config_type(
+            "torch_config", torch_config, TorchConfig, module="spotfit.torch"
+        )
+        super().__init__(
+            train_loop_per_worker,
+            train_loop_config=train_loop_config,
+            backend_config=torch_config,
+            scaling_config=scaling_config,
+            run_config=run_config,
+            datasets=datasets,
+            dataset_config=dataset_config,
+            resume_from_checkpoint=resume_from_checkpoint,
+            metadata=metadata,
+            validation_config=validation_config,
+            provisioner=provisioner,
+        )
+        # Resolved here, because it depends on use_gpu, which only the trainer knows.
+        torch_config.backend = torch_config.backend_for(self.scaling_config)
+
+    def _fit_locally(self) -> Result:
+        """Train in this process, in the process group of a launcher such as torchrun, if any."""
+        from spotfit.client.local_mode import fit_locally
+        from spotfit.frameworks.torch.torchrun_group import join_launcher_group
+
+        assert isinstance(self.backend_config, TorchConfig)
+        return fit_locally(self._build_request(), partial(join_launcher_group, self.backend_config))

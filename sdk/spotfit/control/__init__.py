@@ -1,4 +1,4 @@
-"""The hand: carries out what judgement ordered, intent first.
+"""Executes the decisions of `policy`: appends to the journal and calls the provisioner.
 
-It may not decide anything itself, and knows of clouds only the waist.
+This package makes no decisions itself and knows clouds only through the `Provisioner` protocol.
 """

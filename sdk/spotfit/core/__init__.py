@@ -1,4 +1,4 @@
-"""Words: the pure vocabulary of spotfit (errors, names, units, encodings).
+"""Pure vocabulary of spotfit: errors, identifiers, units, input checks and the JSON encoding.
 
-This room imports nothing of ours and touches nothing: no clock, no dice, no files, no network.
+It imports no other spotfit package and reads no clock, random source, file or network.
 """

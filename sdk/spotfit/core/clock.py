@@ -1,4 +1,4 @@
-"""What a clock is. This room holds none: time is always an argument."""
+"""The `Clock` protocol. Implementations are `host.system.SystemClock` and test clocks."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Monotonic seconds of one machine; never compared with those of another."""
+    """Monotonic clock of one machine. Values of two machines must never be compared."""
 
     def now(self) -> float:
-        """Seconds since some fixed moment; only differences mean anything."""
+        """Return seconds since an arbitrary fixed moment; only differences are meaningful."""
         ...
 
     def wait(self, seconds: float) -> None:
-        """Let that much time pass."""
+        """Block for `seconds`."""
         ...

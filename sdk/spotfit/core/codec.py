@@ -1,32 +1,29 @@
-"""Facts to JSON and back. Readers keep going on fields they do not know; `msgspec` does the work.
+"""JSON encoding of persisted and transmitted `msgspec.Struct` types.
 
-A fact is a frozen `msgspec.Struct`. Unions are told apart by their tag, so an unknown tag is an
-error the caller can name, and an unknown field is ignored: add fields with defaults, never change
-the meaning of one.
+Compatibility rules (decision 0010): decoders ignore unknown fields, so a field with a default may
+be added at any time; the meaning of an existing field never changes. Unions are tagged, and an
+unknown tag is a decoding error that the caller must handle.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-Fact = TypeVar("Fact")
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
-"""What a decoder raises for bytes that are not of its kind: cut, foreign, or not even text."""
+StructT = TypeVar("StructT")
+DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError)
+"""Exceptions of a decoder for truncated, foreign or non-text input."""
 
+# Deterministic order: equal values must give equal bytes, because callers compare and hash them.
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
-class Decode(Protocol[Fact]):  # type: ignore[misc]  # a decoder only ever gives
-    def decode(self, body: bytes | memoryview, /) -> Fact: ...
+def encode(value: Any) -> bytes:
+    """Return `value` as JSON. Equal values give equal bytes."""
+    return _encoder.encode(value)
 
 
-def encode(fact: Any) -> bytes:
-    """JSON; equal facts give equal bytes."""
-    return _encoder.encode(fact)
-
-
-def decoder(kind: type[Fact]) -> msgspec.json.Decoder[Fact]:
-    """A reusable reader for `kind`; it raises one of `UNREADABLE` on anything else."""
-    return msgspec.json.Decoder(kind)
+def decoder(struct_type: type[StructT]) -> msgspec.json.Decoder[StructT]:
+    """Return a reusable decoder. It raises one of `DECODE_ERRORS` for any other input."""
+    return msgspec.json.Decoder(struct_type)

@@ -1,39 +1,42 @@
-"""The one error tree. Every error says what, why and what to do, and survives a pickle.
+"""All error classes of spotfit.
+
+Every error states what happened and why (`message`) and what to do about it (`do`), carries the
+numbers of the case (`details`), and can be pickled (decision 0007).
 
 SpotfitError
-├── ConfigError (ValueError)             what the caller wrote cannot be meant
-│   ├── ConfigErrors                     several of them, told at once
-│   └── ConfigTypeError (TypeError)      it is of another kind altogether
+├── ConfigError (ValueError)             a setting is invalid or contradicts another setting
+│   ├── ConfigErrors                     several configuration errors, reported together
+│   └── ConfigTypeError (TypeError)      a setting has the wrong type
 ├── MissingExtraError (ImportError)      an optional dependency is not installed
-├── ShippingError (TypeError)            the function or its luggage cannot be taken along
-│   └── EnvironmentMismatchError         here and there differ in Python or packages
-├── MachineError                         a machine's disk, network or processes, not the user's code
-├── IntegrityError                       a payload is not what was sealed
-├── StoreError                           the bucket
-│   ├── NotFoundError                    no such object
-│   ├── AlreadyExistsError               somebody created it first
-│   ├── TransientStoreError              worth another try
-│   ├── StorePermissionError             the credentials do not allow it
-│   └── UntrustworthyStoreError          its `create` lies: no journal may live there
-├── LedgerError                          the run, as the bucket tells it
-│   ├── RunNotFoundError                 nothing there
-│   ├── RunActiveError                   a run of that name is going on
-│   └── JournalError                     truncated, foreign or newer than we can read
-├── ProvisionError                       machines
-│   ├── QuotaError
-│   └── ProvisionPermissionError
-├── TrainingFailedError                  the run ended badly
-│   ├── WorkerGroupError                 the user's function failed; carries the exceptions by rank
-│   │   └── HangError                    it did not fail, it hung; the message tells where
-│   ├── ControllerError                  ours or a callback failed
-│   └── PreemptionError                  more reclaims than the budget allows
-├── RunCancelledError                    somebody asked for the end
-├── WorkerDiedError                      a worker process ended without a word
-├── WorkerSilentError                    a worker that does not answer, or never began
-├── WorkersGoneError                     a backend's hook called workers that are no more
-├── CollectiveTimeoutError               some ranks never came
-├── UnknownDatasetError (KeyError)       the trainer was given no dataset of that name
-└── SessionMisuseError (RuntimeError)    a worker function called where it cannot work
+├── ShippingError (TypeError)            the training function or its code cannot be sent
+│   └── EnvironmentMismatchError         Python or package versions of driver and nodes differ
+├── InfrastructureError                  a disk, network or process failed, not user code
+├── IntegrityError                       a payload or checkpoint is missing, incomplete or corrupt
+├── StoreError                           an operation on the object store failed
+│   ├── NotFoundError                    the object does not exist
+│   ├── AlreadyExistsError               `create` found an existing object
+│   ├── TransientStoreError              a temporary failure; the operation may be retried
+│   ├── StorePermissionError             the credentials do not permit the operation
+│   └── AtomicCreateUnsupportedError     the store's `create` is not atomic
+├── LedgerError                          the run's records are not in the expected state
+│   ├── RunNotFoundError                 there is no run at this URL
+│   ├── RunActiveError                   a different run of this name is active
+│   └── JournalError                     the journal is truncated, foreign or of a newer version
+├── ProvisionError                       a backend cannot provide machines at all
+│   ├── QuotaError                       the account's quota is exceeded
+│   └── ProvisionPermissionError         the credentials do not permit renting machines
+├── TrainingFailedError                  the run ended without a result
+│   ├── WorkerGroupError                 the training function raised an exception
+│   │   └── HangError                    workers stopped making progress
+│   ├── ControllerError                  a callback, a backend hook or spotfit itself failed
+│   └── PreemptionError                  more preemptions than max_preemption_failures
+├── RunCancelledError                    the run was cancelled
+├── WorkerDiedError                      a worker process exited without raising an exception
+├── WorkerTimeoutError                   a worker does not respond or did not start in time
+├── StaleWorkerGroupError                a backend hook called workers of an earlier round
+├── CollectiveTimeoutError               some ranks did not reach a barrier or broadcast in time
+├── UnknownDatasetError (KeyError)       the trainer has no dataset of this name
+└── SessionMisuseError (RuntimeError)    a worker function was called outside of a worker
 """
 
 from __future__ import annotations
@@ -43,45 +46,52 @@ from typing import Any, Self
 
 
 class SpotfitError(Exception):
-    """Root of all our errors: `what` happened and why, `do` is the remedy, `facts` the numbers."""
+    """Base class of all spotfit errors.
 
-    def __init__(self, what: str, *, do: str = "", **facts: Any) -> None:
-        super().__init__(what)
-        self.what = what
+    `message` states what happened and why, `do` the remedy ('' if there is none), `details` the
+    values of this case.
+    """
+
+    def __init__(self, message: str, *, do: str = "", **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
         self.do = do
-        self.facts = facts
+        self.details = details
 
     def __str__(self) -> str:
-        return f"{self.what}\n  What to do: {self.do}" if self.do else self.what
+        return f"{self.message}\n  What to do: {self.do}" if self.do else self.message
 
+    # Exceptions are unpickled as cls(*args) by default, which fails for the keyword arguments here
+    # and for subclasses with a different signature.
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.args, self.__dict__))
 
 
 def _rebuild(
-    kind: type[SpotfitError], args: tuple[Any, ...], state: dict[str, Any]
+    error_type: type[SpotfitError], args: tuple[Any, ...], state: dict[str, Any]
 ) -> SpotfitError:
-    error = kind.__new__(kind)
+    error = error_type.__new__(error_type)
     error.args = args
     error.__dict__.update(state)
     return error
 
 
 class ConfigError(SpotfitError, ValueError):
-    """What the caller wrote cannot be meant, or contradicts itself."""
+    """A setting is invalid, or contradicts another setting."""
 
 
 class ConfigErrors(ConfigError):
-    """Several mistakes, all told at once; `errors` holds each."""
+    """Several configuration errors, reported together; `errors` holds each of them."""
 
     def __init__(self, errors: Sequence[SpotfitError]) -> None:
+        count = "1 error" if len(errors) == 1 else f"{len(errors)} errors"
         listed = "\n".join(f"  {n}. {error}" for n, error in enumerate(errors, 1))
-        super().__init__(f"{len(errors)} things stand in the way:\n{listed}")
+        super().__init__(f"Found {count}:\n{listed}")
         self.errors = tuple(errors)
 
 
 class ConfigTypeError(ConfigError, TypeError):
-    """What the caller wrote is of another kind altogether."""
+    """A setting has the wrong type."""
 
 
 class MissingExtraError(SpotfitError, ImportError):
@@ -89,82 +99,89 @@ class MissingExtraError(SpotfitError, ImportError):
 
 
 class ShippingError(SpotfitError, TypeError):
-    """The training function, or something it drags along, cannot be taken to the machines."""
+    """The training function, or code or data it needs, cannot be pickled or sent to the nodes."""
 
 
 class EnvironmentMismatchError(ShippingError):
-    """Python or a package here differs from the one there in a way that breaks pickles."""
+    """Python or a package differs between driver and nodes in a way that breaks unpickling."""
 
 
-class MachineError(SpotfitError):
-    """A machine failed at what any machine can do: its disk, its network, its processes."""
+class InfrastructureError(SpotfitError):
+    """A node, its disk, its network or a service failed; the user's code is not at fault.
+
+    Another attempt on the same or another machine may succeed.
+    """
 
 
 class IntegrityError(SpotfitError):
-    """A payload or checkpoint is not, byte for byte, what was sealed or listed."""
+    """A payload or checkpoint is missing, incomplete, or differs from its recorded checksum."""
 
 
 class StoreError(SpotfitError):
-    """The object store refused or failed."""
+    """An operation on the object store failed."""
 
 
+# Callers handle this and the next two classes as expected outcomes of store operations.
 class NotFoundError(StoreError):
-    """No object under that key."""
+    """There is no object with this key, or no checkpoint with this name."""
 
 
 class AlreadyExistsError(StoreError):
-    """`create` lost: the object was there before."""
+    """`create` was refused because the object already exists."""
 
 
 class TransientStoreError(StoreError):
-    """The store failed in a way worth another try; whether the write happened is unknown."""
+    """The store failed temporarily. Whether a write took effect is unknown; it may be retried."""
 
 
 class StorePermissionError(StoreError):
-    """The credentials at hand do not allow this."""
+    """The credentials do not permit the operation."""
 
 
-class UntrustworthyStoreError(StoreError):
-    """The store's `create` let two writers win; a journal there would lie."""
+class AtomicCreateUnsupportedError(StoreError):
+    """The store's `create` is missing or let two writers succeed.
+
+    The journal relies on exactly one writer per slot (decision 0002), so the store cannot be used.
+    """
 
 
 class LedgerError(SpotfitError):
-    """The run, as the bucket tells it, is not what was expected."""
+    """The run's records in the object store are not in the expected state."""
 
 
 class RunNotFoundError(LedgerError):
-    """There is no run under that address."""
+    """There is no run at this URL."""
 
 
 class RunActiveError(LedgerError):
-    """A run of that name is going on, and it is not this one."""
+    """A run of this name is active, with a different function, configuration or code."""
 
 
 class JournalError(LedgerError):
-    """The journal is truncated, foreign, or newer than this version can read."""
+    """The journal is truncated, belongs to another run, or was written by a newer version."""
 
 
 class ProvisionError(SpotfitError):
-    """A provisioner cannot give machines, for a reason that waiting does not cure."""
+    """A provisioner cannot provide machines, for a reason that retrying does not resolve."""
 
 
 class QuotaError(ProvisionError):
-    """The account may not have so many machines."""
+    """The request exceeds the quota of the account."""
 
 
 class ProvisionPermissionError(ProvisionError):
-    """The credentials do not allow renting machines."""
+    """The credentials do not permit renting machines."""
 
 
 class TrainingFailedError(SpotfitError):
-    """The run ended without the result that was asked for."""
+    """The run ended without a result."""
 
 
 class WorkerGroupError(TrainingFailedError):
     """The training function failed on some ranks.
 
-    `worker_failures` maps world rank to the original exception (or to a `WorkerDiedError` where a
-    process ended without one).
+    `worker_failures` maps each failed world rank to the original exception, or to a
+    `WorkerDiedError` if the process exited without raising one.
     """
 
     def __init__(self, error_message: str, worker_failures: Mapping[int, BaseException]) -> None:
@@ -173,80 +190,88 @@ class WorkerGroupError(TrainingFailedError):
 
 
 class HangError(WorkerGroupError):
-    """Workers hung: they did not answer any more, or no rank got on; the message tells where the
-    stacks of all ranks lie."""
+    """Workers stopped responding, or no rank made progress.
+
+    The message contains the location of the stack traces of all ranks.
+    """
 
 
 NCCLHangError = HangError
-"""As Ray Train calls it; here it is raised whatever the ranks speak with each other."""
+"""Ray Train's name of `HangError`, which is raised for every communication backend."""
 
 
 class ControllerError(TrainingFailedError):
-    """The run's control or something of the user's beside the workers failed.
+    """A callback, a backend hook or spotfit itself failed outside of the workers.
 
-    `controller_failure` is the cause: what a callback raised, as itself, where it could be pickled.
+    `controller_failure` is the original exception if it could be pickled, else a `SpotfitError`
+    with its text.
     """
 
     def __init__(self, controller_failure: BaseException) -> None:
-        ours = isinstance(controller_failure, SpotfitError)
-        kind = "" if ours else f"{type(controller_failure).__name__}: "
-        super().__init__(f"Training failed outside the workers: {kind}{controller_failure}")
+        is_spotfit_error = isinstance(controller_failure, SpotfitError)
+        prefix = "" if is_spotfit_error else f"{type(controller_failure).__name__}: "
+        # The text of a spotfit error is a sentence of its own; others need their type.
+        super().__init__(f"Training failed outside the workers: {prefix}{controller_failure}")
         self.controller_failure = controller_failure
         self.__cause__ = controller_failure
 
 
 class PreemptionError(TrainingFailedError):
-    """Machines were reclaimed more often than `FailureConfig.max_preemption_failures` allows.
+    """Machines were preempted more often than `FailureConfig.max_preemption_failures` allows.
 
-    `preemption_info` tells which machines were the last, and their ranks; `drain_timed_out` that
-    workers were still running when the time that was announced was over.
+    `preemption_info` holds the machines preempted last, with their ranks. `drain_timed_out` is True
+    if workers were still running at the announced deadline.
     """
 
     def __init__(self, preemption_info: Any, drain_timed_out: bool = False) -> None:
         ranks = ", ".join(str(rank) for rank in preemption_info.preempted_ranks)
         super().__init__(
-            "The run lost more machines than its budget allows; the last were those of ranks "
-            f"[{ranks}].",
-            do="Raise FailureConfig(max_preemption_failures=...), where -1 is no limit, and fit "
-            "again: the run continues from its latest checkpoint.",
+            "The run was preempted more often than max_preemption_failures allows; the last "
+            f"preemption affected ranks [{ranks}].",
+            do="Increase FailureConfig(max_preemption_failures=...), where -1 means no limit, and "
+            "call fit() again: the run continues from its latest checkpoint.",
         )
         self.preemption_info = preemption_info
         self.drain_timed_out = drain_timed_out
 
 
 class RunCancelledError(SpotfitError):
-    """The run ended because somebody asked it to."""
+    """The run was cancelled by its user."""
 
 
 class WorkerDiedError(SpotfitError):
-    """A worker process ended by a signal or an exit code, without raising."""
+    """A worker process exited or was killed by a signal, without raising an exception."""
 
     @classmethod
-    def by(cls, how: str, *, rank: int) -> Self:
+    def from_exit(cls, exit_reason: str, *, rank: int) -> Self:
+        """Return the error for `exit_reason`, a text such as 'was killed by SIGKILL'."""
         return cls(
-            f"The worker of rank {rank} {how}.",
-            do="Look at the last lines of its log.",
+            f"The worker of rank {rank} {exit_reason}.",
+            do="Check the last lines of its log. If it was killed by SIGKILL, the node may have "
+            "run out of memory.",
             rank=rank,
-            how=how,
+            how=exit_reason,
         )
 
 
-class WorkerSilentError(SpotfitError):
-    """A worker did not answer any more, waited for ever, or never came to its function."""
+class WorkerTimeoutError(SpotfitError):
+    """A worker does not respond, hangs, or did not reach the training function in time."""
 
 
-class WorkersGoneError(SpotfitError):
-    """A hook of a backend called workers of an attempt that is over."""
+class StaleWorkerGroupError(SpotfitError):
+    """A backend hook called workers of a round that has ended."""
 
 
 class CollectiveTimeoutError(SpotfitError):
-    """A barrier or broadcast waited too long; the message names the ranks that never came."""
+    """A barrier or broadcast timed out; the message names the missing ranks."""
 
 
 class UnknownDatasetError(SpotfitError, KeyError):
-    """The trainer was given no dataset of that name."""
+    """The trainer has no dataset of this name."""
 
 
 class SessionMisuseError(SpotfitError, RuntimeError):
-    """A function for training workers was called where there is none, or out of step with the
-    other ranks."""
+    """A function for training workers was called outside of a worker.
+
+    Also raised if the ranks call collective functions in different orders.
+    """

@@ -1,4 +1,4 @@
-"""Names of runs, agents and requests: their grammar and how to parse them. It never makes one."""
+"""Identifier types, and validation of user-chosen names. `host.system` generates identifiers."""
 
 from __future__ import annotations
 
@@ -8,23 +8,28 @@ from typing import NewType
 from spotfit.core.errors import ConfigError
 
 RunId = NewType("RunId", str)
-"""One run for ever: 32 hex digits. A run's *name* may be used again, its id never."""
+"""32 hex digits. A run's *name* may be used again after the run was deleted; its id never is."""
 
 AgentId = NewType("AgentId", str)
-"""One life of one agent on one node; a node that boots again has a new one."""
+"""One start of an agent process on one node; an agent that restarts gets a new id."""
 
 Token = NewType("Token", str)
-"""One request for machines; asking twice with it is asking once."""
+"""Idempotency key of one request for machines."""
 
+# A conservative subset of what S3, GCS, Azure and POSIX accept as one path component.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+@ -]{0,127}")
 
 
 def parse_name(text: str, *, what: str) -> str:
-    """`text`, if it may be one folder of a bucket path; otherwise a `ConfigError` that says why."""
+    """Return `text` if it is a valid single path component.
+
+    Raises `ConfigError`, which refers to the value as `what`, for any other text.
+    """
     if not _NAME.fullmatch(text) or ".." in text or text != text.strip():
         raise ConfigError(
-            f"{what} {text!r} cannot be one folder in a bucket: it needs 1 to 128 letters, digits "
-            "or ._=+@- that begin with a letter or digit, without '..', '/' or blanks at its ends.",
-            do="Choose a plain name; put folders into storage_path.",
+            f"{what} {text!r} is not a valid directory name: it needs 1 to 128 letters, digits "
+            "or ._=+@- and must start with a letter or digit, without '..', '/' or surrounding "
+            "spaces.",
+            do="Choose a plain name; put parent directories into storage_path.",
         )
     return text

@@ -1,4 +1,4 @@
-"""Dialects: how each training library is told who it is and whom to meet.
+"""Adapters that give each training library its ranks, devices, rendezvous and process group.
 
-This room knows places and worlds, but no agent, no journal and no cloud.
+This package must not know agents, the journal, provisioners or how checkpoints are stored.
 """

@@ -1,4 +1,8 @@
-"""Which of its node's accelerators are a worker's own, which it may see, and as what."""
+"""Assignment of a node's accelerators to its workers, and the variables that make them visible.
+
+A worker's own devices follow from its local rank. It may see more devices than its own (NCCL needs
+both GPUs of a pair visible for peer-to-peer copies), and it numbers those that it sees from zero.
+"""
 
 from __future__ import annotations
 
@@ -9,99 +13,115 @@ import msgspec
 
 from spotfit.core.errors import ConfigError
 from spotfit.model.spec import RunSpec
-from spotfit.model.wire import Start
+from spotfit.protocol.worker_agent import StartWorker
 
 TPU = "tpu"
-"""A process has one, and its runtime knows which."""
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""Device name of a TPU. It has no number: a process has one TPU, which its runtime selects."""
+CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 _NEURON = ("neuron_cores", "NEURON_RT_VISIBLE_CORES")
-_specs: msgspec.json.Decoder[RunSpec | None] = msgspec.json.Decoder(RunSpec | None)
+_spec_decoder: msgspec.json.Decoder[RunSpec | None] = msgspec.json.Decoder(RunSpec | None)
 
 
-def own_devices(start: Start, *, beside_peers: bool) -> tuple[str, ...]:
-    """The devices this worker may use, as it numbers those it sees.
+def worker_devices(start: StartWorker, *, sees_peer_devices: bool) -> tuple[str, ...]:
+    """Return the devices of this worker, numbered among the devices that it sees.
 
-    As many as it asked for; one, shared, for less than one; none where it asked for none, whatever
-    its node has. With `beside_peers` it sees those of its node's other workers, too.
+    A request of less than one GPU yields one shared device, a request of none yields none. With
+    `sees_peer_devices` the worker also sees the devices of the other workers on its node.
     """
-    if _wanted(start, "TPU"):
+    if _requested(start, "TPU"):
         return (TPU,)
-    own = _own(start)
-    if not _are_cards(own):
-        return own
-    seen = _seen(start, beside_peers=beside_peers)
-    return tuple(f"cuda:{seen.index(card)}" for card in own)
+    assigned = _assigned_devices(start)
+    # No variable limits what other accelerators a process sees: they keep the node's numbers.
+    if not _are_gpus(assigned):
+        return assigned
+    visible = _visible_devices(start, sees_peer_devices=sees_peer_devices)
+    return tuple(f"cuda:{visible.index(gpu)}" for gpu in assigned)
 
 
-def visibility(start: Start, told: str | None, *, beside_peers: bool) -> dict[str, str]:
-    """The variables that show a worker what `own_devices` counts, and nothing else.
+def visible_device_variables(
+    start: StartWorker, node_visible_devices: str | None, *, sees_peer_devices: bool
+) -> dict[str, str]:
+    """Return the variables that limit a worker to the devices `worker_devices` numbers.
 
-    `told` is what its node's agent was told in CUDA_VISIBLE_DEVICES.
+    `node_visible_devices` is CUDA_VISIBLE_DEVICES of the node's agent, or None if it is unset.
     """
     variables = {}
-    if start.devices and _are_cards(start.devices):
-        variables = shown(_seen(start, beside_peers=beside_peers), told)
+    if start.devices and _are_gpus(start.devices):
+        variables = cuda_visible_devices(
+            _visible_devices(start, sees_peer_devices=sees_peer_devices), node_visible_devices
+        )
     resource, variable = _NEURON
-    if cores := int(_wanted(start, resource)):
+    if cores := int(_requested(start, resource)):
         first = start.local_rank * cores
         variables[variable] = ",".join(str(first + n) for n in range(cores))
     return variables
 
 
-def shown(cards: Sequence[str], told: str | None) -> dict[str, str]:
-    """The variable that shows a process these cards of its node, and no others."""
-    return {VISIBLE: ",".join(_as_the_driver_says(card, told) for card in cards)}
+def cuda_visible_devices(gpus: Sequence[str], node_visible_devices: str | None) -> dict[str, str]:
+    """Return CUDA_VISIBLE_DEVICES for a process that must see exactly these GPUs of its node."""
+    return {
+        CUDA_VISIBLE_DEVICES: ",".join(
+            _driver_device_name(gpu, node_visible_devices) for gpu in gpus
+        )
+    }
 
 
-def refuse_too_few(start: Start) -> None:
-    """Raise `ConfigError` where the node has fewer devices than its workers asked for."""
-    if len(_own(start)) >= _each(start):
+def require_enough_devices(start: StartWorker) -> None:
+    """Raise `ConfigError` if the node has fewer GPUs than its workers request."""
+    if len(_assigned_devices(start)) >= _gpus_per_worker(start):
         return
     raise ConfigError(
-        f"The worker of rank {start.rank}, number {start.local_rank} of its node, asked for "
-        f"{_wanted(start, 'GPU'):g} GPU; its node has {', '.join(start.devices) or 'none'}.",
-        do="Ask for machines with as many GPUs as their workers need; if there are, nvidia-smi "
-        "should list them, and SPOTFIT_DEVICES can name them.",
+        f"Worker of rank {start.rank} (local rank {start.local_rank}) requests "
+        f"{_requested(start, 'GPU'):g} GPU, but its node has {', '.join(start.devices) or 'none'}.",
+        do="Use machines with enough GPUs for resources_per_worker. If the GPUs exist, check that "
+        "nvidia-smi lists them, or name them in SPOTFIT_DEVICES.",
     )
 
 
-def _own(start: Start) -> tuple[str, ...]:
-    """As its node calls them."""
-    each = _each(start)
-    if _wanted(start, "GPU") >= 1 or not start.devices:
+def _assigned_devices(start: StartWorker) -> tuple[str, ...]:
+    """Return this worker's devices under the names that its node gives them."""
+    each = _gpus_per_worker(start)
+    if _requested(start, "GPU") >= 1 or not start.devices:
         return start.devices[start.local_rank * each :][:each]
+    # Fractional GPUs are shared round-robin, so that workers spread over all of the node's GPUs.
     return (start.devices[start.local_rank % len(start.devices)],)[:each]
 
 
-def _seen(start: Start, *, beside_peers: bool) -> tuple[str, ...]:
-    if beside_peers or start.share_devices:
-        return start.devices[: start.local_world_size * _each(start)]
-    return _own(start)
+def _visible_devices(start: StartWorker, *, sees_peer_devices: bool) -> tuple[str, ...]:
+    # Only the GPUs of this run's workers: others on the node may belong to another run.
+    if sees_peer_devices or start.share_devices:
+        return start.devices[: start.local_world_size * _gpus_per_worker(start)]
+    return _assigned_devices(start)
 
 
-def _each(start: Start) -> int:
-    """How many GPUs a worker uses; less than one is one that it shares."""
-    wanted = _wanted(start, "GPU")
-    return int(wanted) or math.ceil(wanted)
+def _gpus_per_worker(start: StartWorker) -> int:
+    """Return the number of GPUs a worker uses; a fraction of a GPU counts as one shared GPU."""
+    requested = _requested(start, "GPU")
+    return int(requested) or math.ceil(requested)
 
 
-def _wanted(start: Start, resource: str) -> float:
-    spec = _specs.decode(start.spec)
+def _requested(start: StartWorker, resource: str) -> float:
+    spec = _spec_decoder.decode(start.spec)
     return spec.resources_per_worker.get(resource, 0) if spec else 0
 
 
-def _are_cards(devices: Sequence[str]) -> bool:
+def _are_gpus(devices: Sequence[str]) -> bool:
     return all(name.startswith("cuda:") for name in devices)
 
 
-def _as_the_driver_says(card: str, told: str | None) -> str:
-    number = int(card.removeprefix("cuda:"))
-    if told is None:
+def _driver_device_name(gpu: str, node_visible_devices: str | None) -> str:
+    """Map the node's GPU number to the entry of the node's own CUDA_VISIBLE_DEVICES.
+
+    The variable of a child process uses the driver's numbering or UUIDs, not the parent's numbers.
+    """
+    number = int(gpu.removeprefix("cuda:"))
+    if node_visible_devices is None:
         return str(number)
-    entries = [entry.strip() for entry in told.split(",")]
+    entries = [entry.strip() for entry in node_visible_devices.split(",")]
     if number < len(entries) and entries[number]:
         return entries[number]
     raise ConfigError(
-        f"CUDA_VISIBLE_DEVICES={told} shows no {card}, which this worker's node offers.",
-        do="Leave the variable to us: every worker is shown what it asked for.",
+        f"CUDA_VISIBLE_DEVICES={node_visible_devices} hides {gpu}, which this node offers to its "
+        "workers.",
+        do="Unset CUDA_VISIBLE_DEVICES; spotfit sets it per worker.",
     )

@@ -1,25 +1,29 @@
-"""From a name to a framework."""
+"""Lookup of a framework by the name in the run's configuration."""
 
 from __future__ import annotations
 
-from spotfit.frameworks.api import Framework
-from spotfit.frameworks.none import Alone
-from spotfit.frameworks.torch.backend import Torch
-from spotfit.frameworks.torch.torchft import Torchft
-from spotfit.frameworks.torch.xla import TorchXla
+from spotfit.frameworks.framework import Framework, NoFramework
+from spotfit.frameworks.torch.process_group import TorchFramework
+from spotfit.frameworks.torch.torchft_config import TorchftFramework
+from spotfit.frameworks.torch.xla_backend import TorchXlaFramework
 from spotfit.host import plugins
 
-GROUP = "spotfit.frameworks"
-_OURS: dict[str, type[Framework]] = {
-    "none": Alone,
-    "torch": Torch,
-    "torch_xla": TorchXla,
-    "torchft": Torchft,
+ENTRY_POINT_GROUP = "spotfit.frameworks"
+# Not entry points: looking those up reads the metadata of all installed distributions.
+_BUILT_IN_FRAMEWORKS: dict[str, type[Framework]] = {
+    "none": NoFramework,
+    "torch": TorchFramework,
+    "torch_xla": TorchXlaFramework,
+    "torchft": TorchftFramework,
 }
 
 
 def open_framework(name: str) -> Framework:
-    """The framework of that name; ours need no entry point. Raises `ConfigError`."""
-    kind = _OURS.get(name) or plugins.load(GROUP, name)
-    framework: Framework = kind()
+    """Return a new instance of the framework with that name.
+
+    Built-in frameworks take precedence over entry points of the group `spotfit.frameworks`. Raises
+    `ConfigError` for an unknown name.
+    """
+    framework_class = _BUILT_IN_FRAMEWORKS.get(name) or plugins.load(ENTRY_POINT_GROUP, name)
+    framework: Framework = framework_class()
     return framework

@@ -1,4 +1,4 @@
-"""This machine: the only room that reads the environment, a clock, dice, hardware or plugins.
+"""Access to the local machine: environment, clock, randomness, processes, logging and plugins.
 
-It knows nothing of runs, buckets or clouds; it may import `core` and nothing else of ours.
+It must not know runs, object stores or clouds, and imports only `core`.
 """

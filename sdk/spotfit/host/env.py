@@ -1,4 +1,4 @@
-"""The environment: its only reader and writer, and one table of what we ask it."""
+"""Environment variables: the table of all settings, and the only access to `os.environ`."""
 
 from __future__ import annotations
 
@@ -10,162 +10,165 @@ from typing import Generic, TypeVar
 
 from spotfit.core import units
 from spotfit.core.errors import ConfigError
-from spotfit.core.levels import parse_level
-from spotfit.core.mistakes import Mistakes
+from spotfit.core.input_checks import ErrorCollector, parse_log_level
 
 Value = TypeVar("Value")
-_SWITCHES = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+_BOOL_TEXTS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
 @dataclass(frozen=True, slots=True)
-class Setting(Generic[Value]):
-    """One variable: how its text is read, what holds without it, and what it means."""
+class EnvVar(Generic[Value]):
+    """An environment variable: parser, default value and a description for error messages."""
 
     name: str
     parse: Callable[[str], Value]
     default: Value
-    meaning: str
-    also: str = ""
-    """Ray Train's name for it, heard where ours is not set."""
+    description: str
+    ray_name: str = ""
+    """Name of the equivalent variable of Ray Train, read if `name` is not set."""
 
 
-def _port(text: str) -> int:
+def _parse_port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
-        raise ConfigError(f"{text!r} is no port.", do="Write a number from 0 to 65535.")
+        raise ConfigError(f"{text!r} is not a valid port.", do="Write a number from 0 to 65535.")
     return int(text)
 
 
-def _some_seconds(text: str) -> float:
-    seconds = units.seconds(text)
+def _parse_positive_seconds(text: str) -> float:
+    seconds = units.parse_seconds(text)
     if seconds <= 0:
-        raise ConfigError(f"{text!r} is no time at all.", do="Write a number of seconds above 0.")
+        raise ConfigError(
+            f"{text!r} is not a valid interval.", do="Write a number of seconds above 0."
+        )
     return seconds
 
 
-def _switch(text: str) -> bool:
-    if text.lower() not in _SWITCHES:
-        raise ConfigError(f"{text!r} is neither 1 nor 0.", do="Write 1 for yes, 0 for no.")
-    return _SWITCHES[text.lower()]
+def _parse_bool(text: str) -> bool:
+    if text.lower() not in _BOOL_TEXTS:
+        raise ConfigError(f"{text!r} is not a boolean.", do="Write 1 for yes, 0 for no.")
+    return _BOOL_TEXTS[text.lower()]
 
 
-def _hang_action(text: str) -> str:
+def _parse_hang_action(text: str) -> str:
     if text.lower() not in ("observe", "fail"):
-        raise ConfigError(f"{text!r} is no such action.", do="Write 'observe' or 'fail'.")
+        raise ConfigError(f"{text!r} is not a valid action.", do="Write 'observe' or 'fail'.")
     return text.lower()
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _parse_names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-LOG_LEVEL = Setting("SPOTFIT_LOG_LEVEL", parse_level, "INFO", "the least level that is logged")
-HOST = Setting("SPOTFIT_HOST", str, "", "address at which other nodes reach this one")
-PORT = Setting("SPOTFIT_PORT", _port, 0, "port of this node's hub; 0 takes any")
-SCRATCH = Setting("SPOTFIT_SCRATCH", str, "", "directory of this node that may be filled")
-FRAMEWORK = Setting("SPOTFIT_FRAMEWORK", str, "", "what to import before the run is known")
-DEVICES = Setting("SPOTFIT_DEVICES", str, "", "accelerators to use, as 'cuda:0,cuda:1'")
-NOTICE_FILE = Setting("SPOTFIT_NOTICE_FILE", str, "", "a file whose appearance is a notice")
-SIGNAL_GRACE_S = Setting(
+LOG_LEVEL = EnvVar("SPOTFIT_LOG_LEVEL", parse_log_level, "INFO", "lowest level that is logged")
+HOST = EnvVar("SPOTFIT_HOST", str, "", "address at which other nodes reach this node")
+PORT = EnvVar("SPOTFIT_PORT", _parse_port, 0, "port of this node's agent; 0 selects a free port")
+SCRATCH_DIR = EnvVar("SPOTFIT_SCRATCH", str, "", "scratch directory of this node")
+FRAMEWORK = EnvVar(
+    "SPOTFIT_FRAMEWORK", str, "", "framework to import before the node is assigned to a run"
+)
+DEVICES = EnvVar("SPOTFIT_DEVICES", str, "", "accelerators to use, as 'cuda:0,cuda:1'")
+NOTICE_FILE = EnvVar("SPOTFIT_NOTICE_FILE", str, "", "file whose creation is a preemption notice")
+SIGNAL_GRACE_S = EnvVar(
     "SPOTFIT_SIGNAL_GRACE_S",
-    units.seconds,
+    units.parse_seconds,
     0.0,
-    "how long a machine stays after SIGTERM, or after a notice that says no time, if known",
+    "seconds between SIGTERM, or a preemption notice without a deadline, and the machine's end",
 )
-KUBERNETES_NODE = Setting(
-    "SPOTFIT_KUBERNETES_NODE", str, "", "in a pod: its node, whose taints tell that it will go"
+KUBERNETES_NODE = EnvVar(
+    "SPOTFIT_KUBERNETES_NODE", str, "", "in a pod: name of its node, watched for eviction taints"
 )
-KUBERNETES_API = Setting(
-    "SPOTFIT_KUBERNETES_API", str, "", "the API server, where a pod's own environment is wrong"
+KUBERNETES_API = EnvVar(
+    "SPOTFIT_KUBERNETES_API", str, "", "URL of the API server, overrides the pod's environment"
 )
-CLOUD = Setting(
+CLOUD = EnvVar(
     "SPOTFIT_CLOUD",
     str,
     "",
-    "whose VM a machine is, where it is not to find out itself: 'aws', 'azure', 'gcp' or 'none'",
+    "cloud of this machine ('aws', 'azure', 'gcp' or 'none'); detected if not set",
 )
-FORK = Setting("SPOTFIT_FORK", str, "auto", "'never' starts every worker in a new interpreter")
-HOME_DIR = Setting("SPOTFIT_HOME", str, "~/.spotfit", "where this user's keys are kept")
-PROVISIONER = Setting("SPOTFIT_PROVISIONER", str, "", "who gives machines, with options")
-CONFIG = Setting("SPOTFIT_CONFIG", str, "", "file with options of backends, for spotfit.toml")
-PROFILE = Setting("SPOTFIT_PROFILE", str, "", "which profile of spotfit.toml holds")
-RUN_SECRET = Setting("SPOTFIT_RUN_SECRET", str, "", "the key of a run, as text")
-STORAGE_KEYS = Setting(
-    "SPOTFIT_STORAGE_KEYS", str, "", "credentials of a run's bucket, which fit() tells its machines"
+FORK_MODE = EnvVar("SPOTFIT_FORK", str, "auto", "'never' starts each worker in a new interpreter")
+HOME_DIR = EnvVar("SPOTFIT_HOME", str, "~/.spotfit", "directory of this user's run keys")
+PROVISIONER = EnvVar("SPOTFIT_PROVISIONER", str, "", "default provisioner and its options")
+CONFIG_FILE = EnvVar("SPOTFIT_CONFIG", str, "", "path of the options file, by default spotfit.toml")
+PROFILE = EnvVar("SPOTFIT_PROFILE", str, "", "profile of spotfit.toml to use")
+RUN_SECRET = EnvVar("SPOTFIT_RUN_SECRET", str, "", "secret key of a run, as text")
+STORAGE_KEYS = EnvVar(
+    "SPOTFIT_STORAGE_KEYS", str, "", "credentials of the run's bucket, passed to nodes by fit()"
 )
-COLLECTIVE_TIMEOUT_S = Setting(
+COLLECTIVE_TIMEOUT_S = EnvVar(
     "SPOTFIT_COLLECTIVE_TIMEOUT_S",
-    units.seconds,
+    units.parse_seconds,
     0.0,
-    "how long collectives wait; 0: for ever",
-    also="RAY_TRAIN_COLLECTIVE_TIMEOUT_S",
+    "timeout of spotfit.collective functions in seconds; 0 means no timeout",
+    ray_name="RAY_TRAIN_COLLECTIVE_TIMEOUT_S",
 )
-COLLECTIVE_WARN_S = Setting(
+COLLECTIVE_WARN_INTERVAL_S = EnvVar(
     "SPOTFIT_COLLECTIVE_WARN_INTERVAL_S",
-    _some_seconds,
+    _parse_positive_seconds,
     60.0,
-    "how often a collective that waits says for whom",
-    also="RAY_TRAIN_COLLECTIVE_WARN_INTERVAL_S",
+    "interval of warnings that name the ranks missing in a collective",
+    ray_name="RAY_TRAIN_COLLECTIVE_WARN_INTERVAL_S",
 )
-CALLBACKS: Setting[tuple[str, ...]] = Setting(
+CALLBACKS: EnvVar[tuple[str, ...]] = EnvVar(
     "SPOTFIT_CALLBACKS",
-    _names,
+    _parse_names,
     (),
-    "classes of callbacks every run gets, as 'package.module.Class,...'",
-    also="RAY_TRAIN_CALLBACKS",
+    "callback classes added to every run, as 'package.module.Class,...'",
+    ray_name="RAY_TRAIN_CALLBACKS",
 )
-HEALTH_TIMEOUT_S = Setting(
+HEALTH_TIMEOUT_S = EnvVar(
     "SPOTFIT_WORKER_HEALTH_CHECK_TIMEOUT_S",
-    units.seconds,
+    units.parse_seconds,
     600.0,
-    "how long a worker may not answer before it counts as dead; 0: for ever",
-    also="RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S",
+    "seconds without a heartbeat after which a worker counts as dead; 0 means no timeout",
+    ray_name="RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S",
 )
-START_TIMEOUT_S = Setting(
+START_TIMEOUT_S = EnvVar(
     "SPOTFIT_WORKER_GROUP_START_TIMEOUT_S",
-    units.seconds,
+    units.parse_seconds,
     1800.0,
-    "how long workers that have machines may take to come to the function; 0: for ever",
+    "seconds from the start of workers to the training function; 0 means no timeout",
 )
-DETECT_HANGS = Setting(
+DETECT_HANGS = EnvVar(
     "SPOTFIT_ENABLE_HANG_DETECTOR",
-    _switch,
+    _parse_bool,
     default=False,
-    meaning="whether a round in which no rank gets on is looked into",
-    also="RAY_TRAIN_ENABLE_NCCL_HANG_DETECTOR",
+    description="whether to act when no rank makes progress",
+    ray_name="RAY_TRAIN_ENABLE_NCCL_HANG_DETECTOR",
 )
-HANG_CONFIRM_S = Setting(
+HANG_CONFIRM_S = EnvVar(
     "SPOTFIT_HANG_CONFIRM_DURATION_S",
-    _some_seconds,
+    _parse_positive_seconds,
     600.0,
-    "how long no rank must have got on",
-    also="RAY_TRAIN_NCCL_RAS_CONFIRM_DURATION_S",
+    "seconds without progress on any rank that count as a hang",
+    ray_name="RAY_TRAIN_NCCL_RAS_CONFIRM_DURATION_S",
 )
-HANG_ACTION = Setting(
+HANG_ACTION = EnvVar(
     "SPOTFIT_HANG_ACTION",
-    _hang_action,
+    _parse_hang_action,
     "observe",
-    "'observe' keeps the stacks of all ranks, 'fail' ends the attempt, too",
-    also="RAY_TRAIN_NCCL_RAS_ACTION",
+    "'observe' stores the stacks of all ranks, 'fail' also ends the round",
+    ray_name="RAY_TRAIN_NCCL_RAS_ACTION",
 )
-UPLOAD_WARN_S = Setting(
+UPLOAD_WARN_INTERVAL_S = EnvVar(
     "SPOTFIT_CHECKPOINT_UPLOAD_WARN_INTERVAL_S",
-    units.seconds,
+    units.parse_seconds,
     60.0,
-    "how often a checkpoint that is still being uploaded is told",
-    also="RAY_TRAIN_CHECKPOINT_UPLOAD_WARN_INTERVAL_S",
+    "interval of warnings about a slow checkpoint upload",
+    ray_name="RAY_TRAIN_CHECKPOINT_UPLOAD_WARN_INTERVAL_S",
 )
-LEAVE_S = Setting(
+PROCESS_GROUP_SHUTDOWN_TIMEOUT_S = EnvVar(
     "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S",
-    units.seconds,
+    units.parse_seconds,
     30.0,
-    "how long leaving a process group may take",
+    "seconds that destroy_process_group() may take",
 )
 
-SETTINGS: tuple[Setting[object], ...] = (
-    LOG_LEVEL,  # type: ignore[assignment]  # a setting of str is read as one of object
+ENV_VARS: tuple[EnvVar[object], ...] = (
+    LOG_LEVEL,  # type: ignore[assignment]  # EnvVar is invariant, and these are only read
     HOST,
     PORT,
-    SCRATCH,
+    SCRATCH_DIR,
     FRAMEWORK,
     DEVICES,
     NOTICE_FILE,
@@ -173,82 +176,83 @@ SETTINGS: tuple[Setting[object], ...] = (
     KUBERNETES_NODE,
     KUBERNETES_API,
     CLOUD,
-    FORK,
+    FORK_MODE,
     HOME_DIR,
     PROVISIONER,
-    CONFIG,
+    CONFIG_FILE,
     PROFILE,
     RUN_SECRET,
     STORAGE_KEYS,
     COLLECTIVE_TIMEOUT_S,
-    COLLECTIVE_WARN_S,
+    COLLECTIVE_WARN_INTERVAL_S,
     CALLBACKS,
-    UPLOAD_WARN_S,
+    UPLOAD_WARN_INTERVAL_S,
     HEALTH_TIMEOUT_S,
     START_TIMEOUT_S,
     DETECT_HANGS,
     HANG_CONFIRM_S,
     HANG_ACTION,
-    LEAVE_S,
+    PROCESS_GROUP_SHUTDOWN_TIMEOUT_S,
 )
 
 
-def value(setting: Setting[Value], environment: Mapping[str, str] | None = None) -> Value:
-    """What the environment says, else the default. Raises `ConfigError` naming the variable."""
-    name, text = _said(setting, os.environ if environment is None else environment)
+def read(env_var: EnvVar[Value], environment: Mapping[str, str] | None = None) -> Value:
+    """Return the parsed value of `env_var`, or its default if it is unset or empty.
+
+    Raises `ConfigError` with the name of the variable for an invalid value.
+    """
+    environment = os.environ if environment is None else environment
+    # Our name takes precedence over Ray's. An empty value counts as unset, as in most shells.
+    names = [name for name in (env_var.name, env_var.ray_name) if name and environment.get(name)]
+    name, text = (names[0], environment[names[0]]) if names else (env_var.name, "")
     if not text:
-        return setting.default
+        return env_var.default
     try:
-        return setting.parse(text)
-    except (ConfigError, ValueError) as wrong:
+        return env_var.parse(text)
+    except (ConfigError, ValueError) as error:
         raise ConfigError(
-            f"{name} ({setting.meaning}) cannot be {text!r}: {wrong}",
-            do=f"Correct the variable, or unset it: then {setting.default!r} holds.",
-        ) from wrong
+            f"The environment variable {name} ({env_var.description}) is invalid: {error}",
+            do=f"Correct the variable, or unset it to use the default {env_var.default!r}.",
+        ) from error
 
 
-def _said(setting: Setting[Value], environment: Mapping[str, str]) -> tuple[str, str]:
-    """By which name it was set, and what was said."""
-    heard = [name for name in (setting.name, setting.also) if name and environment.get(name)]
-    return (heard[0], environment[heard[0]]) if heard else (setting.name, "")
+def check_all(environment: Mapping[str, str] | None = None) -> None:
+    """Parse every variable. Raises `ConfigError`, or `ConfigErrors` with all invalid ones."""
+    errors = ErrorCollector()
+    for env_var in ENV_VARS:
+        errors.check(partial(read, env_var, environment))
+    errors.raise_all()
 
 
-def check(environment: Mapping[str, str] | None = None) -> None:
-    """Read every setting once, so that all mistakes are told together. Raises `ConfigError`."""
-    mistakes = Mistakes()
-    for setting in SETTINGS:
-        mistakes.check(partial(value, setting, environment))
-    mistakes.raise_all()
-
-
-def everything() -> dict[str, str]:
-    """A copy of the whole environment."""
+def copy_environment() -> dict[str, str]:
+    """Return a copy of the environment of this process."""
     return dict(os.environ)
 
 
 def lookup(name: str) -> str | None:
-    """One variable that is not ours."""
+    """Return the unparsed value of any variable, or None if it is unset."""
     return os.environ.get(name)
 
 
 def update(values: Mapping[str, str]) -> None:
-    """Set variables of this process and of what it starts."""
+    """Set variables of this process and its future child processes."""
     os.environ.update(values)
 
 
 def set_defaults(values: Mapping[str, str]) -> None:
-    """Set those that nobody has set."""
+    """Set the variables that are not set yet."""
     for name, text in values.items():
         os.environ.setdefault(name, text)
 
 
-def replace(values: Mapping[str, str]) -> None:
-    """Make these the whole environment."""
+def replace_all(values: Mapping[str, str]) -> None:
+    """Replace the environment of this process by `values`."""
+    # In place: assigning a new os.environ would not change the environment of the C library.
     os.environ.clear()
     os.environ.update(values)
 
 
-def forget(*names: str) -> None:
-    """Unset variables: secrets that nobody started from here should find."""
+def unset(*names: str) -> None:
+    """Unset variables, for example secrets that child processes must not inherit."""
     for name in names:
         os.environ.pop(name, None)

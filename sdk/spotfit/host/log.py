@@ -1,67 +1,125 @@
-"""What happens, told in one line each on standard error: an event's name, and facts as fields."""
+"""Structured logging through the standard library.
+
+`info("checkpoint.committed", name="epoch-3")` emits a record with the message
+"checkpoint.committed" on the logger "spotfit.checkpoint" (the event name up to its first dot). Each
+field is an attribute of the record, as with `extra=`. Users can therefore filter, route and format
+the records with the `logging` module.
+
+Importing this module configures nothing. The processes of spotfit and the entry points of the
+driver (`fit()`, `submit()`, `attach()`, the command line) call `use_default_handler`, which prints
+one line per record on standard error unless the user has added a handler to the logger "spotfit".
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 from typing import Any
 
-from spotfit.core.levels import LEVELS
+from spotfit.core.errors import ConfigError
+from spotfit.core.input_checks import LOG_LEVELS
 from spotfit.host import env
 
-_run_s_level: str = env.LOG_LEVEL.default
+_ROOT = logging.getLogger("spotfit")
+_RECORD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
-def at_least(level: str) -> None:
-    """From now on this process tells nothing below that level, as the run it serves wants it."""
-    global _run_s_level  # a process serves one run at a time
-    _run_s_level = level
+class LineFormatter(logging.Formatter):
+    """Formats a record as `12:00:00.250 INFO    round.opened round=3 reason="no capacity"`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, without a line break at its end."""
+        when = time.strftime("%H:%M:%S", time.localtime(record.created))
+        millis = int(record.created * 1000) % 1000
+        fields = "".join(
+            f" {name.removesuffix('_')}={_format_value(value)}"
+            for name, value in vars(record).items()
+            if name not in _RECORD_ATTRIBUTES
+        )
+        return f"{when}.{millis:03d} {record.levelname:<7} {record.getMessage()}{fields}"
 
 
-def debug(event: str, /, **facts: Any) -> None:
-    """Of use to whoever looks for a fault."""
-    _tell("DEBUG", event, facts)
+class _StderrHandler(logging.Handler):
+    # Unlike logging.StreamHandler it looks up sys.stderr for each record: worker processes and
+    # tests replace it after the handler was installed.
+    owns_level = True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(f"{self.format(record)}\n")
+            sys.stderr.flush()
+        except (OSError, ValueError):  # a closed stderr must not stop training
+            return
 
 
-def info(event: str, /, **facts: Any) -> None:
-    """Something happened that a reader of the log wants to know."""
-    _tell("INFO", event, facts)
+_default_handler = _StderrHandler()
+_default_handler.setFormatter(LineFormatter())
 
 
-def warning(event: str, /, **facts: Any) -> None:
-    """Something is not as it should be, and we go on."""
-    _tell("WARNING", event, facts)
+def use_default_handler() -> None:
+    """Print records of "spotfit" on standard error, unless the user configured that logger.
 
-
-def error(event: str, /, **facts: Any) -> None:
-    """Something ended that should not have."""
-    _tell("ERROR", event, facts)
-
-
-def line(level: str, event: str, facts: dict[str, Any], *, at: float) -> str:
-    """One line of the log."""
-    when = time.strftime("%H:%M:%S", time.localtime(at)) + f".{int(at * 1000) % 1000:03d}"
-    fields = "".join(f" {name}={_field(fact)}" for name, fact in facts.items())
-    return f"{when} {level:<7} {event}{fields}\n"
-
-
-def _tell(level: str, event: str, facts: dict[str, Any]) -> None:
-    if LEVELS[level] < LEVELS[_least()]:
+    Idempotent. A level that the user has set is kept.
+    """
+    if _ROOT.handlers:
         return
+    _ROOT.addHandler(_default_handler)
+    # Otherwise a root handler, for example that of logging.basicConfig, would print them again.
+    _ROOT.propagate = False
+    _default_handler.owns_level = _ROOT.level == logging.NOTSET
+    set_level(env.LOG_LEVEL.default)
+
+
+def set_level(level: str) -> None:
+    """Set the least level that is logged; SPOTFIT_LOG_LEVEL takes precedence over `level`.
+
+    Does nothing if the user has configured the logger "spotfit".
+    """
+    if _default_handler in _ROOT.handlers and _default_handler.owns_level:
+        # NOTSET means everything here; for `logging` it would mean the level of the root logger.
+        _ROOT.setLevel(max(LOG_LEVELS[_level_from_env() or level], 1))
+
+
+def debug(event: str, /, **fields: Any) -> None:
+    """Log details for diagnosis."""
+    _log(logging.DEBUG, event, fields)
+
+
+def info(event: str, /, **fields: Any) -> None:
+    """Log a change of state that users want to see."""
+    _log(logging.INFO, event, fields)
+
+
+def warning(event: str, /, **fields: Any) -> None:
+    """Log a problem that spotfit handles without stopping."""
+    _log(logging.WARNING, event, fields)
+
+
+def error(event: str, /, **fields: Any) -> None:
+    """Log a failure that ended an operation."""
+    _log(logging.ERROR, event, fields)
+
+
+def _log(level: int, event: str, fields: dict[str, Any]) -> None:
+    logger = _ROOT.getChild(event.partition(".")[0])
+    if logger.isEnabledFor(level):
+        # LogRecord refuses to overwrite its own attributes, for example `name`.
+        extra = {f"{key}_" if key in _RECORD_ATTRIBUTES else key: fields[key] for key in fields}
+        logger.log(level, event, extra=extra, stacklevel=3)
+
+
+def _level_from_env() -> str | None:
+    if env.lookup(env.LOG_LEVEL.name) is None:
+        return None
     try:
-        sys.stderr.write(line(level, event, facts, at=time.time()))
-        sys.stderr.flush()
-    except (OSError, ValueError):  # nobody listens any more; that must not stop the work
-        return
+        return env.read(env.LOG_LEVEL)
+    except ConfigError:  # env.check_all() reports it together with all other invalid variables
+        return None
 
 
-def _least() -> str:
-    """What the environment says overrules the run."""
-    return env.value(env.LOG_LEVEL) if env.lookup(env.LOG_LEVEL.name) else _run_s_level
-
-
-def _field(fact: Any) -> str:
-    text = fact if isinstance(fact, str) else str(fact)
-    plain = text and text.isprintable() and not set(text) & {" ", '"', "="}
-    return text if plain else json.dumps(text, ensure_ascii=False)
+def _format_value(value: Any) -> str:
+    text = value if isinstance(value, str) else str(value)
+    needs_no_quotes = text and text.isprintable() and not set(text) & {" ", '"', "="}
+    return text if needs_no_quotes else json.dumps(text, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""What this machine is and has: its address, processors and accelerators."""
+"""Properties of this machine: network address, processors, accelerators, Python version."""
 
 from __future__ import annotations
 
@@ -13,89 +13,101 @@ from pathlib import Path
 
 from spotfit.host import env
 
-_SIOCGIFADDR = 0x8915
-_CARD_NAMES = ("GPU-", "MIG-")
-_ANYWHERE = ("192.0.2.1", 9)  # a documentation address: asked for a route, never written to
+_SIOCGIFADDR = 0x8915  # <linux/sockios.h>: get the address of an interface
+_GPU_UUID_PREFIXES = ("GPU-", "MIG-")
+# TEST-NET-1 (RFC 5737): connecting a UDP socket selects a route and sends no packet.
+_ROUTE_PROBE_ADDRESS = ("192.0.2.1", 9)
 
 
 def own_address() -> str:
-    """The address at which other nodes reach this one: told, or that of the default route."""
-    if told := env.value(env.HOST):
-        return told
+    """Return SPOTFIT_HOST if set, else the local address of the default route.
+
+    Returns 127.0.0.1 without a default route.
+    """
+    if configured := env.read(env.HOST):
+        return configured
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(_ANYWHERE)
+            probe.connect(_ROUTE_PROBE_ADDRESS)
         except OSError:
             return "127.0.0.1"
         return str(probe.getsockname()[0])
 
 
-def interface_of(address: str) -> str | None:
-    """Name of the network interface that has this IPv4 address, or None. Linux only."""
+def interface_with_address(address: str) -> str | None:
+    """Return the name of the network interface with this IPv4 address, or None. Linux only.
+
+    All loopback addresses (127.0.0.0/8) belong to the loopback interface.
+    """
     try:
-        wanted = ipaddress.ip_address(address)
+        target = ipaddress.ip_address(address)
     except ValueError:
         return None
     for _, name in socket.if_nameindex():
-        found = _address_of(name)
-        if found == wanted or (found is not None and found.is_loopback and wanted.is_loopback):
+        found = _interface_address(name)
+        if found == target or (found is not None and found.is_loopback and target.is_loopback):
             return name
     return None
 
 
 def cpu_count() -> int:
-    """Processors this process may use."""
+    """Return the number of processors that this process may use."""
+    # Containers and batch systems restrict a process to some of the machine's processors.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def devices() -> tuple[str, ...]:
-    """Accelerators of this machine, without touching one: told, or as the kernel lists them.
+    """Return the accelerators of this machine: SPOTFIT_DEVICES, else the NVIDIA GPUs in /proc.
 
-    A process numbers the cards it may see: of CUDA_VISIBLE_DEVICES=2,3 they are cuda:0 and cuda:1.
+    No driver is loaded and no CUDA context is created. GPUs are numbered among the visible ones:
+    with CUDA_VISIBLE_DEVICES=2,3 the result is ('cuda:0', 'cuda:1').
     """
-    if told := env.value(env.DEVICES):
-        return tuple(part.strip() for part in told.split(",") if part.strip())
+    if configured := env.read(env.DEVICES):
+        return tuple(part.strip() for part in configured.split(",") if part.strip())
+    # Counting directories needs no CUDA context, which would occupy GPU memory and break fork().
     cards = Path("/proc/driver/nvidia/gpus")
     count = len(list(cards.iterdir())) if cards.is_dir() else 0
-    visible = visible_cards(count, env.lookup("CUDA_VISIBLE_DEVICES"))
+    visible = visible_gpus(count, env.lookup("CUDA_VISIBLE_DEVICES"))
     return tuple(f"cuda:{n}" for n, _ in enumerate(visible))
 
 
-def visible_cards(count: int, told: str | None) -> tuple[str, ...]:
-    """Which of `count` cards CUDA shows to a process that was told so in CUDA_VISIBLE_DEVICES.
+def visible_gpus(count: int, visible_devices: str | None) -> tuple[str, ...]:
+    """Return the entries of CUDA_VISIBLE_DEVICES that CUDA honours on a machine with `count` GPUs.
 
-    Numbers and names (GPU-…, MIG-…) in the order given, up to the first that is no card; all
-    without the variable, none where it is empty.
+    Entries are indices or UUIDs (GPU-…, MIG-…). As in CUDA, the list ends at the first invalid
+    entry. Returns all indices if the variable is unset (None), and () if it is empty.
     """
-    cards = tuple(str(n) for n in range(count))
-    if told is None or not cards:
-        return cards
-    entries = (entry.strip() for entry in told.split(","))
-    return tuple(takewhile(lambda one: one in cards or one.startswith(_CARD_NAMES), entries))
+    indices = tuple(str(n) for n in range(count))
+    if visible_devices is None or not indices:
+        return indices
+    entries = (entry.strip() for entry in visible_devices.split(","))
+    return tuple(
+        takewhile(lambda gpu: gpu in indices or gpu.startswith(_GPU_UUID_PREFIXES), entries)
+    )
 
 
 def python_version() -> str:
-    """As 3.11.7."""
+    """Return the Python version, for example '3.11.7'."""
     return platform.python_version()
 
 
 def pid() -> int:
-    """This process."""
+    """Return the id of this process."""
     return os.getpid()
 
 
-def name() -> str:
-    """What this machine calls itself."""
+def hostname() -> str:
+    """Return the host name of this machine."""
     return socket.gethostname()
 
 
-def _address_of(interface: str) -> ipaddress.IPv4Address | None:
+def _interface_address(interface: str) -> ipaddress.IPv4Address | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        asked = struct.pack("256s", interface.encode()[:15])
+        request = struct.pack("256s", interface.encode()[:15])  # struct ifreq: name, then address
         try:
-            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, asked)
+            reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
         except OSError:
             return None
-    return ipaddress.IPv4Address(answer[20:24])
+    return ipaddress.IPv4Address(reply[20:24])

@@ -1,69 +1,97 @@
-"""Plugins, found by name through entry points: loaded when asked for, never silently missing."""
+"""Plugins (entry points of installed packages) and optional dependencies, imported on demand.
+
+A missing dependency is reported as `MissingExtraError` with the `pip install` command.
+"""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from spotfit.core.errors import ConfigError
-from spotfit.core.nearest import did_you_mean
-from spotfit.host.extras import missing_extra
+from spotfit.core.errors import ConfigError, MissingExtraError
+from spotfit.core.input_checks import did_you_mean
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
 
 
-def load(group: str, name: str, *, found: Iterable[EntryPoint] | None = None) -> Any:
-    """What the entry point `name` of `group` stands for.
+def load(group: str, name: str, *, entry_points: Iterable[EntryPoint] | None = None) -> Any:
+    """Import and return the object of the entry point `name` in `group`.
 
-    Raises `ConfigError` for a name that nobody or more than one distribution offers, and
-    `MissingExtraError` when a dependency of the plugin is not installed.
+    Raises `ConfigError` if no package or several packages provide it, or if it cannot be imported,
+    and `MissingExtraError` if one of its dependencies is not installed.
     """
-    offers = _entry_points(group) if found is None else found
+    offers = _entry_points(group) if entry_points is None else entry_points
+    # By value: a package may appear twice in sys.path, with the same entry point.
     candidates = {point.value: point for point in offers if point.name == name}
     if not candidates:
-        raise _unknown(group, name, (point.name for point in offers))
+        raise _unknown_plugin(group, name, (point.name for point in offers))
     if len(candidates) > 1:
-        raise _clash(group, name, candidates)
-    return _loaded(next(iter(candidates.values())))
+        raise _ambiguous_plugin(group, name, candidates)
+    return _load_entry_point(next(iter(candidates.values())))
 
 
 def names(group: str) -> tuple[str, ...]:
-    """What is on offer; nothing is loaded."""
+    """Return the sorted names of all entry points in `group`, without importing them."""
     return tuple(sorted({point.name for point in _entry_points(group)}))
 
 
 def _entry_points(group: str) -> EntryPoints:
-    from importlib.metadata import entry_points  # dear, and what is ours needs none
+    # Imported here because it takes tens of milliseconds and most processes load no plugin.
+    from importlib.metadata import entry_points
 
     return entry_points(group=group)
 
 
-def _loaded(point: EntryPoint) -> Any:
+def _load_entry_point(point: EntryPoint) -> Any:
     try:
         return point.load()
     except ModuleNotFoundError as missing:
-        raise missing_extra(missing, what=f"The plugin {point.name!r}", extra=point.name) from (
-            missing
-        )
-    except Exception as error:
+        raise missing_extra_error(
+            missing, feature=f"The plugin {point.name!r}", extra=point.name
+        ) from missing
+    except Exception as error:  # third-party code may raise anything on import
         raise ConfigError(
             f"The plugin {point.name!r} ({point.value}) cannot be loaded: "
             f"{type(error).__name__}: {error}",
-            do="Correct or update the package that brings it.",
+            do="Fix or update the package that provides it.",
         ) from error
 
 
-def _unknown(group: str, name: str, known: Iterable[str]) -> ConfigError:
+def _unknown_plugin(group: str, name: str, known: Iterable[str]) -> ConfigError:
     kind = group.rpartition(".")[2].removesuffix("s")
     return ConfigError(
         f"There is no {kind} {name!r}. {did_you_mean(name, known)}".rstrip(),
-        do=f"Correct the name, or install the package that offers it as a {group!r} entry point.",
+        do=f"Fix the name, or install the package that provides the {group!r} entry point.",
     )
 
 
-def _clash(group: str, name: str, candidates: Iterable[str]) -> ConfigError:
+def _ambiguous_plugin(group: str, name: str, candidates: Iterable[str]) -> ConfigError:
     return ConfigError(
-        f"Several packages offer {name!r} in {group!r}: {', '.join(sorted(candidates))}.",
-        do="Uninstall all but one of them.",
+        f"Several packages provide the entry point {name!r} in {group!r}: "
+        f"{', '.join(sorted(candidates))}.",
+        do="Uninstall all but one of these packages.",
+    )
+
+
+def require_module(module: str, *, extra: str) -> ModuleType:
+    """Import and return `module`.
+
+    Raises `MissingExtraError` with the extra of spotfit that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as missing:
+        raise missing_extra_error(missing, feature=module, extra=extra) from missing
+
+
+def missing_extra_error(missing: ImportError, *, feature: str, extra: str) -> MissingExtraError:
+    """Return the error for a missing dependency of `feature` that `extra` installs."""
+    package = f"the package {missing.name!r}" if missing.name else "a package"
+    return MissingExtraError(
+        f"{feature} needs {package}, which is not installed: {missing}",
+        do=f"pip install 'spotfit[{extra}]'",
+        module=missing.name,
     )

@@ -1,4 +1,4 @@
-"""Processes: how they die together, how they ended, and who is left of a group or a session."""
+"""Processes of this machine: parent-death signals, killing, kernel state, exit status."""
 
 from __future__ import annotations
 
@@ -9,106 +9,107 @@ import signal
 import sys
 from pathlib import Path
 
-STACKS_SIGNAL: int = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 3) - 3
-"""Asks a worker for the stacks of its threads: one that nothing else is likely to use."""
-_STATES = {
+STACK_DUMP_SIGNAL: int = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 3) - 3
+"""Requests the stacks of all threads from a worker.
+
+A real-time signal near the end of the range: applications use SIGUSR1 and SIGUSR2, and the C
+library reserves the first real-time signals.
+"""
+_PROCESS_STATES = {
     "R": "running",
     "S": "waiting",
-    "D": "in a call of the kernel that cannot be interrupted",
+    "D": "in an uninterruptible system call",
     "T": "stopped",
     "t": "stopped by a debugger",
     "Z": "dead",
     "X": "dead",
 }
+# Constants of prctl(2).
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
 
 def die_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:
-    """Let the kernel send `sig` to this process when its parent (the thread) ends.
+    """Let the kernel send `sig` to this process when the parent thread that forked it ends.
 
-    `parent` is who is believed to be it: one that is gone already ends us now. Linux only;
-    elsewhere nothing happens, and the broken pipe must do.
+    `parent` is the expected parent process id. Exits at once if that process has already ended.
+    Linux only; on other systems the process ends when it reads from the closed pipe of its parent.
     """
     if sys.platform == "linux":
         _prctl(_PR_SET_PDEATHSIG, sig)
+    # The parent may have died before prctl() took effect; then no signal will come.
     if os.getppid() != parent:
         os._exit(128 + sig)
 
 
-def call_myself(name: str) -> None:
-    """The name that `ps` and `top` show; Linux only, 15 letters."""
+def set_process_name(name: str) -> None:
+    """Set the name that `ps` and `top` show, cut to 15 bytes. Linux only."""
     if sys.platform == "linux":
         _prctl(_PR_SET_NAME, name.encode()[:15])
 
 
 def kill_group(leader: int, sig: int = signal.SIGKILL) -> None:
-    """Send `sig` to every process of the group; one that is gone is no error."""
+    """Send `sig` to every process of the process group. Idempotent if the group has ended."""
+    # macOS reports a group that consists only of zombies as PermissionError.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, sig)
 
 
 def kill(pid: int, sig: int = signal.SIGKILL) -> None:
-    """Send `sig` to one process; one that is gone is no error."""
+    """Send `sig` to one process. Idempotent if the process has ended."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, sig)
 
 
-def kill_session(session: int) -> None:
-    """Kill every process of a session, whatever groups they have formed. Linux only."""
-    # Twice: who was being forked while we looked is there the second time.
-    for _ in range(2):
-        for pid in session_members(session):
-            kill(pid)
-
-
 def session_members(session: int) -> list[int]:
-    """Living processes of a session (zombies do not live). Linux only."""
+    """Return the ids of all processes of a session, except zombies. Linux only."""
     members = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and _alive_in(entry, session):
+        if entry.name.isdecimal() and _is_alive_in_session(entry, session):
             members.append(int(entry.name))
     return members
 
 
 def thread_count() -> int:
-    """How many threads this process has, those of libraries included; Linux only, else 1."""
+    """Return the number of threads of this process, including those of native libraries.
+
+    Returns 1 on systems other than Linux.
+    """
     tasks = Path("/proc/self/task")
     return len(list(tasks.iterdir())) if tasks.exists() else 1
 
 
-def has_thread(number: int) -> bool:
-    """Whether this process still has that thread, as the kernel counts them; Linux only."""
-    return Path(f"/proc/self/task/{number}").exists()
-
-
 def exists(pid: int) -> bool:
-    """Whether that process is there, alive or not; Linux only, else True."""
+    """Return whether the process exists, including zombies. Returns True on other systems."""
     return sys.platform != "linux" or Path(f"/proc/{pid}").exists()
 
 
-def ended(pid: int) -> int | None:
-    """The wait status of a process that is somebody's zombie, else None. Linux only."""
+def zombie_wait_status(pid: int) -> int | None:
+    """Return the wait status of a zombie process, or None if it is not a zombie. Linux only."""
     try:
+        # The second field, the name in parentheses, may itself contain spaces and parentheses.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return int(fields[49]) if fields[0] in ("Z", "X") else None
+    return int(fields[49]) if fields[0] in ("Z", "X") else None  # proc(5): field 52, exit_code
 
 
-def state_of(pid: int) -> str:
-    """What the kernel says of a process, in words; empty where it is gone. Linux only."""
+def describe_state(pid: int) -> str:
+    """Return the kernel's state of a process, such as 'waiting, in futex_wait_queue'.
+
+    Returns '' if the process does not exist. Linux only.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        place = Path(f"/proc/{pid}/wchan").read_text().strip()
+        kernel_function = Path(f"/proc/{pid}/wchan").read_text().strip()
     except OSError:
         return ""
-    state = _STATES.get(fields[0], fields[0])
-    return state if place in ("", "0") else f"{state}, in {place}"
+    state = _PROCESS_STATES.get(fields[0], fields[0])
+    return state if kernel_function in ("", "0") else f"{state}, in {kernel_function}"
 
 
-def how_it_ended(waitstatus: int) -> tuple[str, bool]:
-    """In words ('exited with code 1', 'was killed by SIGKILL'), and whether that was code 0."""
+def describe_exit(waitstatus: int) -> tuple[str, bool]:
+    """Return a phrase ('exited with code 1', 'was killed by SIGKILL') and whether it succeeded."""
     code = os.waitstatus_to_exitcode(waitstatus)
     if code >= 0:
         return f"exited with code {code}", code == 0
@@ -118,11 +119,11 @@ def how_it_ended(waitstatus: int) -> tuple[str, bool]:
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
-    except ValueError:
+    except ValueError:  # real-time signals have no name
         return f"signal {number}"
 
 
-def _alive_in(entry: Path, session: int) -> bool:
+def _is_alive_in_session(entry: Path, session: int) -> bool:
     try:
         fields = (entry / "stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

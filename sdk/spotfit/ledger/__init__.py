@@ -1,4 +1,4 @@
-"""Memory: the run as objects in its bucket, with the journal as the one truth.
+"""The persistent state of a run in its bucket: the journal, cached views, leases and object keys.
 
-This room decides nothing and starts nothing; it knows neither machines nor the user's code.
+This package makes no decisions and starts nothing; it knows neither machines nor user code.
 """

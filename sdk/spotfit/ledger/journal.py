@@ -1,4 +1,9 @@
-"""The journal: numbered, immutable entries, one atomic `create` each. What it says is so."""
+"""The journal: numbered immutable entries, each written by one atomic `create`.
+
+The journal is the only authority on the state of a run. `create` fails if the slot is taken, so
+that among concurrent writers exactly one wins; the others read the winning entry and decide again
+(docs/decisions/0002).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from spotfit.core.codec import UNREADABLE, decoder, encode
+from spotfit.core.codec import DECODE_ERRORS, decoder, encode
 from spotfit.core.errors import (
     AlreadyExistsError,
     JournalError,
@@ -15,163 +20,171 @@ from spotfit.core.errors import (
     StoreError,
     TransientStoreError,
 )
-from spotfit.ledger import keys, snapshot
-from spotfit.model.events import Entry
+from spotfit.ledger import keys, view_cache
+from spotfit.model.events import JournalEntry
 from spotfit.model.fold import fold
 from spotfit.model.view import View
 from spotfit.store.api import Store
 
-Heard = Callable[[int, bytes, Entry], None]
-"""Told of every entry as it is folded: its slot, its bytes, itself."""
+EntryListener = Callable[[int, bytes, JournalEntry], None]
+"""Called for every folded entry with its slot, bytes and decoded value."""
 
-_AT_ONCE = 1000
-"""Entries read before they are folded."""
+# Limits the memory of one page, and the time until the reader of a very long journal makes
+# progress.
+_MAX_PAGE_ENTRIES = 1000
 
 
-class Pages(NamedTuple):
-    """A stretch of the journal as it lies in the bucket, not folded yet."""
+class JournalPage(NamedTuple):
+    """Consecutive entries that were read and are not folded yet."""
 
-    first: int
-    """The slot of the first of `bodies`."""
+    first_slot: int
+    """The slot of `bodies[0]`."""
     bodies: tuple[bytes, ...]
-    start: View | None = None
-    """The snapshot it goes on from, where one spared the reading of all before `first`."""
-    to_the_end: bool = True
-    """Whether the entry after the last was looked for, and is not there."""
+    cached_view: View | None = None
+    """The cached view at `first_slot`, which replaces all earlier entries; None if none was
+    used."""
+    reached_end: bool = True
+    """Whether the slot after the last entry is empty."""
 
 
 class Journal:
-    """One reader's place in the journal of a run, and the only way to write to it.
+    """One reader's position in a journal, with the view folded up to it.
 
-    `read` and `enter` call the store and change nothing here, so any thread may call them; `take`
-    and `told` fold, and call nothing. `catch_up` and `append` do both, for those who may wait.
+    `read` and `create_entry` call the store and do not change this object, so any thread may call
+    them. `apply_page` and `apply_entry` fold without calling the store. `catch_up` and `append` do
+    both, for callers that may block.
     """
 
-    def __init__(self, store: Store, *, whole: bool = False) -> None:
+    def __init__(self, store: Store, *, ignore_view_cache: bool = False) -> None:
         self._store = store
+        # Folding an entry reads the view's slot and replaces the view; two threads must not
+        # interleave.
         self._lock = threading.RLock()
-        """A view and its slot belong together: one reader at a time."""
-        self._whole = whole
-        """Read every entry, also where a snapshot would spare it."""
-        self.heard: Heard | None = None
+        self._ignore_view_cache = ignore_view_cache
+        self.on_entry: EntryListener | None = None
         self.view = View()
 
     def catch_up(self) -> View:
-        """Read every entry that is there. Raises `JournalError` for one that is no entry of ours.
+        """Read and fold all new entries, starting from the newest cached view if nothing was read.
 
-        Who has read nothing yet begins at the newest snapshot, if the run is long enough for one.
+        Raises `JournalError` if an entry cannot be decoded or does not fit.
         """
         with self._lock:
-            while not self.take(self.read(self.view.next_slot)):
+            while not self.apply_page(self.read(self.view.next_slot)):
                 continue
             return self.view
 
-    def append(self, entry: Entry, after: View) -> View:
-        """Offer `entry` for the slot right after `after`, then read what is really there.
+    def append(self, entry: JournalEntry, after: View) -> View:
+        """Offer `entry` for the slot after `after`, then read what the journal contains.
 
-        `after` is the view the entry was decided from. If the run has moved on, the slot is taken
-        and the decision is void. Whether the offer was accepted, refused or lost, the journal is
-        the only answer. One that was lost on the way may still arrive: what is offered next for
-        that slot must mean the same, or be decided by a `Scribe`, who sees to that.
+        `after` is the view from which the entry was decided. If other entries were appended since,
+        the slot is taken and the entry is dropped; the returned view shows the outcome. A create
+        request that timed out may still be executed later, so the next entry offered for that slot
+        must be equivalent. `control.JournalWriter` ensures that for decisions.
         """
         with contextlib.suppress(AlreadyExistsError, TransientStoreError):
-            self.enter(after.next_slot, encode(entry))
+            self.create_entry(after.next_slot, encode(entry))
         return self.catch_up()
 
-    # --- calls to the store --------------------------------------------------------------------
+    def read(self, slot: int) -> JournalPage:
+        """Read entries from `slot` on, up to the end, the page limit or an error of the store.
 
-    def read(self, slot: int) -> Pages:
-        """What lies there from that slot on, as far as the store tells before it fails."""
-        start = None
-        if slot == 0 and not self._whole and self._is_long():
-            start = snapshot.newest(self._store)
-            slot = start.next_slot
+        Raises `StoreError` only if no entry could be read.
+        """
+        cached_view = None
+        if slot == 0 and not self._ignore_view_cache and self._has_view_cache():
+            cached_view = view_cache.read_newest_view(self._store)
+            slot = cached_view.next_slot
         bodies: list[bytes] = []
-        while len(bodies) < _AT_ONCE:
+        while len(bodies) < _MAX_PAGE_ENTRIES:
             try:
                 bodies.append(self._store.get(keys.entry(slot + len(bodies))))
             except NotFoundError:
-                return Pages(slot, tuple(bodies), start)
+                return JournalPage(slot, tuple(bodies), cached_view)
             except StoreError:
                 if not bodies:
                     raise
                 break
-        return Pages(slot, tuple(bodies), start, to_the_end=False)
+        return JournalPage(slot, tuple(bodies), cached_view, reached_end=False)
 
-    def enter(self, slot: int, body: bytes) -> None:
-        """Offer an entry for that slot. Raises `AlreadyExistsError` where another has it, or this
-        one since an answer was lost; after any other error of the store nobody knows."""
+    def create_entry(self, slot: int, body: bytes) -> None:
+        """Create the entry of that slot.
+
+        Raises `AlreadyExistsError` if the slot is taken, possibly by this entry if the answer to an
+        earlier request was lost. After any other `StoreError` the outcome is unknown.
+        """
         self._store.create(keys.entry(slot), body)
 
-    # --- folding -------------------------------------------------------------------------------
-
-    def take(self, pages: Pages) -> bool:
-        """Fold what is new in them; whether they led to the end. Raises `JournalError`."""
+    def apply_page(self, page: JournalPage) -> bool:
+        """Fold the new entries and return `page.reached_end`. Raises `JournalError`."""
         with self._lock:
-            if pages.start is not None and pages.start.next_slot > self.view.next_slot:
-                self.view = pages.start
-            for slot, body in enumerate(pages.bodies, pages.first):
-                self.told(slot, body)
-            return pages.to_the_end
+            # Entries received from other processes may have been folded while the page was read.
+            if page.cached_view is not None and page.cached_view.next_slot > self.view.next_slot:
+                self.view = page.cached_view
+            for slot, body in enumerate(page.bodies, page.first_slot):
+                self.apply_entry(slot, body)
+            return page.reached_end
 
-    def told(self, slot: int, body: bytes) -> View:
-        """Fold a copy of an entry if it is the next one; others are old news, or too early."""
+    def apply_entry(self, slot: int, body: bytes) -> View:
+        """Fold a copy of an entry if it is the next one; ignore it otherwise."""
         with self._lock:
             if slot == self.view.next_slot:
-                self._take(body)
+                self._apply_next(body)
             return self.view
 
-    def _is_long(self) -> bool:
+    def _has_view_cache(self) -> bool:
+        # One get instead of a list request: most journals are shorter than one cache interval.
         try:
-            return bool(self._store.get(keys.entry(snapshot.EVERY)))
+            return bool(self._store.get(keys.entry(view_cache.VIEW_CACHE_INTERVAL)))
         except NotFoundError:
             return False
 
-    def _take(self, body: bytes) -> None:
+    def _apply_next(self, body: bytes) -> None:
         slot = self.view.next_slot
-        entry = _read(slot, body)
+        entry = _decode_entry(slot, body)
         if self.view.run_id not in (None, entry.run_id):
             raise JournalError(
-                f"Entry {slot} of the journal is of run {entry.run_id}, not {self.view.run_id}.",
-                do="Two runs were mixed in one folder; give this one a name or folder of its own.",
+                f"Journal entry {slot} belongs to run {entry.run_id}, not to {self.view.run_id}.",
+                do="Two runs were written to one folder; choose another RunConfig(name=...).",
             )
         try:
             self.view = fold(self.view, entry)
-        except KeyError as stranger:
+        except KeyError as unknown:
             raise JournalError(
-                f"Entry {slot} of the journal speaks of {stranger}, which none before it knows.",
+                f"Journal entry {slot} references unknown {unknown}; an earlier entry is missing.",
                 do=_REMEDY,
-            ) from stranger
-        if self.heard is not None:
-            self.heard(slot, body, entry)
+            ) from unknown
+        if self.on_entry is not None:
+            self.on_entry(slot, body, entry)
 
 
-_entries = decoder(Entry)
+_entry_decoder = decoder(JournalEntry)
 _REMEDY = (
-    "Restore the journal from a copy, or choose another RunConfig(name=...) for a new run; the "
-    "checkpoints in the folder are not touched."
+    "Restore the journal from a backup, or start a new run with another RunConfig(name=...); the "
+    "checkpoints in the folder are not changed."
 )
 
 
-def check_whole(store: Store) -> None:
-    """See that no entry is missing between the first and the last. Raises `JournalError`.
+def check_no_gaps(store: Store) -> None:
+    """Check that no entry between the first and the last is missing. Raises `JournalError`.
 
-    A reader stops at a hole and takes it for the end; a writer would fill it. So look before you
-    trust a journal that others may have copied or tidied.
+    A reader takes a gap for the end of the journal, and a writer would fill it. Call this before
+    resuming a run whose folder may have been copied or cleaned up by other tools.
     """
     for slot, found in enumerate(store.list(keys.JOURNAL.rstrip("/"))):
         if found.key != keys.entry(slot):
             raise JournalError(
-                f"Entry {slot} of the journal in {store.url} is missing, but later ones are there.",
+                f"Journal entry {slot} in {store.url} is missing, but later entries exist.",
                 do=_REMEDY,
             )
 
 
-def _read(slot: int, body: bytes) -> Entry:
+def _decode_entry(slot: int, body: bytes) -> JournalEntry:
     try:
-        return _entries.decode(body)
-    except UNREADABLE as error:
+        return _entry_decoder.decode(body)
+    except DECODE_ERRORS as error:
         raise JournalError(
-            f"Entry {slot} of the journal cannot be read: {error}.",
-            do=f"It was cut, written by something else, or by a newer spotfit. {_REMEDY}",
+            f"Journal entry {slot} cannot be decoded: {error}.",
+            do="It is corrupt, or was written by another version of spotfit: use the version that "
+            f"wrote it. {_REMEDY}",
         ) from error

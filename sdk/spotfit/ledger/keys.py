@@ -1,25 +1,28 @@
-"""The map of the bucket: every key below a run's root, who writes it, and of which kind it is.
+"""The object keys below a run's root: their format, their kind and their writer.
 
-A key is *fixed* (created once, never changed) or *own* (put by one writer only). There is no
-third kind: nothing is ever read, modified and written back.
+A key is *immutable* (created once, never changed) or *single-writer* (overwritten by one process).
+No object is read, modified and written back (docs/decisions/0002).
 
-    <checkpoint name>/…                          fixed  every rank that passed files
-    .spotfit/journal/<slot>.json                 fixed  whoever wins the slot
-    .spotfit/snapshots/<slot>.json               fixed  the leader
-    .spotfit/beats/<agent>                       own    that agent, while it leads
-    .spotfit/offers/<agent>.json                 own    that agent
-    .spotfit/fn/<sha256>.pkl                     fixed  the door
-    .spotfit/code/<sha256>.tar.gz                fixed  the door
-    .spotfit/manifests/<name>/<round>-<rank>.json  fixed  that rank
-    .spotfit/manifests/<name>/<round>.<kind>       fixed  the leader: made or chosen, by whom
-    .spotfit/shares/<folder>/<name>/<round>-<rank>  fixed  that rank: its manifest lists files there
-    .spotfit/failures/<round>-<rank>.pkl         own    the agent of that rank
-    .spotfit/failures/<agent>.pkl                own    that agent, if it can start no worker
-    .spotfit/failures/hook-<sha256>.pkl          fixed  the process of the callbacks
-    .spotfit/results/<round>-<rank>.pkl          own    the agent of that rank
-    .spotfit/reports/<agent>/<n>.jsonl           fixed  that agent, while it leads
-    .spotfit/stacks/<agent>-<round>-<n>.txt      fixed  that agent, while it leads
-    .spotfit/logs/<agent>/<n>.jsonl              fixed  that agent
+    key                                              kind           writer
+    <checkpoint name>/…                              immutable      every rank that saved files
+    .spotfit/journal/<slot>.json                     immutable      the process that wins the slot
+    .spotfit/views/<slot>.json                       immutable      the leader
+    .spotfit/leases/<agent>                          single-writer  that agent, while it leads
+    .spotfit/members/<agent>.json                    single-writer  that agent
+    .spotfit/fn/<sha256>.pkl                         immutable      the client
+    .spotfit/code/<sha256>.tar.gz                    immutable      the client
+    .spotfit/manifests/<name>/<round>-<rank>.json    immutable      that rank
+    .spotfit/manifests/<name>/<round>.<kind>         immutable      the leader: 'made' or 'chosen'
+    .spotfit/refs/<folder>/<name>/<round>-<rank>     immutable      that rank, see `checkpoint_ref`
+    .spotfit/failures/<round>-<rank>.pkl             single-writer  the agent of that rank
+    .spotfit/failures/<agent>.pkl                    single-writer  that agent, see `agent_failure`
+    .spotfit/failures/hook-<sha256>.pkl              immutable      the callback sidecar
+    .spotfit/results/<round>-<rank>.pkl              single-writer  the agent of that rank
+    .spotfit/reports/<agent>/<n>.jsonl               immutable      that agent, while it leads
+    .spotfit/stacks/<agent>-<round>-<n>.txt          immutable      that agent, while it leads
+    .spotfit/logs/<agent>/<n>.jsonl                  immutable      that agent
+
+`format_log_source` names the source of a log line: a rank, or one of the pseudo-ranks.
 """
 
 from __future__ import annotations
@@ -29,82 +32,92 @@ from typing import NamedTuple
 
 from spotfit.core.ids import AgentId
 
-OURS = ".spotfit/"
+# Checkpoint names start with a letter or digit (`core.ids.parse_name`), so they cannot collide with
+# it.
+RESERVED_PREFIX = ".spotfit/"
 JOURNAL = ".spotfit/journal/"
-SNAPSHOTS = ".spotfit/snapshots/"
-OFFERS = ".spotfit/offers/"
+VIEWS = ".spotfit/views/"
+MEMBERS = ".spotfit/members/"
 MANIFESTS = ".spotfit/manifests/"
-SHARES = ".spotfit/shares/"
+REFS = ".spotfit/refs/"
 
 
 def entry(slot: int) -> str:
-    """One entry of the journal."""
+    """The journal entry of that slot."""
+    # 20 digits, so that the lexicographic order of a bucket listing is the order of the slots.
     return f"{JOURNAL}{slot:020d}.json"
 
 
-def snapshot(slot: int) -> str:
-    """The view before that slot."""
-    return f"{SNAPSHOTS}{slot:020d}.json"
+def cached_view(slot: int) -> str:
+    """The cached view of all entries before that slot."""
+    return f"{VIEWS}{slot:020d}.json"
 
 
-def beat(agent: AgentId) -> str:
-    """The lease of a leader: a counter that grows while it lives."""
-    return f".spotfit/beats/{agent}"
+def lease(agent: AgentId) -> str:
+    """The lease of a leader: a counter that it increments while it is alive."""
+    return f".spotfit/leases/{agent}"
 
 
-def offer(agent: AgentId) -> str:
-    """What an agent says of itself."""
-    return f"{OFFERS}{agent}.json"
+def member(agent: AgentId) -> str:
+    """The `Member` of an agent."""
+    return f"{MEMBERS}{agent}.json"
 
 
 def manifest(name: str, round_number: int, rank: int) -> str:
-    """What one rank brought to a checkpoint."""
+    """The manifest of the files that one rank saved for a checkpoint."""
     return f"{MANIFESTS}{name}/{round_number}-{rank}.json"
 
 
-class Sharer(NamedTuple):
-    """A part of a checkpoint that lists files in the folder of another."""
+class CheckpointRef(NamedTuple):
+    """A rank's shard of a checkpoint that references files in the folder of another checkpoint."""
 
     name: str
     round: int
     rank: int
 
 
-def sharer(folder: str, name: str, round_number: int, rank: int) -> str:
-    """That this rank's part of `name` lists files in that folder."""
-    return f"{SHARES}{folder}/{name}/{round_number}-{rank}"
+def checkpoint_ref(folder: str, name: str, round_number: int, rank: int) -> str:
+    """A marker that the rank's manifest of `name` references files in `folder`.
+
+    Incremental checkpoints reference unchanged files of earlier ones; garbage collection must not
+    delete a folder that has such markers.
+    """
+    return f"{REFS}{folder}/{name}/{round_number}-{rank}"
 
 
-def read_sharer(key: str, folder: str) -> Sharer | None:
-    """What that key tells; None where it is none of that folder's."""
-    found = _SHARER.fullmatch(key.removeprefix(f"{SHARES}{folder}/"))
-    return Sharer(found[1], int(found[2]), int(found[3])) if found else None
+def parse_checkpoint_ref(key: str, folder: str) -> CheckpointRef | None:
+    """Parse a key made by `checkpoint_ref` for that folder; None for any other key."""
+    match = _CHECKPOINT_REF.fullmatch(key.removeprefix(f"{REFS}{folder}/"))
+    return CheckpointRef(match[1], int(match[2]), int(match[3])) if match else None
 
 
-_SHARER = re.compile(r"([^/]+)/(\d+)-(\d+)")
+_CHECKPOINT_REF = re.compile(r"([^/]+)/(\d+)-(\d+)")
 
 
-def begun(name: str, round_number: int, *, made: bool) -> str:
-    """That the hub gave this name in that round; whether it made it up, or the user chose it."""
-    return f"{MANIFESTS}{name}/{round_number}.{'made' if made else 'chosen'}"
+def name_marker(name: str, round_number: int, *, generated: bool) -> str:
+    """A marker that the checkpoint name was assigned in that round.
+
+    `generated`: spotfit generated the name; otherwise user code chose it.
+    """
+    return f"{MANIFESTS}{name}/{round_number}.{'made' if generated else 'chosen'}"
 
 
-class Trace(NamedTuple):
-    """What the key of a manifest, or of a note beside it, tells."""
+class ManifestKey(NamedTuple):
+    """The parsed key of a manifest or of a name marker."""
 
     name: str
     round: int
     kind: str
-    """'json' for a manifest, 'made' or 'chosen' for a note."""
+    """'json' for a manifest, 'made' (generated) or 'chosen' for a name marker."""
 
 
-def read_trace(key: str) -> Trace | None:
-    """What that key tells; None for one that is neither a manifest's nor a note's."""
-    found = _TRACE.fullmatch(key)
-    return Trace(found[1], int(found[2]), found[3]) if found else None
+def parse_manifest_key(key: str) -> ManifestKey | None:
+    """Parse a key made by `manifest` or `name_marker`; None for any other key."""
+    match = _MANIFEST_KEY.fullmatch(key)
+    return ManifestKey(match[1], int(match[2]), match[3]) if match else None
 
 
-_TRACE = re.compile(re.escape(MANIFESTS) + r"(.+)/(\d+)(?:-\d+)?\.(json|made|chosen)")
+_MANIFEST_KEY = re.compile(re.escape(MANIFESTS) + r"(.+)/(\d+)(?:-\d+)?\.(json|made|chosen)")
 
 
 def failure(round_number: int, rank: int) -> str:
@@ -112,31 +125,47 @@ def failure(round_number: int, rank: int) -> str:
     return f".spotfit/failures/{round_number}-{rank}.pkl"
 
 
-def machine_failure(agent: AgentId) -> str:
-    """The sealed pickle of what keeps an agent's machine from starting any worker."""
+def agent_failure(agent: AgentId) -> str:
+    """The sealed pickle of the error because of which an agent's node can start no worker."""
     return f".spotfit/failures/{agent}.pkl"
 
 
 def hook_failure(sha256: str) -> str:
-    """The sealed pickle of what a callback or a hook raised, by its hash."""
+    """The sealed pickle of an exception raised by a callback or hook, by its hash."""
     return f".spotfit/failures/hook-{sha256}.pkl"
 
 
 def result(round_number: int, rank: int) -> str:
-    """The sealed pickle of what a rank's function returned."""
+    """The sealed pickle of the return value of a rank's training function."""
     return f".spotfit/results/{round_number}-{rank}.pkl"
 
 
-def stacks(agent: AgentId, round_number: int, n: int) -> str:
-    """What the workers of a round were doing when it was looked into for the n-th time."""
-    return f".spotfit/stacks/{agent}-{round_number}-{n}.txt"
+def stack_dump(agent: AgentId, round_number: int, index: int) -> str:
+    """The stacks of all workers of a round, collected for its n-th suspected hang."""
+    return f".spotfit/stacks/{agent}-{round_number}-{index}.txt"
 
 
-def reports(agent: AgentId, n: int) -> str:
-    """A chunk of metrics, one JSON object a line."""
-    return f".spotfit/reports/{agent}/{n:08d}.jsonl"
+def reports(agent: AgentId, index: int) -> str:
+    """A chunk of reported metrics, one JSON object per line."""
+    return f".spotfit/reports/{agent}/{index:08d}.jsonl"
 
 
-def logs(agent: AgentId, n: int) -> str:
-    """A chunk of the output of one node's workers, one JSON object a line."""
-    return f".spotfit/logs/{agent}/{n:08d}.jsonl"
+def logs(agent: AgentId, index: int) -> str:
+    """A chunk of the output of one node's workers, one JSON object per line."""
+    return f".spotfit/logs/{agent}/{index:08d}.jsonl"
+
+
+# Pseudo-ranks of log lines that do not come from a worker.
+SIDECAR_RANK = -1
+"""Callbacks and backend hooks."""
+RUN_RANK = -2
+"""The agent itself."""
+VALIDATION_RANK = -3
+"""A validation."""
+
+_SOURCE_NAMES = {SIDECAR_RANK: "sidecar", RUN_RANK: "run", VALIDATION_RANK: "validation"}
+
+
+def format_log_source(rank: int) -> str:
+    """The name of a log line's source as it is displayed."""
+    return _SOURCE_NAMES.get(rank, f"rank {rank}")

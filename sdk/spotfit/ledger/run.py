@@ -1,104 +1,111 @@
-"""Ledger: one run as objects in the bucket; everything but checkpoints goes through here."""
+"""`Ledger`: access of one process to the objects of a run, except for checkpoints and logs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from spotfit.core.codec import UNREADABLE, decoder, encode
+from spotfit.core.codec import DECODE_ERRORS, decoder, encode
 from spotfit.core.errors import NotFoundError
 from spotfit.core.ids import AgentId, RunId
 from spotfit.ledger import keys
-from spotfit.ledger.journal import Heard, Journal, Pages
-from spotfit.model.events import Entry, Event
+from spotfit.ledger.journal import EntryListener, Journal, JournalPage
+from spotfit.model.events import JournalEntry, JournalEvent
+from spotfit.model.topology import Member
 from spotfit.model.view import View
-from spotfit.model.world import Member
 from spotfit.store.api import Store
 
-_members = decoder(Member)
+_member_decoder = decoder(Member)
 
 
 class Ledger:
-    """The run below `store`'s root, as `me` reads and writes it."""
+    """The run below the root of `store`, as `agent_id` reads and writes it."""
 
     def __init__(
         self,
         store: Store,
         run_id: RunId,
-        me: AgentId,
+        agent_id: AgentId,
         *,
         wall_ms: Callable[[], int] = lambda: 0,
     ) -> None:
         self.store = store
         self.run_id = run_id
-        self.me = me
+        self.agent_id = agent_id
+        # Written for display only; with the default, equal runs write equal bytes.
         self._wall_ms = wall_ms
         self._journal = Journal(store)
-        self._beats = 0
+        self._lease_counter = 0
 
-    def another(self) -> Ledger:
-        """The same run, to be read and written apart from this one: by another thread."""
-        return Ledger(self.store, self.run_id, self.me, wall_ms=self._wall_ms)
+    def clone(self) -> Ledger:
+        """A new ledger of the same run with its own position, for use by another thread."""
+        return Ledger(self.store, self.run_id, self.agent_id, wall_ms=self._wall_ms)
 
-    def listen(self, heard: Heard) -> None:
-        """From now on tell `heard` of every entry that is folded."""
-        self._journal.heard = heard
+    def set_entry_listener(self, on_entry: EntryListener) -> None:
+        """Call `on_entry` for every entry that is folded from now on."""
+        self._journal.on_entry = on_entry
 
     @property
     def view(self) -> View:
-        """The run as far as it was read."""
+        """The current view of the run."""
         return self._journal.view
 
     def catch_up(self) -> View:
-        """Read on."""
+        """Read and fold all new entries. Raises `JournalError` and `StoreError`."""
         return self._journal.catch_up()
 
-    def read(self, slot: int) -> Pages:
-        """The journal from that slot on, to be folded by `take`; see `Journal.read`."""
+    def read(self, slot: int) -> JournalPage:
+        """Read a page of entries for `apply_page`; see `Journal.read`."""
         return self._journal.read(slot)
 
-    def take(self, pages: Pages) -> bool:
-        """Fold what was read; whether it led to the end."""
-        return self._journal.take(pages)
+    def apply_page(self, page: JournalPage) -> bool:
+        """Fold a page and return whether it reached the end; see `Journal.apply_page`."""
+        return self._journal.apply_page(page)
 
-    def told(self, slot: int, body: bytes) -> View:
-        """Take a copy of an entry that somebody passed on, if it is the next."""
-        return self._journal.told(slot, body)
+    def apply_entry(self, slot: int, body: bytes) -> View:
+        """Fold a copy of an entry received from another process, if it is the next one."""
+        return self._journal.apply_entry(slot, body)
 
-    def append(self, event: Event, after: View) -> View:
-        """Offer what was decided from `after`, and read; see `Journal.append`."""
-        return self._journal.append(self._signed(event), after)
+    def append(self, event: JournalEvent, after: View) -> View:
+        """Offer an event that was decided from `after`, then read; see `Journal.append`."""
+        return self._journal.append(self._make_entry(event), after)
 
-    def draft(self, event: Event) -> bytes:
-        """The entry as it would stand in the journal."""
-        return encode(self._signed(event))
+    def encode_entry(self, event: JournalEvent) -> bytes:
+        """Encode the journal entry of an event by this agent."""
+        return encode(self._make_entry(event))
 
-    def enter(self, slot: int, draft: bytes) -> None:
-        """Offer a draft for that slot; see `Journal.enter`."""
-        self._journal.enter(slot, draft)
+    def create_entry(self, slot: int, body: bytes) -> None:
+        """Create the entry of a slot; see `Journal.create_entry`."""
+        self._journal.create_entry(slot, body)
 
     def renew_lease(self) -> None:
-        """Let the counter of this leader grow."""
-        self._beats += 1
-        self.store.put(keys.beat(self.me), str(self._beats).encode())
+        """Increment the counter in this leader's lease object."""
+        self._lease_counter += 1
+        self.store.put(keys.lease(self.agent_id), str(self._lease_counter).encode())
 
-    def lease_of(self, leader: AgentId) -> bytes:
-        """The leader's counter; only its changes mean anything. Empty while there is none."""
+    def read_lease(self, leader: AgentId) -> bytes:
+        """The counter in the leader's lease object; b"" if there is none.
+
+        Only changes are meaningful: no time is stored, because clocks of machines are not compared.
+        """
         try:
-            return self.store.get(keys.beat(leader))
+            return self.store.get(keys.lease(leader))
         except NotFoundError:
             return b""
 
-    def offer(self, member: Member) -> None:
-        """Write down who this agent is, for people and for leaders that cannot be reached."""
-        self.store.put(keys.offer(self.me), encode(member))
+    def publish_member(self, member: Member) -> None:
+        """Write this agent's `Member`, from which clients learn the nodes of a run."""
+        self.store.put(keys.member(self.agent_id), encode(member))
 
-    def offers(self) -> Iterator[Member]:
-        """Every agent that ever offered itself to this run."""
-        for found in self.store.list(keys.OFFERS.rstrip("/")):
+    def list_members(self) -> Iterator[Member]:
+        """Yield every agent that has ever joined the run; skips objects that cannot be decoded."""
+        for found in self.store.list(keys.MEMBERS.rstrip("/")):
             try:
-                yield _members.decode(self.store.get(found.key))
-            except (NotFoundError, *UNREADABLE):
+                yield _member_decoder.decode(self.store.get(found.key))
+            # Deleted since the listing, or written by another version of spotfit.
+            except (NotFoundError, *DECODE_ERRORS):
                 continue
 
-    def _signed(self, event: Event) -> Entry:
-        return Entry(self.run_id, self.me, event, self._wall_ms())
+    def _make_entry(self, event: JournalEvent) -> JournalEntry:
+        return JournalEntry(
+            run_id=self.run_id, author=self.agent_id, event=event, written_at_ms=self._wall_ms()
+        )

@@ -1,4 +1,4 @@
-"""The mover: rewrites what a Ray Train script imports, and says what it had to leave.
+"""`python -m spotfit.migrate`: rewrites the imports of Ray Train scripts and reports manual work.
 
-It knows source text and our public names; it starts nothing, and never imports Ray.
+It works on source text, starts nothing, and must not import Ray or the user's script.
 """

@@ -1,4 +1,4 @@
-"""`python -m spotfit.migrate script.py`: move a Ray Train script over."""
+"""`python -m spotfit.migrate script.py`: migrate a Ray Train script to spotfit."""
 
 from __future__ import annotations
 

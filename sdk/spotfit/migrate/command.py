@@ -1,7 +1,7 @@
-"""The command: reads scripts, shows or writes what becomes of them, and lists what it left.
+"""The command line of the migration: reads scripts, shows or writes the result, lists manual work.
 
-Exit codes: 0 when everything was moved, 1 when something is left to do by hand, 2 when a script
-could not be read.
+Exit codes: 0 if the migration is complete, 1 if manual work is left, 2 if a script could not be
+parsed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import typer
 
 from spotfit.cli import render
 from spotfit.core.errors import ConfigErrors, SpotfitError
-from spotfit.host.extras import need
-from spotfit.migrate.scripts import scripts_in, write
+from spotfit.host.plugins import require_module
+from spotfit.migrate.scripts import find_scripts, write_script
 
 if TYPE_CHECKING:
-    from spotfit.migrate.rewrite import Rewritten
+    from spotfit.migrate.rewrite import RewrittenScript
 
-LEFT, FAILED = 1, 2
+EXIT_MANUAL_WORK_LEFT, EXIT_FAILED = 1, 2
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 Scripts = Annotated[list[Path], typer.Argument(help="Scripts, or directories of scripts.")]
@@ -36,49 +36,49 @@ def migrate(
     write_files: Write = False,  # noqa: FBT002 - a flag of the command line
     diff: Diff = False,  # noqa: FBT002
 ) -> None:
-    """Move Ray Train scripts to spotfit: their imports, and what hangs on them.
+    """Migrate Ray Train scripts to spotfit: imports, and the names that depend on them.
 
-    What cannot be moved is listed with its line and what to do. Running it again changes nothing.
+    Lists code that needs manual changes, with line numbers. Running it again changes nothing.
     """
-    need("libcst", extra="migrate")
-    moved, failures = _move_all(scripts_in(scripts))
-    for script, (old, new) in moved.items():
+    require_module("libcst", extra="migrate")
+    rewritten, failures = _rewrite_all(find_scripts(scripts))
+    for script, (old, new) in rewritten.items():
         if write_files and new.text != old:
-            write(script, new.text)
+            write_script(script, new.text)
         if diff or not write_files:
             render.lines(_diff(script, old, new.text))
-    for script, (old, new) in moved.items():
-        render.lines(_told(script, new, changed=new.text != old))
+    for script, (old, new) in rewritten.items():
+        render.lines(_report_lines(script, new, changed=new.text != old))
     if failures:
         raise ConfigErrors(failures)
-    if any(new.left for _, new in moved.values()):
-        raise typer.Exit(LEFT)
+    if any(new.manual_notes for _, new in rewritten.values()):
+        raise typer.Exit(EXIT_MANUAL_WORK_LEFT)
 
 
 def main() -> None:
-    """The entry point; our errors become a sentence and exit code 2."""
+    """Run the command line. A `SpotfitError` is printed without a traceback; exit code 2."""
     try:
         app(prog_name="python -m spotfit.migrate")
-    except SpotfitError as problem:
-        render.error(problem)
-        sys.exit(FAILED)
+    except SpotfitError as error:
+        render.error(error)
+        sys.exit(EXIT_FAILED)
 
 
-def _move_all(
+def _rewrite_all(
     scripts: list[Path],
-) -> tuple[dict[Path, tuple[bytes, Rewritten]], list[SpotfitError]]:
-    """Each script's old text and what becomes of it, and what stood in the way elsewhere."""
-    from spotfit.migrate.rewrite import rewrite
+) -> tuple[dict[Path, tuple[bytes, RewrittenScript]], list[SpotfitError]]:
+    """Return old text and result of each script, and the errors of scripts that do not parse."""
+    from spotfit.migrate.rewrite import rewrite_script  # needs libcst, an optional dependency
 
-    moved: dict[Path, tuple[bytes, Rewritten]] = {}
+    rewritten: dict[Path, tuple[bytes, RewrittenScript]] = {}
     failures: list[SpotfitError] = []
     for script in scripts:
         old = script.read_bytes()
         try:
-            moved[script] = old, rewrite(old, name=str(script))
+            rewritten[script] = old, rewrite_script(old, name=str(script))
         except SpotfitError as failure:
             failures.append(failure)
-    return moved, failures
+    return rewritten, failures
 
 
 def _diff(script: Path, old: bytes, new: bytes) -> Iterator[str]:
@@ -87,9 +87,10 @@ def _diff(script: Path, old: bytes, new: bytes) -> Iterator[str]:
     yield from difflib.unified_diff(before, after, f"a/{name}", f"b/{name}", lineterm="")
 
 
-def _told(script: Path, new: Rewritten, *, changed: bool) -> Iterator[str]:
+def _report_lines(script: Path, new: RewrittenScript, *, changed: bool) -> Iterator[str]:
     if changed or new.notes:
-        left = f"{len(new.left)} left to do by hand" if new.left else "nothing left to do by hand"
-        yield f"{script}: {'moved' if changed else 'nothing to move'}, {left}"
+        manual = len(new.manual_notes)
+        result = "migrated" if changed else "nothing to migrate"
+        yield f"{script}: {result}, {manual or 'no'} manual change{'' if manual == 1 else 's'} left"
     for note in new.notes:
         yield f"  line {note.line}: {note.what}: {note.do}"

@@ -1,4 +1,4 @@
-"""New import statements for old ones."""
+"""Replacement of import statements: `rewrite_imports` translates `ray.train` imports to spotfit."""
 
 from __future__ import annotations
 
@@ -6,155 +6,162 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from spotfit.migrate.places import ROOT, Here, find
-from spotfit.migrate.plan import Plan, moves, survives
-from spotfit.migrate.survey import OURS, Binding, Survey, dotted
+from spotfit.migrate.migration_plan import MigrationPlan, counterpart_of, is_still_needed
+from spotfit.migrate.name_map import RAY_ROOT, SpotfitName, find_counterpart
+from spotfit.migrate.usage_scan import SPOTFIT, ImportBinding, UsageScan, dotted_name
 
-Small = cst.BaseSmallStatement
+SmallStatement = cst.BaseSmallStatement
 
 
-def new_imports(survey: Survey, plan: Plan) -> dict[cst.CSTNode, list[Small]]:
-    """What takes the place of each import statement that says something of Ray."""
-    statements = list(dict.fromkeys(one.statement for one in survey.bindings))
-    made: dict[cst.CSTNode, list[Small]] = {}
+def rewrite_imports(
+    scan: UsageScan, plan: MigrationPlan
+) -> dict[cst.CSTNode, list[SmallStatement]]:
+    """Return the replacement statements of each import statement of Ray."""
+    statements = list(dict.fromkeys(binding.statement for binding in scan.bindings))
+    rewritten: dict[cst.CSTNode, list[SmallStatement]] = {}
     for node in statements:
-        made[node] = _instead(node, survey, plan)
+        own = {binding.alias: binding for binding in scan.bindings if binding.statement is node}
+        if isinstance(node, cst.Import):
+            rewritten[node] = _rewrite_plain_import(node, own, scan=scan, plan=plan)
+        else:
+            rewritten[node] = _rewrite_from_import(node, own, scan=scan, plan=plan)
+    # After all rewrites: an import may already be provided by another statement of its block.
     for node in statements:
-        _complete(node, survey, plan, made)
-    for star, path, _ in survey.stars:
-        place = find(path)
-        if isinstance(place, Here):
-            made[star] = [star.with_changes(module=_name(place.module))]
-    return made
+        _add_missing_imports(node, scan, plan=plan, rewritten=rewritten)
+    for star, path, _ in scan.star_imports:
+        counterpart = find_counterpart(path)
+        if isinstance(counterpart, SpotfitName):
+            rewritten[star] = [star.with_changes(module=_name_node(counterpart.module))]
+    return rewritten
 
 
-def _instead(node: cst.Import | cst.ImportFrom, survey: Survey, plan: Plan) -> list[Small]:
-    mine = {one.alias: one for one in survey.bindings if one.statement is node}
-    if isinstance(node, cst.Import):
-        return _plain(node, mine, survey, plan)
-    return _from(node, mine, survey, plan)
-
-
-def _plain(
-    node: cst.Import, mine: dict[cst.ImportAlias, Binding], survey: Survey, plan: Plan
-) -> list[Small]:
-    """`import ray.train as t, os`: each name by itself."""
+def _rewrite_plain_import(
+    node: cst.Import,
+    bindings: dict[cst.ImportAlias, ImportBinding],
+    *,
+    scan: UsageScan,
+    plan: MigrationPlan,
+) -> list[SmallStatement]:
+    """Rewrite `import ray.train as t, os`: each alias separately."""
     aliases = []
     for alias in node.names:
-        binding = mine.get(alias)
+        binding = bindings.get(alias)
         if binding is None:
             aliases.append(alias)
             continue
-        place = moves(binding) if alias.asname else _module(binding)
-        if place is not None:
-            aliases.append(_renamed(alias, place, plan.root))
-        elif survives(binding, survey, plan):
+        counterpart = counterpart_of(binding) if alias.asname else _find_module(binding)
+        if counterpart is not None:
+            aliases.append(_rename_alias(alias, counterpart, plan.spotfit_alias))
+        elif is_still_needed(binding, scan, plan):
             aliases.append(alias)
-    return [node.with_changes(names=_closed(aliases))] if aliases else []
+    return [node.with_changes(names=_with_last_comma(aliases))] if aliases else []
 
 
-def _module(binding: Binding) -> Here | None:
-    place = find(binding.imported)
-    whole = isinstance(place, Here) and place.parts == len(binding.imported)
-    return place if whole and isinstance(place, Here) and not place.name else None
+def _find_module(binding: ImportBinding) -> SpotfitName | None:
+    """Return the spotfit module for the whole imported name, or None."""
+    counterpart = find_counterpart(binding.imported_name)
+    if not isinstance(counterpart, SpotfitName) or counterpart.name:
+        return None
+    return counterpart if counterpart.matched_parts == len(binding.imported_name) else None
 
 
-def _renamed(alias: cst.ImportAlias, place: Here, root: str) -> cst.ImportAlias:
-    if alias.asname is None and root != OURS:
-        return alias.with_changes(name=_name(OURS), asname=_as(root))
-    return alias.with_changes(name=_name(place.dotted))
+def _rename_alias(
+    alias: cst.ImportAlias, counterpart: SpotfitName, spotfit_alias: str
+) -> cst.ImportAlias:
+    if alias.asname is None and spotfit_alias != SPOTFIT:
+        return alias.with_changes(name=_name_node(SPOTFIT), asname=_as_name(spotfit_alias))
+    return alias.with_changes(name=_name_node(counterpart.dotted))
 
 
-def _from(
-    node: cst.ImportFrom, mine: dict[cst.ImportAlias, Binding], survey: Survey, plan: Plan
-) -> list[Small]:
-    """`from ray.train import A, B`: names of one module stay together."""
+def _rewrite_from_import(
+    node: cst.ImportFrom,
+    bindings: dict[cst.ImportAlias, ImportBinding],
+    *,
+    scan: UsageScan,
+    plan: MigrationPlan,
+) -> list[SmallStatement]:
+    """Rewrite `from ray.train import A, B` to one statement per target module."""
     groups: dict[str, list[cst.ImportAlias]] = {}
-    modules: list[Small] = []
-    for alias, binding in mine.items():
-        place = moves(binding)
-        if place is not None and not place.name and "." not in place.module:
-            modules.append(_import_as(place.module, binding.local))
-        elif place is not None:
-            module, _, name = place.dotted.rpartition(".")
-            groups.setdefault(module, []).append(_called(alias, name, binding.local))
-        elif survives(binding, survey, plan):
-            groups.setdefault(".".join(dotted(node.module)), []).append(alias)
-    last = list(mine)[-1].comma
+    modules: list[SmallStatement] = []
+    for alias, binding in bindings.items():
+        counterpart = counterpart_of(binding)
+        if counterpart is not None and counterpart.dotted == SPOTFIT:
+            # `from ray import train` becomes `import spotfit as train`.
+            modules.append(_import_as(SPOTFIT, binding.local_name))
+        elif counterpart is not None:
+            module, _, name = counterpart.dotted.rpartition(".")
+            groups.setdefault(module, []).append(_with_name(alias, name, binding.local_name))
+        elif is_still_needed(binding, scan, plan):
+            groups.setdefault(".".join(dotted_name(node.module)), []).append(alias)
+    last_comma = list(bindings)[-1].comma
     return modules + [
-        node.with_changes(module=_name(module), names=_closed(aliases, last))
+        node.with_changes(module=_name_node(module), names=_with_last_comma(aliases, last_comma))
         for module, aliases in groups.items()
     ]
 
 
-def _complete(
+def _add_missing_imports(
     node: cst.Import | cst.ImportFrom,
-    survey: Survey,
-    plan: Plan,
-    made: dict[cst.CSTNode, list[Small]],
+    scan: UsageScan,
+    *,
+    plan: MigrationPlan,
+    rewritten: dict[cst.CSTNode, list[SmallStatement]],
 ) -> None:
-    """Add what lines that use this statement's names need, and nothing in its block gives."""
-    mine = [one for one in survey.bindings if one.statement is node]
-    if any(set(mine) & set(use.bindings) for use in plan.ours):
-        _ensure(plan.root, node, survey, made, _import_ours(plan.root))
-    if any(one.path == ROOT and one in use.bindings for one in mine for use in plan.rays):
-        _ensure(ROOT[0], node, survey, made, _import_as(ROOT[0], ROOT[0]))
+    """Import `spotfit` or `ray` beside `node` if uses of its names need one that is missing."""
+    own = [binding for binding in scan.bindings if binding.statement is node]
+    names = []
+    if any(set(own) & set(use.bindings) for use in plan.spotfit_uses):
+        names.append((SPOTFIT, plan.spotfit_alias))
+    ray_bindings = {binding for binding in own if binding.bound_name == RAY_ROOT}
+    if any(ray_bindings & set(use.bindings) for use in plan.ray_uses):
+        names.append((RAY_ROOT[0], RAY_ROOT[0]))
+    for module, local_name in names:
+        block = _enclosing_block(node, scan)
+        imports = [
+            small
+            for other, new in rewritten.items()
+            if _enclosing_block(other, scan) is block
+            for small in new
+        ]
+        if not any(_binds(small, local_name) for small in imports):
+            rewritten[node] = [*rewritten[node], _import_as(module, local_name)]
 
 
-def _ensure(
-    name: str,
-    node: cst.CSTNode,
-    survey: Survey,
-    made: dict[cst.CSTNode, list[Small]],
-    statement: Small,
-) -> None:
-    block = _block(node, survey)
-    given = [
-        small for other, new in made.items() if _block(other, survey) is block for small in new
-    ]
-    if not any(_binds(one, name) for one in given):
-        made[node] = [*made[node], statement]
+def _enclosing_block(node: cst.CSTNode, scan: UsageScan) -> cst.CSTNode | None:
+    line = scan.parents.get(node)
+    return scan.parents.get(line) if isinstance(line, cst.SimpleStatementLine) else line
 
 
-def _block(node: cst.CSTNode, survey: Survey) -> cst.CSTNode | None:
-    line = survey.parents.get(node)
-    return survey.parents.get(line) if isinstance(line, cst.SimpleStatementLine) else line
-
-
-def _binds(statement: Small, name: str) -> bool:
+def _binds(statement: SmallStatement, name: str) -> bool:
     return isinstance(statement, cst.Import) and any(
-        (alias.evaluated_alias or dotted(alias.name)[0]) == name for alias in statement.names
+        (alias.evaluated_alias or dotted_name(alias.name)[0]) == name for alias in statement.names
     )
 
 
-def _import_ours(root: str) -> cst.Import:
-    return _import_as(OURS, root)
-
-
 def _import_as(module: str, local: str) -> cst.Import:
-    asname = None if local == module else _as(local)
-    return cst.Import(names=[cst.ImportAlias(name=_name(module), asname=asname)])
+    asname = None if local == module else _as_name(local)
+    return cst.Import(names=[cst.ImportAlias(name=_name_node(module), asname=asname)])
 
 
-def _called(alias: cst.ImportAlias, name: str, local: str) -> cst.ImportAlias:
+def _with_name(alias: cst.ImportAlias, name: str, local: str) -> cst.ImportAlias:
     if alias.asname is None and name != local:
-        return alias.with_changes(name=cst.Name(name), asname=_as(local))
+        return alias.with_changes(name=cst.Name(name), asname=_as_name(local))
     return alias.with_changes(name=cst.Name(name))
 
 
-def _closed(
+def _with_last_comma(
     aliases: Sequence[cst.ImportAlias], comma: cst.Comma | cst.MaybeSentinel | None = None
 ) -> list[cst.ImportAlias]:
-    """The last one ends as the last one ended."""
+    # Each alias holds its own trailing comma; the last one decides about `from x import (a, b,)`.
     end = cst.MaybeSentinel.DEFAULT if comma is None else comma
     return [*aliases[:-1], aliases[-1].with_changes(comma=end)]
 
 
-def _as(local: str) -> cst.AsName:
+def _as_name(local: str) -> cst.AsName:
     return cst.AsName(name=cst.Name(local))
 
 
-def _name(module: str) -> cst.Name | cst.Attribute:
+def _name_node(module: str) -> cst.Name | cst.Attribute:
     first, *rest = module.split(".")
     name: cst.Name | cst.Attribute = cst.Name(first)
     for part in rest:

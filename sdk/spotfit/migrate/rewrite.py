@@ -1,4 +1,4 @@
-"""One script, from its text to its new text and what there is to tell about it."""
+"""Migration of one script: parse, scan, plan, edit."""
 
 from __future__ import annotations
 
@@ -9,37 +9,40 @@ from libcst.metadata import MetadataWrapper
 
 from spotfit.core.errors import ConfigError
 from spotfit.migrate.edit import Editor
-from spotfit.migrate.imports import new_imports
-from spotfit.migrate.plan import Note, make_plan, trainers_that_stay
-from spotfit.migrate.survey import survey
+from spotfit.migrate.imports import rewrite_imports
+from spotfit.migrate.migration_plan import MigrationNote, make_plan, unsupported_trainers
+from spotfit.migrate.usage_scan import scan_usage
 
 
 @dataclass(frozen=True, slots=True)
-class Rewritten:
-    """A script as it is now, and what was dropped or is left to do by hand, by line."""
+class RewrittenScript:
+    """The new text of a script, and notes about removed code and manual changes, by line."""
 
     text: bytes
-    notes: tuple[Note, ...]
+    notes: tuple[MigrationNote, ...]
 
     @property
-    def left(self) -> tuple[Note, ...]:
-        """What is left to do by hand."""
-        return tuple(note for note in self.notes if note.by_hand)
+    def manual_notes(self) -> tuple[MigrationNote, ...]:
+        """Notes that require a manual change."""
+        return tuple(note for note in self.notes if note.is_manual)
 
 
-def rewrite(source: bytes, *, name: str = "<script>") -> Rewritten:
-    """Move what can be moved. A script that says nothing of Ray comes back as it is.
+def rewrite_script(source: bytes, *, name: str = "<script>") -> RewrittenScript:
+    """Migrate a script. A script that does not use Ray is returned unchanged.
 
-    Raises `ConfigError` for what is no Python.
+    Raises `ConfigError` if the source is not valid Python.
     """
     try:
         module = cst.parse_module(source)
     except (cst.ParserSyntaxError, UnicodeDecodeError, SyntaxError) as error:
-        raise ConfigError(f"{name} is no Python: {error}", do="Correct it first.") from error
+        raise ConfigError(
+            f"{name} is not valid Python: {error}", do="Fix the script first."
+        ) from error
+    # The module is used nowhere else, so the default deep copy of the tree is unnecessary.
     wrapper = MetadataWrapper(module, unsafe_skip_copy=True)
-    found = survey(wrapper)
-    if whole := trainers_that_stay(found):
-        return Rewritten(source, tuple(whole))
-    plan = make_plan(found)
-    moved = wrapper.module.visit(Editor(plan, new_imports(found, plan)))
-    return Rewritten(moved.bytes, tuple(plan.notes))
+    scan = scan_usage(wrapper)
+    if notes := unsupported_trainers(scan):
+        return RewrittenScript(source, tuple(notes))
+    plan = make_plan(scan)
+    edited = wrapper.module.visit(Editor(plan, rewrite_imports(scan, plan)))
+    return RewrittenScript(edited.bytes, tuple(plan.notes))

@@ -1,4 +1,4 @@
-"""Which files are meant, and how a new text gets into one."""
+"""Finding scripts in directories, and replacing them atomically."""
 
 from __future__ import annotations
 
@@ -9,39 +9,42 @@ from pathlib import Path
 
 from spotfit.core.errors import ConfigError
 
-_NOT_THE_USERS = {"__pycache__", "node_modules", "site-packages"}
+_SKIPPED_DIRECTORIES = {"__pycache__", "node_modules", "site-packages"}
 
 
-def scripts_in(places: Iterable[Path]) -> list[Path]:
-    """Every script that is named or lies below a named directory, each once.
+def find_scripts(paths: Iterable[Path]) -> list[Path]:
+    """Return all given files and all Python files in the given directories, each once.
 
-    Hidden directories, virtual environments and installed packages are passed over. Raises
-    `ConfigError` for a place that is not there.
+    Skips hidden directories, virtual environments and installed packages. Raises `ConfigError` for
+    a path that does not exist.
     """
     found: dict[Path, None] = {}
-    for place in places:
-        if not place.exists():
-            raise ConfigError(f"There is no {place}.", do="Name scripts or directories of scripts.")
-        found |= dict.fromkeys(_below(place) if place.is_dir() else [place])
+    for path in paths:
+        if not path.exists():
+            raise ConfigError(f"{path} does not exist.", do="Pass scripts or directories.")
+        found |= dict.fromkeys(_scripts_below(path) if path.is_dir() else [path])
     return list(found)
 
 
-def write(script: Path, text: bytes) -> None:
-    """Put the new text there at once, whole, with the old one's permissions."""
+def write_script(script: Path, text: bytes) -> None:
+    """Replace the content of a script atomically. Permissions and symbolic links are preserved."""
     target = script.resolve()
-    beside = target.with_name(f".{target.name}.spotfit")
-    beside.write_bytes(text)
-    shutil.copymode(target, beside)
-    beside.replace(target)
+    temporary = target.with_name(f".{target.name}.spotfit")
+    temporary.write_bytes(text)
+    shutil.copymode(target, temporary)
+    temporary.replace(target)
 
 
-def _below(directory: Path) -> Iterator[Path]:
-    for folder, inner, names in os.walk(directory):
-        inner[:] = sorted(name for name in inner if _is_looked_into(Path(folder, name)))
-        yield from (Path(folder, name) for name in sorted(names) if name.endswith(".py"))
+def _scripts_below(directory: Path) -> Iterator[Path]:
+    for parent, subdirectories, names in os.walk(directory):
+        # os.walk() descends into what remains in this list.
+        subdirectories[:] = sorted(
+            name for name in subdirectories if _is_searched(Path(parent, name))
+        )
+        yield from (Path(parent, name) for name in sorted(names) if name.endswith(".py"))
 
 
-def _is_looked_into(directory: Path) -> bool:
+def _is_searched(directory: Path) -> bool:
     hidden = directory.name.startswith(".")
     environment = (directory / "pyvenv.cfg").exists()
-    return not (hidden or environment or directory.name in _NOT_THE_USERS)
+    return not (hidden or environment or directory.name in _SKIPPED_DIRECTORIES)

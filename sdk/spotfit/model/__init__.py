@@ -1,4 +1,4 @@
-"""Facts: frozen data about a run, and how the journal folds into one view of it.
+"""Immutable data types of a run: configuration, journal events, and the view folded from them.
 
-This room decides nothing and touches nothing; it imports only words from `core`.
+This package makes no decisions, performs no I/O and reads no clock; it imports only `core`.
 """

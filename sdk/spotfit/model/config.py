@@ -1,8 +1,8 @@
-"""What the user writes about width, failures, checkpoints and logs. Checked when it is made.
+"""User-facing configuration of scaling, checkpoint retention, failure limits and logging.
 
-Names, order and defaults follow Ray Train V2, so that moving a script over is a change of imports.
-All mistakes of one object are told together; a deprecated argument raises `DeprecationWarning` as
-an exception, as it does there.
+Every object validates itself when it is constructed and reports all invalid values together
+(`ConfigErrors`). Names, argument order and defaults follow Ray Train V2, so that migrating a script
+changes only its imports; as in Ray, a deprecated argument raises `DeprecationWarning`.
 """
 
 from __future__ import annotations
@@ -11,28 +11,34 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from spotfit.core.deprecated import DEPRECATED, refuse_deprecated
 from spotfit.core.errors import ConfigError
-from spotfit.core.levels import parse_level
-from spotfit.core.mistakes import Mistakes
-from spotfit.core.nearest import did_you_mean
+from spotfit.core.input_checks import (
+    DEPRECATED,
+    ErrorCollector,
+    did_you_mean,
+    parse_log_level,
+    reject_deprecated_arguments,
+)
 
-_ACCELERATOR_SHARE = 0.001
+# Ray requests an accelerator type as a tiny amount of a resource of that name: small enough that
+# any number of workers fits on a machine which has the type.
+_ACCELERATOR_TYPE_AMOUNT = 0.001
+# A TPU host has 4 chips in every generation (cloud.google.com/tpu/docs/system-architecture), except
+# that hosts of the types below hold slices of up to 8 chips completely.
 _TPU_CHIPS_PER_HOST = 4
-_TPU_OF_ONE_HOST = ("1x1", "2x2", "2x4")
-"""Topologies that one host of these kinds holds whole."""
-_TPU_WITH_BIG_HOSTS = ("V5LITEPOD", "V5E", "V6E")
+_LARGE_HOST_TPU_TYPES = ("V5LITEPOD", "V5E", "V6E")
+_SINGLE_HOST_TPU_TOPOLOGIES = ("1x1", "2x2", "2x4")
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _NO_LIMIT = -1
 
 
 @dataclass
 class ScalingConfig:
-    """How many workers, and what each of them needs.
+    """The number of workers and the resources of each worker.
 
-    `num_workers` is a count, `(min, max)` for an elastic group, or 0 to run in this very process.
-    A worker needs one CPU unless `resources_per_worker` says otherwise; with `use_gpu`, one GPU
-    and no CPU.
+    `num_workers` is a count, `(min, max)` for an elastic group, or 0 to train in this process.
+    Without `resources_per_worker` a worker needs one CPU, or one GPU and no CPU with `use_gpu`.
+    Raises `ConfigError` for invalid values, `ConfigErrors` for several.
     """
 
     trainer_resources: Any = None
@@ -47,144 +53,148 @@ class ScalingConfig:
     elastic_resize_monitor_interval_s: float = 60.0
 
     def __post_init__(self) -> None:
-        refuse_deprecated(
+        reject_deprecated_arguments(
             "ScalingConfig",
             {"trainer_resources": self.trainer_resources},
-            instead={"trainer_resources": "nothing but workers needs machines"},
+            replacements={"trainer_resources": "remove it, only workers use resources"},
             unset=None,
         )
-        mistakes = Mistakes()
-        counted = mistakes.check(lambda: _checked_count(self.num_workers)) is not None
-        weighed = mistakes.check(lambda: _checked_amounts(self.resources_per_worker)) is not None
-        mistakes.check(self._check_interval)
-        mistakes.check(self._check_strategy)
-        if weighed:
-            mistakes.check(self._check_accelerators)
-        if counted:
-            mistakes.check(self._check_label_selector)
-        if counted and weighed:
-            mistakes.check(self._check_slices)
-        mistakes.raise_all()
+        errors = ErrorCollector()
+        count_valid = errors.check(lambda: _check_worker_count(self.num_workers)) is not None
+        amounts_valid = (
+            errors.check(lambda: _check_resource_amounts(self.resources_per_worker)) is not None
+        )
+        errors.check(self._check_interval)
+        errors.check(self._check_strategy)
+        # The checks below compute with the counts and amounts; on invalid ones they would raise
+        # TypeErrors, or report the same problem twice.
+        if amounts_valid:
+            errors.check(self._check_accelerators)
+        if count_valid:
+            errors.check(self._check_label_selector)
+        if count_valid and amounts_valid:
+            errors.check(self._check_tpu_slices)
+        errors.raise_all()
 
     @property
     def elasticity_enabled(self) -> bool:
-        """Whether `num_workers` is a range; `(n, n)` is one, too."""
+        """Whether `num_workers` is a tuple; `(n, n)` counts as elastic, as in Ray Train."""
         return isinstance(self.num_workers, tuple)
 
     @property
     def min_workers(self) -> int:
-        """With fewer workers than this there is no round."""
+        """The smallest number of workers a round may have."""
         return self.num_workers[0] if isinstance(self.num_workers, tuple) else self.num_workers
 
     @property
     def max_workers(self) -> int:
-        """Never more workers than this."""
+        """The largest number of workers a round may have."""
         return self.num_workers[1] if isinstance(self.num_workers, tuple) else self.num_workers
 
     @property
     def worker_resources(self) -> dict[str, float]:
-        """Everything one worker needs, defaults included and zeros left out."""
-        needs = self._explicit_or_default()
+        """The resources of one worker by name, with defaults and without zero amounts."""
+        if self.resources_per_worker is None:
+            resources: dict[str, float] = {} if self.use_gpu or self.use_tpu else {"CPU": 1}
+        else:
+            resources = {name: n for name, n in self.resources_per_worker.items() if n}
         if self.use_gpu:
-            needs.setdefault("GPU", 1)
+            resources.setdefault("GPU", 1)
         if self.use_tpu:
-            needs.setdefault("TPU", self._chips_per_host())
+            resources.setdefault("TPU", self._chips_per_host())
         if self.accelerator_type:
-            needs.setdefault(f"accelerator_type:{self.accelerator_type}", _ACCELERATOR_SHARE)
-        return needs
+            type_resource = f"accelerator_type:{self.accelerator_type}"
+            resources.setdefault(type_resource, _ACCELERATOR_TYPE_AMOUNT)
+        return resources
 
     @property
     def total_resources(self) -> dict[str, float]:
-        """What all workers need together, at their greatest number."""
+        """The resources of `max_workers` workers together."""
         return {name: amount * self.max_workers for name, amount in self.worker_resources.items()}
 
     @property
     def num_cpus_per_worker(self) -> float:
-        """CPUs of one worker."""
+        """The number of CPUs of one worker."""
         return self.worker_resources.get("CPU", 0)
 
     @property
     def num_gpus_per_worker(self) -> float:
-        """GPUs of one worker."""
+        """The number of GPUs of one worker."""
         return self.worker_resources.get("GPU", 0)
 
     @property
     def num_tpus_per_worker(self) -> float:
-        """TPU chips of one worker."""
+        """The number of TPU chips of one worker."""
         return self.worker_resources.get("TPU", 0)
 
     @property
     def additional_resources_per_worker(self) -> dict[str, float]:
-        """What one worker needs besides CPUs and GPUs."""
+        """The resources of one worker other than CPUs and GPUs."""
         return {name: n for name, n in self.worker_resources.items() if name not in ("CPU", "GPU")}
 
     def as_placement_group_factory(self) -> Any:
-        """Not offered: there are no placement groups here."""
-        raise _no_placement_groups()
+        """Not supported: always raises `DeprecationWarning`."""
+        raise _placement_groups_unsupported()
 
     @classmethod
     def from_placement_group_factory(cls, pgf: Any) -> ScalingConfig:
-        """Not offered: there are no placement groups here."""
-        raise _no_placement_groups()
-
-    def _explicit_or_default(self) -> dict[str, float]:
-        if self.resources_per_worker is None:
-            return {} if self.use_gpu or self.use_tpu else {"CPU": 1}
-        return {name: amount for name, amount in self.resources_per_worker.items() if amount}
+        """Not supported: always raises `DeprecationWarning`."""
+        raise _placement_groups_unsupported()
 
     def _chips_per_host(self) -> int:
         if not self.topology:
             return 1
-        big = str(self.accelerator_type).upper().endswith(_TPU_WITH_BIG_HOSTS)
-        if big and self.topology.lower() in _TPU_OF_ONE_HOST:
+        has_large_hosts = str(self.accelerator_type).upper().endswith(_LARGE_HOST_TPU_TYPES)
+        if has_large_hosts and self.topology.lower() in _SINGLE_HOST_TPU_TOPOLOGIES:
             return _chips(self.topology)
         return _TPU_CHIPS_PER_HOST
 
     # --- checks ------------------------------------------------------------------------------
 
     def _check_interval(self) -> None:
-        if not _is_number(self.elastic_resize_monitor_interval_s, least=0):
+        if not _is_number(self.elastic_resize_monitor_interval_s, minimum=0):
             raise ConfigError(
                 "elastic_resize_monitor_interval_s must be non-negative, not "
                 f"{self.elastic_resize_monitor_interval_s!r}.",
-                do="Give the seconds between two looks at whether more workers fit.",
+                do="Give the number of seconds between two resizes of an elastic group.",
             )
 
     def _check_strategy(self) -> None:
         if self.placement_strategy not in _STRATEGIES:
             raise ConfigError(
-                f"placement_strategy cannot be {self.placement_strategy!r}.",
+                f"placement_strategy={self.placement_strategy!r} is not a valid strategy.",
                 do=did_you_mean(str(self.placement_strategy), _STRATEGIES),
             )
 
     def _check_accelerators(self) -> None:
         explicit = self.resources_per_worker or {}
         if self.use_gpu and self.use_tpu:
-            raise ConfigError("Cannot specify both use_gpu and use_tpu.", do="Choose one.")
+            raise ConfigError("Cannot specify both use_gpu and use_tpu.", do="Remove one of them.")
         for name, used in (("GPU", self.use_gpu), ("TPU", self.use_tpu)):
             if explicit.get(name) and not used:
                 raise ConfigError(
                     f"`use_{name.lower()}` is False but `{name}` was found in "
                     "resources_per_worker.",
-                    do=f"Set use_{name.lower()}=True, or leave {name} out.",
+                    do=f"Set use_{name.lower()}=True, or remove {name} from resources_per_worker.",
                 )
 
-    def _check_slices(self) -> None:
+    def _check_tpu_slices(self) -> None:
         if not self.use_tpu:
             return
         if not self.topology or not self.accelerator_type:
             if self.max_workers > 1:
                 raise ConfigError(
                     "use_tpu with more than one worker needs topology and accelerator_type.",
-                    do="Say which slice, for instance topology='4x4', accelerator_type='TPU-V4'.",
+                    do="Name the slice, for example topology='4x4', accelerator_type='TPU-V4'.",
                 )
             return
-        workers = _workers_of_a_slice(self.topology, self.num_tpus_per_worker)
+        # A TPU slice is allocated as a whole, so all of its workers must be requested.
+        workers = _workers_per_slice(self.topology, self.num_tpus_per_worker)
         if self.max_workers % workers or self.min_workers % workers:
             raise ConfigError(
                 f"A slice of topology {self.topology} has {workers} workers; num_workers must be "
-                f"a multiple of that, not {self.num_workers}.",
-                do="Ask for whole slices: one worker a host.",
+                f"a multiple of {workers}, not {self.num_workers}.",
+                do="Request complete slices: one worker per host.",
             )
 
     def _check_label_selector(self) -> None:
@@ -192,104 +202,112 @@ class ScalingConfig:
             raise ConfigError(
                 "label_selector, given as a list, must be the same length as the number of "
                 f"workers: it has {len(self.label_selector)} entries for {self.max_workers}.",
-                do="Give one dictionary for all workers, or one each.",
+                do="Pass one dictionary for all workers, or a list with one dictionary per worker.",
             )
 
 
 @dataclass
 class CheckpointConfig:
-    """Which checkpoints stay: all, the last `num_to_keep`, or that many best by a score.
+    """Which checkpoints are retained: all, the last `num_to_keep`, or the `num_to_keep` best.
 
-    The latest one always stays. A score may be a path into nested metrics: 'eval/loss'.
+    The latest checkpoint is always retained. `checkpoint_score_attribute` may be a path into nested
+    metrics, such as 'eval/loss'. Raises `ConfigError` for invalid values.
     """
 
     num_to_keep: int | None = None
     checkpoint_score_attribute: str | None = None
     checkpoint_score_order: str = "max"
+    # Deprecated arguments default to a sentinel, because None is a value that a caller may pass.
     checkpoint_frequency: Any = DEPRECATED
     checkpoint_at_end: Any = DEPRECATED
 
     def __post_init__(self) -> None:
-        gone = ("checkpoint_frequency", "checkpoint_at_end")
-        refuse_deprecated(
+        deprecated = ("checkpoint_frequency", "checkpoint_at_end")
+        reject_deprecated_arguments(
             "CheckpointConfig",
-            {name: getattr(self, name) for name in gone},
-            instead=dict.fromkeys(gone, "call report(checkpoint=...) when one is due"),
+            {name: getattr(self, name) for name in deprecated},
+            replacements=dict.fromkeys(deprecated, "call report(checkpoint=...) instead"),
         )
-        mistakes = Mistakes()
-        if self.num_to_keep is not None and not _is_count(self.num_to_keep, least=1):
-            mistakes.add(
+        errors = ErrorCollector()
+        if self.num_to_keep is not None and not _is_count(self.num_to_keep, minimum=1):
+            errors.add(
                 ConfigError(
                     f"num_to_keep must be None or at least 1, not {self.num_to_keep!r}.",
-                    do="Give None to keep all; the latest checkpoint always stays.",
+                    do="Use None to keep all checkpoints; the latest one is always kept.",
                 )
             )
         if self.checkpoint_score_order not in ("max", "min"):
-            mistakes.add(
+            errors.add(
                 ConfigError(
                     "checkpoint_score_order must be 'max' or 'min', not "
                     f"{self.checkpoint_score_order!r}.",
-                    do="'max' keeps the highest scores, 'min' the lowest.",
+                    do="Use 'max' to keep the highest scores, 'min' to keep the lowest.",
                 )
             )
-        mistakes.raise_all()
+        errors.raise_all()
 
 
 @dataclass
 class FailureConfig:
-    """How many failures a run survives; -1 is no limit. The three budgets are apart."""
+    """How many failures of each kind a run tolerates; -1 means no limit.
+
+    The three limits are counted separately. Raises `ConfigError` for invalid values.
+    """
 
     max_failures: int = 0
-    """Of the training function and its processes."""
+    """Failed rounds caused by the training function or its processes."""
     fail_fast: Any = DEPRECATED
     controller_failure_limit: int = -1
-    """Of placing and starting workers."""
+    """Failed rounds caused by the platform: machines, disks, network, worker startup."""
     max_preemption_failures: int = -1
-    """Machines taken away."""
+    """Rounds ended by a preemption."""
     relax_collectives_on_preemption: bool = False
+    """Whether the remaining ranks may report without the ranks of a preempted node."""
     preemption_grace_s: float = 0.0
+    """Seconds that the remaining ranks may continue after the preemption deadline."""
 
     def __post_init__(self) -> None:
-        refuse_deprecated(
+        reject_deprecated_arguments(
             "FailureConfig",
             {"fail_fast": self.fail_fast},
-            instead={"fail_fast": "max_failures=0 says the same"},
+            replacements={"fail_fast": "use max_failures=0"},
         )
-        mistakes = Mistakes()
+        errors = ErrorCollector()
         for name in ("max_failures", "controller_failure_limit", "max_preemption_failures"):
-            if not _is_count(getattr(self, name), least=_NO_LIMIT):
-                mistakes.add(
+            if not _is_count(getattr(self, name), minimum=_NO_LIMIT):
+                errors.add(
                     ConfigError(
-                        f"{name} must be a whole number, and at least -1, not "
-                        f"{getattr(self, name)!r}.",
-                        do="Give how many failures to survive; -1 is no limit.",
+                        f"{name} must be an integer >= -1, not {getattr(self, name)!r}.",
+                        do="Give the number of failures to tolerate; -1 means no limit.",
                     )
                 )
-        if not _is_number(self.preemption_grace_s, least=0):
-            mistakes.add(
+        if not _is_number(self.preemption_grace_s, minimum=0):
+            errors.add(
                 ConfigError(
                     f"preemption_grace_s must be non-negative, not {self.preemption_grace_s!r}.",
-                    do="Give the seconds that survivors may go on past the deadline.",
+                    do="Give the seconds that remaining workers may continue after the deadline.",
                 )
             )
-        mistakes.raise_all()
+        errors.raise_all()
 
 
 @dataclass
 class LoggingConfig:
-    """How much spotfit itself tells, on the console and on the machines; "ERROR" is little, "DEBUG"
-    much. SPOTFIT_LOG_LEVEL overrules it. What the training function prints and logs is not touched.
+    """The level of spotfit's own log, on the console and on the nodes.
+
+    The environment variable SPOTFIT_LOG_LEVEL overrides it. Output of the training function is not
+    affected. Raises `ConfigError` for an unknown level.
     """
 
     log_level: str = "INFO"
 
     def __post_init__(self) -> None:
-        self.log_level = parse_level(self.log_level)
+        self.log_level = parse_log_level(self.log_level)
 
 
 @dataclass
 class SyncConfig:
-    """A leftover that can still be imported; `RunConfig(sync_config=...)` refuses it."""
+    """Kept so that imports of it still work; `RunConfig(sync_config=...)` rejects it."""
 
     sync_period: int = 300
     sync_timeout: int = 1800
@@ -297,7 +315,7 @@ class SyncConfig:
     sync_artifacts_on_checkpoint: bool = True
 
 
-def _checked_count(count: Any) -> Any:
+def _check_worker_count(count: Any) -> Any:
     if isinstance(count, tuple) and len(count) == 2 and all(isinstance(n, int) for n in count):
         low, high = count
     elif isinstance(count, int):
@@ -308,20 +326,23 @@ def _checked_count(count: Any) -> Any:
             do="Write num_workers=4, or num_workers=(2, 8) for an elastic group.",
         )
     if low < 0:
-        raise ConfigError(f"num_workers cannot be negative: {count}.", do="0 runs it in process.")
+        raise ConfigError(
+            f"num_workers cannot be negative: {count}.", do="num_workers=0 trains in this process."
+        )
     if isinstance(count, tuple) and low < 1:
         raise ConfigError(
-            f"num_workers={count}: a group that may shrink to nobody trains nothing.",
-            do="Let the smallest number be at least 1.",
+            f"num_workers={count}: min workers must be >= 1.",
+            do=f"Write num_workers=(1, {max(1, high)}).",
         )
     if low > high:
         raise ConfigError(
-            f"min_workers must be <= max_workers: {count}.", do="Write (least, most)."
+            f"num_workers={count}: min_workers must be <= max_workers.",
+            do=f"Write num_workers=({high}, {low}).",
         )
     return count
 
 
-def _checked_amounts(resources: Any) -> Any:
+def _check_resource_amounts(resources: Any) -> Any:
     if resources is None:
         return {}
     if not isinstance(resources, dict):
@@ -329,44 +350,49 @@ def _checked_amounts(resources: Any) -> Any:
             f"resources_per_worker must be a dictionary, not {resources!r}.",
             do="Write {'CPU': 2, 'GPU': 1}.",
         )
-    mistakes = Mistakes()
+    errors = ErrorCollector()
     for name, amount in resources.items():
-        if not _is_number(amount, least=0):
-            mistakes.add(
+        if not _is_number(amount, minimum=0):
+            errors.add(
                 ConfigError(
-                    f"resources_per_worker[{name!r}] cannot be {amount!r}.",
-                    do="Give a number that is not negative.",
+                    f"resources_per_worker[{name!r}] must be a number >= 0, not {amount!r}.",
+                    do="Set it to the amount that one worker needs.",
                 )
             )
-    mistakes.raise_all()
+    errors.raise_all()
     return resources
 
 
-def _workers_of_a_slice(topology: str, chips_each: float) -> int:
+def _workers_per_slice(topology: str, chips_per_worker: float) -> int:
     chips = _chips(topology)
-    if chips % chips_each:
+    if chips % chips_per_worker:
         raise ConfigError(
-            f"The {chips} chips of topology {topology} cannot be shared by workers with "
-            f"{chips_each:g} TPU each.",
-            do="Leave TPU out of resources_per_worker, or choose a divisor.",
+            f"The {chips} chips of topology {topology} cannot be divided among workers with "
+            f"{chips_per_worker:g} TPU each.",
+            do=f"Remove TPU from resources_per_worker, or set it to a divisor of {chips}.",
         )
-    return int(chips // chips_each)
+    return int(chips // chips_per_worker)
 
 
 def _chips(topology: str) -> int:
     sides = topology.lower().split("x")
     if not all(side.isdigit() and int(side) > 0 for side in sides):
-        raise ConfigError(f"{topology!r} is no topology.", do="Write it as '4x4' or '2x2x2'.")
+        raise ConfigError(
+            f"topology={topology!r} is not a valid topology.", do="Write '4x4' or '2x2x2'."
+        )
     return math.prod(int(side) for side in sides)
 
 
-def _is_number(value: Any, *, least: float) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value) and value >= least
+# Also rejects NaN and infinity, which compare or multiply without an error later.
+def _is_number(value: Any, *, minimum: float) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value) and value >= minimum
 
 
-def _is_count(value: Any, *, least: int) -> bool:
-    return isinstance(value, int) and value >= least
+def _is_count(value: Any, *, minimum: int) -> bool:
+    return isinstance(value, int) and value >= minimum
 
 
-def _no_placement_groups() -> DeprecationWarning:
-    return DeprecationWarning("ScalingConfig knows no placement groups; use its resources instead.")
+def _placement_groups_unsupported() -> DeprecationWarning:
+    return DeprecationWarning(
+        "ScalingConfig does not support placement groups; use resources_per_worker instead."
+    )

@@ -1,4 +1,4 @@
-"""DataConfig: which of a trainer's datasets the workers share."""
+"""`DataConfig`: which of a trainer's datasets are split among the workers."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections.abc import Iterable
 from typing import Any
 
 from spotfit.core.errors import ConfigError, ConfigTypeError, UnknownDatasetError
-from spotfit.core.nearest import did_you_mean
+from spotfit.core.input_checks import did_you_mean
 
 TRAIN_DATASET_KEY = "train"
-"""The name under which the dataset to train on is usually given."""
+"""The conventional name of the training dataset in `datasets={...}`."""
 
 
 class DataConfig:
-    """Which datasets are split among the workers; the others are read whole by each of them.
+    """Which datasets are split among the workers; every worker reads the others completely.
 
-    `datasets_to_split` is "all" or a list of names. Trainers take datasets with `num_workers=0`
-    only, where nothing is split.
+    `datasets_to_split` is "all" or a list of dataset names. Trainers accept datasets only with
+    `num_workers=0`, where nothing is split. `execution_options` and `enable_shard_locality` are
+    accepted for compatibility with Ray Train and have no effect.
     """
 
     def __init__(
@@ -42,27 +43,27 @@ class DataConfig:
         worker_node_ids: Any,
         **kwargs: Any,
     ) -> list[dict[str, Any]]:
-        """Not offered yet; see `no_datasets_on_workers`."""
-        raise no_datasets_on_workers()
+        """Not supported: always raises `ConfigError`, see `datasets_unsupported_error`."""
+        raise datasets_unsupported_error()
 
     @staticmethod
     def default_ingest_options() -> Any:
-        """Not offered yet; see `no_datasets_on_workers`."""
-        raise no_datasets_on_workers()
+        """Not supported: always raises `ConfigError`, see `datasets_unsupported_error`."""
+        raise datasets_unsupported_error()
 
 
-def no_datasets_on_workers() -> ConfigError:
-    """What is told to those who give a trainer datasets for its workers."""
+def datasets_unsupported_error() -> ConfigError:
+    """The error for `datasets=` on a trainer with workers."""
     return ConfigError(
-        "Workers are not fed with `datasets` yet.",
-        do="Read the data in the training function; get_context() tells which share is whose.",
+        "Distributed datasets (datasets=) are not supported yet.",
+        do="Read the data in the training function; get_context() gives rank and world size.",
     )
 
 
-def unknown_dataset(name: str | None, known: Iterable[str]) -> UnknownDatasetError:
-    """What is told to those who ask for a dataset that nobody gave."""
-    hint = did_you_mean(str(name), known)
+def unknown_dataset_error(name: str | None, dataset_names: Iterable[str]) -> UnknownDatasetError:
+    """The error for a dataset name that was not passed to the trainer."""
+    hint = did_you_mean(str(name), dataset_names)
     return UnknownDatasetError(
-        f"The trainer was given no dataset {name!r}.",
+        f"The trainer has no dataset {name!r}.",
         do=hint or "Pass it as the trainer's datasets={'train': ...}.",
     )

@@ -1,6 +1,8 @@
-"""What happened, in the past tense: everything a journal may hold.
+"""The journal's entry format: `JournalEntry` and the event types it can hold.
 
-Add events, or fields with defaults; never change the meaning of one that was ever written.
+The format is append-only (docs/decisions/0010): new event types and new fields with a default may
+be added, but no event or field that was ever written is renamed, retyped or given another meaning.
+`model.fold` defines what each event means for the state of the run.
 """
 
 from __future__ import annotations
@@ -13,262 +15,273 @@ import msgspec
 from spotfit.core.ids import AgentId, RunId, Token
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
 from spotfit.model.spec import RunSpec
-from spotfit.model.world import Notice, Round
+from spotfit.model.topology import Notice, Round
 
 
-class Blame(enum.StrEnum):
-    """Why a round ended; each of the first three has its own budget, the others cost nothing.
+class FailureCause(enum.StrEnum):
+    """Why a round ended.
 
-    NETWORK is a broken connection: whose it is if the machine is lost with it, `NodeLost` says.
+    WORKER, PLATFORM and PREEMPTION each count against their own limit of `FailureLimits`; the
+    others have no limit. NETWORK is a broken connection whose reason is still unknown; if the node
+    turns out to be lost, its `NodeLost` recharges the round to PREEMPTION or PLATFORM.
     """
 
+    # The values are written to the journal and must not change.
     WORKER = "worker"
     PLATFORM = "platform"
     PREEMPTION = "preemption"
     NETWORK = "network"
     RESIZE = "resize"
-    SUCCESSION = "succession"
+    LEADER_CHANGE = "leader_change"
 
 
-class RankFailure(msgspec.Struct, frozen=True):
-    """How one rank failed. `pickle_key` holds its original exception, sealed."""
+class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """The failure of one rank. `pickle_key` is the object key of its sealed pickled exception."""
 
     rank: int
     kind: Literal["raised", "died", "lost", "timeout"]
-    told: str
+    message: str
     pickle_key: str | None = None
-    blame: Blame | None = None
-    """Whose fault it was, where its machine knows; else `kind` tells."""
-    final: bool = False
-    """Whether another try would end the same way."""
+    cause: FailureCause | None = None
+    """The cause as diagnosed on the node; None if it must be derived from `kind`."""
+    is_permanent: bool = False
+    """Whether a retry would fail in the same way."""
 
 
-class Taken(msgspec.Struct, frozen=True):
-    """Machines of a round that were reclaimed, with the ranks they held."""
+class PreemptedNodes(msgspec.Struct, frozen=True, kw_only=True):
+    """Nodes of a round that were preempted, with the world ranks of each."""
 
-    nodes: dict[str, tuple[int, ...]]
+    node_to_ranks: dict[str, tuple[int, ...]]
     deadline_ms: int = 0
-    """When the first of them was to go, as their notices said; 0 where nobody knew."""
-    timed_out: bool = False
-    """Whether workers were still running when the notices' time was over."""
+    """The earliest announced deadline, in milliseconds since 1970; 0 if unknown."""
+    drain_timed_out: bool = False
+    """Whether workers were still running at the deadline."""
 
 
-class FitStarted(msgspec.Struct, frozen=True, tag="fit_started"):
-    """A `fit()` took this name; earlier fits of it are history, their checkpoints stay."""
+class FitStarted(msgspec.Struct, frozen=True, kw_only=True, tag="fit_started"):
+    """A `fit()` call started or resumed the run. Checkpoints of earlier fits are retained."""
 
     spec: RunSpec
 
 
-class LeaderElected(msgspec.Struct, frozen=True, tag="leader_elected"):
-    """From here on only `leader` may write decisions, until the next election."""
+class LeaderElected(msgspec.Struct, frozen=True, kw_only=True, tag="leader_elected"):
+    """Until the next election, only `leader` may append decisions."""
 
     leader: AgentId
     epoch: int
-    hub: str | None = None
-    """host:port of its hub; a caretaker has none, and any agent may take over from it."""
-    why: str = ""
-    lost: AgentId | None = None
-    """The leader before, where the successor saw it vanish."""
+    coordinator_address: str | None = None
+    """host:port of its round coordinator. None for a headless leader, which any agent may
+    replace."""
+    reason: str = ""
+    lost_leader: AgentId | None = None
+    """The previous leader, if the new leader observed that its coordinator stopped listening."""
 
 
-class Intended(msgspec.Struct, frozen=True, tag="intended"):
-    """The leader is about to ask for machines. Whoever leads next will finish it."""
+class GroupPlanned(msgspec.Struct, frozen=True, kw_only=True, tag="group_planned"):
+    """The leader will request these machines. A new leader completes an unfinished request."""
 
     request: GroupRequest
     plan: GroupPlan
-    why: str = ""
+    reason: str = ""
 
 
-class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
-    """The backend took the request."""
+class GroupSubmitted(msgspec.Struct, frozen=True, kw_only=True, tag="group_submitted"):
+    """The backend accepted the request."""
 
     token: Token
     handle: GroupHandle
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """The backend will not serve the request; `final` means that asking again is pointless."""
+class GroupRefused(msgspec.Struct, frozen=True, kw_only=True, tag="group_refused"):
+    """The backend rejected the request. With `is_final`, a new request would be rejected, too."""
 
     token: Token
-    why: str
-    final: bool = False
+    reason: str
+    is_final: bool = False
 
 
-class NodeLost(msgspec.Struct, frozen=True, tag="node_lost"):
-    """One machine of a group is gone for good."""
+class NodeLost(msgspec.Struct, frozen=True, kw_only=True, tag="node_lost"):
+    """One node of a group is permanently lost."""
 
     token: Token
     node: int
     agent: AgentId | None
-    why: str
-    blame: Blame | None = None
-    """PREEMPTION where it was taken away, PLATFORM where it runs and its agent is not heard; the
-    round that broke off with it is charged to that, if nobody knew when it was closed. Without an
-    agent, PREEMPTION is a market's that promised a machine and does not give it."""
-    comes_back: bool = False
-    """Only that agent is lost: its backend has brought the machine back with another."""
+    reason: str
+    cause: FailureCause | None = None
+    """PREEMPTION if the machine is gone, PLATFORM if it runs but its agent is unreachable. A round
+    that was closed for NETWORK is recharged to it. For a node that never had an agent, PREEMPTION
+    means that the backend withdrew a machine it had granted."""
+    machine_returned: bool = False
+    """Only the agent is lost: the backend restarted the machine with a new agent."""
 
 
-class Released(msgspec.Struct, frozen=True, tag="released"):
-    """The group was let go (and others with it); nothing of it is paid for any more."""
+class GroupsReleased(msgspec.Struct, frozen=True, kw_only=True, tag="groups_released"):
+    """The groups were released and cause no further cost."""
 
     token: Token
-    others: tuple[Token, ...] = ()
+    other_tokens: tuple[Token, ...] = ()
 
 
-class Noticed(msgspec.Struct, frozen=True, tag="noticed"):
-    """A machine announced its end."""
+class PreemptionNoticed(msgspec.Struct, frozen=True, kw_only=True, tag="preemption_noticed"):
+    """A node received a preemption notice."""
 
     agent: AgentId
     notice: Notice
 
 
-class RoundOpened(msgspec.Struct, frozen=True, tag="round_opened"):
-    """Everyone named takes its place and starts its workers."""
+class RoundOpened(msgspec.Struct, frozen=True, kw_only=True, tag="round_opened"):
+    """A round started: every assigned agent starts its workers."""
 
     round: Round
-    why: str = ""
+    reason: str = ""
 
 
-class RoundClosed(msgspec.Struct, frozen=True, tag="round_closed"):
-    """The round is over; all its workers are to go."""
+class RoundClosed(msgspec.Struct, frozen=True, kw_only=True, tag="round_closed"):
+    """The round ended: every assigned agent stops its workers."""
 
-    number: int
-    blame: Blame
-    why: str
+    round_number: int
+    cause: FailureCause
+    reason: str
     failures: tuple[RankFailure, ...] = ()
-    taken: Taken | None = None
-    lived_s: float | None = None
-    """How long it was open, by the clock of the leader who had opened it; None: another closed
-    it."""
-    safe: bool = False
-    """Whether machines that left had given all they had saved to others."""
+    preempted: PreemptedNodes | None = None
+    duration_s: float | None = None
+    """Duration of the round by the clock of the leader that opened it; None if another leader
+    closed it, because clocks of two machines are never compared."""
+    state_replicated: bool = False
+    """Whether leaving nodes had replicated their latest snapshot to nodes that stay."""
 
 
-class ValidationAsked(msgspec.Struct, frozen=True):
-    """A checkpoint is to be validated: as the trainer says, or with a say of its own."""
+class ValidationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to validate a checkpoint, with the trainer's settings or with its own."""
 
-    kwargs: dict[str, Any] | None = None
-    """What goes on top of the trainer's. None: all is as the trainer says, the timeout too."""
+    fn_kwargs: dict[str, Any] | None = None
+    """Arguments that override the trainer's. None: use all of the trainer's settings, including its
+    timeout."""
     timeout_s: float | None = None
 
 
-class CheckpointCommitted(msgspec.Struct, frozen=True, tag="checkpoint_committed"):
-    """This entry *is* the checkpoint; without it the files are debris."""
+class CheckpointCommitted(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint_committed"):
+    """A checkpoint is complete. Files in the bucket without this entry are not a checkpoint."""
 
     name: str
     round: int
-    report: int
-    """Which report of the round (from 0) it came with."""
+    report_index: int
+    """Index of the report in its round, from 0."""
     metrics: dict[str, Any]
     ranks: tuple[int, ...]
-    """Whose manifests list its files."""
+    """The world ranks whose manifests list its files."""
     size_bytes: int = 0
-    validation: ValidationAsked | None = None
-    """Until it is validated, nobody may drop it."""
-    age_s: float | None = None
-    """How long its round had been open, by its leader's clock; None: it was over."""
-    snapshot: bool = False
-    """Whether a Checkpointer can go on from it."""
+    validation: ValidationRequest | None = None
+    """Set if the checkpoint is to be validated; it is not dropped before that."""
+    round_age_s: float | None = None
+    """Age of the round at the commit by its leader's clock; None if the round was already
+    closed."""
+    is_snapshot: bool = False
+    """Whether a `Checkpointer` can resume from it."""
     step: int | None = None
-    """Of a snapshot: how many steps were done. None in entries of a time when nobody said so."""
-    why: str = ""
-    """Why it was saved just then, of what a Checkpointer saved; empty for a report of files."""
-    at: str = ""
-    """The folder below the run's root where a user has put its files. Empty: the one of its name,
-    or an entry of a time when nobody said so."""
+    """Number of completed training steps; None for files that were saved by user code."""
+    reason: str = ""
+    """Why a `Checkpointer` saved it at this step; empty for files that were saved by user code."""
+    custom_folder: str = ""
+    """The folder below the run's root that user code wrote the files to; empty: the folder
+    `name`."""
 
     @property
     def folder(self) -> str:
-        """Where its files lie, below the run's root."""
-        return self.at or self.name
+        """The folder of its files below the run's root."""
+        return self.custom_folder or self.name
 
     @property
-    def mark(self) -> str:
-        """What tells it from others, also from those of the same name."""
-        return f"{self.round}-{self.report}"
+    def uid(self) -> str:
+        """Unique id within the run; a name may be used by several checkpoints."""
+        return f"{self.round}-{self.report_index}"
 
     @property
-    def called(self) -> str:
-        """The name its user chose: where that was used before, the mark was put behind it."""
-        return self.name.removesuffix(f"@{self.mark}")
+    def requested_name(self) -> str:
+        """The name chosen by user code, without the `@uid` suffix that a reused name gets."""
+        return self.name.removesuffix(f"@{self.uid}")
 
 
-class CheckpointDropped(msgspec.Struct, frozen=True, tag="checkpoint_dropped"):
-    """Nobody may use it any more; its files are deleted after this entry."""
-
-    name: str
-    why: str
-
-
-class ValidationBegun(msgspec.Struct, frozen=True, tag="validation_begun"):
-    """That agent validates that checkpoint now, in a process of its own; nobody else does."""
+class CheckpointDropped(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint_dropped"):
+    """The checkpoint may not be used any more. Its files are deleted after this entry."""
 
     name: str
-    mark: str
-    """Which checkpoint of that name."""
+    reason: str
+
+
+class ValidationStarted(msgspec.Struct, frozen=True, kw_only=True, tag="validation_started"):
+    """The validation of a checkpoint was assigned to an agent, which runs it in a sidecar
+    process."""
+
+    checkpoint_name: str
+    checkpoint_uid: str
+    """The `uid` of the checkpoint: several may share the name."""
     attempt: int
-    """Counts all validations of the run that were ever begun."""
+    """Number of validations started in the run so far, including this one; identifies the
+    attempt."""
     agent: AgentId
     token: Token
     node: int
-    """Its machine."""
-    why: str = ""
+    """The agent's node within the group `token`."""
+    reason: str = ""
 
 
-class ValidationEnded(msgspec.Struct, frozen=True, tag="validation_ended"):
-    """That checkpoint is not validated again; `metrics` now belong to it."""
+class ValidationEnded(msgspec.Struct, frozen=True, kw_only=True, tag="validation_ended"):
+    """The validation has a final result. `metrics` are merged into the checkpoint's metrics."""
 
-    name: str
-    mark: str
+    checkpoint_name: str
+    checkpoint_uid: str
     status: Literal["validated", "failed", "timeout"]
     metrics: dict[str, Any] = {}
-    why: str = ""
+    reason: str = ""
 
 
-class CancelRequested(msgspec.Struct, frozen=True, tag="cancel_requested"):
-    """Somebody wants the run to end."""
+class CancelRequested(msgspec.Struct, frozen=True, kw_only=True, tag="cancel_requested"):
+    """Cancellation of the run was requested."""
 
-    why: str
+    reason: str
 
 
-class FitEnded(msgspec.Struct, frozen=True, tag="fit_ended"):
-    """The last decision of a fit. Machines are let go after it."""
+class FitEnded(msgspec.Struct, frozen=True, kw_only=True, tag="fit_ended"):
+    """The fit has ended. Its machines are released after this entry."""
 
     outcome: Literal["finished", "failed", "cancelled"]
-    why: str = ""
-    blame: Blame | None = None
+    reason: str = ""
+    cause: FailureCause | None = None
     failures: tuple[RankFailure, ...] = ()
     metrics: dict[str, Any] | None = None
     """The last metrics reported by rank 0, with or without a checkpoint."""
     result_key: str | None = None
-    """Where what rank 0 returned lies, sealed."""
-    taken: Taken | None = None
-    """The machines whose loss was one too many, where it ended for that."""
-    unsaved: str = ""
-    """Why the last save of the training came to no checkpoint; '' where it did."""
+    """Object key of the sealed pickle of rank 0's return value."""
+    preempted: PreemptedNodes | None = None
+    """The nodes whose preemption exceeded the limit, if the fit ended for that."""
+    last_save_error: str = ""
+    """Why the last save did not become a checkpoint; '' if it did."""
 
 
-class TrainingEnded(msgspec.Struct, frozen=True, tag="training_ended"):
-    """No round will follow. The fit ends like this once nothing is left to validate."""
+# Separate from FitEnded, so that the result of the training cannot be lost while validations run.
+class TrainingEnded(msgspec.Struct, frozen=True, kw_only=True, tag="training_ended"):
+    """No further round is opened. The fit ends with `fit_end` once all validations are finished."""
 
-    ended: FitEnded
+    fit_end: FitEnded
 
 
-Event = (
+# The `tag=` of each type is its name in the journal and must not change. An unknown tag raises
+# `JournalError` in readers: an event must never be skipped.
+JournalEvent = (
     FitStarted
     | LeaderElected
-    | Intended
-    | Submitted
-    | Refused
+    | GroupPlanned
+    | GroupSubmitted
+    | GroupRefused
     | NodeLost
-    | Released
-    | Noticed
+    | GroupsReleased
+    | PreemptionNoticed
     | RoundOpened
     | RoundClosed
     | CheckpointCommitted
     | CheckpointDropped
-    | ValidationBegun
+    | ValidationStarted
     | ValidationEnded
     | TrainingEnded
     | CancelRequested
@@ -276,11 +289,14 @@ Event = (
 )
 
 
-class Entry(msgspec.Struct, frozen=True):
-    """One slot of the journal. `at_ms` is for people; nothing is ever judged by it."""
+class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One journal entry.
+
+    `written_at_ms` is displayed to users only: no decision depends on another machine's clock.
+    """
 
     run_id: RunId
-    by: AgentId
-    event: Event
-    at_ms: int = 0
-    format: int = 1
+    author: AgentId
+    event: JournalEvent
+    written_at_ms: int = 0
+    format_version: int = 1

@@ -1,4 +1,16 @@
-"""fold(view, entry) -> view: the meaning of every event, in one place. Total and pure."""
+"""`fold(view, entry) -> view`: the effect of every journal event on the view of the run.
+
+The function is pure and total. All readers that have folded the same entries have equal views.
+
+    state of the run      | event             | next state
+    ----------------------|-------------------|-----------------------------------------
+    empty, or fit ended   | FitStarted        | active, no round
+    active, no round      | RoundOpened       | active, round open
+    active, round open    | RoundClosed       | active, no round
+    active                | TrainingEnded     | active, no round, `pending_fit_end` is set
+    active                | FitEnded          | fit ended; machines are still to be released
+    any                   | all other events  | unchanged; they update groups, checkpoints, …
+"""
 
 from __future__ import annotations
 
@@ -6,303 +18,346 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from spotfit.core.ids import AgentId, Token
+from spotfit.core.ids import Token
 from spotfit.model.events import (
-    Blame,
     CancelRequested,
     CheckpointCommitted,
     CheckpointDropped,
-    Entry,
-    Event,
+    FailureCause,
     FitEnded,
     FitStarted,
-    Intended,
+    GroupPlanned,
+    GroupRefused,
+    GroupsReleased,
+    GroupSubmitted,
+    JournalEntry,
+    JournalEvent,
     LeaderElected,
     NodeLost,
-    Noticed,
-    Refused,
-    Released,
+    PreemptedNodes,
+    PreemptionNoticed,
     RoundClosed,
     RoundOpened,
-    Submitted,
-    Taken,
     TrainingEnded,
-    ValidationBegun,
     ValidationEnded,
+    ValidationStarted,
 )
-from spotfit.model.view import DROPPED, Group, View
-from spotfit.model.world import Place, Round
+from spotfit.model.topology import NodeAssignment, Round
+from spotfit.model.view import MAX_DROPPED_CHECKPOINTS, MachineGroup, View
 
 
-def fold(view: View, entry: Entry) -> View:
-    """The view after one more entry."""
-    after = _apply(view, entry.event)
+def fold(view: View, entry: JournalEntry) -> View:
+    """Return the view after one more entry. Raises `KeyError` for an unknown group token."""
+    after = _apply_event(view, entry.event)
     return replace(after, next_slot=view.next_slot + 1, run_id=view.run_id or entry.run_id)
 
 
-def _apply(view: View, event: Event) -> View:
+def _apply_event(view: View, event: JournalEvent) -> View:
     match event:
         case FitStarted():
-            return _start(view, event)
+            return _start_fit(view, event)
         case LeaderElected(epoch=epoch):
             return replace(view, leader=event, epoch=epoch)
-        case Intended():
-            return _intend(view, event)
-        case Submitted():
-            return _grant(view, event)
-        case Refused():
-            return _refuse(view, event)
+        case GroupPlanned():
+            return _plan_group(view, event)
+        case GroupSubmitted():
+            return _submit_group(view, event)
+        case GroupRefused():
+            return _refuse_group(view, event)
         case NodeLost():
-            return _lose(view, event)
-        case Released(token=token, others=others):
-            return _release(view, (token, *others))
-        case Noticed(agent=agent, notice=notice):
+            return _lose_node(view, event)
+        case GroupsReleased(token=token, other_tokens=others):
+            released = {t: replace(view.groups[t], is_released=True) for t in (token, *others)}
+            return replace(view, groups={**view.groups, **released})
+        case PreemptionNoticed(agent=agent, notice=notice):
+            # The slot of the first notice is kept: what was saved after it stays saved, even if a
+            # second notice announces an earlier deadline.
             return replace(
                 view,
                 notices={**view.notices, agent: notice},
-                noticed_slots={agent: view.next_slot, **view.noticed_slots},
+                notice_slots={agent: view.next_slot, **view.notice_slots},
             )
         case RoundOpened(round=opened):
-            return _open(view, opened)
-        case RoundClosed(blame=blame):
-            return _close(view, event, blame)
+            return _open_round(view, opened)
+        case RoundClosed():
+            return _close_round(view, event)
         case CheckpointCommitted():
-            return _commit(view, event)
+            return _commit_checkpoint(view, event)
         case CheckpointDropped(name=name):
-            return _drop(view, name)
-        case ValidationBegun():
-            return _begin_validation(view, event)
+            return _drop_checkpoint(view, name)
+        case ValidationStarted():
+            return _start_validation(view, event)
         case ValidationEnded():
             return _end_validation(view, event)
-        case TrainingEnded(ended=ended):
-            return replace(view, training_ended=ended, round=None)
-        case CancelRequested(why=why):
-            return replace(view, cancelled=why)
+        case TrainingEnded(fit_end=fit_end):
+            return replace(view, pending_fit_end=fit_end, round=None)
+        case CancelRequested(reason=reason):
+            return replace(view, cancel_reason=reason)
         case FitEnded():
-            return replace(view, ended=event, round=None, validation=None)
+            # Groups stay in the view until they are released.
+            return replace(view, fit_end=event, round=None, current_validation=None)
     assert_never(event)
 
 
-def _start(view: View, event: FitStarted) -> View:
-    """A new fit keeps the run's checkpoints, its round numbers and groups still to be let go.
-
-    Who led the fit before does not lead this one: nobody has to wait for its lease.
-    """
+def _start_fit(view: View, event: FitStarted) -> View:
+    """Start a fit: keep checkpoints, round numbers, lifetimes and groups that are not released."""
+    # `leader` is reset: otherwise the first election of the new fit had to wait until the lease of
+    # the previous fit's leader expires.
     return View(
         next_slot=view.next_slot,
         run_id=view.run_id,
         spec=event.spec,
-        fits=view.fits + 1,
+        fit_count=view.fit_count + 1,
         epoch=view.epoch,
-        groups={token: group for token, group in view.groups.items() if not group.released},
+        groups={token: group for token, group in view.groups.items() if not group.is_released},
         last_round=view.last_round,
         checkpoints=view.checkpoints,
-        dropped=view.dropped,
+        dropped_checkpoints=view.dropped_checkpoints,
         latest_committed_slot=view.latest_committed_slot,
-        unvalidated=view.unvalidated,
-        verdicts=view.verdicts,
-        attempts=view.attempts,
-        endings=view.endings,
+        unvalidated_checkpoints=view.unvalidated_checkpoints,
+        validation_results=view.validation_results,
+        validation_attempts=view.validation_attempts,
+        lifetimes=view.lifetimes,
     )
 
 
-def _intend(view: View, event: Intended) -> View:
-    """Machines for validations come and go within one round: those let go are forgotten here."""
+def _plan_group(view: View, event: GroupPlanned) -> View:
     role = event.request.role
     groups = view.groups
     if role == "validate":
-        groups = {token: one for token, one in groups.items() if one.role != role or not one.let_go}
-    return replace(view, groups={**groups, event.plan.token: Group(event.plan, role=role)})
+        # Closed groups are normally removed when a round opens (`_open_round`). Many validation
+        # machines may come and go within one round, so remove theirs here: the view must stay
+        # small.
+        groups = {
+            token: group
+            for token, group in groups.items()
+            if group.role != role or not group.is_closed
+        }
+    return replace(
+        view, groups={**groups, event.plan.token: MachineGroup(plan=event.plan, role=role)}
+    )
 
 
-def _grant(view: View, event: Submitted) -> View:
+def _submit_group(view: View, event: GroupSubmitted) -> View:
     group = view.groups[event.token]
-    granted = _with_group(view, event.token, replace(group, handle=event.handle))
+    submitted = _with_group(view, event.token, replace(group, handle=event.handle))
     if group.role == "validate":
-        return granted
-    return replace(granted, refusals=0, last_refusal=None)
+        # `validator_refusals` is reset only when a validation starts there: such machines may also
+        # fail while booting, which counts as a refusal.
+        return submitted
+    return replace(submitted, refusals=0, last_refusal=None)
 
 
-def _with_group(view: View, token: Token, group: Group) -> View:
+def _with_group(view: View, token: Token, group: MachineGroup) -> View:
     return replace(view, groups={**view.groups, token: group})
 
 
-def _release(view: View, tokens: tuple[Token, ...]) -> View:
-    gone = {token: replace(view.groups[token], released=True) for token in tokens}
-    return replace(view, groups={**view.groups, **gone})
-
-
-def _refuse(view: View, event: Refused) -> View:
+def _refuse_group(view: View, event: GroupRefused) -> View:
     group = view.groups[event.token]
-    refused = _with_group(view, event.token, replace(group, refused=event.why))
+    refused = _with_group(view, event.token, replace(group, refusal=event.reason))
     if group.role == "validate":
         return replace(
             refused,
             validator_refusals=view.validator_refusals + 1,
-            no_validators=event.why if event.final else view.no_validators,
+            final_validator_refusal=event.reason
+            if event.is_final
+            else view.final_validator_refusal,
         )
     return replace(
         refused,
         refusals=view.refusals + 1,
-        last_refusal=event.why,
-        final_refusal=event.why if event.final else view.final_refusal,
+        last_refusal=event.reason,
+        final_refusal=event.reason if event.is_final else view.final_refusal,
     )
 
 
-def _lose(view: View, event: NodeLost) -> View:
+def _lose_node(view: View, event: NodeLost) -> View:
     group = view.groups[event.token]
-    nodes = group.lost if event.comes_back else group.lost | {event.node}
-    lost = _with_group(view, event.token, replace(group, lost=nodes))
+    nodes = group.lost_nodes if event.machine_returned else group.lost_nodes | {event.node}
+    after = _with_group(view, event.token, replace(group, lost_nodes=nodes))
     if event.agent is None and group.role == "validate":
-        return replace(lost, validator_refusals=view.validator_refusals + 1)
-    if event.agent is None and event.blame is Blame.PREEMPTION:
-        first = 0 if group.lost else 1  # a group is refused once, however many machines it has
-        return replace(lost, refusals=view.refusals + first, last_refusal=event.why)
+        return replace(after, validator_refusals=view.validator_refusals + 1)
+    if event.agent is None and event.cause is FailureCause.PREEMPTION:
+        # The backend withdrew a granted machine. A group counts as one refusal, not one per node.
+        added = 0 if group.lost_nodes else 1
+        return replace(after, refusals=view.refusals + added, last_refusal=event.reason)
     if event.agent is None:
-        return replace(lost, stillborn=view.stillborn + 1)
-    outage = {event.agent} if event.blame is Blame.PLATFORM else set()
-    known = replace(
-        lost, lost_agents=view.lost_agents | {event.agent}, outages=view.outages | outage
+        return replace(after, boot_failures=view.boot_failures + 1)
+    outage = {event.agent} if event.cause is FailureCause.PLATFORM else set()
+    after = replace(
+        after,
+        lost_agents=view.lost_agents | {event.agent},
+        platform_outages=view.platform_outages | outage,
     )
-    return _charge(known, event) if event.blame is not None else known
+    return _recharge_closed_round(after, event) if event.cause is not None else after
 
 
-def _charge(view: View, event: NodeLost) -> View:
-    """A round that was closed when only a connection was known to be broken cost nothing until
-    now; it does once, however many machines went with it."""
-    closed, place = view.last_closed, _broke_off(view, event)
-    assert event.blame is not None
-    if closed is None or closed.blame is not Blame.NETWORK or place is None:
+def _recharge_closed_round(view: View, event: NodeLost) -> View:
+    """Charge a round that was closed for NETWORK to the cause of the node's loss.
+
+    A round is closed before the backend is known to have lost the node, because waiting for that
+    would delay recovery by seconds (docs/decisions/0018). It is recharged once, for the first node.
+    """
+    closed, assignment = view.last_round_closed, _disconnected_assignment(view, event)
+    assert event.cause is not None
+    if closed is None or closed.cause is not FailureCause.NETWORK or assignment is None:
         return view
-    network = view.failures.get(Blame.NETWORK, 1) - 1
-    charged = {Blame.NETWORK: network, event.blame: view.failures.get(event.blame, 0) + 1}
-    failures = {blame: count for blame, count in {**view.failures, **charged}.items() if count}
-    why = f"{closed.why}; {place.machine} is lost: {event.why}"
-    taken = Taken({place.machine: tuple(place.ranks)}) if event.blame is Blame.PREEMPTION else None
+    counts = {
+        **view.failure_counts,
+        FailureCause.NETWORK: view.failure_counts.get(FailureCause.NETWORK, 1) - 1,
+        event.cause: view.failure_counts.get(event.cause, 0) + 1,
+    }
+    reason = f"{closed.reason}; {assignment.machine_name} is lost: {event.reason}"
+    preempted = (
+        PreemptedNodes(node_to_ranks={assignment.machine_name: tuple(assignment.ranks)})
+        if event.cause is FailureCause.PREEMPTION
+        else None
+    )
     return replace(
         view,
-        failures=failures,
-        last_closed=replace(closed, blame=event.blame, why=why, taken=taken),
-        fruitless=max(0, view.fruitless - (event.blame is Blame.PREEMPTION)),
+        failure_counts={cause: count for cause, count in counts.items() if count},
+        last_round_closed=replace(closed, cause=event.cause, reason=reason, preempted=preempted),
+        # Preemptions do not count as rounds without progress; NETWORK did, see `_close_round`.
+        rounds_without_progress=max(
+            0, view.rounds_without_progress - (event.cause is FailureCause.PREEMPTION)
+        ),
     )
 
 
-def _broke_off(view: View, event: NodeLost) -> Place | None:
-    """The machine's place in the last round, if that was closed because its connection broke."""
-    closed, last = view.last_closed, view.last_round
-    if closed is None or last is None or closed.number != last.number or event.agent is None:
+def _disconnected_assignment(view: View, event: NodeLost) -> NodeAssignment | None:
+    """The node's assignment in the last round, if that round was closed for its connection."""
+    closed, last = view.last_round_closed, view.last_round
+    if closed is None or last is None or closed.round_number != last.number or event.agent is None:
         return None
-    place = last.place_of(event.agent)
-    missing = {failure.rank for failure in closed.failures if failure.kind == "lost"}
-    return place if place is not None and not missing.isdisjoint(place.ranks) else None
+    assignment = last.assignment_of(event.agent)
+    lost_ranks = {failure.rank for failure in closed.failures if failure.kind == "lost"}
+    if assignment is None or lost_ranks.isdisjoint(assignment.ranks):
+        return None
+    return assignment
 
 
-def _close(view: View, event: RoundClosed, blame: Blame) -> View:
+def _close_round(view: View, event: RoundClosed) -> View:
+    cause = event.cause
+    # A preemption or resize says nothing about whether the training itself can make progress, so
+    # neither slows down the following rounds (`rendezvous`).
     return replace(
-        _outlived(view, event),
+        _record_lifetime(view, event),
         round=None,
-        last_closed=event,
-        failures={**view.failures, blame: view.failures.get(blame, 0) + 1},
-        fruitless=view.fruitless + (blame not in (Blame.PREEMPTION, Blame.RESIZE)),
+        last_round_closed=event,
+        failure_counts={**view.failure_counts, cause: view.failure_counts.get(cause, 0) + 1},
+        rounds_without_progress=view.rounds_without_progress
+        + (cause not in (FailureCause.PREEMPTION, FailureCause.RESIZE)),
     )
 
 
-def _outlived(view: View, event: RoundClosed) -> View:
-    """What its end teaches of the lives of groups. That changes its size at will lives on.
-
-    Where the leader was lost with it nobody knows how long it lived: as long as it saved, at least.
-    """
-    age_s = view.group_age_s + (view.round_age_s if event.lived_s is None else event.lived_s)
-    places = view.round.places if view.round else ()
-    told = [view.noticed_slots[place.agent] for place in places if place.agent in view.notices]
-    if event.blame is Blame.RESIZE and not told:
+def _record_lifetime(view: View, event: RoundClosed) -> View:
+    """Update the lifetime statistics with the end of a round. A voluntary resize is not an end."""
+    # If the leader was lost with its round, the duration is unknown; the age at the last commit is
+    # a lower bound. With a single node that is always the case (docs/decisions/0027).
+    age_s = view.group_age_s + (view.round_age_s if event.duration_s is None else event.duration_s)
+    agents = [assignment.agent for assignment in view.round.assignments] if view.round else []
+    notice_slots = [view.notice_slots[agent] for agent in agents if agent in view.notices]
+    if event.cause is FailureCause.RESIZE and not notice_slots:
         return replace(view, group_age_s=age_s)
-    saved = bool(told) and (event.safe or view.latest_committed_slot > max(told))
-    return replace(view, endings=view.endings.with_end(age_s, saved=saved), group_age_s=0.0)
+    saved_in_time = bool(notice_slots) and (
+        event.state_replicated or view.latest_committed_slot > max(notice_slots)
+    )
+    lifetimes = view.lifetimes.with_end(age_s, saved_in_time=saved_in_time)
+    return replace(view, lifetimes=lifetimes, group_age_s=0.0)
 
 
-def _open(view: View, opened: Round) -> View:
-    """A new round; what was let go, refused or lost before it is history, and needs no place any
-    more: a view must not grow for weeks."""
+def _open_round(view: View, opened: Round) -> View:
+    # Remove closed groups, lost agents and their notices: the view of a run of many weeks must not
+    # grow with the number of preemptions.
     groups = {
         token: group
         for token, group in view.groups.items()
-        if not group.released and group.refused is None
+        if not group.is_released and group.refusal is None
     }
-    here = {a: notice for a, notice in view.notices.items() if a not in view.lost_agents}
-    lost = view.lost_agents & _still_asked_for(view)
+    notices = {
+        agent: notice for agent, notice in view.notices.items() if agent not in view.lost_agents
+    }
+    # These two agents may be looked up although they have no assignment in the new round.
+    former_leader = view.leader.lost_leader if view.leader else None
+    validator = view.current_validation.agent if view.current_validation else None
+    lost = view.lost_agents & {former_leader, validator}
     return replace(
         view,
         round=opened,
         last_round=opened,
         round_age_s=0.0,
-        round_slot=view.next_slot,
-        stillborn=0,
+        round_opened_slot=view.next_slot,
+        boot_failures=0,
         groups=groups,
         lost_agents=lost,
-        outages=view.outages & lost,
-        notices=here,
-        noticed_slots={agent: view.noticed_slots[agent] for agent in here},
+        platform_outages=view.platform_outages & lost,
+        notices=notices,
+        notice_slots={agent: view.notice_slots[agent] for agent in notices},
     )
 
 
-def _still_asked_for(view: View) -> set[AgentId | None]:
-    """Agents whose loss may still matter although they have no place in the round that begins."""
-    former = view.leader.lost if view.leader else None
-    return {former, view.validation.agent if view.validation else None}
+def _dropped_without(view: View, name: str) -> tuple[str, ...]:
+    return tuple(dropped for dropped in view.dropped_checkpoints if dropped != name)
 
 
-def _without(view: View, name: str) -> tuple[str, ...]:
-    return tuple(one for one in view.dropped if one != name)
-
-
-def _commit(view: View, event: CheckpointCommitted) -> View:
+def _commit_checkpoint(view: View, event: CheckpointCommitted) -> View:
     return replace(
         view,
         checkpoints=(*view.checkpoints, event),
-        dropped=_without(view, event.name),
-        fruitless=0,
-        round_age_s=view.round_age_s if event.age_s is None else event.age_s,
+        dropped_checkpoints=_dropped_without(view, event.name),
+        rounds_without_progress=0,
+        # `failure_counts` are not reset: limits are for the complete fit.
+        round_age_s=view.round_age_s if event.round_age_s is None else event.round_age_s,
         latest_committed_slot=view.next_slot,
-        unvalidated=(*view.unvalidated, event) if event.validation else view.unvalidated,
+        unvalidated_checkpoints=(*view.unvalidated_checkpoints, event)
+        if event.validation
+        else view.unvalidated_checkpoints,
     )
 
 
-def _drop(view: View, name: str) -> View:
-    marks = {one.mark for one in view.checkpoints if one.name == name}
+def _drop_checkpoint(view: View, name: str) -> View:
+    uids = {checkpoint.uid for checkpoint in view.checkpoints if checkpoint.name == name}
     return replace(
         view,
-        checkpoints=tuple(one for one in view.checkpoints if one.name != name),
-        dropped=(*_without(view, name), name)[-DROPPED:],
-        unvalidated=tuple(one for one in view.unvalidated if one.name != name),
-        verdicts={mark: how for mark, how in view.verdicts.items() if mark not in marks},
+        checkpoints=tuple(c for c in view.checkpoints if c.name != name),
+        dropped_checkpoints=(*_dropped_without(view, name), name)[-MAX_DROPPED_CHECKPOINTS:],
+        unvalidated_checkpoints=tuple(c for c in view.unvalidated_checkpoints if c.name != name),
+        validation_results={
+            uid: result for uid, result in view.validation_results.items() if uid not in uids
+        },
     )
 
 
-def _begin_validation(view: View, event: ValidationBegun) -> View:
-    again = view.validation is not None and view.validation.mark == event.mark
+def _start_validation(view: View, event: ValidationStarted) -> View:
+    current = view.current_validation
+    is_retry = current is not None and current.checkpoint_uid == event.checkpoint_uid
     group = view.groups.get(event.token)
-    worked = group is not None and group.role == "validate"
+    on_own_machine = group is not None and group.role == "validate"
     return replace(
         view,
-        validation=event,
-        attempts=event.attempt,
-        tries=view.tries + 1 if again else 1,
-        validator_refusals=0 if worked else view.validator_refusals,
+        current_validation=event,
+        validation_attempts=event.attempt,
+        current_validation_tries=view.current_validation_tries + 1 if is_retry else 1,
+        validator_refusals=0 if on_own_machine else view.validator_refusals,
     )
 
 
 def _end_validation(view: View, event: ValidationEnded) -> View:
-    """What was found belongs to the checkpoint from now on, as if it had been reported with it."""
+    # The metrics are merged here, so that retention, `Result` and all other readers of checkpoints
+    # need not know about validations (docs/decisions/0024).
     checkpoints = tuple(
-        replace(one, metrics={**one.metrics, **event.metrics}) if one.mark == event.mark else one
-        for one in view.checkpoints
+        replace(checkpoint, metrics={**checkpoint.metrics, **event.metrics})
+        if checkpoint.uid == event.checkpoint_uid
+        else checkpoint
+        for checkpoint in view.checkpoints
     )
     return replace(
         view,
         checkpoints=checkpoints,
-        unvalidated=tuple(one for one in view.unvalidated if one.mark != event.mark),
-        verdicts={**view.verdicts, event.mark: event},
-        validation=None,
-        tries=0,
+        unvalidated_checkpoints=tuple(
+            c for c in view.unvalidated_checkpoints if c.uid != event.checkpoint_uid
+        ),
+        validation_results={**view.validation_results, event.checkpoint_uid: event},
+        current_validation=None,
+        current_validation_tries=0,
     )

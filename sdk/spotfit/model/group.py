@@ -1,4 +1,7 @@
-"""Machines as asked for, planned, handed out and observed."""
+"""Groups of machines: requested (`GroupRequest`), planned, granted and observed (`GroupStatus`).
+
+`Software` describes what the machines will run, as far as the backend knows before they boot.
+"""
 
 from __future__ import annotations
 
@@ -10,81 +13,113 @@ import msgspec
 from spotfit.core.ids import Token
 
 Role = Literal["train", "validate"]
-"""What machines are for: workers of the run's rounds, or validations of its checkpoints."""
+"""What a group's machines execute: workers of the run's rounds, or checkpoint validations."""
 
 
-class GroupRequest(msgspec.Struct, frozen=True):
-    """So many workers' worth of machines, please. The token makes asking twice asking once."""
+class GroupRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for machines that hold `num_workers` workers. Idempotent on the token."""
 
     token: Token
-    workers: int
-    of: int
-    """How many workers the whole run wants; a backend cuts its nodes to this."""
+    num_workers: int
+    total_workers: int
+    """`max_workers` of the run; a backend sizes its nodes by it, also for partial requests."""
     resources_per_worker: dict[str, float] = {}
     run_url: str = ""
     run_name: str = ""
     role: Role = "train"
 
 
-class GroupPlan(msgspec.Struct, frozen=True):
-    """What a backend will ask its cloud for: `nodes` machines with `slots` workers each.
+class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backend requests from its cloud: `num_nodes` machines of `slots_per_node` workers.
 
-    `body` is the cloud's own request. Neither holds a secret: plans go into the journal.
+    `body` is the request in the cloud's own format. A plan is written to the journal and must not
+    contain secrets.
     """
 
     token: Token
-    backend: str
-    nodes: int
-    slots: int
+    provisioner: str
+    num_nodes: int
+    slots_per_node: int
     body: dict[str, Any] = {}
 
 
-class GroupHandle(msgspec.Struct, frozen=True):
-    """How a backend finds a group again, from any process."""
+# Written to the journal: a new leader observes and releases groups of the previous one with it.
+class GroupHandle(msgspec.Struct, frozen=True, kw_only=True):
+    """The data by which a backend finds a group from any process."""
 
     token: Token
-    backend: str
+    provisioner: str
     name: str
     detail: dict[str, Any] = {}
 
 
 class NodeState(enum.StrEnum):
-    """The life of a machine, as far as its backend knows."""
+    """The state of a machine as its backend reports it.
+
+    state     | meaning                                      | next
+    ----------|----------------------------------------------|-------------------------
+    WAITING   | requested, queued or booting                 | RUNNING, REFUSED, FAILED
+    RUNNING   | the machine runs                             | GONE, FAILED
+    GONE      | terminated, preempted or released            | -
+    FAILED    | ended with an error                          | -
+    REFUSED   | was granted but never provided               | -
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
     GONE = "gone"
     FAILED = "failed"
     REFUSED = "refused"
-    """Promised and not given; another place may have one, so it is worth asking anew."""
+    """A new request may succeed, for example in another zone."""
 
 
-class NodeStatus(msgspec.Struct, frozen=True):
-    """One machine of a group; `reason` in the backend's own words."""
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One machine of a group. `reason` is the backend's own text."""
 
     state: NodeState
     reason: str = ""
-    last: bool = False
-    """Its backend, which brings lost machines back, will not do so with this one once more."""
+    is_last_attempt: bool = False
+    """Whether a backend that restarts lost machines has used up the restarts of this one."""
 
     @property
-    def over(self) -> bool:
-        """Whether this machine will not come (back)."""
+    def is_terminated(self) -> bool:
+        """Whether the machine has ended permanently."""
         return self.state in (NodeState.GONE, NodeState.FAILED, NodeState.REFUSED)
 
 
-class GroupStatus(msgspec.Struct, frozen=True):
-    """A group, node by node. `refusal` tells why the market gives nothing at present."""
+class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of each node of a group. `refusal`: why no capacity is available at present."""
 
     nodes: tuple[NodeStatus, ...]
     refusal: str = ""
 
     @property
-    def over(self) -> bool:
-        """Whether nothing of the group is left."""
-        return all(node.over for node in self.nodes)
+    def is_terminated(self) -> bool:
+        """Whether all machines of the group have ended permanently (true without any machine)."""
+        return all(node.is_terminated for node in self.nodes)
 
 
-def gone(nodes: int, reason: str = "nobody remembers it") -> GroupStatus:
-    """The status of a group that no longer exists."""
-    return GroupStatus(tuple(NodeStatus(NodeState.GONE, reason) for _ in range(nodes)))
+def missing_group_status(
+    num_nodes: int, reason: str = "the backend has no record of it"
+) -> GroupStatus:
+    """The status of a group that the backend no longer knows: all nodes are GONE."""
+    return GroupStatus(
+        nodes=tuple(NodeStatus(state=NodeState.GONE, reason=reason) for _ in range(num_nodes))
+    )
+
+
+class Software(msgspec.Struct, frozen=True, kw_only=True):
+    """Python and packages of machines that have not booted yet.
+
+    Unknown values are compared on the machine instead, before any user code is loaded there.
+    """
+
+    python: str = ""
+    """Version such as '3.12' or '3.12.4'; '' if unknown."""
+    implementation: str = "cpython"
+    packages: dict[str, str] = {}
+    """Version by distribution name. A distribution that is not listed may or may not be
+    installed."""
+
+
+UNKNOWN_SOFTWARE = Software()

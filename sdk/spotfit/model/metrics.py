@@ -1,7 +1,7 @@
-"""Metrics to JSON and back. JSON has no NaN and no infinity; these survive the journey, too.
+"""Encoding of metrics as JSON, and back.
 
-On the wire and in the journal such a number is `{"__float__": "nan"}`; whoever hands metrics to a
-user restores them first.
+JSON has no NaN and no infinity. In messages and in the journal they are encoded as
+`{"__float__": "nan"}`; `metrics_from_json` restores them before metrics are passed to user code.
 """
 
 from __future__ import annotations
@@ -14,97 +14,103 @@ import msgspec
 
 from spotfit.core.errors import ConfigError
 
-_MARK = "__float__"
-_DERIVED_FROM: tuple[type[Any], ...] = (list, tuple, str, int, float)
+_FLOAT_KEY = "__float__"
+# Subclasses, such as enum or NumPy string types, are converted to the first type that matches.
+_JSON_BASE_TYPES: tuple[type[Any], ...] = (list, tuple, str, int, float)
 
 
-def metrics_to_json(metrics: Any, *, what: str = "metrics") -> bytes:
-    """The metrics of one report. Numbers of numpy count as numbers.
+def metrics_to_json(metrics: Any, *, label: str = "metrics") -> bytes:
+    """Encode the metrics of one report. NumPy scalars are encoded as numbers.
 
-    Raises `ConfigError`, which is a ValueError, for torch tensors and whatever else is no JSON,
-    and names its path.
+    Raises `ConfigError` (a ValueError) with the path of the value for torch tensors and all other
+    values that JSON cannot represent.
     """
     if not isinstance(metrics, Mapping):
         raise ConfigError(
-            f"{what.capitalize()} must be a dictionary, not a {type(metrics).__name__}.",
+            f"{label.capitalize()} must be a dictionary, not {type(metrics).__name__}.",
             do="Write report({'loss': loss}).",
         )
     try:
         body = _encode(metrics)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise _refusal(metrics, what, error) from error
+        raise _not_json_error(metrics, label, error) from error
+    # msgspec encodes NaN and infinities as null. The second pass is slower and rarely needed, so it
+    # runs only if a null occurs (which may also be a None or part of a string).
     if b"null" in body:
-        body = _encode(_marked(metrics))
+        body = _encode(_mark_nonfinite(metrics))
     return body
 
 
-def plain_json(metrics: Any, *, what: str = "metrics") -> dict[str, Any]:
-    """The same as `metrics_to_json`, decoded: what a reader of the JSON would see."""
-    plain: dict[str, Any] = msgspec.json.decode(metrics_to_json(metrics, what=what))
+def metrics_to_plain_json(metrics: Any, *, label: str = "metrics") -> dict[str, Any]:
+    """The decoded result of `metrics_to_json`."""
+    plain: dict[str, Any] = msgspec.json.decode(metrics_to_json(metrics, label=label))
     return plain
 
 
 def metrics_from_json(plain: Any) -> Any:
-    """What was reported, from decoded JSON: marked numbers become numbers again."""
+    """Restore NaN and infinities in decoded JSON."""
     if isinstance(plain, dict):
-        if plain.keys() == {_MARK}:
-            return float(plain[_MARK])
+        if plain.keys() == {_FLOAT_KEY}:
+            return float(plain[_FLOAT_KEY])
         return {key: metrics_from_json(value) for key, value in plain.items()}
     if isinstance(plain, list):
         return [metrics_from_json(value) for value in plain]
     return plain
 
 
-def _plain(thing: Any) -> Any:
-    """What JSON takes instead of a number of numpy, or of a class derived from a known one."""
-    if type(thing).__module__.partition(".")[0] == "torch":
-        raise TypeError("torch tensors are refused: they would drag devices and graphs along")
-    if getattr(thing, "shape", None) == () and hasattr(thing, "item"):
-        return thing.item()
-    if isinstance(thing, Mapping):
-        return dict(thing)
-    for known in _DERIVED_FROM:
-        if isinstance(thing, known):
-            return known(thing)
-    raise TypeError(f"a {type(thing).__name__} is no JSON")
+def _to_json_type(value: Any) -> Any:
+    """Convert NumPy scalars, mappings and subclasses of JSON types. Raises `TypeError`
+    otherwise."""
+    # A 0-d tensor has .item(), too, but calling it would synchronize with the device unnoticed.
+    if type(value).__module__.partition(".")[0] == "torch":
+        raise TypeError("torch tensors are not accepted")
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return value.item()
+    if isinstance(value, Mapping):
+        return dict(value)
+    for json_type in _JSON_BASE_TYPES:
+        if isinstance(value, json_type):
+            return json_type(value)
+    raise TypeError(f"type {type(value).__name__} is not JSON serializable")
 
 
-_encode = msgspec.json.Encoder(enc_hook=_plain).encode
+_encode = msgspec.json.Encoder(enc_hook=_to_json_type).encode
 
 
-def _marked(thing: Any) -> Any:
-    """The same with every number that JSON does not know marked."""
-    if isinstance(thing, Mapping):
-        return {key: _marked(value) for key, value in thing.items()}
-    if isinstance(thing, (list, tuple)):
-        return [_marked(value) for value in thing]
-    if getattr(thing, "shape", None) == () and hasattr(thing, "item"):
-        return _marked(thing.item())
-    if isinstance(thing, float) and not math.isfinite(thing):
-        return {_MARK: repr(float(thing))}
-    return thing
+def _mark_nonfinite(value: Any) -> Any:
+    """Replace NaN and infinities by `{"__float__": …}`, recursively."""
+    if isinstance(value, Mapping):
+        return {key: _mark_nonfinite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_mark_nonfinite(item) for item in value]
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return _mark_nonfinite(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_FLOAT_KEY: repr(float(value))}
+    return value
 
 
-def _refusal(metrics: Any, what: str, error: Exception) -> ConfigError:
-    path, why = _culprit(metrics, what, error)
+def _not_json_error(metrics: Any, label: str, error: Exception) -> ConfigError:
+    path, reason = _find_unencodable(metrics, label, error)
     return ConfigError(
-        f"{path} cannot be reported: {why}.",
-        do="Report plain numbers and texts: loss.item() for a tensor, .tolist() for an array.",
+        f"{path} cannot be reported: {reason}.",
+        do="Report numbers and strings: loss.item() for a tensor, .tolist() for an array.",
         path=path,
     )
 
 
-def _culprit(thing: Any, path: str, error: Exception, depth: int = 0) -> tuple[str, str]:
-    """The deepest part that cannot be encoded, and why."""
-    if isinstance(thing, Mapping):
-        parts = [(f"{path}[{key!r}]", value) for key, value in thing.items()]
-    elif isinstance(thing, (list, tuple)):
-        parts = [(f"{path}[{n}]", value) for n, value in enumerate(thing)]
+def _find_unencodable(value: Any, path: str, error: Exception, depth: int = 0) -> tuple[str, str]:
+    """The path of the innermost value that cannot be encoded, and the reason."""
+    if isinstance(value, Mapping):
+        parts = [(f"{path}[{key!r}]", item) for key, item in value.items()]
+    elif isinstance(value, (list, tuple)):
+        parts = [(f"{path}[{n}]", item) for n, item in enumerate(value)]
     else:
         parts = []
-    for name, value in parts if depth < 50 else []:
+    # The depth is limited because a container may contain itself.
+    for name, item in parts if depth < 50 else []:
         try:
-            _encode(value)
-        except (TypeError, ValueError, OverflowError, RecursionError) as deeper:
-            return _culprit(value, name, deeper, depth + 1)
+            _encode(item)
+        except (TypeError, ValueError, OverflowError, RecursionError) as cause:
+            return _find_unencodable(item, name, error=cause, depth=depth + 1)
     return path, str(error)

@@ -1,4 +1,4 @@
-"""The words of `report()`: how a checkpoint is taken along, and how far one has come."""
+"""Enums of `report()` and `get_all_reported_checkpoints()`. Names and values follow Ray Train."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import enum
 
 
 class CheckpointUploadMode(enum.Enum):
-    """How `report` brings a checkpoint into the run's storage."""
+    """How `report` uploads a checkpoint to the run's storage."""
 
     ASYNC = "ASYNC"
-    """In a thread, in order, while training goes on. The local copy goes unless asked not to."""
+    """In a background thread, in the order of the reports. By default deletes the local copy."""
     SYNC = "SYNC"
-    """Before `report` returns. The local copy stays unless asked otherwise."""
+    """Before `report` returns. By default keeps the local copy."""
     NO_UPLOAD = "NO_UPLOAD"
-    """Not at all: it already lies inside the run's folder."""
+    """No upload: user code has already written the files below the run's root."""
 
     @property
     def deletes_local_copy(self) -> bool:
-        """Whether the local copy goes after the upload when nobody said."""
+        """The default of `delete_local_checkpoint_after_upload`."""
         return self is CheckpointUploadMode.ASYNC
 
 
@@ -25,13 +25,16 @@ class CheckpointConsistencyMode(enum.Enum):
     """What `get_all_reported_checkpoints` waits for."""
 
     COMMITTED = "COMMITTED"
-    """Until every report this worker made has been taken."""
+    """Until every report of this worker is committed."""
     VALIDATED = "VALIDATED"
-    """Until, besides, no validation is pending."""
+    """Until, in addition, no validation is pending."""
 
 
 class ReportedCheckpointStatus(enum.Enum):
-    """How far a reported checkpoint has come."""
+    """The state of a reported checkpoint.
+
+    COMMITTED without validation; otherwise PENDING_VALIDATION, then one of the other three.
+    """
 
     COMMITTED = "COMMITTED"
     PENDING_VALIDATION = "PENDING_VALIDATION"

@@ -1,4 +1,4 @@
-"""RunSpec: everything about one `fit()` that never changes, as the journal keeps it."""
+"""`RunSpec`: the immutable configuration of one `fit()`, stored in its `FitStarted` entry."""
 
 from __future__ import annotations
 
@@ -7,49 +7,56 @@ from typing import Any, Literal
 import msgspec
 
 from spotfit.core.ids import RunId
-from spotfit.model.cadence import Market
+from spotfit.model.failure_model import MarketPrior
 
 
-class Tempo(msgspec.Struct, frozen=True):
-    """How fast the parts of a run breathe. All in seconds of one machine's own clock."""
+class RunTiming(msgspec.Struct, frozen=True, kw_only=True):
+    """Intervals and timeouts of a run, in seconds of each machine's own monotonic clock."""
 
-    beat_s: float = 1.0
-    """How often an agent and its leader greet each other over the wire."""
-    silent_s: float = 10.0
-    """A connected agent that has not been heard for so long is lost. No agent ever waits for the
-    bucket or the cloud before it greets; only its machine and its wire may keep it silent."""
-    lease_s: float = 5.0
-    """How often the leader renews its lease object in the bucket."""
-    lease_patience_s: float = 20.0
-    """A lease unchanged for so long has no living owner."""
-    settle_s: float = 0.5
-    """After the first failure of a round: how long to listen, at most, for its true cause.
+    heartbeat_interval_s: float = 1.0
+    """Interval of the heartbeats between an agent and the leader."""
+    # Ten missed heartbeats. An agent never waits for the bucket or a cloud API before it sends one
+    # (docs/decisions/0023), so only its machine or its network can delay them that long.
+    heartbeat_timeout_s: float = 10.0
+    """An agent without a message for this time counts as disconnected."""
+    # One small object write per 5 s costs about 0.09 USD per day; a crashed leader is usually
+    # detected by its closed port long before.
+    lease_interval_s: float = 5.0
+    """Interval at which the leader renews its lease object in the bucket."""
+    # Four missed renewals, so that two slow writes in a row do not depose a healthy leader.
+    lease_timeout_s: float = 20.0
+    """A lease that does not change for this time has expired."""
+    # Upper bound only: the round is closed earlier, as soon as all workers have stopped and the
+    # backend has explained all losses.
+    failure_settle_s: float = 0.5
+    """Time to wait after the first failure of a round for its root cause."""
+    stop_timeout_s: float = 10.0
+    """Time for killed workers to end before the next round is opened without their node."""
+    rejoin_timeout_s: float = 5.0
+    """Time for the members of the last round to connect to a new leader."""
+    # Large accelerator machines take up to 10 minutes to boot and to pull an image.
+    boot_timeout_s: float = 900.0
+    """A machine that runs without its agent joining for this time counts as lost."""
+    round_fill_timeout_s: float = 60.0
+    """Time an elastic group with at least `min_workers` waits for further machines."""
+    observe_interval_s: float = 2.0
+    """Interval at which the provisioner is asked for the status of groups."""
+    upload_timeout_s: float = 600.0
+    """Longest time to wait for uploads after the round they belong to has ended."""
+    # Longer than usual outages of a bucket or network; a reachable leader has replaced the node
+    # before.
+    orphan_timeout_s: float = 900.0
+    """An agent that can reach neither a leader nor the bucket for this time exits."""
+    journal_poll_interval_s: float = 1.0
+    """Interval at which processes without a connection to the leader read the journal."""
+    validator_wait_timeout_s: float = 300.0
+    """Time a validation waits for its own machine before it may run beside the workers."""
+    validator_idle_timeout_s: float = 60.0
+    """Time a machine for validations is kept while no validation is pending."""
 
-    Usually all machines have stopped or vanished long before, and then all is known."""
-    stop_patience_s: float = 10.0
-    """How long a killed worker may take to be gone before the next round opens without its node."""
-    rejoin_s: float = 5.0
-    """How long a new leader waits for the members of the last round to dial in."""
-    boot_patience_s: float = 900.0
-    """A machine said to run whose agent has not joined after so long is given up."""
-    form_patience_s: float = 60.0
-    """How long an elastic group waits for more machines than it needs at least."""
-    observe_s: float = 2.0
-    """How often the provisioner is asked about groups that are not all here."""
-    upload_patience_s: float = 600.0
-    """How long a round that is over is outlasted, at most, by the uploads its workers gave away."""
-    orphan_s: float = 900.0
-    """An agent that reaches neither a hub nor the bucket for so long ends: nobody needs it."""
-    poll_s: float = 1.0
-    """How often the journal is read by those whom nobody tells of new entries."""
-    validator_patience_s: float = 300.0
-    """How long a validation waits for a machine of its own before it may do without."""
-    validator_idle_s: float = 60.0
-    """How long a machine for validations is kept while there is nothing to validate."""
 
-
-class Limits(msgspec.Struct, frozen=True):
-    """How many failures of each kind a run may have; -1 is no limit."""
+class FailureLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of tolerated failures per cause; -1 means no limit. See `FailureConfig`."""
 
     worker: int = 0
     platform: int = -1
@@ -57,72 +64,77 @@ class Limits(msgspec.Struct, frozen=True):
     preemption_grace_s: float = 0.0
 
 
-class Keep(msgspec.Struct, frozen=True):
-    """Which checkpoints stay."""
+class RetentionConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Which checkpoints are retained. See `CheckpointConfig`."""
 
-    last: int | None = None
-    score: str | None = None
-    order: Literal["max", "min"] = "max"
-
-
-class Vigil(msgspec.Struct, frozen=True):
-    """When workers are taken to hang. In seconds; 0 is for ever."""
-
-    silent_s: float = 600.0
-    """A worker that has not answered for so long counts as dead."""
-    hang_s: float = 0.0
-    """A round in which no rank has got on for so long is looked into."""
-    hang_ends: bool = False
-    """Whether it is ended then."""
-    start_s: float = 1800.0
-    """A round whose workers have not come to the function after so long is tried again."""
+    num_to_keep: int | None = None
+    score_attribute: str | None = None
+    score_order: Literal["max", "min"] = "max"
 
 
-class ValidationSpec(msgspec.Struct, frozen=True):
-    """Where validations run, what they need, and how long each may take at most."""
+class HangDetectionConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Timeouts of hang detection in seconds; 0 disables a check (docs/decisions/0022)."""
+
+    # A heartbeat thread answers independently of the training function, so this check has no false
+    # positives for long steps; ten minutes also tolerate a machine that swaps.
+    worker_timeout_s: float = 600.0
+    """A worker whose heartbeat thread is silent for this time counts as hung."""
+    # Off by default: a hang cannot be distinguished from a long step.
+    no_progress_timeout_s: float = 0.0
+    """A round without a report, collective or save for this time gets a stack dump."""
+    abort_on_hang: bool = False
+    """Whether that round is also aborted."""
+    # Long because installing the environment and importing frameworks belongs to it.
+    start_timeout_s: float = 1800.0
+    """A round whose workers have not called the training function by then is retried."""
+
+
+class ValidationSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Where validations run, the resources and the default time limit of each."""
 
     own_machine: bool | None = None
-    """True: only on a machine of their own; False: never; None: where one is to be had."""
+    """True: only on a dedicated machine; False: only beside workers; None: dedicated if
+    available."""
     resources: dict[str, float] = {}
     timeout_s: float | None = None
-    """Of those that were asked for without one of their own."""
+    """Time limit of validations that were requested without one; None: no limit."""
 
 
-class RunSpec(msgspec.Struct, frozen=True):
-    """One `fit()`: what to run, how wide, on what, and within which limits."""
+class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The configuration of one `fit()`: code, group size, machines and limits."""
 
     run_id: RunId
     name: str
     fit_id: str
-    """Digest of what the caller asked for: the same script run again has the same."""
-    workers_min: int
-    workers_max: int
-    elastic: bool = False
-    resize_every_s: float = 60.0
+    """Digest of the caller's configuration; running the same script again gives the same digest."""
+    min_workers: int
+    max_workers: int
+    is_elastic: bool = False
+    resize_interval_s: float = 60.0
     resources_per_worker: dict[str, float] = {}
-    limits: Limits = Limits()
-    keep: Keep = Keep()
+    failure_limits: FailureLimits = FailureLimits()
+    retention: RetentionConfig = RetentionConfig()
     framework: str = "none"
     framework_options: dict[str, Any] = {}
-    luggage: dict[str, Any] = {}
-    """`ship.Luggage` as plain data: where the sealed function, callbacks and code lie."""
+    code_bundle: dict[str, Any] = {}
+    """`CodeBundleRef` as plain data: object keys of the sealed function, callbacks and code."""
     provisioner: str = "local"
     provisioner_options: dict[str, Any] = {}
     storage_url: str = ""
-    """The run's root as the machines see it."""
+    """URL of the run's root directory, as the machines open it."""
     relax_collectives: bool = False
     collective_timeout_s: float | None = None
-    collective_warn_s: float = 60.0
-    """How often those who wait in one are told who is missing."""
+    collective_warn_interval_s: float = 60.0
+    """Interval at which ranks waiting in a collective log which ranks are missing."""
     log_level: str = "INFO"
-    callbacks: bool = False
-    """Whether the luggage holds callbacks that want to hear of reports."""
-    hooks: bool = False
-    """Whether the luggage holds a backend whose hooks are called around the function."""
+    has_callbacks: bool = False
+    """Whether the code bundle contains callbacks with event methods."""
+    has_backend_hooks: bool = False
+    """Whether the code bundle contains a backend config with hooks."""
     share_devices: bool = False
-    """Whether the workers of a node see each other's accelerators, whatever their framework."""
-    vigil: Vigil = Vigil()
-    tempo: Tempo = Tempo()
-    market: Market = Market()
+    """Whether all workers of a node see all of its accelerators."""
+    hang_detection: HangDetectionConfig = HangDetectionConfig()
+    timing: RunTiming = RunTiming()
+    market_prior: MarketPrior = MarketPrior()
     validation: ValidationSpec | None = None
-    """None where the luggage holds nothing to validate with."""
+    """None if the trainer has no `ValidationConfig`."""

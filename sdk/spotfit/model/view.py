@@ -1,4 +1,7 @@
-"""View: the run as the journal tells it. Two who have read equally far hold equal views."""
+"""`View`: the state of a run, folded from the first `next_slot` entries of its journal.
+
+Readers that have folded the same number of entries have equal views. `model.fold` updates it.
+"""
 
 from __future__ import annotations
 
@@ -7,158 +10,171 @@ from typing import Any
 import msgspec
 
 from spotfit.core.ids import AgentId, RunId, Token
-from spotfit.model.cadence import Endings
 from spotfit.model.events import (
-    Blame,
     CheckpointCommitted,
+    FailureCause,
     FitEnded,
     LeaderElected,
     RoundClosed,
-    ValidationBegun,
     ValidationEnded,
+    ValidationStarted,
 )
+from spotfit.model.failure_model import LifetimeHistogram
 from spotfit.model.group import GroupHandle, GroupPlan, Role
 from spotfit.model.reporting import ReportedCheckpointStatus
 from spotfit.model.spec import RunSpec
-from spotfit.model.world import Notice, Round
+from spotfit.model.topology import Notice, Round
 
-DROPPED = 64
-"""How many dropped checkpoints a view remembers: their deletion may be left to a successor."""
+# A dropped checkpoint is kept in the view until its files are deleted, which a new leader may have
+# to do. 64 is far more than one leader leaves undone, and limits the size of the view.
+MAX_DROPPED_CHECKPOINTS = 64
 
 
-class Group(msgspec.Struct, frozen=True):
-    """Machines asked for under one token, and what became of them."""
+class MachineGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A group of machines requested under one token.
+
+    state    | condition                              | next
+    ---------|----------------------------------------|-----------------
+    pending  | no `handle`, no `refusal`              | granted, refused
+    granted  | `handle` is set                        | released
+    refused  | `refusal` is set                       | - (closed)
+    released | `is_released`                          | - (closed)
+    """
 
     plan: GroupPlan
     handle: GroupHandle | None = None
-    refused: str | None = None
-    released: bool = False
-    lost: frozenset[int] = frozenset()
+    refusal: str | None = None
+    is_released: bool = False
+    lost_nodes: frozenset[int] = frozenset()
     role: Role = "train"
 
     @property
-    def pending(self) -> bool:
-        """Whether the intent was written and its outcome was not."""
-        return self.handle is None and self.refused is None
+    def is_pending(self) -> bool:
+        """Whether the request was planned and its outcome is not recorded yet."""
+        return self.handle is None and self.refusal is None
 
     @property
-    def let_go(self) -> bool:
-        """Whether nothing of it can cost anything any more."""
-        return self.released or self.refused is not None
+    def is_closed(self) -> bool:
+        """Whether the group cannot cause further cost."""
+        return self.is_released or self.refusal is not None
 
-    def stands(self, node: int) -> bool:
-        """Whether that machine is here or still to come."""
-        alive = not self.released and self.refused is None and node not in self.lost
-        return alive and 0 <= node < self.plan.nodes
+    def is_node_active(self, node: int) -> bool:
+        """Whether the machine with that index is running or may still start."""
+        if self.is_closed or node in self.lost_nodes:
+            return False
+        return 0 <= node < self.plan.num_nodes
 
     @property
-    def standing(self) -> tuple[int, ...]:
-        """The machines that are here or still to come."""
-        if self.released or self.refused is not None:
+    def active_nodes(self) -> tuple[int, ...]:
+        """The indices of the machines that are running or may still start."""
+        if self.is_closed:
             return ()
-        return tuple(node for node in range(self.plan.nodes) if node not in self.lost)
+        return tuple(node for node in range(self.plan.num_nodes) if node not in self.lost_nodes)
 
 
-class View(msgspec.Struct, frozen=True):
-    """All there is to know from the first `next_slot` entries."""
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a run after the first `next_slot` entries of its journal."""
 
     next_slot: int = 0
     run_id: RunId | None = None
     spec: RunSpec | None = None
-    fits: int = 0
+    fit_count: int = 0
     leader: LeaderElected | None = None
-    """Who leads this fit; None before its first election."""
+    """The current leader; None before the first election of the fit."""
     epoch: int = 0
-    """How many elections there were, in all fits."""
-    groups: dict[Token, Group] = {}
+    """Number of elections in all fits."""
+    groups: dict[Token, MachineGroup] = {}
     round: Round | None = None
-    """The round that is open, if one is."""
+    """The open round, if any."""
     last_round: Round | None = None
-    last_closed: RoundClosed | None = None
-    failures: dict[Blame, int] = {}
-    fruitless: int = 0
-    """Rounds in a row that failed without a commit."""
+    last_round_closed: RoundClosed | None = None
+    failure_counts: dict[FailureCause, int] = {}
+    rounds_without_progress: int = 0
+    """Consecutive rounds that failed without a commit."""
     refusals: int = 0
-    """Refusals since the last group that was granted."""
+    """Refused requests since the last granted group."""
     last_refusal: str | None = None
     final_refusal: str | None = None
-    stillborn: int = 0
-    """Machines lost in a row whose agent never had a place in a round."""
+    """The reason of a refusal after which further requests are pointless, such as a quota of 0."""
+    boot_failures: int = 0
+    """Consecutive machines lost before their agent took part in a round."""
     notices: dict[AgentId, Notice] = {}
-    noticed_slots: dict[AgentId, int] = {}
-    """In which slot each was first noticed: what was committed after it is safe from it."""
+    notice_slots: dict[AgentId, int] = {}
+    """The slot of each agent's first notice: a later commit was saved with knowledge of it."""
     lost_agents: frozenset[AgentId] = frozenset()
-    """Given up since the last round was opened, or at work beside it; of older ones no machine
-    stands any more."""
-    outages: frozenset[AgentId] = frozenset()
-    """Those of them whose machines ran on, said their backend."""
+    """Agents lost since the last round was opened, and older ones that are still referenced."""
+    platform_outages: frozenset[AgentId] = frozenset()
+    """Lost agents whose machines still run according to the backend."""
     checkpoints: tuple[CheckpointCommitted, ...] = ()
-    """Committed and not dropped, in the order of their commits."""
-    dropped: tuple[str, ...] = ()
-    """The last checkpoints that were dropped and not committed again; `DROPPED` at most."""
+    """Committed checkpoints that are not dropped, in commit order."""
+    dropped_checkpoints: tuple[str, ...] = ()
+    """Names of the last dropped checkpoints; at most `MAX_DROPPED_CHECKPOINTS`."""
     latest_committed_slot: int = -1
-    round_slot: int = -1
-    """Where the last round was opened."""
-    unvalidated: tuple[CheckpointCommitted, ...] = ()
-    """Those that are to be validated, and are not yet, in the order of their commits."""
-    verdicts: dict[str, ValidationEnded] = {}
-    """How validations ended, by the marks of checkpoints that are still kept."""
-    validation: ValidationBegun | None = None
-    """The one under way."""
-    attempts: int = 0
-    """How many validations were begun, in all fits."""
-    tries: int = 0
-    """How often the one under way, or to be begun again, was begun."""
+    """The slot of the last `CheckpointCommitted`; -1 if there is none."""
+    round_opened_slot: int = -1
+    """The slot of the last `RoundOpened`; -1 if there is none."""
+    unvalidated_checkpoints: tuple[CheckpointCommitted, ...] = ()
+    """Checkpoints whose validation is pending, in commit order."""
+    validation_results: dict[str, ValidationEnded] = {}
+    """Validation results by checkpoint uid, for checkpoints that are not dropped."""
+    current_validation: ValidationStarted | None = None
+    """The validation that is running, or whose attempt was lost."""
+    validation_attempts: int = 0
+    """Number of validations started in all fits."""
+    current_validation_tries: int = 0
+    """Number of attempts of the current validation."""
     validator_refusals: int = 0
-    """Machines for validations in a row that were refused or died at birth."""
-    no_validators: str | None = None
-    """Why asking for a machine for validations is pointless."""
-    training_ended: FitEnded | None = None
-    """How the fit will end once nothing is left to validate."""
-    endings: Endings = Endings()
-    """How groups have ended, in all fits."""
+    """Consecutive machines for validations that were refused or failed while booting."""
+    final_validator_refusal: str | None = None
+    """`final_refusal` of machines for validations."""
+    pending_fit_end: FitEnded | None = None
+    """The outcome of the training, recorded once all validations are finished."""
+    lifetimes: LifetimeHistogram = LifetimeHistogram()
+    """Observed group lifetimes in all fits."""
     group_age_s: float = 0.0
-    """How old the group was when the open round was opened: since the last loss."""
+    """Age of the group when the open round was opened, counted from the last loss."""
     round_age_s: float = 0.0
-    """How long the open round had been open at its last commit."""
-    cancelled: str | None = None
-    ended: FitEnded | None = None
+    """Age of the open round at its last commit."""
+    cancel_reason: str | None = None
+    fit_end: FitEnded | None = None
 
     @property
-    def active(self) -> bool:
-        """Whether a fit is going on."""
-        return self.spec is not None and self.ended is None
+    def is_active(self) -> bool:
+        """Whether a fit is in progress."""
+        return self.spec is not None and self.fit_end is None
 
     @property
     def latest_checkpoint(self) -> CheckpointCommitted | None:
         return self.checkpoints[-1] if self.checkpoints else None
 
-    def last_called(self, name: str) -> str | None:
-        """The last of the checkpoints that users know by that name; '' where it was dropped, and
-        None for a name that is new."""
-        found = [one.name for one in self.checkpoints if name in (one.name, one.called)]
-        if found:
-            return found[-1]
-        return "" if name in self.dropped else None
+    def latest_checkpoint_named(self, name: str) -> str | None:
+        """The unique name of the latest checkpoint with that name or requested name.
 
-    def status_of(self, kept: CheckpointCommitted) -> ReportedCheckpointStatus:
-        """How far that checkpoint has come."""
-        if kept.validation is None:
+        Returns '' if it was dropped and None if the name was never used.
+        """
+        names = [one.name for one in self.checkpoints if name in (one.name, one.requested_name)]
+        if names:
+            return names[-1]
+        return "" if name in self.dropped_checkpoints else None
+
+    def status_of(self, checkpoint: CheckpointCommitted) -> ReportedCheckpointStatus:
+        """The validation status of a committed checkpoint."""
+        if checkpoint.validation is None:
             return ReportedCheckpointStatus.COMMITTED
-        if kept.mark not in self.verdicts:
+        if checkpoint.uid not in self.validation_results:
             return ReportedCheckpointStatus.PENDING_VALIDATION
-        return _STATUSES[self.verdicts[kept.mark].status]
+        return _VALIDATION_STATUSES[self.validation_results[checkpoint.uid].status]
 
-    def leads(self, agent: AgentId) -> bool:
-        """Whether that agent may write decisions after this view."""
+    def is_leader(self, agent: AgentId) -> bool:
+        """Whether that agent may append decisions after this view."""
         return self.leader is not None and self.leader.leader == agent
 
     def metrics_of(self, name: str) -> dict[str, Any] | None:
-        """The metrics committed with that checkpoint."""
-        return next((kept.metrics for kept in self.checkpoints if kept.name == name), None)
+        """The metrics of that checkpoint; None if it does not exist."""
+        return next((one.metrics for one in self.checkpoints if one.name == name), None)
 
 
-_STATUSES = {
+_VALIDATION_STATUSES = {
     "validated": ReportedCheckpointStatus.VALIDATED,
     "failed": ReportedCheckpointStatus.VALIDATION_FAILED,
     "timeout": ReportedCheckpointStatus.VALIDATION_TIMEOUT,

@@ -1,4 +1,5 @@
-"""Judgement: pure functions from facts and `now` to a verdict and its reason.
+"""Decisions of the leader as pure functions of `View`, `LeaderState` and `now`, with their reasons.
 
-This room has no clock, no dice and no wires; a contract forbids it even to import them.
+This package performs no I/O and has no access to clocks, randomness or the network (import
+contract).
 """

@@ -1,52 +1,52 @@
-"""What judgement can order. Each carries its reason."""
+"""The actions that `scheduler.next_action` can return; `control.reconciler` executes them."""
 
 from __future__ import annotations
 
 import msgspec
 
 from spotfit.core.ids import Token
-from spotfit.model.events import Event
+from spotfit.model.events import JournalEvent
 from spotfit.model.group import Role
 
 
-class Write(msgspec.Struct, frozen=True):
-    """Put this into the journal, then judge afresh."""
+class AppendEvent(msgspec.Struct, frozen=True):
+    """Append the event to the journal, then decide again from the new view."""
 
-    event: Event
+    event: JournalEvent
 
 
-class Order(msgspec.Struct, frozen=True):
-    """Plan machines for so many workers, or one for validations, and write down the intent."""
+class RequestMachines(msgspec.Struct, frozen=True):
+    """Plan a group for that many workers, or for one validation, and append its `GroupPlanned`."""
 
-    workers: int
-    why: str
+    num_workers: int
+    reason: str
     role: Role = "train"
 
 
-class Submit(msgspec.Struct, frozen=True):
-    """Carry out an intent that is written down, and write down its outcome."""
+class SubmitGroup(msgspec.Struct, frozen=True):
+    """Submit a planned group to the backend and append the outcome."""
 
     token: Token
 
 
-class Release(msgspec.Struct, frozen=True):
-    """Let a group go (and others with it), and write that down."""
+class ReleaseGroups(msgspec.Struct, frozen=True):
+    """Cancel the groups at the backend and append `GroupsReleased`."""
 
     token: Token
-    others: tuple[Token, ...] = ()
+    other_tokens: tuple[Token, ...] = ()
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Nothing to do before `until`, unless something happens."""
+    """Do nothing until `until`, by the leader's clock, unless an event occurs before."""
 
     until: float
-    why: str
+    reason: str
 
 
-class Rest(msgspec.Struct, frozen=True):
-    """The fit has ended and nothing of it is left to let go."""
+class Idle(msgspec.Struct, frozen=True):
+    """The fit has ended and all its machines are released: the leader may exit."""
 
-    why: str = "all is done"
+    reason: str = "the run has ended and all machines are released"
 
 
-Action = Write | Order | Submit | Release | Wait | Rest
+LeaderAction = AppendEvent | RequestMachines | SubmitGroup | ReleaseGroups | Wait | Idle

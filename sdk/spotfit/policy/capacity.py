@@ -1,248 +1,331 @@
-"""How many workers' worth of machines are missing, and which machines are lost for good."""
+"""Capacity: how many workers need machines, which machines can be used, and which are lost.
+
+A node is lost when its backend reports it as terminated, when its agent stays disconnected, when it
+does not boot, or when a round was opened without it after its notice. `find_lost_nodes` reports
+each lost node once, with the reason.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from spotfit.core.ids import AgentId, Token
-from spotfit.model.events import Blame, NodeLost
+from spotfit.model.events import FailureCause, NodeLost
 from spotfit.model.group import NodeState, Role
+from spotfit.model.leader_state import LeaderState, MemberStatus
 from spotfit.model.view import View
-from spotfit.model.watch import Seat, Watch
-from spotfit.policy.absence import Word, absent_since, backend_says
+from spotfit.policy.lost_agents import NodeLiveness, disconnected_since, node_liveness
 
-LINGER_S = 15.0
-"""How long machines may take to leave by themselves."""
+# After the end of a fit, agents read its last entry, stop their workers and exit by themselves;
+# cancelling the group earlier would kill them meanwhile. 15 s cover a few journal polls and the
+# shutdown.
+SELF_EXIT_TIMEOUT_S = 15.0
+
+# Longest pause between two requests for machines. Clouds return capacity within minutes; polling
+# once a minute loses little time and stays far below API rate limits.
 _MAX_BACKOFF_S = 60.0
-_MOST_STILLBORN = 20
+_MIN_BACKOFF_S = 0.5
+
+# Machines that end while booting usually have a wrong image or no permissions, which a retry does
+# not change. The limit is high because a bad host or a slow registry can fail several boots in a
+# row.
+_MAX_BOOT_FAILURES_PER_NODE = 20
 
 
-def usable_seats(view: View, watch: Watch, role: Role = "train") -> list[Seat]:
-    """Connected agents that may be given that work: not lost, not leaving, not let go."""
+def usable_members(view: View, state: LeaderState, role: Role = "train") -> list[MemberStatus]:
+    """Connected agents of that role that are not lost, not released and have no notice."""
     return [
-        seat
-        for agent, seat in watch.seats.items()
+        status
+        for agent, status in state.members.items()
         if agent not in view.lost_agents
         and agent not in view.notices
-        and seat.notice is None
-        and _stands(view, seat.member.token, seat.member.node, role)
+        and status.notice is None
+        and _is_active_node(view, status.member.token, status.member.node, role=role)
     ]
 
 
-def is_last(watch: Watch, token: Token, node: int) -> bool:
-    """Whether its backend has brought that machine back as often as it does: should nobody be
-    awake when it is lost next, nobody would wake any more."""
-    status = watch.statuses.get(token)
-    return status is not None and any(one.last for one in status.nodes[node : node + 1])
+def is_last_attempt(state: LeaderState, token: Token, node: int) -> bool:
+    """Whether the backend would not restart that machine if it is lost once more.
+
+    It is replaced while it works: if it was lost while no process watches the run, nothing would
+    resume the run (docs/decisions/0032).
+    """
+    group_status = state.group_statuses.get(token)
+    if group_status is None:
+        return False
+    return any(status.is_last_attempt for status in group_status.nodes[node : node + 1])
 
 
-def lasting(view: View, watch: Watch) -> list[Seat]:
-    """Those for workers whose machines, if they are lost, come back as before."""
+def requeueable_members(view: View, state: LeaderState) -> list[MemberStatus]:
+    """Usable members whose machines are not on their last backend restart."""
     return [
-        seat
-        for seat in usable_seats(view, watch)
-        if not is_last(watch, seat.member.token, seat.member.node)
+        status
+        for status in usable_members(view, state)
+        if not is_last_attempt(state, status.member.token, status.member.node)
     ]
 
 
-def expected_slots(view: View, watch: Watch) -> int:
-    """Slots of workers' machines that were asked for and have not joined yet."""
-    here = {(seat.member.token, seat.member.node) for seat in watch.seats.values()}
+def pending_slots(view: View, state: LeaderState) -> int:
+    """Worker slots of machines that were requested and whose agents have not joined yet."""
+    connected = {(status.member.token, status.member.node) for status in state.members.values()}
     return sum(
-        group.plan.slots
+        group.plan.slots_per_node
         for token, group in view.groups.items()
         if group.role == "train"
-        for node in group.standing
-        if (token, node) not in here
+        for node in group.active_nodes
+        if (token, node) not in connected
     )
 
 
-def too_few(view: View, watch: Watch) -> bool:
-    """Whether the run needs more workers, at least, than have a place or will have one."""
+def has_too_few_slots(view: View, state: LeaderState) -> bool:
+    """Whether joined and pending slots together are fewer than `min_workers`."""
     assert view.spec is not None
-    here = sum(seat.member.slots for seat in usable_seats(view, watch))
-    return here + expected_slots(view, watch) < max(1, view.spec.workers_min)
+    joined = sum(status.member.slots for status in usable_members(view, state))
+    return joined + pending_slots(view, state) < max(1, view.spec.min_workers)
 
 
-def missing_workers(view: View, watch: Watch) -> int:
-    """How many more workers the run wants than it has or has asked for.
+def missing_workers(view: View, state: LeaderState) -> int:
+    """`max_workers` minus joined and pending slots; a machine on its last restart does not
+    count."""
+    assert view.spec is not None
+    if state.is_headless:
+        return view.spec.max_workers - _active_slots(view)
+    joined = sum(status.member.slots for status in requeueable_members(view, state))
+    return view.spec.max_workers - joined - pending_slots(view, state)
 
-    A machine that will not be brought back once more is replaced while it works.
+
+def workers_to_request(view: View, missing: int) -> int:
+    """The size of the next request: all missing workers, halved per refusal if the run is elastic.
+
+    Never less than `min_workers` requires: machines below it could not train, but would cost money.
     """
     assert view.spec is not None
-    if watch.caretaker:
-        return view.spec.workers_max - _standing_slots(view)
-    have = sum(seat.member.slots for seat in lasting(view, watch))
-    return view.spec.workers_max - have - expected_slots(view, watch)
-
-
-def workers_to_order(view: View, missing: int) -> int:
-    """All that are missing; an elastic group asks for half as many with every refusal.
-
-    But never for fewer than it needs at least: what it could not use would cost nevertheless.
-    """
-    assert view.spec is not None
-    if not view.spec.elastic:
+    if not view.spec.is_elastic:
         return missing
-    have = view.spec.workers_max - missing
-    least = max(1, view.spec.workers_min - have)
-    return max(least, missing >> view.refusals)
+    present = view.spec.max_workers - missing
+    required = max(1, view.spec.min_workers - present)
+    # All-or-nothing backends refuse a large group although part of it is available; halving finds a
+    # size that fits after O(log n) refusals.
+    return max(required, missing >> view.refusals)
 
 
-def may_ask_at(view: View, watch: Watch) -> float:
-    """When the market may be asked again, after it refused or gave machines that died at birth."""
-    disappointments = max(view.refusals, view.stillborn)
-    if watch.refused_at is None or disappointments == 0:
+def next_request_at(view: View, state: LeaderState) -> float:
+    """The earliest time of the next request: exponential backoff after refusals and boot
+    failures."""
+    failures = max(view.refusals, view.boot_failures)
+    if state.refused_at is None or failures == 0:
         return float("-inf")
-    return watch.refused_at + min(_MAX_BACKOFF_S, 0.5 * 2.0 ** min(disappointments, 10))
+    # The exponent is limited so that 2.0**failures cannot overflow after a week of refusals.
+    return state.refused_at + min(_MAX_BACKOFF_S, _MIN_BACKOFF_S * 2.0 ** min(failures, 10))
 
 
-def hopeless(view: View) -> str | None:
-    """Why asking for more machines is pointless: far too many in a row never came to life."""
-    asked = [group.plan.nodes for group in view.groups.values() if group.role == "train"]
-    biggest = max(asked, default=1)
-    if view.stillborn <= _MOST_STILLBORN * biggest:
+def boot_failure_reason(view: View) -> str | None:
+    """Why no more machines should be requested: too many failed to boot; None if they should."""
+    group_sizes = [group.plan.num_nodes for group in view.groups.values() if group.role == "train"]
+    if view.boot_failures <= _MAX_BOOT_FAILURES_PER_NODE * max(group_sizes, default=1):
         return None
-    return f"{view.stillborn} machines in a row ended before their agents could join"
+    return f"{view.boot_failures} machines in a row terminated before their agents joined"
 
 
-def lost_machines(view: View, watch: Watch, now: float) -> Iterator[NodeLost]:
-    """Machines that are gone, with how we know."""
-    here = {(seat.member.token, seat.member.node): agent for agent, seat in watch.seats.items()}
-    sat = _last_known_agents(view, watch)
+def find_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[NodeLost]:
+    """Yield the nodes that are lost and not yet recorded as lost, with reason and cause."""
+    connected = {
+        (status.member.token, status.member.node): agent for agent, status in state.members.items()
+    }
+    last_agents = _last_known_agents(view, state)
     for token, group in view.groups.items():
-        for node in group.standing:
-            if _needed_no_more(view, watch, token, node):
+        for node in group.active_nodes:
+            if _is_no_longer_needed(view, state, token=token, node=node):
                 continue
-            agent = here.get((token, node))
+            agent = connected.get((token, node))
             if agent is not None:
-                if _will_not_stop(view, watch, agent, now):
-                    yield NodeLost(token, node, agent, "its workers would not end")
-                elif _has_left(view, agent):
-                    yield NodeLost(token, node, agent, "it announced its end, and was replaced")
-                elif _is_relieved(view, watch, token, node, agent):
-                    told = "its backend would not bring it back once more, and it was replaced"
-                    yield NodeLost(token, node, agent, told)
-                elif (before := _lived_there_before(view, watch, token, node)) is not None:
-                    told = "its backend brought it back, with another agent"
-                    yield NodeLost(token, node, before, told, Blame.PREEMPTION, comes_back=True)
-                continue
-            agent = sat.get((token, node))
-            why = _why_lost(view, watch, now, token, node, agent)
-            if why:
-                blame = _blame(view, watch, token, node, agent)
-                yield NodeLost(token, node, agent, why, blame)
+                lost = _loss_while_connected(view, state, now, token=token, node=node, agent=agent)
+            else:
+                agent = last_agents.get((token, node))
+                lost = _loss_while_disconnected(
+                    view, state, now, token=token, node=node, agent=agent
+                )
+            if lost is not None:
+                yield lost
 
 
-def _needed_no_more(view: View, watch: Watch, token: Token, node: int) -> bool:
-    """After the training the workers' machines leave by themselves; only who sees no agent has to
-    know which of them are gone, and whoever waits for a validation on one."""
-    if view.training_ended is None or watch.caretaker or view.groups[token].role != "train":
+def _is_no_longer_needed(view: View, state: LeaderState, token: Token, node: int) -> bool:
+    """After the training, workers' machines exit by themselves and their loss is not recorded.
+
+    Exceptions: a headless leader, which learns only from losses which machines are gone, and the
+    machine that runs the current validation.
+    """
+    if view.pending_fit_end is None or state.is_headless or view.groups[token].role != "train":
         return False
-    at_work = view.validation
-    return at_work is None or (at_work.token, at_work.node) != (token, node)
+    validation = view.current_validation
+    return validation is None or (validation.token, validation.node) != (token, node)
 
 
-def _lived_there_before(view: View, watch: Watch, token: Token, node: int) -> AgentId | None:
-    """The agent that worked on a machine that another agent has joined from since."""
-    worked = [*(view.last_round.places if view.last_round else ()), view.validation]
-    agents = [one.agent for one in worked if one and (one.token, one.node) == (token, node)]
-    known = watch.seats.keys() | view.lost_agents
+def _loss_while_connected(
+    view: View, state: LeaderState, now: float, *, token: Token, node: int, agent: AgentId
+) -> NodeLost | None:
+    """The loss of a node whose machine has a connected agent, if it is lost."""
+    assert view.spec is not None
+    stopping = view.round is None and state.members[agent].running_round is not None
+    if stopping and now - state.phase_changed_at > view.spec.timing.stop_timeout_s:
+        return NodeLost(
+            token=token, node=node, agent=agent, reason="its workers did not stop in time"
+        )
+    if _has_left_after_notice(view, agent):
+        return NodeLost(
+            token=token,
+            node=node,
+            agent=agent,
+            reason="it was replaced after its preemption notice",
+        )
+    if _is_replaced_in_time(view, state, token=token, node=node, agent=agent):
+        reason = "it was replaced because its backend would not restart it again"
+        return NodeLost(token=token, node=node, agent=agent, reason=reason)
+    if (previous := _previous_agent_of_node(view, state, token=token, node=node)) is not None:
+        reason = "its backend restarted the machine with a new agent"
+        return NodeLost(
+            token=token,
+            node=node,
+            agent=previous,
+            reason=reason,
+            cause=FailureCause.PREEMPTION,
+            machine_returned=True,
+        )
+    return None
+
+
+def _has_left_after_notice(view: View, agent: AgentId) -> bool:
+    """Whether a round was opened without the agent after its notice."""
+    notice_slot = view.notice_slots.get(agent)
+    if notice_slot is None or view.round is None or view.round_opened_slot < notice_slot:
+        return False
+    return view.round.assignment_of(agent) is None
+
+
+def _is_replaced_in_time(
+    view: View, state: LeaderState, token: Token, node: int, *, agent: AgentId
+) -> bool:
+    """Whether a full round runs without a machine that is on its last backend restart."""
+    assert view.spec is not None
+    if view.round is None or view.round.world_size < view.spec.max_workers:
+        return False
+    is_spare = view.round.assignment_of(agent) is None and view.groups[token].role == "train"
+    return is_spare and is_last_attempt(state, token, node)
+
+
+def _previous_agent_of_node(
+    view: View, state: LeaderState, token: Token, node: int
+) -> AgentId | None:
+    """The unrecorded lost agent of a machine from which a new agent has joined; None if there is
+    none."""
+    assigned = [*(view.last_round.assignments if view.last_round else ()), view.current_validation]
+    agents = [one.agent for one in assigned if one and (one.token, one.node) == (token, node)]
+    known = state.members.keys() | view.lost_agents
     return next((agent for agent in agents if agent not in known), None)
 
 
-def _will_not_stop(view: View, watch: Watch, agent: AgentId, now: float) -> bool:
-    assert view.spec is not None
-    stuck = view.round is None and watch.seats[agent].running is not None
-    return stuck and now - watch.turned_at > view.spec.tempo.stop_patience_s
-
-
-def _has_left(view: View, agent: AgentId) -> bool:
-    """A round was opened without the machine that announced its end: it is not needed any more."""
-    noticed = view.noticed_slots.get(agent)
-    if noticed is None or view.round is None or view.round_slot < noticed:
-        return False
-    return view.round.place_of(agent) is None
-
-
-def _is_relieved(view: View, watch: Watch, token: Token, node: int, agent: AgentId) -> bool:
-    """A full round works without a machine that was replaced in time."""
-    assert view.spec is not None
-    if view.round is None or view.round.world_size < view.spec.workers_max:
-        return False
-    spare = view.round.place_of(agent) is None and view.groups[token].role == "train"
-    return spare and is_last(watch, token, node)
-
-
-def _standing_slots(view: View) -> int:
-    """For one who sees no agent: everything not known to be lost, less what announced its end."""
+def _active_slots(view: View) -> int:
+    """Slots as a headless leader counts them: all nodes that are not lost and have no notice."""
     leaving = {
-        (place.token, place.node)
-        for place in (view.last_round.places if view.last_round else ())
-        if place.agent in view.notices
+        (assignment.token, assignment.node)
+        for assignment in (view.last_round.assignments if view.last_round else ())
+        if assignment.agent in view.notices
     }
     return sum(
-        group.plan.slots
+        group.plan.slots_per_node
         for token, group in view.groups.items()
         if group.role == "train"
-        for node in group.standing
+        for node in group.active_nodes
         if (token, node) not in leaving
     )
 
 
-def _last_known_agents(view: View, watch: Watch) -> dict[tuple[Token, int], AgentId]:
-    places = view.last_round.places if view.last_round else ()
-    sat = {(place.token, place.node): place.agent for place in places}
-    if view.validation is not None:
-        sat[view.validation.token, view.validation.node] = view.validation.agent
-    return sat | dict(watch.known)
+def _last_known_agents(view: View, state: LeaderState) -> dict[tuple[Token, int], AgentId]:
+    """The last agent of each node, from the journal and from the leader's own observations."""
+    assignments = view.last_round.assignments if view.last_round else ()
+    agents = {(one.token, one.node): one.agent for one in assignments}
+    if view.current_validation is not None:
+        validation = view.current_validation
+        agents[validation.token, validation.node] = validation.agent
+    return agents | dict(state.last_agent_by_node)
 
 
-def _why_lost(
-    view: View, watch: Watch, now: float, token: Token, node: int, agent: AgentId | None
-) -> str | None:
+def _loss_while_disconnected(
+    view: View, state: LeaderState, now: float, *, token: Token, node: int, agent: AgentId | None
+) -> NodeLost | None:
+    """The loss of a node without a connected agent, if it is lost."""
+    group_status = state.group_statuses.get(token)
+    if group_status and node < len(group_status.nodes) and group_status.nodes[node].is_terminated:
+        status = group_status.nodes[node]
+        reason: str | None = status.reason or f"the backend reports it as {status.state}"
+    elif agent is None or state.is_headless:
+        reason = _boot_timeout_reason(view, state, token, now=now)
+    else:
+        reason = _disconnect_reason(view, state, now, token=token, node=node, agent=agent)
+    if reason is None:
+        return None
+    cause = _loss_cause(view, state, token=token, node=node, agent=agent)
+    return NodeLost(token=token, node=node, agent=agent, reason=reason, cause=cause)
+
+
+def _boot_timeout_reason(view: View, state: LeaderState, token: Token, now: float) -> str | None:
+    """Why a granted node without a known agent is lost; None if it may still boot."""
     assert view.spec is not None
-    tempo = view.spec.tempo
-    status = watch.statuses.get(token)
-    if status and node < len(status.nodes) and status.nodes[node].over:
-        return status.nodes[node].reason or f"the backend says it is {status.nodes[node].state}"
-    granted = watch.granted.get(token)
-    patience_s = tempo.boot_patience_s
-    if watch.caretaker:
-        silent = granted is not None and now - max(granted, watch.led_since) > patience_s
-        return f"nobody on it took the lead within {patience_s:.0f} s" if silent else None
-    if agent is not None and view.leader and view.leader.lost == agent:
-        said = backend_says(watch, token, node, watch.led_since)
-        settled = said is not Word.NOTHING or now - watch.led_since > tempo.settle_s
-        return "it led, and its connections broke" if settled else None
-    if agent is not None and now - _last_heard(watch, agent) > tempo.rejoin_s:
-        return f"its agent was not heard again for {tempo.rejoin_s:.0f} s"
-    if agent is None and granted is not None and now - granted > patience_s:
-        return f"its agent did not join within {patience_s:.0f} s"
-    return None
+    timeout_s = view.spec.timing.boot_timeout_s
+    granted_at = state.granted_at.get(token)
+    if granted_at is None:
+        return None
+    if not state.is_headless:
+        is_late = now - granted_at > timeout_s
+        return f"its agent did not join within {timeout_s:.0f} s" if is_late else None
+    # A headless leader sees no agents. A running agent would have become the leader within a lease
+    # timeout, which is much shorter.
+    is_late = now - max(granted_at, state.leading_since) > timeout_s
+    return f"none of its agents took the lead within {timeout_s:.0f} s" if is_late else None
 
 
-def _blame(
-    view: View, watch: Watch, token: Token, node: int, agent: AgentId | None
-) -> Blame | None:
-    """Machines are taken away; one of which its backend says that it runs has another trouble.
+def _disconnect_reason(
+    view: View, state: LeaderState, now: float, *, token: Token, node: int, agent: AgentId
+) -> str | None:
+    """Why a node with a disconnected agent is lost; None if the agent may still reconnect."""
+    assert view.spec is not None
+    timing = view.spec.timing
+    if view.leader and view.leader.lost_leader == agent:
+        # The new leader found its port closed. Wait shortly for the backend's report, which decides
+        # on the cause of the loss.
+        liveness = node_liveness(state, token, node=node, since=state.leading_since)
+        is_settled = now - state.leading_since > timing.failure_settle_s
+        if liveness is NodeLiveness.UNKNOWN and not is_settled:
+            return None
+        return "it was the leader, and its connections broke"
+    last_seen_at = max(state.leading_since, state.disconnected_since.get(agent, 0.0))
+    if now - last_seen_at <= timing.rejoin_timeout_s:
+        return None
+    return f"its agent did not reconnect within {timing.rejoin_timeout_s:.0f} s"
 
-    One that never came to life is nobody's fault, unless the market went back on its word.
+
+def _loss_cause(
+    view: View, state: LeaderState, token: Token, node: int, *, agent: AgentId | None
+) -> FailureCause | None:
+    """PLATFORM if the backend reports the machine as running, otherwise PREEMPTION.
+
+    None for a node that never booted, unless the backend withdrew the granted machine: a boot
+    failure ends no round, so there is no budget to charge.
     """
     if agent is None:
-        status = watch.statuses.get(token)
-        known = status.nodes[node : node + 1] if status else ()
-        refused = any(one.state is NodeState.REFUSED for one in known)
-        return Blame.PREEMPTION if refused else None
-    since = absent_since(view, watch, agent)
-    runs = since is not None and backend_says(watch, token, node, since) is Word.RUNS
-    return Blame.PLATFORM if runs and agent not in view.notices else Blame.PREEMPTION
+        group_status = state.group_statuses.get(token)
+        statuses = group_status.nodes[node : node + 1] if group_status else ()
+        is_refused = any(status.state is NodeState.REFUSED for status in statuses)
+        return FailureCause.PREEMPTION if is_refused else None
+    since = disconnected_since(view, state, agent)
+    is_running = (
+        since is not None
+        and node_liveness(state, token, node=node, since=since) is NodeLiveness.RUNNING
+    )
+    has_notice = agent in view.notices
+    return FailureCause.PLATFORM if is_running and not has_notice else FailureCause.PREEMPTION
 
 
-def _last_heard(watch: Watch, agent: AgentId) -> float:
-    return max(watch.led_since, watch.gone.get(agent, 0.0))
-
-
-def _stands(view: View, token: Token, node: int, role: Role) -> bool:
+def _is_active_node(view: View, token: Token, node: int, role: Role) -> bool:
     group = view.groups.get(token)
-    return group is not None and group.role == role and group.stands(node)
+    return group is not None and group.role == role and group.is_node_active(node)

@@ -1,4 +1,17 @@
-"""May I lead? Judged by my own clock only; the journal's next slot decides among those who may."""
+"""Leader election: when an agent or a headless leader may claim the leadership.
+
+A claim is judged by the claimant's own clock only. A due claim is offered as a `LeaderElected`
+entry; among several claimants the atomic create of the journal slot decides (docs/decisions/0003).
+
+    observed state of the leader             | claimant         | claim is due
+    -----------------------------------------|------------------|---------------------------------
+    none elected, or headless                | agent            | at once
+    coordinator port closed                  | agent            | at once, staggered by node rank
+    lease unchanged for `lease_timeout_s`    | agent, headless  | then, agents staggered
+    all machines terminated (backend)        | headless         | at once
+    fit ended, machines are not released     | headless         | after `CLEANUP_LEASE_TIMEOUT_S`
+    connected                                | agent            | never
+"""
 
 from __future__ import annotations
 
@@ -8,92 +21,102 @@ from msgspec.structs import replace
 from spotfit.core.ids import AgentId
 from spotfit.model.view import View
 
-LEFTOVERS_S = 4.0
-"""After the end: a leader that has not renewed its lease for so long lets nothing go any more."""
-_OFTEN_S = 2.0
-"""Looks at a lease that are no further apart have missed nothing."""
+# After the end of a fit only machines are left to be released, which is idempotent: a second leader
+# is harmless, so a shorter timeout than `lease_timeout_s` saves machine costs.
+CLEANUP_LEASE_TIMEOUT_S = 4.0
+
+# Leases are polled once per second. A longer gap between two reads means that the bucket was not
+# reachable; the gap does not count against the leader, which could not renew its lease either.
+_MAX_READ_GAP_S = 2.0
+
+# Delay per node rank, longer than one write to the bucket: usually the first claimant's entry is
+# visible before the second one claims. The maximum bounds the delay of large groups.
 _STAGGER_S = 0.1
 _MAX_STAGGER_S = 3.0
 
 
-class Sighting(msgspec.Struct, frozen=True):
-    """What one agent has seen of the leader; all times by its own clock."""
+class LeaderObservation(msgspec.Struct, frozen=True):
+    """What one process has observed of the leader; all times by its own clock."""
 
     lease_changed_at: float
-    """When the leader's lease was last seen to change (or first looked at).
-
-    Moved on by `looked` for as long as nobody could look: what nobody watched stood still for no
-    known time."""
+    """When the leader's lease was last observed to change, or first read. `after_lease_read`
+    advances it by the time for which the lease could not be read."""
     vanished_at: float | None = None
-    """When nobody was found listening at the leader's hub any more; for a caretaker, who does not
-    call there, when the backend knew of no machine any more."""
-    in_touch: bool = False
-    """Whether the connection to the leader's hub stands."""
-    looked_at: float | None = None
+    """When the leader's port was found closed; for a headless leader, which does not connect to it,
+    when the backend reported all machines as terminated."""
+    is_connected: bool = False
+    """Whether the connection to the leader's round coordinator is established."""
+    lease_read_at: float | None = None
     """When the lease was last read, if it was."""
 
 
-class Claim(msgspec.Struct, frozen=True):
-    """Reason to take the lead, from when on, and whether the leader before is lost."""
+class LeadershipClaim(msgspec.Struct, frozen=True):
+    """A claim to the leadership: its reason, and the earliest time at which it may be made."""
 
-    at: float
-    why: str
-    lost: AgentId | None = None
-    looked_at: float = float("inf")
-    """When the lease was last read, for a claim that rests on it: it must have been seen to stand
-    still for so long, not only have been left alone."""
+    not_before: float
+    reason: str
+    lost_leader: AgentId | None = None
+    """The previous leader, if its port was found closed."""
+    lease_read_at: float = float("inf")
+    """When the lease was last read, for a claim based on it: the lease must have been read and
+    found unchanged after `not_before`."""
 
-    def due(self, now: float) -> bool:
-        """Whether the lead may be taken now."""
-        return now >= self.at and self.looked_at >= self.at
-
-
-def looked(sighting: Sighting, now: float, *, changed: bool) -> Sighting:
-    """After the lease was read. A bucket that could not be reached for a while has hidden the
-    leader's life from us, and kept it from renewing its lease, too: that time does not count."""
-    since = now if sighting.looked_at is None else sighting.looked_at
-    unwatched_s = max(0.0, now - since - _OFTEN_S)
-    changed_at = now if changed else min(now, sighting.lease_changed_at + unwatched_s)
-    return replace(sighting, lease_changed_at=changed_at, in_touch=False, looked_at=now)
+    def is_due(self, now: float) -> bool:
+        """Whether the leadership may be claimed now."""
+        return now >= self.not_before and self.lease_read_at >= self.not_before
 
 
-def claim(view: View, me: AgentId, sighting: Sighting, *, caretaker: bool = False) -> Claim | None:
-    """When and why `me` may try to lead; None while the leader is well."""
-    if view.spec is None or view.leads(me):
+def after_lease_read(
+    observation: LeaderObservation, now: float, *, has_changed: bool
+) -> LeaderObservation:
+    """The observation after the lease was read. Time without access to the bucket does not
+    count."""
+    previous_read_at = now if observation.lease_read_at is None else observation.lease_read_at
+    unobserved_s = max(0.0, now - previous_read_at - _MAX_READ_GAP_S)
+    changed_at = now if has_changed else min(now, observation.lease_changed_at + unobserved_s)
+    return replace(observation, lease_changed_at=changed_at, is_connected=False, lease_read_at=now)
+
+
+def leadership_claim(
+    view: View, agent_id: AgentId, observation: LeaderObservation, *, headless: bool = False
+) -> LeadershipClaim | None:
+    """When and why `agent_id` may claim the leadership; None while there is no reason to."""
+    if view.spec is None or view.is_leader(agent_id):
         return None
-    if view.ended is not None:
-        return _claim_leftovers(view, sighting) if caretaker else None
-    if view.leader is None or (view.leader.hub is None and not caretaker):
-        return Claim(float("-inf"), "nobody leads who lives on a machine")
-    if sighting.in_touch:
+    if view.fit_end is not None:
+        needs_cleanup = any(not group.is_closed for group in view.groups.values())
+        if not headless or not needs_cleanup:
+            return None
+        reason = "the run has ended and machines are still to be released"
+        return _claim_after_lease_timeout(observation, CLEANUP_LEASE_TIMEOUT_S, reason)
+    if view.leader is None or (view.leader.coordinator_address is None and not headless):
+        return LeadershipClaim(float("-inf"), "no agent was leading yet")
+    if observation.is_connected:
         return None
-    if sighting.vanished_at is not None and caretaker:
-        return Claim(sighting.vanished_at, "no machine is left")
-    if sighting.vanished_at is not None:
-        why = "nobody listens at the leader's hub"
-        return Claim(sighting.vanished_at + _turn_s(view, me), why, view.leader.leader)
-    patience = view.spec.tempo.lease_patience_s
-    why = f"the leader's lease has not changed for {patience:.0f} s"
-    return _claim_for_a_lease(sighting, patience + _turn_s(view, me), why)
+    if observation.vanished_at is not None and headless:
+        return LeadershipClaim(observation.vanished_at, "all machines have terminated")
+    if observation.vanished_at is not None:
+        not_before = observation.vanished_at + _stagger_delay_s(view, agent_id)
+        reason = "the previous leader's port is closed"
+        return LeadershipClaim(not_before, reason, view.leader.leader)
+    timeout_s = view.spec.timing.lease_timeout_s
+    reason = f"the leader's lease has not changed for {timeout_s:.0f} s"
+    delay_s = timeout_s + _stagger_delay_s(view, agent_id)
+    return _claim_after_lease_timeout(observation, delay_s, reason)
 
 
-def _claim_leftovers(view: View, sighting: Sighting) -> Claim | None:
-    """After the end a caretaker lets go what a dead leader left behind."""
-    left = any(not group.let_go for group in view.groups.values())
-    if not left:
-        return None
-    return _claim_for_a_lease(sighting, LEFTOVERS_S, "machines are left to be let go")
+def _claim_after_lease_timeout(
+    observation: LeaderObservation, timeout_s: float, reason: str
+) -> LeadershipClaim:
+    read_at = float("-inf") if observation.lease_read_at is None else observation.lease_read_at
+    return LeadershipClaim(observation.lease_changed_at + timeout_s, reason, lease_read_at=read_at)
 
 
-def _claim_for_a_lease(sighting: Sighting, patience_s: float, why: str) -> Claim:
-    looked_at = float("-inf") if sighting.looked_at is None else sighting.looked_at
-    return Claim(sighting.lease_changed_at + patience_s, why, looked_at=looked_at)
-
-
-def _turn_s(view: View, me: AgentId) -> float:
-    """Members of the last round first, in the order of their places, so that few try at once."""
-    places = view.last_round.places if view.last_round else ()
+def _stagger_delay_s(view: View, agent_id: AgentId) -> float:
+    """Delay by the agent's position in the last round, so that few agents claim at the same
+    time."""
+    assignments = view.last_round.assignments if view.last_round else ()
     leader = view.leader.leader if view.leader else None
-    order = [place.agent for place in places if place.agent != leader]
-    turn = order.index(me) if me in order else len(order)
-    return min(turn * _STAGGER_S, _MAX_STAGGER_S)
+    order = [assignment.agent for assignment in assignments if assignment.agent != leader]
+    position = order.index(agent_id) if agent_id in order else len(order)
+    return min(position * _STAGGER_S, _MAX_STAGGER_S)

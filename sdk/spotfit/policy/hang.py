@@ -1,91 +1,108 @@
-"""Is a rank stuck, or just slow? And has a round begun at all?"""
+"""Hang detection: silent workers, rounds without progress, and rounds that do not start.
+
+Three independent checks (docs/decisions/0022):
+
+- A worker whose heartbeat thread is silent for `worker_timeout_s` ends the round. This needs no
+  knowledge of the training function, so it is always on.
+- A round without a report, collective or save for `no_progress_timeout_s` gets a stack dump and, if
+  `abort_on_hang`, is ended. Off by default: a hang cannot be distinguished from a long step.
+- A round whose workers have not called the training function after `start_timeout_s` is retried.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from spotfit.model.events import Blame, RankFailure, RoundClosed
-from spotfit.model.spec import Vigil
+from spotfit.model.events import FailureCause, RankFailure, RoundClosed
+from spotfit.model.leader_state import LeaderState, RoundProgress
+from spotfit.model.spec import HangDetectionConfig
+from spotfit.model.topology import Round
 from spotfit.model.view import View
-from spotfit.model.watch import Progress, Watch
-from spotfit.model.world import Round
 from spotfit.policy.actions import Wait
 
 
-class Hang(NamedTuple):
-    """A round that does not get on."""
+class SuspectedHang(NamedTuple):
+    """A round that is assumed to hang."""
 
     ranks: tuple[int, ...]
-    """Those it waits for, as far as that can be seen."""
-    why: str
-    ends_it: bool
-    """Whether the round is to end for it, or only to be looked into."""
+    """The ranks that the others presumably wait for."""
+    reason: str
+    ends_round: bool
+    """Whether to end the round, or only to collect a stack dump."""
 
 
-def suspected(
-    vigil: Vigil, silent: Mapping[int, float], progress: Progress, now: float
-) -> Hang | None:
-    """A worker that answers no more; else a round in which nobody gets on, if that is looked for.
+def detect_hang(
+    config: HangDetectionConfig,
+    silent_s_by_rank: Mapping[int, float],
+    progress: RoundProgress,
+    now: float,
+) -> SuspectedHang | None:
+    """Return the suspected hang of a round, or None.
 
-    `silent` tells by rank for how many seconds it has not answered. While workers start, or a
-    checkpoint is on its way or being validated, a round may take its time.
+    `silent_s_by_rank`: seconds since the last heartbeat, for workers over their timeout.
     """
-    if silent:
-        longest_s = max(silent.values())
-        why = f"{_named(silent)} not answered for {longest_s:.0f} s"
-        return Hang(tuple(sorted(silent)), why, ends_it=True)
-    begun = len(progress.running) == len(progress.steps)
-    busy = progress.uploading or progress.validating
-    if not vigil.hang_s or not begun or busy or now < looked_for_at(vigil, progress):
+    if silent_s_by_rank:
+        longest_s = max(silent_s_by_rank.values())
+        reason = f"{_format_ranks_have(silent_s_by_rank)} not answered for {longest_s:.0f} s"
+        return SuspectedHang(tuple(sorted(silent_s_by_rank)), reason, ends_round=True)
+    has_started = len(progress.running_ranks) == len(progress.progress_counts)
+    # Uploads and validations may take arbitrarily long, and ranks may legitimately wait for them.
+    is_busy = progress.is_uploading or progress.is_validating
+    if not config.no_progress_timeout_s or not has_started or is_busy:
         return None
-    ranks = _behind(progress)
-    why = f"no rank has reported, met the others or saved for {now - progress.moved_at:.0f} s"
-    if len(ranks) < len(_at_work(progress)):
-        why += f"; {_named(ranks)} come less far than the others"
-    return Hang(ranks, why, vigil.hang_ends)
+    if now < next_hang_check_at(config, progress):
+        return None
+    active = [
+        rank for rank in range(len(progress.progress_counts)) if rank not in progress.returned_ranks
+    ]
+    # The ranks with the lowest count are the ones that the others wait for.
+    lowest = min((progress.progress_counts[rank] for rank in active), default=0)
+    slowest = tuple(rank for rank in active if progress.progress_counts[rank] == lowest)
+    idle_s = now - progress.progressed_at
+    reason = f"no rank has reported, saved or joined a collective for {idle_s:.0f} s"
+    if len(slowest) < len(active):
+        reason += f"; {_format_ranks_have(slowest)} made less progress than the others"
+    return SuspectedHang(slowest, reason, config.abort_on_hang)
 
 
-def looked_for_at(vigil: Vigil, progress: Progress) -> float:
-    """When a round that does not get on is next to be looked at."""
-    return progress.moved_at + vigil.hang_s if vigil.hang_s else float("inf")
+def next_hang_check_at(config: HangDetectionConfig, progress: RoundProgress) -> float:
+    """When a round without further progress is suspected to hang; infinite if that is disabled."""
+    return (
+        progress.progressed_at + config.no_progress_timeout_s
+        if config.no_progress_timeout_s
+        else float("inf")
+    )
 
 
-def not_begun(view: View, watch: Watch, round_: Round, now: float) -> RoundClosed | Wait | None:
-    """A round whose workers take too long to come to the function is tried again.
-
-    That is the platform's to pay: nothing of the user's function was called yet.
-    """
+def close_unstarted_round(
+    view: View, state: LeaderState, round_: Round, now: float
+) -> RoundClosed | Wait | None:
+    """Close a round whose workers have not called the training function in `start_timeout_s`."""
     assert view.spec is not None
-    patience_s = view.spec.vigil.start_s
-    late = tuple(sorted(set(range(round_.world_size)) - watch.running))
-    if not late or not patience_s:
+    timeout_s = view.spec.hang_detection.start_timeout_s
+    late_ranks = tuple(sorted(set(range(round_.world_size)) - state.running_ranks))
+    if not late_ranks or not timeout_s:
         return None
-    due = watch.turned_at + patience_s
-    if now < due:
-        return Wait(due, f"{len(late)} of {round_.world_size} workers have not begun")
-    why = f"{_named(late)} not begun {patience_s:.0f} s after the round was opened"
-    failures = tuple(_not_begun(rank, patience_s) for rank in late)
-    return RoundClosed(round_.number, Blame.PLATFORM, why, failures)
+    due_at = state.phase_changed_at + timeout_s
+    if now < due_at:
+        return Wait(due_at, f"{len(late_ranks)} of {round_.world_size} workers are starting")
+    reason = f"{_format_ranks_have(late_ranks)} not started within {timeout_s:.0f} s"
+    # The user's function was not called yet, so the platform is charged.
+    failures = tuple(
+        RankFailure(
+            rank=rank,
+            kind="timeout",
+            message=f"Rank {rank} did not call the training function within {timeout_s:.0f} s.",
+            cause=FailureCause.PLATFORM,
+        )
+        for rank in late_ranks
+    )
+    return RoundClosed(
+        round_number=round_.number, cause=FailureCause.PLATFORM, reason=reason, failures=failures
+    )
 
 
-def _not_begun(rank: int, patience_s: float) -> RankFailure:
-    told = f"The worker of rank {rank} did not come to the training function in {patience_s:.0f} s."
-    return RankFailure(rank, "timeout", told, blame=Blame.PLATFORM)
-
-
-def _behind(progress: Progress) -> tuple[int, ...]:
-    """Of those still at work, the ranks that came least far; all where they are even."""
-    at_work = _at_work(progress)
-    least = min((progress.steps[rank] for rank in at_work), default=0)
-    return tuple(rank for rank in at_work if progress.steps[rank] == least)
-
-
-def _at_work(progress: Progress) -> list[int]:
-    return [rank for rank in range(len(progress.steps)) if rank not in progress.returned]
-
-
-def _named(ranks: Iterable[int]) -> str:
-    listed = sorted(ranks)
-    names = ", ".join(str(rank) for rank in listed)
-    return f"rank {names} has" if len(listed) == 1 else f"ranks {names} have"
+def _format_ranks_have(ranks: Iterable[int]) -> str:
+    numbers = ", ".join(str(rank) for rank in sorted(ranks))
+    return f"ranks {numbers} have" if "," in numbers else f"rank {numbers} has"

@@ -1,8 +1,8 @@
-"""Where each rank of the next round has its state from: memory where it can, the bucket otherwise.
+"""Recovery: the snapshot that the next round resumes from, and the source of each shard.
 
-Facts are the parts that are held by whoever is still here. The newest state that is complete wins,
-wherever its parts are, and all ranks begin from that one state. Who finds a part that cannot be
-read, or is not what was saved, leaves it out and asks again.
+All ranks resume from the newest snapshot of which every shard is available, in the memory of any
+node or in the bucket. A rank reads each shard from the nearest holder: its own node, a peer, the
+bucket. If a shard turns out to be corrupt, the caller removes it from the input and plans again.
 """
 
 from __future__ import annotations
@@ -13,169 +13,219 @@ from typing import Literal, NamedTuple
 
 from spotfit.core.ids import AgentId
 from spotfit.model.events import CheckpointCommitted
-from spotfit.model.holding import Part, State
+from spotfit.model.leader_state import MemberStatus
+from spotfit.model.snapshot_id import SnapshotId, SnapshotShard
+from spotfit.model.topology import NodeAssignment, Round
 from spotfit.model.view import View
-from spotfit.model.watch import Seat
-from spotfit.model.world import Place, Round
 
-Way = Literal["own memory", "peer", "bucket"]
+ShardLocation = Literal["local memory", "peer", "bucket"]
 
-Holder = AgentId | None
-"""The agent that keeps a part in its memory; None: it lies in the bucket."""
+ShardHolder = AgentId | None
+"""The agent that holds a shard in memory; None: the shard is in the bucket."""
 
 
-class Fetch(NamedTuple):
-    """One part, and where a rank has it from."""
+class ShardSource(NamedTuple):
+    """The source from which a rank reads one shard."""
 
-    part: Part
-    holder: Holder
-    way: Way
-
-
-class Recovery(NamedTuple):
-    """The state that all ranks begin from, and why it is that one."""
-
-    state: State | None
-    """None: nothing is complete anywhere."""
-    fetches: Mapping[int, tuple[Fetch, ...]]
-    """By rank of the new round, where each part is nearest. Of which of them it needs anything is
-    its own to know: of one where each rank kept its shards, of all where the round's size is
-    another, or where the ranks had dealt out what all of them held."""
-    why: str
+    shard: SnapshotShard
+    holder: ShardHolder
+    location: ShardLocation
 
 
-def recover(places: Sequence[Place], held: Mapping[Holder, Iterable[Part]]) -> Recovery:
-    """The newest complete state, and the nearest holder of each of its parts for each rank."""
-    holders: dict[tuple[State, int], dict[Part, list[Holder]]] = defaultdict(dict)
-    for holder in sorted(held, key=lambda one: one or ""):
-        for part in held[holder]:
-            holders[part.state, part.world_size].setdefault(part, []).append(holder)
-    complete = [key for key, parts in holders.items() if len(parts) == key[1]]
+class RecoveryPlan(NamedTuple):
+    """The snapshot that all ranks resume from, with the reason for choosing it."""
+
+    snapshot_id: SnapshotId | None
+    """None if no snapshot is complete."""
+    sources_by_rank: Mapping[int, tuple[ShardSource, ...]]
+    """By rank of the new round: the nearest source of every shard. Which shards a rank needs
+    depends on the format: only its own for sharded state at an unchanged world size, otherwise
+    several."""
+    reason: str
+
+
+def plan_recovery(
+    assignments: Sequence[NodeAssignment],
+    shards_by_holder: Mapping[ShardHolder, Iterable[SnapshotShard]],
+) -> RecoveryPlan:
+    """Choose the newest complete snapshot, and the nearest source of each shard for each rank."""
+    holders: dict[tuple[SnapshotId, int], dict[SnapshotShard, list[ShardHolder]]] = defaultdict(
+        dict
+    )
+    # Sorted, so that all processes compute the same plan from the same input.
+    for holder in sorted(shards_by_holder, key=lambda agent: agent or ""):
+        for shard in shards_by_holder[holder]:
+            holders[shard.snapshot_id, shard.world_size].setdefault(shard, []).append(holder)
+    complete = [key for key, shards in holders.items() if len(shards) == key[1]]
     if not complete:
-        return Recovery(None, {}, f"no state is complete: {_torn(holders) or 'none is held'}")
+        incomplete = _format_incomplete(holders) or "there are no shards"
+        return RecoveryPlan(None, {}, f"no snapshot is complete: {incomplete}")
     newest = max(complete)
-    fetches = _fetches(places, holders[newest])
-    return Recovery(newest[0], fetches, _reason(newest[0], fetches, holders))
+    sources = _sources_by_rank(assignments, holders[newest])
+    return RecoveryPlan(newest[0], sources, _recovery_reason(newest[0], sources, holders))
 
 
-class Memory(NamedTuple):
-    """A state to begin from that needs no bucket."""
+class MemoryRecovery(NamedTuple):
+    """A snapshot that is completely in the memory of a round's nodes."""
 
-    state: State
-    holders: tuple[tuple[AgentId, ...], ...]
-    """By the rank that saved it, who holds that part."""
+    snapshot_id: SnapshotId
+    shard_holders: tuple[tuple[AgentId, ...], ...]
+    """The agents that hold each shard, by the rank that saved it."""
 
 
-def from_memory(view: View, places: Sequence[Place], seats: Iterable[Seat]) -> Memory | None:
-    """The state to begin from, if all of it lies in the memory of the machines of the round.
+def plan_memory_recovery(
+    view: View, assignments: Sequence[NodeAssignment], members: Iterable[MemberStatus]
+) -> MemoryRecovery | None:
+    """The newest snapshot that the assigned nodes hold completely in memory.
 
-    A part that others need must lie where they can ask for it. None where the latest checkpoint is
-    newer: then the bucket has all that memory has.
+    Returns None if there is none, if the latest checkpoint is newer, or if a needed shard is on a
+    node without a peer snapshot server.
     """
-    here = {place.agent for place in places}
-    held: dict[Holder, tuple[Part, ...]] = {
-        seat.member.agent: seat.held for seat in seats if seat.member.agent in here
+    agents = {assignment.agent for assignment in assignments}
+    shards: dict[ShardHolder, tuple[SnapshotShard, ...]] = {
+        status.member.agent: status.snapshot_shards
+        for status in members
+        if status.member.agent in agents
     }
-    found = recover(places, held)
+    plan = plan_recovery(assignments, shards)
     latest = view.latest_checkpoint
-    if found.state is None or (latest is not None and _is_newer(latest, found.state)):
+    if plan.snapshot_id is None or (latest is not None and _is_newer(latest, plan.snapshot_id)):
         return None
-    vaults = {place.agent: place.vault for place in places}
-    asked = {one.holder for each in found.fetches.values() for one in each if one.way == "peer"}
-    if not all(holder is not None and vaults[holder] for holder in asked):
+    addresses = {one.agent: one.peer_store_address for one in assignments}
+    peers = {
+        source.holder
+        for sources in plan.sources_by_rank.values()
+        for source in sources
+        if source.location == "peer"
+    }
+    if not all(peer is not None and addresses[peer] for peer in peers):
         return None
-    parts = [fetch.part for fetch in next(iter(found.fetches.values()))]
-    holders = (tuple(sorted(who for who in here if part in held.get(who, ()))) for part in parts)
-    return Memory(found.state, tuple(holders))
+    all_shards = [source.shard for source in next(iter(plan.sources_by_rank.values()))]
+    holders = (
+        tuple(sorted(agent for agent in agents if shard in shards.get(agent, ())))
+        for shard in all_shards
+    )
+    return MemoryRecovery(plan.snapshot_id, tuple(holders))
 
 
-def _is_newer(committed: CheckpointCommitted, state: State) -> bool:
-    """Whether more is committed than memory has: of its own newest state a part may be lost."""
-    if committed.round != state.round or committed.step is None:
-        return committed.round > state.round
-    return committed.step > state.step
+def _is_newer(committed: CheckpointCommitted, snapshot_id: SnapshotId) -> bool:
+    """Whether the checkpoint is newer than the snapshot: a shard of its own snapshot may be
+    lost."""
+    if committed.round != snapshot_id.round or committed.step is None:
+        return committed.round > snapshot_id.round
+    return committed.step > snapshot_id.step
 
 
-def sources(round_: Round, agent: AgentId) -> tuple[str, ...]:
-    """By the rank that saved it, the vault from which that machine has each part of the state the
-    round begins from; empty for those that lie in its own memory."""
-    assert round_.memory is not None
-    held: dict[Holder, list[Part]] = defaultdict(list)
-    for rank, holders in enumerate(round_.holders):
+def peer_store_addresses(round_: Round, agent: AgentId) -> tuple[str, ...]:
+    """The peer store that the agent's node reads each shard of `memory_snapshot` from, by the rank
+    that saved the shard; '' for shards in the node's own memory."""
+    assert round_.memory_snapshot is not None
+    shards: dict[ShardHolder, list[SnapshotShard]] = defaultdict(list)
+    for rank, holders in enumerate(round_.shard_holders):
         for holder in holders:
-            held[holder].append(Part(round_.memory, rank, len(round_.holders)))
-    place = round_.place_of(agent)
-    assert place is not None
-    fetches = recover(round_.places, held).fetches[place.first_rank]
-    vaults = {one.agent: one.vault for one in round_.places}
-    return tuple("" if one.holder in (None, agent) else vaults[one.holder] for one in fetches)
+            shards[holder].append(
+                SnapshotShard(
+                    snapshot_id=round_.memory_snapshot,
+                    rank=rank,
+                    world_size=len(round_.shard_holders),
+                )
+            )
+    assignment = round_.assignment_of(agent)
+    assert assignment is not None
+    sources = plan_recovery(round_.assignments, shards).sources_by_rank[assignment.first_rank]
+    addresses = {one.agent: one.peer_store_address for one in round_.assignments}
+    return tuple(
+        "" if source.holder in (None, agent) else addresses[source.holder] for source in sources
+    )
 
 
-def keepers(
-    places: Sequence[Place], *, leaving: Collection[AgentId] = ()
+def assign_replica_peers(
+    assignments: Sequence[NodeAssignment], *, leaving: Collection[AgentId] = ()
 ) -> dict[AgentId, AgentId]:
-    """Who keeps a copy of whose parts: the next machine of the ring that will stay.
+    """The peer that stores the replicas of each agent: the next node of the ring that is not
+    leaving.
 
-    None keeps its own; a machine without another that stays has no keeper.
+    An agent without such a peer is missing in the result.
     """
-    ring = [place.agent for place in sorted(places, key=lambda place: place.node_rank)]
-    found: dict[AgentId, AgentId] = {}
+    # A ring gives every node one replica to store, so that memory and bandwidth are balanced.
+    ring = [one.agent for one in sorted(assignments, key=lambda one: one.node_rank)]
+    peers: dict[AgentId, AgentId] = {}
     for n, agent in enumerate(ring):
         others = [*ring[n + 1 :], *ring[:n]]
-        keeper = next((other for other in others if other not in leaving), None)
-        if keeper is not None:
-            found[agent] = keeper
-    return found
+        peer = next((other for other in others if other not in leaving), None)
+        if peer is not None:
+            peers[agent] = peer
+    return peers
 
 
-def _fetches(
-    places: Sequence[Place], parts: Mapping[Part, Sequence[Holder]]
-) -> dict[int, tuple[Fetch, ...]]:
-    asked: Counter[AgentId] = Counter()
+def _sources_by_rank(
+    assignments: Sequence[NodeAssignment], shards: Mapping[SnapshotShard, Sequence[ShardHolder]]
+) -> dict[int, tuple[ShardSource, ...]]:
+    request_counts: Counter[AgentId] = Counter()
     return {
-        rank: tuple(_nearest(part, parts[part], place.agent, asked) for part in sorted(parts))
-        for place in places
-        for rank in place.ranks
+        rank: tuple(
+            _nearest_source(
+                shard, shards[shard], agent=assignment.agent, request_counts=request_counts
+            )
+            for shard in sorted(shards)
+        )
+        for assignment in assignments
+        for rank in assignment.ranks
     }
 
 
-def _nearest(
-    part: Part, holders: Sequence[Holder], agent: AgentId, asked: Counter[AgentId]
-) -> Fetch:
-    """Its own machine's, else that of the peer that was asked least so far, else the bucket's."""
+def _nearest_source(
+    shard: SnapshotShard,
+    holders: Sequence[ShardHolder],
+    *,
+    agent: AgentId,
+    request_counts: Counter[AgentId],
+) -> ShardSource:
+    """The agent's own memory, else the peer with the fewest requests so far, else the bucket."""
     if agent in holders:
-        return Fetch(part, agent, "own memory")
+        return ShardSource(shard, agent, "local memory")
     peers = [holder for holder in holders if holder is not None]
     if not peers:
-        return Fetch(part, None, "bucket")
-    nearest = min(peers, key=lambda peer: asked[peer])
-    asked[nearest] += 1
-    return Fetch(part, nearest, "peer")
+        return ShardSource(shard, None, "bucket")
+    nearest = min(peers, key=lambda peer: request_counts[peer])
+    request_counts[nearest] += 1
+    return ShardSource(shard, nearest, "peer")
 
 
-Holders = Mapping[tuple[State, int], Mapping[Part, Sequence[Holder]]]
+HoldersBySnapshot = Mapping[tuple[SnapshotId, int], Mapping[SnapshotShard, Sequence[ShardHolder]]]
 
 
-def _reason(state: State, fetches: Mapping[int, tuple[Fetch, ...]], holders: Holders) -> str:
-    ways = Counter(fetch.way for fetched in fetches.values() for fetch in fetched)
-    told = ", ".join(f"{ways[way]} {_WORDS[way]}" for way in _WORDS if ways[way])
-    newer = {key: parts for key, parts in holders.items() if key[0] > state}
-    torn = f"; newer, but torn: {_torn(newer)}" if newer else ""
-    return f"{_named(state)} is the newest that is complete; of its parts lie {told}{torn}"
+def _recovery_reason(
+    snapshot_id: SnapshotId,
+    sources_by_rank: Mapping[int, tuple[ShardSource, ...]],
+    holders: HoldersBySnapshot,
+) -> str:
+    counts = Counter(source.location for sources in sources_by_rank.values() for source in sources)
+    reads = ", ".join(
+        f"{counts[location]} from {text}"
+        for location, text in _LOCATION_TEXTS.items()
+        if counts[location]
+    )
+    newer = {key: shards for key, shards in holders.items() if key[0] > snapshot_id}
+    incomplete = f"; newer but incomplete: {_format_incomplete(newer)}" if newer else ""
+    name = _format_snapshot_id(snapshot_id)
+    return f"{name} is the newest complete snapshot; shard reads: {reads}{incomplete}"
 
 
-_WORDS: Mapping[Way, str] = {
-    "own memory": "on the machines that read them",
-    "peer": "in a peer's memory",
-    "bucket": "in the bucket",
+_LOCATION_TEXTS: Mapping[ShardLocation, str] = {
+    "local memory": "local memory",
+    "peer": "peer memory",
+    "bucket": "the bucket",
 }
 
 
-def _torn(holders: Holders) -> str:
-    """Of the newest states, how much of them is there."""
+def _format_incomplete(holders: HoldersBySnapshot) -> str:
+    """The number of available shards of the two newest snapshots."""
     newest = sorted(holders, reverse=True)[:2]
-    return ", ".join(f"{_named(key[0])} ({len(holders[key])} of {key[1]} parts)" for key in newest)
+    return ", ".join(
+        f"{_format_snapshot_id(key[0])} ({len(holders[key])} of {key[1]} shards)" for key in newest
+    )
 
 
-def _named(state: State) -> str:
-    return f"step {state.step} of round {state.round}"
+def _format_snapshot_id(snapshot_id: SnapshotId) -> str:
+    return f"step {snapshot_id.step} of round {snapshot_id.round}"

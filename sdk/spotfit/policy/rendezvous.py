@@ -1,4 +1,4 @@
-"""Who is in the next round, and in which place."""
+"""Rendezvous: when the next round is opened, its members, and their ranks."""
 
 from __future__ import annotations
 
@@ -6,91 +6,98 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from spotfit.model.leader_state import LeaderState, MemberStatus
+from spotfit.model.topology import NodeAssignment, Round
 from spotfit.model.view import View
-from spotfit.model.watch import Seat, Watch
-from spotfit.model.world import Place, Round
 from spotfit.policy.actions import Wait
-from spotfit.policy.capacity import expected_slots, lasting, may_ask_at, usable_seats
-from spotfit.policy.recovery import from_memory
+from spotfit.policy.capacity import (
+    next_request_at,
+    pending_slots,
+    requeueable_members,
+    usable_members,
+)
+from spotfit.policy.recovery import plan_memory_recovery
 
-_PATIENCE_ROUNDS = 5
-_LONGEST_PAUSE_S = 30.0
+# Several rounds in a row may fail quickly, for example while the network is unstable. After five
+# rounds without a commit, retries slow down to one in 30 s: a round that always fails then costs
+# little, and one that would succeed is delayed little.
+_ROUNDS_BEFORE_BACKOFF = 5
+_MIN_BACKOFF_S = 0.1
+_MAX_BACKOFF_S = 30.0
 
 
-def next_round(view: View, watch: Watch, now: float) -> Round | Wait:
-    """The round that can be opened now, or how long to wait for what."""
+def next_round(view: View, state: LeaderState, now: float) -> Round | Wait:
+    """The round that can be opened now, or how long to wait and for what."""
     assert view.spec is not None
-    rested = watch.turned_at + _pause_s(view)
-    if now < rested:
-        return Wait(rested, f"{view.fruitless} rounds in a row ended before they saved anything")
-    seats = usable_seats(view, watch)
-    stopping = [seat.member.agent for seat in seats if seat.running is not None]
+    backoff_ends_at = state.phase_changed_at + _backoff_s(view)
+    if now < backoff_ends_at:
+        reason = f"{view.rounds_without_progress} rounds in a row ended without a checkpoint"
+        return Wait(backoff_ends_at, reason)
+    members = usable_members(view, state)
+    stopping = [status for status in members if status.running_round is not None]
     if stopping:
-        return Wait(now + 1.0, f"workers of the last round still end on {len(stopping)} nodes")
-    slots = sum(seat.member.slots for seat in seats)
-    if slots < max(1, view.spec.workers_min):
-        return Wait(now + 5.0, f"{slots} of at least {view.spec.workers_min} workers have a place")
-    patience_ends = watch.turned_at + view.spec.tempo.form_patience_s
-    if slots < view.spec.workers_max and _more_may_come(view, watch, now) and now < patience_ends:
-        why = f"{slots} of {view.spec.workers_max} workers have a place; more may come"
-        return Wait(patience_ends, why)
-    return _form(view, _preferred(view, watch, seats))
+        return Wait(now + 1.0, f"workers of the last round are stopping on {len(stopping)} nodes")
+    slots = sum(status.member.slots for status in members)
+    if slots < max(1, view.spec.min_workers):
+        return Wait(now + 5.0, f"slots for {slots} of at least {view.spec.min_workers} workers")
+    fill_timeout_at = state.phase_changed_at + view.spec.timing.round_fill_timeout_s
+    # After a refusal, the pending machines are not expected soon.
+    is_refused = view.last_refusal is not None and now < next_request_at(view, state)
+    may_grow = slots < view.spec.max_workers and pending_slots(view, state) > 0 and not is_refused
+    if may_grow and now < fill_timeout_at:
+        reason = f"slots for {slots} of {view.spec.max_workers} workers; more machines are booting"
+        return Wait(fill_timeout_at, reason)
+    # Prefer machines that the backend would restart, if they suffice for a full round.
+    requeueable = requeueable_members(view, state)
+    if sum(status.member.slots for status in requeueable) >= view.spec.max_workers:
+        members = requeueable
+    return _form_round(view, members)
 
 
-def _pause_s(view: View) -> float:
-    """A few rounds may fail at once; one after the other only ever more slowly."""
-    if view.fruitless <= _PATIENCE_ROUNDS:
-        return 0.0
-    return min(_LONGEST_PAUSE_S, 0.1 * 2.0 ** min(view.fruitless - _PATIENCE_ROUNDS, 10))
+def _backoff_s(view: View) -> float:
+    failures = view.rounds_without_progress - _ROUNDS_BEFORE_BACKOFF
+    return 0.0 if failures <= 0 else min(_MAX_BACKOFF_S, _MIN_BACKOFF_S * 2.0 ** min(failures, 10))
 
 
-def _more_may_come(view: View, watch: Watch, now: float) -> bool:
-    refused = view.last_refusal is not None and now < may_ask_at(view, watch)
-    return expected_slots(view, watch) > 0 and not refused
-
-
-def _preferred(view: View, watch: Watch, seats: list[Seat]) -> list[Seat]:
-    """Without machines that will not be brought back once more, where others suffice."""
+def _form_round(view: View, members: Sequence[MemberStatus]) -> Round:
+    """Assign ranks to the members, in the order of `_assignment_order`, up to `max_workers`."""
     assert view.spec is not None
-    staying = lasting(view, watch)
-    enough = sum(seat.member.slots for seat in staying) >= view.spec.workers_max
-    return staying if enough else seats
-
-
-def _form(view: View, seats: Sequence[Seat]) -> Round:
-    """Places by seniority: survivors keep their order, newcomers follow, nobody is cut in half."""
-    assert view.spec is not None
-    left = view.spec.workers_max
-    places: list[Place] = []
-    for seat in sorted(seats, key=lambda seat: _seniority(view, seat)):
-        if left == 0:
+    unassigned = view.spec.max_workers
+    assignments: list[NodeAssignment] = []
+    for status in sorted(members, key=lambda status: _assignment_order(view, status)):
+        if unassigned == 0:
             break
-        member = seat.member
-        workers = min(member.slots, left)
-        first = view.spec.workers_max - left
-        places.append(
-            Place(
-                member.agent,
-                len(places),
-                first,
-                workers,
-                member.host,
-                member.token,
-                member.node,
-                member.vault,
+        member = status.member
+        num_workers = min(member.slots, unassigned)
+        assignments.append(
+            NodeAssignment(
+                agent=member.agent,
+                node_rank=len(assignments),
+                first_rank=view.spec.max_workers - unassigned,
+                num_workers=num_workers,
+                host=member.host,
+                token=member.token,
+                node=member.node,
+                peer_store_address=member.peer_store_address,
             )
         )
-        left -= workers
+        unassigned -= num_workers
     number = view.last_round.number + 1 if view.last_round else 1
     latest = view.latest_checkpoint
-    memory = from_memory(view, places, seats)
-    round_ = Round(number, tuple(places), latest.name if latest else None)
+    round_ = Round(
+        number=number,
+        assignments=tuple(assignments),
+        checkpoint_name=latest.name if latest else None,
+    )
+    memory = plan_memory_recovery(view, assignments, members)
     if memory is None:
         return round_
-    return replace(round_, memory=memory.state, holders=memory.holders)
+    return replace(round_, memory_snapshot=memory.snapshot_id, shard_holders=memory.shard_holders)
 
 
-def _seniority(view: View, seat: Seat) -> tuple[float, str, int]:
-    place = view.last_round.place_of(seat.member.agent) if view.last_round else None
-    rank = float(place.node_rank) if place else float("inf")
-    return (rank, seat.member.token, seat.member.node)
+def _assignment_order(view: View, status: MemberStatus) -> tuple[float, str, int]:
+    """Members of the last round first and in the same order, so that ranks keep their local
+    shards."""
+    last = view.last_round.assignment_of(status.member.agent) if view.last_round else None
+    node_rank = float(last.node_rank) if last else float("inf")
+    return (node_rank, status.member.token, status.member.node)

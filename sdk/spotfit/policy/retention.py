@@ -1,4 +1,4 @@
-"""Which checkpoints may go, and which is better than which."""
+"""Retention: which checkpoints are dropped, and the order of checkpoints by score."""
 
 from __future__ import annotations
 
@@ -9,111 +9,121 @@ from typing import Any, NamedTuple
 from spotfit.core.errors import ConfigError
 from spotfit.model.events import CheckpointCommitted
 from spotfit.model.metrics import metrics_from_json
-from spotfit.model.spec import Keep
+from spotfit.model.spec import RetentionConfig
 
 _MISSING = object()
-_NO_NUMBER = (0, 0.0)
-_NOTHING = (1, 0.0)
+# Sort keys below every number's (2, score): a diverged model (NaN) is worse than one without a
+# score.
+_NAN_SCORE = (0, 0.0)
+_MISSING_SCORE = (1, 0.0)
 
 
-class Expendable(NamedTuple):
-    """A checkpoint that nobody needs any more, and the reason."""
+class DroppableCheckpoint(NamedTuple):
+    """A checkpoint that may be dropped, and the reason."""
 
     name: str
-    why: str
+    reason: str
 
 
-def expendable(
+def checkpoints_to_drop(
     checkpoints: Sequence[CheckpointCommitted],
-    keep: Keep,
+    retention: RetentionConfig,
     *,
     protected: Collection[str] = (),
-) -> tuple[Expendable, ...]:
-    """What of `checkpoints` (in the order of their commits) may be dropped, worst first.
+) -> tuple[DroppableCheckpoint, ...]:
+    """The checkpoints (given in commit order) that may be dropped, worst first.
 
-    The latest never may, nor the latest that a Checkpointer can go on from, nor those in
-    `protected`; so some more than `keep.last` may stay. Where there is no limit, one makes room for
-    the next that is called like it. What was written over goes, whatever is kept. Raises
-    `ConfigError` when a score is not a number.
+    Never dropped are the latest one, the latest one that a `Checkpointer` can resume from, and
+    those in `protected`, so more than `num_to_keep` may remain. Without a limit a checkpoint is
+    dropped when another one with the same requested name is committed. Checkpoints whose folder was
+    overwritten are always dropped. Raises `ConfigError` if a score is not a number.
     """
-    left = standing(checkpoints)
-    surplus = _replaced(left) if keep.last is None else _beyond(keep.last, left, keep)
-    going = (*_overwritten(checkpoints), *surplus)
-    return tuple(one for one in going if one.name not in protected)
+    existing = without_overwritten(checkpoints)
+    surplus = (
+        _superseded(existing)
+        if retention.num_to_keep is None
+        else _beyond_limit(retention.num_to_keep, existing, retention)
+    )
+    droppable = (*_overwritten(checkpoints), *surplus)
+    return tuple(one for one in droppable if one.name not in protected)
 
 
-def standing(checkpoints: Sequence[CheckpointCommitted]) -> list[CheckpointCommitted]:
-    """Without those that were written over: a user has put a later one into the same folder."""
-    last = {one.folder: n for n, one in enumerate(checkpoints)}
-    return [one for n, one in enumerate(checkpoints) if last[one.folder] == n]
+def without_overwritten(checkpoints: Sequence[CheckpointCommitted]) -> list[CheckpointCommitted]:
+    """The checkpoints whose folder was not reused by a later one that user code wrote there."""
+    last_index = {one.folder: n for n, one in enumerate(checkpoints)}
+    return [one for n, one in enumerate(checkpoints) if last_index[one.folder] == n]
 
 
-def _overwritten(checkpoints: Sequence[CheckpointCommitted]) -> Iterator[Expendable]:
-    now = {one.folder: one.name for one in checkpoints}
+def _overwritten(checkpoints: Sequence[CheckpointCommitted]) -> Iterator[DroppableCheckpoint]:
+    current = {one.folder: one.name for one in checkpoints}
+    current_names = set(current.values())
     for one in checkpoints:
-        if one.name not in now.values():
-            yield Expendable(one.name, f"{now[one.folder]} was written over it")
+        if one.name not in current_names:
+            yield DroppableCheckpoint(one.name, f"overwritten by {current[one.folder]}")
 
 
-def _replaced(checkpoints: Sequence[CheckpointCommitted]) -> Iterator[Expendable]:
-    last = {one.called: one.name for one in checkpoints}
+def _superseded(checkpoints: Sequence[CheckpointCommitted]) -> Iterator[DroppableCheckpoint]:
+    latest = {one.requested_name: one.name for one in checkpoints}
     for one in checkpoints:
-        if one.name != last[one.called]:
-            yield Expendable(one.name, f"{last[one.called]} has taken its place")
+        if one.name != latest[one.requested_name]:
+            yield DroppableCheckpoint(one.name, f"replaced by {latest[one.requested_name]}")
 
 
-def _beyond(
-    limit: int, checkpoints: Sequence[CheckpointCommitted], keep: Keep
-) -> Iterator[Expendable]:
-    ranked = worst_to_best(checkpoints, keep)
-    snapshots = [one.name for one in checkpoints if one.snapshot]
-    last = [one.name for one in checkpoints[-1:]]
-    staying = {*last, *snapshots[-1:], *(one.name for one in ranked[-limit:])}
+def _beyond_limit(
+    limit: int, checkpoints: Sequence[CheckpointCommitted], retention: RetentionConfig
+) -> Iterator[DroppableCheckpoint]:
+    ranked = worst_to_best(checkpoints, retention)
+    snapshots = [one.name for one in checkpoints if one.is_snapshot]
+    latest = [one.name for one in checkpoints[-1:]]
+    retained = {*latest, *snapshots[-1:], *(one.name for one in ranked[-limit:])}
+    if retention.score_attribute is None:
+        reason = f"num_to_keep={limit}: only the last {limit} are kept"
+    else:
+        best = f"{limit} best by {retention.score_attribute} ({retention.score_order})"
+        reason = f"num_to_keep={limit}: only the latest and the {best} are kept"
     for one in ranked:
-        if one.name not in staying:
-            yield Expendable(one.name, _reason(keep))
+        if one.name not in retained:
+            yield DroppableCheckpoint(one.name, reason)
 
 
 def worst_to_best(
-    checkpoints: Sequence[CheckpointCommitted], keep: Keep
+    checkpoints: Sequence[CheckpointCommitted], retention: RetentionConfig
 ) -> list[CheckpointCommitted]:
-    """Sorted by score, or by time without one; of two equal ones the later is better.
+    """Sort by score, or by time without `score_attribute`; of equal scores the later one is better.
 
-    A score that is missing is worse than every number, and NaN is worse still, whichever way the
-    score is meant. Raises `ConfigError` when a score is not a number.
+    A missing score is worse than every number and NaN is worst, with either `score_order`. Raises
+    `ConfigError` if a score is not a number.
     """
-    if keep.score is None:
+    if retention.score_attribute is None:
         return list(checkpoints)
-    return sorted(checkpoints, key=lambda one: _worth(one, keep))
+    return sorted(checkpoints, key=lambda one: _score_sort_key(one, retention))
 
 
-def nested(metrics: Any, path: str, default: Any = None) -> Any:
-    """The value at 'a/b' in nested metrics; a key that holds the slash itself comes first."""
+def nested_metric(metrics: Any, path: str, default: Any = None) -> Any:
+    """The value at path 'a/b' in nested metrics. A key that contains the slash takes precedence."""
     if isinstance(metrics, dict):
         if path in metrics:
             return metrics[path]
         first, _, rest = path.partition("/")
         if rest and first in metrics:
-            return nested(metrics[first], rest, default)
+            return nested_metric(metrics[first], rest, default)
     return default
 
 
-def _worth(checkpoint: CheckpointCommitted, keep: Keep) -> tuple[int, float]:
-    score = metrics_from_json(nested(checkpoint.metrics, keep.score or "", _MISSING))
+def _score_sort_key(
+    checkpoint: CheckpointCommitted, retention: RetentionConfig
+) -> tuple[int, float]:
+    score = metrics_from_json(
+        nested_metric(checkpoint.metrics, retention.score_attribute or "", _MISSING)
+    )
     if score is _MISSING:
-        return _NOTHING
+        return _MISSING_SCORE
     if not isinstance(score, (int, float)):
         raise ConfigError(
-            f"The score {keep.score!r} of checkpoint {checkpoint.name} must be a number, but it is "
-            f"{score!r}.",
-            do="Report it as a number, or set another checkpoint_score_attribute.",
+            f"The score {retention.score_attribute!r} of {checkpoint.name} must be a number, "
+            f"not {score!r}.",
+            do="Report a number, or set another CheckpointConfig(checkpoint_score_attribute=...).",
         )
     if math.isnan(score):
-        return _NO_NUMBER
-    return (2, score if keep.order == "max" else -score)
-
-
-def _reason(keep: Keep) -> str:
-    if keep.score is None:
-        return f"only the last {keep.last} stay"
-    return f"only the latest and the {keep.last} best by {keep.score} ({keep.order}) stay"
+        return _NAN_SCORE
+    return (2, score if retention.score_order == "max" else -score)

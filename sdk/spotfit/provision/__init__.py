@@ -1,4 +1,4 @@
-"""The waist: what a cloud must be able to do, in four verbs.
+"""The provisioner interface: plan, submit, observe and cancel groups of machines on a backend.
 
-This room knows no cloud by more than its name, and nothing of buckets, journals or policies.
+This package must not import a backend, nor know about buckets, the journal or scheduling policies.
 """

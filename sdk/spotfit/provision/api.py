@@ -1,4 +1,17 @@
-"""The waist: what a cloud must be able to do. Clouds on one side, everything else on the other."""
+"""The `Provisioner` protocol that every backend implements, and the `Traits` that it declares.
+
+State of a group, as a caller sees it (`NodeState` per node; backends map their own states to it):
+
+    state     | event                                   | next
+    ----------|-----------------------------------------|---------------------------
+    (none)    | submit returns a GroupHandle            | WAITING
+    (none)    | submit returns a Refusal                | (none); may be submitted again
+    WAITING   | the machine starts                      | RUNNING
+    WAITING   | the backend reports that it cannot come | REFUSED
+    RUNNING   | preemption or exit with success         | GONE
+    RUNNING   | the agent exits with an error           | FAILED
+    any       | cancel                                  | GONE
+"""
 
 from __future__ import annotations
 
@@ -6,95 +19,105 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
-from spotfit.model.cadence import Market
-from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatus
-from spotfit.model.software import UNKNOWN, Software
-from spotfit.provision.launch import Launch
+from spotfit.model.failure_model import MarketPrior
+from spotfit.model.group import (
+    UNKNOWN_SOFTWARE,
+    GroupHandle,
+    GroupPlan,
+    GroupRequest,
+    GroupStatus,
+    Software,
+)
+from spotfit.provision.launch import AgentLaunchSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What this backend is like. Policies read it; nobody asks `isinstance`."""
+    """Capabilities and timings of a backend. Policies read them instead of testing its type."""
 
     spot: bool = True
-    gang: bool = False
-    """All machines of a group or none."""
+    """The backend may preempt machines."""
+    gang_scheduling: bool = False
+    """The backend starts either all machines of a group or none."""
     max_nodes: int = 10_000
+    """Largest number of machines in one group."""
     notice_s: float = 0.0
-    """How long before a machine goes its notice comes."""
-    life_s: float = Market().life_s
-    """How long a machine is left to its user, on average: a first guess, which counts as much as
-    one reclaim that a run has seen itself."""
+    """Time between a preemption notice and the end of the machine, in seconds."""
+    mean_lifetime_s: float = MarketPrior().mean_lifetime_s
+    """Prior of the mean time until a preemption. Has the weight of one preemption that the run
+    observed itself."""
     requeues_itself: bool = False
-    """Brings a lost machine's agent back without us."""
-    ends_itself: bool = True
-    """A machine whose agent has ended is not paid any more."""
-    observe_s: float = 10.0
-    """How often looking at a group is worth its while."""
-    told_late_s: float = 60.0
-    """For how long after a machine is gone the backend may still say that it runs."""
-    notices: tuple[str, ...] = ("signal",)
-    """Which notice sources its machines should watch."""
+    """The backend restarts the agent of a lost machine without a new `submit`."""
+    releases_on_agent_exit: bool = True
+    """A machine is no longer billed after its agent has exited."""
+    observe_interval_s: float = 10.0
+    """Minimum time between two useful calls of `observe`, in seconds."""
+    status_lag_s: float = 60.0
+    """How long the backend may still report RUNNING after a machine has terminated."""
+    notice_sources: tuple[str, ...] = ("signal",)
+    """Names of the preemption notice sources that agents on its machines watch."""
     keeps_output: bool = False
-    """Can tell what a machine printed before its agent spoke: `spotfit.provision.output`."""
-    runs: Software = UNKNOWN
-    """What its machines will run, as far as that is known before one is rented: `fit()` refuses to
-    start where a function pickled by its caller could not be loaded there."""
+    """The backend implements `spotfit.provision.machine_output.MachineOutputReader`."""
+    software: Software = UNKNOWN_SOFTWARE
+    """Python and package versions on its machines, as far as known in advance. `fit()` raises if a
+    function pickled by the caller could not be loaded there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The market or the quota gives nothing: expected, hence a value.
+    """The backend has no capacity or quota at present. An expected outcome, hence not an error."""
 
-    `final`: waiting is pointless.
-    """
-
-    why: str
-    final: bool = False
+    reason: str
+    is_final: bool = False
+    """The same request will be refused later as well."""
 
 
 class Provisioner(Protocol):
-    """Four verbs. `plan` is pure; the other three may be repeated at will, from any process.
+    """A backend that rents groups of machines.
 
-    Its class, which the entry point names, makes one from plain options: `with_options(**options)`.
+    `plan` is pure. `submit`, `observe` and `cancel` are idempotent and may be called from any
+    process. The entry point names the class, which has `with_options(**options)` as constructor.
     """
 
     @property
     def name(self) -> str:
-        """As the entry point calls it."""
+        """The name of the entry point."""
         ...
 
     @property
     def traits(self) -> Traits: ...
 
     def plan(self, request: GroupRequest) -> GroupPlan:
-        """Translate. No network, no clock; same request, same plan. Raises `ConfigError`."""
+        """Translate a request into the backend's API fields, without network or clock.
+
+        Returns the same plan for the same request. Raises `ConfigError`.
+        """
         ...
 
-    def submit(self, plan: GroupPlan, launch: Launch) -> GroupHandle | Refusal:
-        """Ask the cloud. A second call with the same token returns the first group.
+    def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
+        """Request the machines. A second call with the same token returns the first group.
 
-        `launch` gives every machine its command and environment; the secrets in it may go to the
-        cloud's own launch request and nowhere else.
+        `launch` holds the environment of every agent. Its secrets may be sent only in the
+        backend's launch request, and must not be written anywhere else.
         """
         ...
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
-        """Look. A group nobody remembers is GONE, not an error."""
+        """Return the state of every node. The nodes of an unknown group are GONE."""
         ...
 
     def cancel(self, handle: GroupHandle) -> None:
-        """Let go, and return at once. Of a group already gone, too."""
+        """Request termination without waiting for it. No error for a group that has ended."""
         ...
 
 
-def warming(
+def prewarm(
     provisioner: Provisioner, plan: GroupPlan, framework: str
 ) -> AbstractContextManager[object]:
-    """While this is open, machines like the plan's may already be importing `framework`.
+    """Return a context in which machines for `plan` may already import `framework`.
 
-    Advice, and optional: a backend has a method `warming(plan, framework)` only where a machine
-    costs nothing before it is asked for. `submit` takes what is warm; on leaving, the rest goes.
+    Optional: a backend implements `prewarm(plan, framework)` only if a machine is free of charge
+    before it is submitted. `submit` uses prewarmed machines; leaving the context ends the others.
     """
-    method = getattr(provisioner, "warming", None)
+    method = getattr(provisioner, "prewarm", None)
     return nullcontext() if method is None else method(plan, framework)

@@ -1,8 +1,8 @@
-"""Whether a backend could rent machines: everything it needs, looked at one by one.
+"""Account checks of `spotfit doctor`: whether a backend could rent machines with its options.
 
-A provisioner may have `examine(storage="")`, which yields a `Finding` for each thing it needs in
-its account: all of them, whatever is wrong with the first. `storage` is the bucket that machines
-would have to reach, where one was named.
+A provisioner may implement `check_account(storage="")`, which yields one `AccountCheck` for each
+prerequisite, also after a check has failed. `storage` is the URL of the bucket that the machines
+have to reach, or ''.
 """
 
 from __future__ import annotations
@@ -19,57 +19,70 @@ from spotfit.provision.api import Provisioner
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is needed: whether it is there, what was found, and how to mend it."""
+class AccountCheck:
+    """The result of checking one prerequisite."""
 
-    what: str
-    well: bool
-    found: str = ""
+    name: str
+    passed: bool
+    detail: str = ""
+    """What was found, or the error message."""
     do: str = ""
-    seen: bool = True
-    """Whether it could be looked at; what could not is not held to be wrong."""
+    """The remedy; '' if there is none."""
+    conclusive: bool = True
+    """False if the check could not be carried out; it then counts as passed."""
 
 
-class UnseenError(Exception):
-    """What a check raises that cannot look: why not. It goes no further than to `look`."""
+class CheckSkippedError(Exception):
+    """Raised by a check that cannot be carried out. `run_check` catches it."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 @contextmanager
-def unseen_if_refused() -> Iterator[None]:
-    """Around what a check asks: who may not ask has not looked, and nothing is held to be wrong."""
+def skip_if_denied() -> Iterator[None]:
+    """Turn a denied query into a skipped check.
+
+    A missing permission to inspect a prerequisite does not prove that the prerequisite is missing.
+    """
     try:
         yield
-    except ProvisionPermissionError as refused:
-        raise UnseenError(refused.what) from refused
+    except ProvisionPermissionError as denied:
+        raise CheckSkippedError(denied.message) from denied
 
 
-def look(what: str, check: Callable[[], Any], *, do: str = "") -> Finding:
-    """What the check gives, as text. What it raises is what is wrong, but for `UnseenError`."""
+def run_check(name: str, check: Callable[[], Any], *, do: str = "") -> AccountCheck:
+    """Run `check`; its return value becomes the detail, and an exception makes it fail.
+
+    `CheckSkippedError` makes the result inconclusive.
+    """
     try:
-        found = check()
-    except UnseenError as unseen:
-        return Finding(what, well=True, found=unseen.why, do=do, seen=False)
-    except SpotfitError as wrong:
-        return Finding(what, well=False, found=wrong.what, do=wrong.do or do)
-    except Exception as wrong:  # noqa: BLE001  # each client library has its own errors
-        return Finding(what, well=False, found=f"{type(wrong).__name__}: {wrong}", do=do)
-    return Finding(what, well=True, found="" if found is None else str(found))
+        detail = check()
+    except CheckSkippedError as skipped:
+        return AccountCheck(name, passed=True, detail=skipped.reason, do=do, conclusive=False)
+    except SpotfitError as error:
+        return AccountCheck(name, passed=False, detail=error.message, do=error.do or do)
+    except Exception as error:  # noqa: BLE001  # each client library has its own errors
+        return AccountCheck(name, passed=False, detail=f"{type(error).__name__}: {error}", do=do)
+    return AccountCheck(name, passed=True, detail="" if detail is None else str(detail))
 
 
-def examine(provisioner: Provisioner, storage: str = "") -> Iterator[Finding]:
-    """A plan for one worker, then whatever the backend itself wants to be sure of."""
-    request = GroupRequest(Token("t-checkup"), 1, 1, run_name="checkup")
-    planned = look("its options make a plan", lambda: _told(provisioner, request))
+def run_account_checks(provisioner: Provisioner, storage: str = "") -> Iterator[AccountCheck]:
+    """Check that one worker can be planned, then run the backend's own checks."""
+
+    def describe_plan() -> str:
+        plan = provisioner.plan(request)
+        return f"{plan.num_nodes} machine with {plan.slots_per_node} workers"
+
+    request = GroupRequest(
+        token=Token("t-checkup"), num_workers=1, total_workers=1, run_name="checkup"
+    )
+    planned = run_check("the options are valid for one worker", describe_plan)
     yield planned
-    own: Callable[[str], Iterator[Finding]] | None = getattr(provisioner, "examine", None)
-    if planned.well and own is not None:
-        yield from own(storage)
-
-
-def _told(provisioner: Provisioner, request: GroupRequest) -> str:
-    plan = provisioner.plan(request)
-    return f"{plan.nodes} machine, {plan.slots} workers on each"
+    check_account: Callable[[str], Iterator[AccountCheck]] | None = getattr(
+        provisioner, "check_account", None
+    )
+    # Without a valid plan the backend's checks would only repeat the same configuration error.
+    if planned.passed and check_account is not None:
+        yield from check_account(storage)

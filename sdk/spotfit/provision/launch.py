@@ -1,4 +1,8 @@
-"""The one command and environment every machine starts with: the contract of `spotfit.agent`."""
+"""How a backend starts agents: the command, the environment variables and the exit codes.
+
+`AgentLaunchSpec` writes the environment on the caller's side, `AgentAssignment` parses it on the
+machine. `count_nodes` is the size calculation that every backend's `plan` begins with.
+"""
 
 from __future__ import annotations
 
@@ -7,54 +11,59 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spotfit.core.errors import ConfigError
-from spotfit.core.ids import RunId, Token
+from spotfit.core.ids import RunId, Token, parse_name
+from spotfit.model.group import GroupRequest
 
-COMMAND = ("python", "-m", "spotfit.agent")
+AGENT_COMMAND = ("python", "-m", "spotfit.agent")
 
 
-class Exit(enum.IntEnum):
-    """How an agent ends. A scheduler may start it again after `DRAINED`, and only then."""
+class AgentExitCode(enum.IntEnum):
+    """Exit code of an agent process. A scheduler may requeue the agent only after `DRAINED`."""
 
+    # 64 (EX_USAGE), 70 (EX_SOFTWARE) and 75 (EX_TEMPFAIL) follow sysexits.h. DRAINED has a code of
+    # its own because schedulers requeue by exit code. Codes above 128 stand for signals.
     DONE = 0
-    """The run is over, and this machine with it."""
-    REFUSED = 64
-    """What it was told to do cannot be done here."""
+    """The run has ended."""
+    NODE_UNUSABLE = 64
+    """The assignment cannot be carried out on this machine."""
     CRASHED = 70
-    """A fault of ours; the log has the traceback."""
-    GIVEN_UP = 75
-    """The run goes on without this machine."""
+    """An error in spotfit; the agent's log has the traceback."""
+    RELEASED = 75
+    """The run continues without this machine."""
     DRAINED = 85
-    """The machine is about to be taken away, and the run still counted on it."""
+    """The machine is being preempted while it is still a member of the run."""
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """How to start the agents of one run. The secret is not shown by `repr`."""
+class AgentLaunchSpec:
+    """How to start the agents of one run. `repr` omits the secrets."""
 
     run_url: str
     run_id: RunId
     secret: str = field(repr=False)
-    """The run's key as text: it seals payloads and makes the certificate of the wire."""
-    notices: tuple[str, ...] = ("signal",)
+    """The run key as text. It encrypts code bundles and derives the TLS certificate of the run."""
+    notice_sources: tuple[str, ...] = ("signal",)
     framework: str = ""
-    """What workers will import: a machine begins with that before it knows anything else."""
-    storage_keys: str = field(default="", repr=False)
-    """Credentials of the run's bucket where machines have none of their own; see
-    `store.credentials`."""
+    """Framework that the fork server imports in advance, before the machine has read the run."""
+    storage_credentials: str = field(default="", repr=False)
+    """Credentials for the run's bucket if the machines have none; see `store.credentials`."""
 
-    def environment(
-        self, token: Token, node: int, slots: int, *, node_from: str = ""
+    def environment_for(
+        self, token: Token, node: int, slots: int, *, node_index_variable: str = ""
     ) -> dict[str, str]:
-        """What machine `node` of the group finds in its environment.
+        """Return the environment variables of machine `node` of the group.
 
-        A scheduler that gives all machines the same environment says in a variable of its own
-        which one it is: that variable is `node_from`, and its number is added to `node`.
+        `node_index_variable` names the variable in which an array scheduler passes the index of a
+        machine. The agent adds its value to `node`.
         """
-        which = {"SPOTFIT_NODE_FROM": node_from} if node_from else {}
-        keys = {"SPOTFIT_STORAGE_KEYS": self.storage_keys} if self.storage_keys else {}
+        # Variables without a value are left out: golden files and job sizes stay minimal.
+        node_index = {"SPOTFIT_NODE_FROM": node_index_variable} if node_index_variable else {}
+        credentials = (
+            {"SPOTFIT_STORAGE_KEYS": self.storage_credentials} if self.storage_credentials else {}
+        )
         return (
-            which
-            | keys
+            node_index
+            | credentials
             | {
                 "SPOTFIT_RUN_URL": self.run_url,
                 "SPOTFIT_RUN_ID": self.run_id,
@@ -62,45 +71,54 @@ class Launch:
                 "SPOTFIT_TOKEN": token,
                 "SPOTFIT_NODE": str(node),
                 "SPOTFIT_SLOTS": str(slots),
-                "SPOTFIT_NOTICES": ",".join(self.notices),
+                "SPOTFIT_NOTICES": ",".join(self.notice_sources),
                 "SPOTFIT_FRAMEWORK": self.framework,
             }
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
-    """A machine's side of `Launch.environment`: what its agent is to do."""
+class AgentAssignment:
+    """The parsed environment of an agent: the run, the group's token and the machine's index."""
 
-    launch: Launch
+    launch_spec: AgentLaunchSpec
     token: Token
     node: int
+    """Index of the machine in its group, from 0."""
     slots: int
+    """Number of workers that the machine can hold."""
 
     @classmethod
-    def read(cls, environment: Mapping[str, str]) -> Assignment:
-        """Parse. Raises `ConfigError` naming the variables that are missing or malformed."""
-        missing = [name for name in _NEEDED if not environment.get(name)]
+    def from_environment(cls, environment: Mapping[str, str]) -> AgentAssignment:
+        """Parse the variables. Raises `ConfigError` for missing or malformed ones."""
+        missing = [name for name in _REQUIRED_VARIABLES if not environment.get(name)]
         if missing:
             raise ConfigError(
-                f"This machine was not told what to do: {', '.join(missing)} not set.",
-                do="Agents are started by a provisioner; to train, call fit().",
+                f"The agent cannot start: the environment variables {', '.join(missing)} are not "
+                "set.",
+                do="Do not start agents by hand: a provisioner starts them. To train, call fit().",
             )
-        launch = Launch(
-            environment["SPOTFIT_RUN_URL"],
-            RunId(environment["SPOTFIT_RUN_ID"]),
-            environment["SPOTFIT_RUN_SECRET"],
-            tuple(filter(None, environment.get("SPOTFIT_NOTICES", "signal").split(","))),
-            environment.get("SPOTFIT_FRAMEWORK", ""),
-            environment.get("SPOTFIT_STORAGE_KEYS", ""),
+        launch = AgentLaunchSpec(
+            run_url=environment["SPOTFIT_RUN_URL"],
+            run_id=RunId(environment["SPOTFIT_RUN_ID"]),
+            secret=environment["SPOTFIT_RUN_SECRET"],
+            notice_sources=tuple(
+                filter(None, environment.get("SPOTFIT_NOTICES", "signal").split(","))
+            ),
+            framework=environment.get("SPOTFIT_FRAMEWORK", ""),
+            storage_credentials=environment.get("SPOTFIT_STORAGE_KEYS", ""),
         )
-        node, slots = (_number(environment, name) for name in ("SPOTFIT_NODE", "SPOTFIT_SLOTS"))
-        if node_from := environment.get("SPOTFIT_NODE_FROM"):
-            node += _number(environment, node_from)
-        return cls(launch, Token(environment["SPOTFIT_TOKEN"]), node, slots)
+        node, slots = (
+            _parse_number(environment, name) for name in ("SPOTFIT_NODE", "SPOTFIT_SLOTS")
+        )
+        if node_index_variable := environment.get("SPOTFIT_NODE_FROM"):
+            node += _parse_number(environment, node_index_variable)
+        return cls(
+            launch_spec=launch, token=Token(environment["SPOTFIT_TOKEN"]), node=node, slots=slots
+        )
 
 
-_NEEDED = (
+_REQUIRED_VARIABLES = (
     "SPOTFIT_RUN_URL",
     "SPOTFIT_RUN_ID",
     "SPOTFIT_RUN_SECRET",
@@ -110,8 +128,30 @@ _NEEDED = (
 )
 
 
-def _number(environment: Mapping[str, str], name: str) -> int:
+def _parse_number(environment: Mapping[str, str], name: str) -> int:
     text = environment.get(name, "")
     if not text.isdecimal():
-        raise ConfigError(f"{name} must be a whole number, not {text!r}.")
+        raise ConfigError(f"{name} must be a non-negative integer, not {text!r}.")
     return int(text)
+
+
+def count_nodes(request: GroupRequest, *, slots: int, max_nodes: int, backend: str) -> int:
+    """Return how many machines with `slots` workers each the request needs.
+
+    Raises `ConfigError` if the request has no workers, or needs more than `max_nodes` machines.
+    """
+    # The token becomes part of job names and paths, so its characters are checked first.
+    parse_name(request.token, what="The token")
+    if request.num_workers < 1 or request.total_workers < 1:
+        raise ConfigError(
+            f"A group needs at least one worker: num_workers={request.num_workers}, "
+            f"total_workers={request.total_workers}."
+        )
+    nodes = -(-request.num_workers // slots)  # ceiling division
+    if nodes > max_nodes:
+        raise ConfigError(
+            f"{request.num_workers} workers need {nodes} machines with {slots} workers each; "
+            f"{backend} allows at most {max_nodes} machines per group.",
+            do="Use fewer workers, or machines that hold more workers (workers_per_node).",
+        )
+    return nodes

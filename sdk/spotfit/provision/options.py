@@ -1,4 +1,4 @@
-"""Options of a backend: a frozen dataclass, made from whatever words somebody chose them in."""
+"""Parsing of backend options: text and plain data become a frozen options dataclass."""
 
 from __future__ import annotations
 
@@ -11,82 +11,79 @@ from typing import Any, TypeVar
 import msgspec
 
 from spotfit.core.errors import ConfigError, ConfigErrors, SpotfitError
-from spotfit.core.nearest import did_you_mean
+from spotfit.core.input_checks import did_you_mean
 
-Options = TypeVar("Options")
+OptionsT = TypeVar("OptionsT")
 
 
-def parse_options(kind: type[Options], given: Mapping[str, Any]) -> Options:
-    """Make `kind`, a dataclass, of those values; text is read as what its field holds.
+def parse_options(options_class: type[OptionsT], values_by_name: Mapping[str, Any]) -> OptionsT:
+    """Construct `options_class`, a dataclass; strings are converted to the types of the fields.
 
-    'a,b' does for a tuple of texts, '3' for a number, JSON for anything deeper. Raises
-    `ConfigError`, or `ConfigErrors` with every mistake there is.
+    'a,b' is a tuple of strings, '3' a number; nested values are written as JSON. Raises
+    `ConfigError`, or `ConfigErrors` if several options are invalid.
     """
-    hints = typing.get_type_hints(kind)
-    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # it is one
-    mistakes: list[SpotfitError] = []
+    hints = typing.get_type_hints(options_class)
+    known = [field.name for field in dataclasses.fields(options_class)]  # type: ignore[arg-type]  # a dataclass
+    errors: list[SpotfitError] = []
     values: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in values_by_name.items():
         try:
             if name not in known:
-                raise _unknown(kind, name, known)
-            values[name] = _parse(kind, name, value, hints[name])
-        except ConfigError as mistake:
-            mistakes.append(mistake)
-    if not mistakes:
-        return kind(**values)
-    raise mistakes[0] if len(mistakes) == 1 else ConfigErrors(mistakes)
+                raise _unknown_option_error(options_class, name, known)
+            values[name] = _parse_value(options_class, name, value, hints[name])
+        except ConfigError as error:
+            errors.append(error)
+    if not errors:
+        return options_class(**values)
+    raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
 
 
-def chosen(options: Any) -> dict[str, Any]:
-    """The options that are not as they would be anyway, as plain data."""
+def non_default_options(options: Any) -> dict[str, Any]:
+    """Return the options that differ from their defaults, as plain data."""
     plain = dataclasses.asdict(options)
     return {
         field.name: plain[field.name]
         for field in dataclasses.fields(options)
-        if getattr(options, field.name) != _default(field)
+        if getattr(options, field.name) != _default_value(field)
     }
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
+def _default_value(field: dataclasses.Field[Any]) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default
 
 
-def _parse(kind: type, name: str, value: Any, hint: Any) -> Any:
+def _parse_value(options_class: type, name: str, value: Any, hint: Any) -> Any:
     try:
-        return msgspec.convert(_unwrapped(value, hint), hint, strict=False)
-    except (msgspec.ValidationError, msgspec.DecodeError) as wrong:
+        return msgspec.convert(_split_text(value, hint), hint, strict=False)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        type_name = hint.__name__ if isinstance(hint, type) else str(hint)
         raise ConfigError(
-            f"{kind.__name__}({name}={value!r}) cannot be: {wrong}.",
-            do=f"{name} is {_told(hint)}.",
-        ) from wrong
+            f"{options_class.__name__}({name}={value!r}) is invalid: {error}.",
+            do=f"Pass a value of type {type_name}.",
+        ) from error
 
 
-def _unwrapped(value: Any, hint: Any) -> Any:
-    """Text for something with parts is a list with commas, or JSON."""
-    if not isinstance(value, str) or not _has_parts(hint):
+def _split_text(value: Any, hint: Any) -> Any:
+    """Split text for a collection at commas, or parse it as JSON."""
+    if not isinstance(value, str) or not _accepts_collection(hint):
         return value
     if value.lstrip().startswith(("[", "{")):
         return msgspec.json.decode(value)
     return [part.strip() for part in value.split(",") if part.strip()]
 
 
-def _has_parts(hint: Any) -> bool:
-    """Whether it takes lists or tables, and no plain text."""
+def _accepts_collection(hint: Any) -> bool:
+    """Return whether the type is a collection and does not accept a plain string."""
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     alternatives = typing.get_args(hint) if is_union else (hint,)
-    origins = {typing.get_origin(one) or one for one in alternatives}
+    origins = {typing.get_origin(alternative) or alternative for alternative in alternatives}
     return bool(origins & {tuple, list, dict, frozenset}) and str not in origins
 
 
-def _told(hint: Any) -> str:
-    return getattr(hint, "__name__", "") if isinstance(hint, type) else str(hint)
-
-
-def _unknown(kind: type, name: str, known: list[str]) -> ConfigError:
+def _unknown_option_error(options_class: type, name: str, known: list[str]) -> ConfigError:
     return ConfigError(
-        f"{kind.__name__} has no option {name!r}. {did_you_mean(name, known)}".rstrip(),
-        do="Correct or drop it.",
+        f"{options_class.__name__} has no option {name!r}. {did_you_mean(name, known)}".rstrip(),
+        do="Correct or remove the option.",
     )

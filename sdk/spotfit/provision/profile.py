@@ -1,15 +1,16 @@
-"""What is chosen about a backend, and where: in one order, from the call down to `spotfit.toml`.
+"""Resolution of backend options, and opening of a provisioner by name.
 
-1. what the call says: `provisioner="aws_batch?queues=spot"`, or an options object, of which counts
-   what is not as it would be anyway;
+Options are taken from, in order of precedence:
+
+1. the call: `provisioner="aws_batch?queues=spot"`, or the non-default fields of an options object;
 2. the environment: `SPOTFIT_AWS_BATCH_QUEUES=spot`;
 3. the profile: `[aws_batch] queues = ["spot"]` in the nearest `spotfit.toml`, from the working
-   directory upwards, or in the file that SPOTFIT_CONFIG names. `[profiles.big.aws_batch]` is used
-   where SPOTFIT_PROFILE is `big`, and says only what differs. What `terraform output -json` writes
-   into a `spotfit.json` beside it counts, too; the `.toml` wins;
+   directory upwards, or in the file named by SPOTFIT_CONFIG. With SPOTFIT_PROFILE=big the table
+   `[profiles.big.aws_batch]` overrides it. `spotfit.json`, the output of `terraform output -json`,
+   is read as well if it is in the same directory; `spotfit.toml` has precedence;
 4. the default of the option.
 
-Machines never read any of it: what was chosen here is in the run's spec.
+Only the calling process reads these sources. Agents use the resolved options in the run's spec.
 """
 
 from __future__ import annotations
@@ -18,110 +19,135 @@ import dataclasses
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from spotfit.core.errors import ConfigError
-from spotfit.core.nearest import did_you_mean
+from spotfit.core.input_checks import did_you_mean
 from spotfit.host import env, plugins
-from spotfit.provision.options import chosen, parse_options
-from spotfit.provision.registry import GROUP
+from spotfit.provision.api import Provisioner
+from spotfit.provision.options import non_default_options, parse_options
 
-_NAMES = ("spotfit.toml", "spotfit.json")
-_PROFILES = "profiles"
+PROVISIONER_ENTRY_POINTS = "spotfit.provisioners"
+_FILE_NAMES = ("spotfit.toml", "spotfit.json")
+_PROFILES_TABLE = "profiles"
 
 
-def resolve(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """All that somebody chose about the backend `name`, as plain data, checked.
+def resolve_options(name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the validated non-default options of backend `name`, as plain data.
 
-    Raises `ConfigError` for an unknown backend or profile, a file that cannot be read, and every
-    option that cannot be meant.
+    Raises `ConfigError` for an unknown backend or profile, an unreadable file, or invalid options.
     """
-    kind = plugins.load(GROUP, name)
-    options = getattr(kind, "Options", None)
-    if options is None:
-        return {**from_profile(name), **given}
-    known = [field.name for field in dataclasses.fields(options)]
-    told = {**from_profile(name), **_from_environment(name, known), **given}
-    return chosen(parse_options(options, told))
+    provisioner_class = plugins.load(PROVISIONER_ENTRY_POINTS, name)
+    options_class = getattr(provisioner_class, "Options", None)
+    if options_class is None:
+        return {**options_from_profile(name), **overrides}
+    known = [field.name for field in dataclasses.fields(options_class)]
+    values = {**options_from_profile(name), **_options_from_environment(name, known), **overrides}
+    return non_default_options(parse_options(options_class, values))
 
 
-def provisioner_of_profile() -> str | None:
-    """The backend that the profile names, if it does: `provisioner = "aws_batch"`."""
-    found = _tables().get("provisioner")
-    return str(found) if found else None
+def provisioner_from_profile() -> str | None:
+    """Return the backend named by the profile (`provisioner = "aws_batch"`), or None."""
+    name = _merge_config_files().get("provisioner")
+    return str(name) if name else None
 
 
-def from_profile(name: str) -> dict[str, Any]:
-    """What the profile says of that backend."""
-    found = _tables().get(name, {})
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"{name} = {found!r} in a profile is no table of options.")
-    return dict(found)
+def options_from_profile(name: str) -> dict[str, Any]:
+    """Return the profile's options for backend `name`. Raises `ConfigError` if not a table."""
+    table = _merge_config_files().get(name, {})
+    if not isinstance(table, Mapping):
+        raise ConfigError(
+            f"{name} = {table!r} in spotfit.toml is not a table of options.",
+            do=f"Write the options under [{name}].",
+        )
+    return dict(table)
 
 
-def _from_environment(name: str, known: Iterable[str]) -> dict[str, str]:
-    told = {option: env.lookup(f"SPOTFIT_{name}_{option}".upper()) for option in known}
-    return {option: text for option, text in told.items() if text}
+def _options_from_environment(name: str, known: Iterable[str]) -> dict[str, str]:
+    values = {option: env.lookup(f"SPOTFIT_{name}_{option}".upper()) for option in known}
+    return {option: text for option, text in values.items() if text}
 
 
-def _tables() -> dict[str, Any]:
-    """Everything the files say, with the chosen profile laid over it."""
+def _merge_config_files() -> dict[str, Any]:
+    """Return the content of all configuration files, overridden by the selected profile."""
     merged: dict[str, Any] = {}
-    for path in reversed(_files()):
-        _lay_over(merged, _read(path))
-    profiles = merged.pop(_PROFILES, {})
-    profile = env.value(env.PROFILE)
+    for path in reversed(_find_config_files()):
+        _merge_tables(merged, _read_config_file(path))
+    profiles = merged.pop(_PROFILES_TABLE, {})
+    profile = env.read(env.PROFILE)
     if not profile:
         return merged
     if profile not in profiles:
         raise ConfigError(
             f"There is no profile {profile!r}. {did_you_mean(profile, profiles)}".rstrip(),
-            do=f"Correct SPOTFIT_PROFILE, or write [{_PROFILES}.{profile}] into spotfit.toml.",
+            do=f"Correct SPOTFIT_PROFILE, or add [{_PROFILES_TABLE}.{profile}] to spotfit.toml.",
         )
-    _lay_over(merged, profiles[profile])
+    _merge_tables(merged, profiles[profile])
     return merged
 
 
-def _files() -> list[Path]:
-    """The one that counts most comes first."""
-    named = env.value(env.CONFIG)
-    if named:
-        if not Path(named).is_file():
-            raise ConfigError(f"SPOTFIT_CONFIG names {named}, which is no file.")
-        return [Path(named)]
-    for folder in (here := Path.cwd(), *here.parents):
-        found = [folder / name for name in _NAMES if (folder / name).is_file()]
-        if found:
-            return found
+def _find_config_files() -> list[Path]:
+    """Return the configuration files, highest precedence first."""
+    config_file = env.read(env.CONFIG_FILE)
+    if config_file:
+        if not Path(config_file).is_file():
+            raise ConfigError(
+                f"SPOTFIT_CONFIG={config_file}: the file does not exist.",
+                do="Correct or unset SPOTFIT_CONFIG.",
+            )
+        return [Path(config_file)]
+    for folder in (cwd := Path.cwd(), *cwd.parents):
+        files = [folder / name for name in _FILE_NAMES if (folder / name).is_file()]
+        if files:
+            return files
     return []
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_config_file(path: Path) -> dict[str, Any]:
     try:
         if path.suffix == ".json":
-            return _outputs(msgspec.json.decode(path.read_bytes()))
+            return _unwrap_terraform_outputs(msgspec.json.decode(path.read_bytes()))
         return tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.DecodeError) as wrong:
-        raise ConfigError(f"{path} cannot be read: {wrong}.", do="Correct or remove it.") from wrong
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.DecodeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error}.", do="Correct or remove the file."
+        ) from error
 
 
-def _outputs(told: Any) -> dict[str, Any]:
-    """Plain JSON, or what `terraform output -json` writes: a `value` for every name."""
-    if not isinstance(told, dict):
-        raise msgspec.DecodeError("it holds no object")
+def _unwrap_terraform_outputs(content: Any) -> dict[str, Any]:
+    """Return plain JSON unchanged; replace terraform's `{"value": …}` objects by their values."""
+    if not isinstance(content, dict):
+        raise msgspec.DecodeError("the top level is not an object")
     return {
-        name: found["value"] if isinstance(found, dict) and "value" in found else found
-        for name, found in told.items()
+        name: entry["value"] if isinstance(entry, dict) and "value" in entry else entry
+        for name, entry in content.items()
     }
 
 
-def _lay_over(below: dict[str, Any], above: Mapping[str, Any]) -> None:
-    for name, value in above.items():
+def _merge_tables(target: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    for name, value in overrides.items():
         if isinstance(value, Mapping):
-            under = below.get(name)
-            below[name] = dict(under) if isinstance(under, Mapping) else {}
-            _lay_over(below[name], value)
+            previous = target.get(name)
+            target[name] = dict(previous) if isinstance(previous, Mapping) else {}
+            _merge_tables(target[name], value)
         else:
-            below[name] = value
+            target[name] = value
+
+
+def open_provisioner(name: str, options: Mapping[str, Any] | None = None) -> Provisioner:
+    """Construct the provisioner `name` with the keyword arguments `options`.
+
+    Raises `ConfigError` for an unknown name or unknown options, and `MissingExtraError` if a
+    package of the backend is not installed.
+    """
+    provisioner_class = plugins.load(PROVISIONER_ENTRY_POINTS, name)
+    try:
+        return cast("Provisioner", provisioner_class.with_options(**(options or {})))
+    except TypeError as error:
+        names = ", ".join(options or {}) or "none"
+        raise ConfigError(
+            f"The provisioner {name!r} does not accept the options {names}: {error}",
+            do=f"See the options of {provisioner_class.__name__}.",
+        ) from error

@@ -1,4 +1,4 @@
-"""Bytes: objects by key, wherever they lie.
+"""Object storage: one interface to S3, GCS, Azure, local directories and memory.
 
-This room knows nothing of runs, journals or checkpoints; it may not import the rooms above it.
+This package must not know runs, journals or checkpoints, and imports no package above it.
 """

@@ -1,4 +1,4 @@
-"""What every store promises. One promise is worth the rest: `create` has exactly one winner."""
+"""The `Store` interface. Its essential guarantee is atomic `create`, on which the journal rests."""
 
 from __future__ import annotations
 
@@ -8,72 +8,71 @@ from typing import NamedTuple, Protocol
 
 
 class ObjectInfo(NamedTuple):
-    """What a listing tells of an object."""
+    """An object in a listing."""
 
     key: str
     size_bytes: int
 
 
 class Store(Protocol):
-    """Objects by key below one root. Keys are relative, with '/', and never climb out of the root.
+    """Objects by key below one root. Keys are relative, use '/', and cannot leave the root.
 
-    Every method may raise `TransientStoreError` once its own retries are spent,
-    `StorePermissionError`, and `ConfigError` for a key that cannot be one. Trouble with a file of
-    this machine is an `OSError`. A store may be used by several threads, pickled, and used on in
-    a forked child.
+    Every method may raise `TransientStoreError` once its retries are spent,
+    `StorePermissionError`, and `ConfigError` for an invalid key. Errors of local files are
+    `OSError`s. A store is thread-safe, can be pickled, and stays usable in a forked child.
     """
 
     @property
     def url(self) -> str:
-        """Where the root lies, for people and for `open_store`; holds no secret."""
+        """Address of the root, for messages and `open_store`; contains no secret."""
         ...
 
     def get(self, key: str) -> bytes:
-        """The whole object. Raises `NotFoundError`."""
+        """Return the object. Raises `NotFoundError`."""
         ...
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """`length` bytes from `start`, fewer where the object ends. Raises `NotFoundError`."""
+        """Return `length` bytes from `start`, fewer at the object's end. Raises `NotFoundError`."""
         ...
 
-    def view(self, key: str, spare: memoryview) -> memoryview:
-        """The whole object to look at, copied as seldom as can be. Raises `NotFoundError`.
+    def get_memoryview(self, key: str, scratch: memoryview) -> memoryview:
+        """Return the object with as few copies as possible, possibly in `scratch`.
 
-        It may lie in `spare`, memory that nobody needs meanwhile.
+        The caller must not use `scratch` otherwise meanwhile. Raises `NotFoundError`.
         """
         ...
 
     def put(self, key: str, body: bytes | memoryview) -> None:
-        """Write the object, there or not; readers see the old or the new, never half."""
+        """Write or replace the object. Readers see the old or the new one, never a part."""
         ...
 
     def create(self, key: str, body: bytes) -> None:
-        """Write the object if it is absent, atomically: of any number of callers one wins.
+        """Write the object if it is absent, atomically: of concurrent callers exactly one succeeds.
 
-        Raises `AlreadyExistsError` for the others. After a `TransientStoreError` nobody knows
-        whether the object was written: read it back. It is never retried in here.
+        Raises `AlreadyExistsError` for the others. After a `TransientStoreError` the object may
+        have been written or not: read it. Implementations must not retry.
         """
         ...
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
-        """Objects in the folder `prefix` ('' is the root) whose keys sort after `after`, in order.
+        """Yield objects in the folder `prefix` ('' is the root) with keys after `after`, sorted.
 
-        What comes and goes meanwhile may be told or not.
+        Objects written or deleted meanwhile may be included or not.
         """
         ...
 
     def delete(self, key: str) -> None:
-        """Remove the object; one already gone is no error."""
+        """Delete the object. Idempotent."""
         ...
 
     def put_file(self, key: str, path: Path) -> None:
-        """Upload a file, in parts where it is big; the object appears whole or not at all."""
+        """Upload a file, atomically; large ones in parts."""
         ...
 
     def get_file(self, key: str, path: Path) -> None:
-        """Download to a file, which appears whole or not at all. Raises `NotFoundError`."""
+        """Download to a file, which is written atomically. Raises `NotFoundError`."""
         ...
 
-    def under(self, prefix: str) -> Store:
-        """The same store, rooted deeper."""
+    def subtree(self, prefix: str) -> Store:
+        """Return this store rooted at `prefix`."""
         ...

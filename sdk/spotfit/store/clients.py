@@ -1,4 +1,4 @@
-"""How a root becomes a client of obstore: endpoints, time limits, credentials, regions."""
+"""Creation of obstore clients from roots: endpoints, timeouts, credentials and regions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from spotfit.host import env
-from spotfit.store.credentials import Keys
+from spotfit.store.credentials import StorageCredentials
 from spotfit.store.url import RootUrl
 
 if TYPE_CHECKING:
@@ -24,81 +24,105 @@ if TYPE_CHECKING:
         S3Store,
     )
 
-    Client: TypeAlias = S3Store | GCSStore | AzureStore
+    ObstoreClient: TypeAlias = S3Store | GCSStore | AzureStore
 
-_CALL_WITHIN = timedelta(seconds=10)
-_PART_WITHIN = timedelta(minutes=5)
-_S3_ADDRESSES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-_S3_UNSIGNED = "AWS_UNSIGNED_PAYLOAD"
+# Calls move up to 8 MiB and are retried by `store.retry`: after 10 s another attempt is faster.
+_CALL_TIMEOUT = timedelta(seconds=10)
+# A part of 8 MiB or more over a slow link. Interrupting it would lose the bytes sent so far.
+_TRANSFER_TIMEOUT = timedelta(minutes=5)
+_S3_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_UNSIGNED_PAYLOAD_VARIABLE = "AWS_UNSIGNED_PAYLOAD"
 
 
-def build(root: RootUrl, keys: Keys, *, insists: bool) -> Client:
-    """A client that tries once, or one that `insists`: it repeats parts of a transfer for a while.
+def build_client(
+    root: RootUrl, credentials: StorageCredentials, *, for_transfers: bool
+) -> ObstoreClient:
+    """Return a client that makes one attempt, or one that retries the parts of transfers.
 
-    `keys` are credentials; without them it finds those of the machine. Where there is an outer
-    retry there must be none inside, hence the two.
+    Empty `credentials` make obstore use those of the machine.
     """
-    limits, retries = _limits(insists=insists), _retries(insists=insists)
+    # http is allowed because only a user's own endpoint can be http; those of the clouds are https.
+    options: ClientConfig = {
+        "allow_http": True,
+        "timeout": _TRANSFER_TIMEOUT if for_transfers else _CALL_TIMEOUT,
+    }
+    # `store.retry` repeats whole calls; retries of both would multiply. Only parts of a transfer
+    # are repeated here, because repeating the call would send all parts again.
+    retries: RetryConfig = (
+        {"max_retries": 6, "retry_timeout": timedelta(minutes=2)}
+        if for_transfers
+        else {"max_retries": 0}
+    )
     match root.scheme:
         case "s3":
-            return _s3(root, keys, limits, retries)
+            return _build_s3(root, credentials, client_options=options, retry_config=retries)
         case "gs":
-            return _gcs(root, keys, limits, retries)
+            return _build_gcs(root, credentials, client_options=options, retry_config=retries)
         case _:
-            return _azure(root, keys, limits, retries)
+            return _build_azure(root, credentials, client_options=options, retry_config=retries)
 
 
-def _limits(*, insists: bool) -> ClientConfig:
-    # http is allowed because only the user's own endpoint can be http; the clouds' are https.
-    return {"allow_http": True, "timeout": _PART_WITHIN if insists else _CALL_WITHIN}
-
-
-def _retries(*, insists: bool) -> RetryConfig:
-    if not insists:
-        return {"max_retries": 0}
-    return {"max_retries": 6, "retry_timeout": timedelta(minutes=2)}
-
-
-def _s3(root: RootUrl, keys: Keys, limits: ClientConfig, retries: RetryConfig) -> S3Store:
+def _build_s3(
+    root: RootUrl,
+    credentials: StorageCredentials,
+    *,
+    client_options: ClientConfig,
+    retry_config: RetryConfig,
+) -> S3Store:
     from obstore.store import S3Store
 
-    config: S3Config = {"disable_bulk_delete": True}  # not every look-alike knows bulk deletion
+    # Not every S3-compatible server supports bulk deletion.
+    config: S3Config = {"disable_bulk_delete": True}
     if root.endpoint:
         config["aws_endpoint_url_s3"] = root.endpoint
     if root.region:
         config["region"] = root.region
-    if env.lookup(_S3_UNSIGNED) is None and _is_encrypted(root):
+    # Hashing each body for its signature takes a third of an upload's CPU time. TLS already
+    # protects the body in transit; over http the signature is its only protection (0039).
+    if env.lookup(_UNSIGNED_PAYLOAD_VARIABLE) is None and _uses_tls(root):
         config["unsigned_payload"] = True
     return S3Store(
         root.bucket,
         prefix=root.prefix or None,
-        config=cast("S3Config", config | dict(keys)),
-        client_options=limits,
-        retry_config=retries,
-        credential_provider=None if keys else _aws_profile(),
+        config=cast("S3Config", config | dict(credentials)),
+        client_options=client_options,
+        retry_config=retry_config,
+        credential_provider=None if credentials else _aws_profile_credentials(),
     )
 
 
-def _is_encrypted(root: RootUrl) -> bool:
-    """Whether TLS guards what is sent; else only the SHA-256 in a request's signature does."""
-    addresses = (root.endpoint, *map(env.lookup, _S3_ADDRESSES))
+def _uses_tls(root: RootUrl) -> bool:
+    """Whether requests use https. obstore reads the same variables if the root has no endpoint."""
+    addresses = (root.endpoint, *map(env.lookup, _S3_ENDPOINT_VARIABLES))
     return not next(filter(None, addresses), "").startswith("http://")
 
 
-def _gcs(root: RootUrl, keys: Keys, limits: ClientConfig, retries: RetryConfig) -> GCSStore:
+def _build_gcs(
+    root: RootUrl,
+    credentials: StorageCredentials,
+    *,
+    client_options: ClientConfig,
+    retry_config: RetryConfig,
+) -> GCSStore:
     from obstore.store import GCSStore
 
     endpoint = {"base_url": root.endpoint} if root.endpoint else {}
     return GCSStore(
         root.bucket,
         prefix=root.prefix or None,
-        config=cast("GCSConfig", endpoint | dict(keys)),
-        client_options=limits,
-        retry_config=retries,
+        config=cast("GCSConfig", endpoint | dict(credentials)),
+        client_options=client_options,
+        retry_config=retry_config,
     )
 
 
-def _azure(root: RootUrl, keys: Keys, limits: ClientConfig, retries: RetryConfig) -> AzureStore:
+def _build_azure(
+    root: RootUrl,
+    credentials: StorageCredentials,
+    *,
+    client_options: ClientConfig,
+    retry_config: RetryConfig,
+) -> AzureStore:
     from obstore.store import AzureStore
 
     config: AzureConfig = {}
@@ -109,18 +133,19 @@ def _azure(root: RootUrl, keys: Keys, limits: ClientConfig, retries: RetryConfig
     return AzureStore(
         root.bucket,
         prefix=root.prefix or None,
-        config=cast("AzureConfig", config | dict(keys)),
-        client_options=limits,
-        retry_config=retries,
+        config=cast("AzureConfig", config | dict(credentials)),
+        client_options=client_options,
+        retry_config=retry_config,
     )
 
 
-def _aws_profile() -> S3CredentialProvider | None:
-    """Credentials of `~/.aws`, profiles and single sign-on included, where boto3 can read them.
+def _aws_profile_credentials() -> S3CredentialProvider | None:
+    """Return boto3's credentials from `~/.aws`, including profiles and single sign-on.
 
-    Without that folder, or without boto3, obstore finds those of the environment and of the
-    machine's role by itself; boto3 is asked only where it is needed, because it is slow to import.
+    None without that folder or boto3: obstore itself finds credentials in the environment and of
+    the machine's role.
     """
+    # boto3 takes a second to import, so it is only used where obstore cannot do the same.
     if not (Path.home() / ".aws").is_dir() or importlib.util.find_spec("boto3") is None:
         return None
     from boto3.session import Session

@@ -1,7 +1,7 @@
-"""Credentials that came with a file system the user gave, on their way to the run's machines.
+"""Storage credentials that a user passed with a file system, and their transfer to machines.
 
-All others are those of each machine's own environment. These go in one variable of it, which
-stands in no address, no object and no log.
+Without them, each machine uses the credentials of its own environment. Passed ones travel in one
+environment variable (`SPOTFIT_STORAGE_KEYS`) and are never written to a URL, an object or a log.
 """
 
 from __future__ import annotations
@@ -15,32 +15,33 @@ from spotfit.core.errors import ConfigError
 from spotfit.host import env
 from spotfit.store.url import RootUrl
 
-Keys = Mapping[str, str]
-"""Settings of the driver, such as `access_key_id`."""
+StorageCredentials = Mapping[str, str]
+"""Options of the obstore client, such as `access_key_id`."""
 
 
-def of_environment(root: RootUrl) -> Keys:
-    """What this machine was told to open the bucket of that root with; else nothing."""
-    return _told(env.value(env.STORAGE_KEYS)).get(_bucket(root), {})
+def credentials_from_environment(root: RootUrl) -> StorageCredentials:
+    """Return the credentials passed to this machine for the bucket of `root`; empty if none."""
+    return _parse_credentials(env.read(env.STORAGE_KEYS)).get(_bucket_id(root), {})
 
 
-def as_text(root: RootUrl, keys: Keys) -> str:
-    """The variable that tells machines; empty where there is nothing to tell."""
-    return msgspec.json.encode({_bucket(root): keys}).decode() if keys else ""
+def format_credentials(root: RootUrl, credentials: StorageCredentials) -> str:
+    """Return the value of the variable for machines; '' without credentials."""
+    return msgspec.json.encode({_bucket_id(root): credentials}).decode() if credentials else ""
 
 
-def _bucket(root: RootUrl) -> str:
+def _bucket_id(root: RootUrl) -> str:
+    # With the endpoint: two servers may have buckets of the same name.
     return f"{root.scheme}://{root.bucket} {root.endpoint}"
 
 
-@lru_cache(maxsize=4)
-def _told(text: str) -> dict[str, dict[str, str]]:
+@lru_cache(maxsize=4)  # read for every client; tests and local mode change the variable
+def _parse_credentials(text: str) -> dict[str, dict[str, str]]:
     if not text:
         return {}
     try:
         return msgspec.json.decode(text, type=dict[str, dict[str, str]])
     except (msgspec.DecodeError, msgspec.ValidationError):
         raise ConfigError(
-            f"{env.STORAGE_KEYS.name} holds no credentials that could be read.",
-            do="It is set by fit() for its machines; unset it elsewhere.",
-        ) from None  # the text of the cause would show what is secret
+            f"{env.STORAGE_KEYS.name} is not a JSON object of credentials by bucket.",
+            do="Unset it: fit() sets it on the machines it starts.",
+        ) from None  # the cause's text would show secrets

@@ -1,8 +1,8 @@
-"""A store over a file system the user brings: fsspec's or pyarrow's.
+"""Stores over file systems that the user passes: fsspec's and pyarrow's.
 
-Neither is imported here; an object is known by the module of its class. Those that only wrap a
-local directory are opened as one. `create` is offered only where the file system has a way to do
-it in one step, and even then the probe has the last word.
+Neither library is imported here; objects are recognized by the module of their class. File systems
+of local directories and of supported buckets are replaced by spotfit's own stores. `create` is
+available only if the file system can create atomically, which `store.probe` then verifies.
 """
 
 from __future__ import annotations
@@ -18,56 +18,60 @@ from typing import Any
 
 from spotfit.core.errors import (
     AlreadyExistsError,
+    AtomicCreateUnsupportedError,
     ConfigError,
     NotFoundError,
     StoreError,
     StorePermissionError,
     TransientStoreError,
-    UntrustworthyStoreError,
 )
 from spotfit.store.api import ObjectInfo, Store
-from spotfit.store.native import bucket_behind, kinds_of
-from spotfit.store.opening import open_store
-from spotfit.store.parts import appearing
-from spotfit.store.url import checked_key
+from spotfit.store.factory import open_store
+from spotfit.store.filesystem_bucket import qualified_class_names, resolve_bucket
+from spotfit.store.local import atomic_write
+from spotfit.store.url import validate_key
 
-_COPIED_AT_ONCE = 8 * 2**20
-_GIVEN_TO_ALL = ("fsspec.spec", "fsspec.asyn")
+_COPY_CHUNK_BYTES = 8 * 2**20
+_GENERIC_FSSPEC_MODULES = ("fsspec.spec", "fsspec.asyn")
 
 
-def store_on(filesystem: Any, path: str) -> Store:
-    """The store at `path` of `filesystem`, an `fsspec` or a `pyarrow.fs` one.
+def open_filesystem_store(filesystem: Any, path: str) -> Store:
+    """Return the store at `path` of an fsspec or pyarrow file system.
 
-    A bucket that our own driver knows is opened by it, with the credentials of the file system.
-    Raises `ConfigError` for anything else.
+    Supported buckets are opened with obstore and the credentials of the file system (0021). Raises
+    `ConfigError` for any other object.
     """
-    kinds = kinds_of(filesystem)
-    if (bucket := bucket_behind(filesystem, path)) is not None:
-        return open_store(bucket[0], keys=bucket[1])
+    # The order matters: wrappers are unwrapped before the generic base classes are matched.
+    kinds = qualified_class_names(filesystem)
+    if (bucket := resolve_bucket(filesystem, path)) is not None:
+        return open_store(bucket[0], credentials=bucket[1])
     if "fsspec.implementations.arrow.ArrowFSWrapper" in kinds:
-        return store_on(filesystem.fs, path)
+        return open_filesystem_store(filesystem.fs, path)
     if "pyarrow._fs.FileSystem" in kinds:
-        return _on_arrow(filesystem, path)
+        return _open_arrow_store(filesystem, path)
     if "fsspec.implementations.dirfs.DirFileSystem" in kinds:
-        return store_on(filesystem.fs, posixpath.join(filesystem.path, path))
+        return open_filesystem_store(filesystem.fs, posixpath.join(filesystem.path, path))
     if "fsspec.spec.AbstractFileSystem" in kinds:
         if "fsspec.implementations.local.LocalFileSystem" in kinds:
-            return open_store(Path(filesystem._strip_protocol(path)))  # noqa: SLF001  # its own parser
+            return open_store(Path(filesystem._strip_protocol(path)))  # noqa: SLF001 - its own parser
         return FsspecStore(filesystem, filesystem._strip_protocol(path))  # noqa: SLF001
     raise ConfigError(
-        f"{type(filesystem).__name__} is no file system of pyarrow or fsspec.",
-        do="Give storage_path alone, or a pyarrow.fs.FileSystem or fsspec file system with it.",
+        f"storage_filesystem is a {type(filesystem).__name__}, not a file system of pyarrow or "
+        "fsspec.",
+        do="Pass a pyarrow.fs.FileSystem or an fsspec file system, or storage_path alone.",
     )
 
 
-def _on_arrow(filesystem: Any, path: str) -> Store:
+def _open_arrow_store(filesystem: Any, path: str) -> Store:
     match type(filesystem).__name__:
         case "LocalFileSystem":
             return open_store(Path(path))
         case "SubTreeFileSystem":
-            return store_on(filesystem.base_fs, posixpath.join(filesystem.base_path, path))
+            return open_filesystem_store(
+                filesystem.base_fs, posixpath.join(filesystem.base_path, path)
+            )
         case "PyFileSystem" if hasattr(filesystem.handler, "fs"):
-            return store_on(filesystem.handler.fs, path)
+            return open_filesystem_store(filesystem.handler.fs, path)
         case _:
             return ArrowStore(filesystem, path)
 
@@ -76,97 +80,100 @@ class FsspecStore:
     """Objects over an fsspec file system."""
 
     def __init__(self, filesystem: Any, root: str) -> None:
-        self._made = filesystem
-        self._made_by = os.getpid()
+        self._filesystem = filesystem
+        self._owner_pid = os.getpid()
         self._root = root.rstrip("/")
 
     @property
     def _fs(self) -> Any:
-        """The file system; made again in a forked child, where fsspec forbids to use the first."""
-        if self._made_by != os.getpid():
-            remake, its_arguments = self._made.__reduce__()
-            self._made, self._made_by = remake(*its_arguments), os.getpid()
-        return self._made
+        # fsspec's asynchronous file systems raise an error in a forked child, because the thread of
+        # their event loop exists in the parent only.
+        if self._owner_pid != os.getpid():
+            create, arguments = self._filesystem.__reduce__()
+            self._filesystem, self._owner_pid = create(*arguments), os.getpid()
+        return self._filesystem
 
     @property
     def url(self) -> str:
         return str(self._fs.unstrip_protocol(self._root))
 
     def get(self, key: str) -> bytes:
-        with self._telling(key):
-            return bytes(self._fs.cat_file(self._full(key)))
+        with self._translate_errors(key):
+            return bytes(self._fs.cat_file(self._full_key(key)))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        with self._telling(key):
-            size_bytes = int(self._fs.size(self._full(key)))
+        with self._translate_errors(key):
+            size_bytes = int(self._fs.size(self._full_key(key)))
             if start >= size_bytes or not length:
                 return b""
             end = min(start + length, size_bytes)
-            return bytes(self._fs.cat_file(self._full(key), start=start, end=end))
+            return bytes(self._fs.cat_file(self._full_key(key), start=start, end=end))
 
-    def view(self, key: str, spare: memoryview) -> memoryview:
+    def get_memoryview(self, key: str, scratch: memoryview) -> memoryview:
         return memoryview(self.get(key))
 
     def put(self, key: str, body: bytes | memoryview) -> None:
         self._write(key, lambda full: self._fs.pipe_file(full, bytes(body)))
 
     def create(self, key: str, body: bytes) -> None:
-        if not _creates_in_one_step(self._fs):
-            raise _cannot_create(self.url, type(self._fs).__name__)
+        if not _supports_atomic_create(self._fs):
+            raise _no_atomic_create_error(self.url, type(self._fs).__name__)
         self._write(key, lambda full: self._fs.pipe_file(full, bytes(body), mode="create"))
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
-        folder = self._full(prefix) if prefix else self._root
-        with self._telling(folder):
-            self._fs.invalidate_cache()
+        folder = self._full_key(prefix) if prefix else self._root
+        with self._translate_errors(folder):
+            self._fs.invalidate_cache()  # fsspec caches listings; other machines write as well
             found = self._fs.find(folder, detail=True)
-        yield from _in_order(
-            ((path, int(told["size"] or 0)) for path, told in found.items() if path != folder),
+        yield from _sorted_objects(
+            ((path, int(info["size"] or 0)) for path, info in found.items() if path != folder),
             self._root,
             after,
         )
 
     def delete(self, key: str) -> None:
         try:
-            with self._telling(key):
-                self._fs.rm_file(self._full(key))
+            with self._translate_errors(key):
+                self._fs.rm_file(self._full_key(key))
         except NotFoundError:
             return
 
     def put_file(self, key: str, path: Path) -> None:
-        with path.open("rb"):  # a file that cannot be read is the caller's trouble, told as OSError
+        # An unreadable source raises OSError here, and not an error of the store.
+        with path.open("rb"):
             self._write(key, lambda full: self._fs.put_file(str(path), full))
 
     def get_file(self, key: str, path: Path) -> None:
-        with appearing(path) as part, self._telling(key):
-            self._fs.get_file(self._full(key), str(part))
+        with atomic_write(path) as part, self._translate_errors(key):
+            self._fs.get_file(self._full_key(key), str(part))
 
-    def under(self, prefix: str) -> Store:
-        return FsspecStore(self._fs, self._full(prefix))
+    def subtree(self, prefix: str) -> Store:
+        return FsspecStore(self._fs, self._full_key(prefix))
 
-    def _full(self, key: str) -> str:
-        return f"{self._root}/{checked_key(key)}"
+    def _full_key(self, key: str) -> str:
+        return f"{self._root}/{validate_key(key)}"
 
     def _write(self, key: str, write: Callable[[str], object]) -> None:
-        """Make the folder only where it is missed: a bucket has none and needs none."""
-        full = self._full(key)
-        with self._telling(key):
+        full_key = self._full_key(key)
+        with self._translate_errors(key):
             try:
-                write(full)
+                write(full_key)
+            # Directories are created only if they are missed: a bucket has none, and s3fs would
+            # spend a request on each call.
             except FileNotFoundError:
-                self._fs.makedirs(posixpath.dirname(full), exist_ok=True)
-                write(full)
+                self._fs.makedirs(posixpath.dirname(full_key), exist_ok=True)
+                write(full_key)
 
     @contextmanager
-    def _telling(self, key: str) -> Iterator[None]:
+    def _translate_errors(self, key: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise _ours(error, f"{key} in {self.url}") from error
+            raise _to_store_error(error, f"{key} in {self.url}") from error
 
 
 class ArrowStore:
-    """Objects over a file system of pyarrow. It knows no way to create in one step."""
+    """Objects over a pyarrow file system, which has no atomic create."""
 
     def __init__(self, filesystem: Any, root: str) -> None:
         self._fs = filesystem
@@ -177,109 +184,114 @@ class ArrowStore:
         return f"{self._fs.type_name}://{self._root.lstrip('/')}"
 
     def get(self, key: str) -> bytes:
-        with self._telling(key), self._fs.open_input_file(self._full(key)) as file:
+        with self._translate_errors(key), self._fs.open_input_file(self._full_key(key)) as file:
             return bytes(file.readall())
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        with self._telling(key), self._fs.open_input_file(self._full(key)) as file:
+        with self._translate_errors(key), self._fs.open_input_file(self._full_key(key)) as file:
             start = min(start, file.size())
             return bytes(file.read_at(min(length, file.size() - start), start))
 
-    def view(self, key: str, spare: memoryview) -> memoryview:
+    def get_memoryview(self, key: str, scratch: memoryview) -> memoryview:
         return memoryview(self.get(key))
 
     def put(self, key: str, body: bytes | memoryview) -> None:
-        with self._telling(key):
-            self._fs.create_dir(posixpath.dirname(self._full(key)), recursive=True)
-            with self._fs.open_output_stream(self._full(key)) as file:
+        with self._translate_errors(key):
+            self._fs.create_dir(posixpath.dirname(self._full_key(key)), recursive=True)
+            with self._fs.open_output_stream(self._full_key(key)) as file:
                 file.write(body)
 
     def create(self, key: str, body: bytes) -> None:
-        raise _cannot_create(self.url, f"pyarrow's {type(self._fs).__name__}")
+        raise _no_atomic_create_error(self.url, f"pyarrow's {type(self._fs).__name__}")
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
         from pyarrow.fs import FileSelector, FileType
 
-        folder = self._full(prefix) if prefix else self._root
-        with self._telling(prefix):
+        folder = self._full_key(prefix) if prefix else self._root
+        with self._translate_errors(prefix):
             found = self._fs.get_file_info(
                 FileSelector(folder, recursive=True, allow_not_found=True)
             )
-        files = ((told.path, int(told.size)) for told in found if told.type == FileType.File)
-        yield from _in_order(files, self._root, after)
+        files = ((info.path, int(info.size)) for info in found if info.type == FileType.File)
+        yield from _sorted_objects(files, self._root, after)
 
     def delete(self, key: str) -> None:
         try:
-            with self._telling(key):
-                self._fs.delete_file(self._full(key))
+            with self._translate_errors(key):
+                self._fs.delete_file(self._full_key(key))
         except NotFoundError:
             return
 
     def put_file(self, key: str, path: Path) -> None:
-        with path.open("rb") as source, self._telling(key):
-            self._fs.create_dir(posixpath.dirname(self._full(key)), recursive=True)
-            with self._fs.open_output_stream(self._full(key)) as sink:
-                shutil.copyfileobj(source, sink, _COPIED_AT_ONCE)
+        with path.open("rb") as source, self._translate_errors(key):
+            self._fs.create_dir(posixpath.dirname(self._full_key(key)), recursive=True)
+            with self._fs.open_output_stream(self._full_key(key)) as sink:
+                shutil.copyfileobj(source, sink, _COPY_CHUNK_BYTES)
 
     def get_file(self, key: str, path: Path) -> None:
         with (
-            self._telling(key),
-            self._fs.open_input_stream(self._full(key)) as source,
-            appearing(path) as part,
+            self._translate_errors(key),
+            self._fs.open_input_stream(self._full_key(key)) as source,
+            atomic_write(path) as part,
             part.open("xb") as copy,
         ):
-            shutil.copyfileobj(source, copy, _COPIED_AT_ONCE)
+            shutil.copyfileobj(source, copy, _COPY_CHUNK_BYTES)
 
-    def under(self, prefix: str) -> Store:
-        return ArrowStore(self._fs, self._full(prefix))
+    def subtree(self, prefix: str) -> Store:
+        return ArrowStore(self._fs, self._full_key(prefix))
 
-    def _full(self, key: str) -> str:
-        return f"{self._root}/{checked_key(key)}"
+    def _full_key(self, key: str) -> str:
+        return f"{self._root}/{validate_key(key)}"
 
     @contextmanager
-    def _telling(self, key: str) -> Iterator[None]:
+    def _translate_errors(self, key: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise _ours(error, f"{key} in {self.url}") from error
+            raise _to_store_error(error, f"{key} in {self.url}") from error
 
 
-def _creates_in_one_step(filesystem: Any) -> bool:
-    """Whether its class has a `pipe_file` of its own for it; fsspec's checks, then writes."""
+def _supports_atomic_create(filesystem: Any) -> bool:
+    """Whether its class implements `pipe_file(mode="create")` itself."""
+    # The generic implementation of fsspec checks for existence and then writes: not atomic.
     kind = type(filesystem)
     own = getattr(kind, "_pipe_file", None) or kind.pipe_file
-    return own.__module__ not in _GIVEN_TO_ALL and "mode" in inspect.signature(own).parameters
+    return (
+        own.__module__ not in _GENERIC_FSSPEC_MODULES
+        and "mode" in inspect.signature(own).parameters
+    )
 
 
-def _cannot_create(url: str, kind: str) -> UntrustworthyStoreError:
-    return UntrustworthyStoreError(
-        f"{kind} has no way to create an object so that only one writer wins, and a run in {url} "
-        "could end up with two leaders.",
-        do="Give the address as storage_path alone (s3://, gs://, az:// or a directory), or the "
+def _no_atomic_create_error(url: str, kind: str) -> AtomicCreateUnsupportedError:
+    return AtomicCreateUnsupportedError(
+        f"{kind} cannot create objects atomically: a run in {url} could have two leaders at once.",
+        do="Pass the address as storage_path alone (s3://, gs://, az:// or a directory), or a "
         "file system of such a bucket from pyarrow.fs, s3fs, gcsfs or adlfs.",
     )
 
 
-def _in_order(files: Iterable[tuple[str, int]], root: str, after: str) -> Iterator[ObjectInfo]:
-    begin = f"{root.strip('/')}/"
+def _sorted_objects(
+    files: Iterable[tuple[str, int]], root: str, after: str
+) -> Iterator[ObjectInfo]:
+    prefix = f"{root.strip('/')}/"
     for path, size_bytes in sorted(files):
-        key = path.lstrip("/").removeprefix(begin)
+        key = path.lstrip("/").removeprefix(prefix)
         if key > after:
             yield ObjectInfo(key, size_bytes)
 
 
-def _ours(error: OSError, what: str) -> StoreError:
+def _to_store_error(error: OSError, what: str) -> StoreError:
     match error:
         case FileExistsError():
-            return AlreadyExistsError(f"{what} is there already.")
+            return AlreadyExistsError(f"{what} already exists.")
         case FileNotFoundError() | IsADirectoryError() | NotADirectoryError():
-            return NotFoundError(f"There is no {what}.")
+            return NotFoundError(f"{what} does not exist.")
         case PermissionError():
             return StorePermissionError(
-                f"The credentials of this file system may not do that with {what}.",
-                do="Use others, or have these allowed to read, write, list and delete there.",
+                f"The credentials of the file system do not permit this operation on {what}.",
+                do="Grant them permission to read, write, list and delete there, or use others.",
             )
         case ConnectionError() | TimeoutError():
-            return TransientStoreError(f"The storage failed at {what}: {error}", do="Try again.")
+            return TransientStoreError(f"A request for {what} failed: {error}", do="Try again.")
         case _:
-            return StoreError(f"The file system refused {what}: {error}")
+            return StoreError(f"The file system rejected a request for {what}: {error}")

@@ -1,13 +1,15 @@
-"""A directory of this machine, or one several machines mount. It needs no driver and no thread.
+"""A store in a directory, local or mounted by several machines, and atomic file writes.
 
-That makes it quick, and as safe after a fork as before. `create` rests on `link(2)`, which is
-atomic on every POSIX file system, NFS included; where there are no hard links it says so.
+`create` uses `link(2)`, which is atomic on every POSIX file system, including NFS; on a file
+system without hard links it raises an error. No threads are used, so that a fork is safe.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,26 +17,27 @@ from pathlib import Path
 
 from spotfit.core.errors import (
     AlreadyExistsError,
+    AtomicCreateUnsupportedError,
     NotFoundError,
     StoreError,
     StorePermissionError,
     TransientStoreError,
-    UntrustworthyStoreError,
 )
 from spotfit.store.api import ObjectInfo, Store
-from spotfit.store.parts import appearing, beside
-from spotfit.store.url import PART_NAME, RootUrl, checked_key
+from spotfit.store.url import PARTIAL_FILE_PREFIX, RootUrl, validate_key
 
-_NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK})
-_PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR})
-_FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-_COPIED_AT_ONCE = 4 * 2**20
-_TRIES_AGAINST_TIDYING = 100
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_HARD_LINK_ERRNOS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK})
+_TRANSIENT_ERRNOS = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR})
+_FORBIDDEN_ERRNOS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_COPY_CHUNK_BYTES = 4 * 2**20
+# Another process may remove the empty directory between mkdir and the write, repeatedly in
+# theory. A hundred attempts fail only if something else is wrong.
+_MKDIR_ATTEMPTS = 100
+_DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class LocalStore:
-    """Objects as files. Folders are made when needed and go with their last object."""
+    """Objects as files. Directories are created as needed and removed with their last object."""
 
     def __init__(self, root: RootUrl) -> None:
         self._root = root
@@ -45,101 +48,106 @@ class LocalStore:
         return str(self._root)
 
     def get(self, key: str) -> bytes:
-        with self._telling(key, reading=True):
-            return self._file(key).read_bytes()
+        with self._translate_errors(key, is_read=True):
+            return self._object_path(key).read_bytes()
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        with self._telling(key, reading=True), self._file(key).open("rb") as file:
+        with self._translate_errors(key, is_read=True), self._object_path(key).open("rb") as file:
             return os.pread(file.fileno(), length, start)
 
-    def view(self, key: str, spare: memoryview) -> memoryview:
-        with self._telling(key, reading=True), self._file(key).open("rb", buffering=0) as file:
+    def get_memoryview(self, key: str, scratch: memoryview) -> memoryview:
+        with (
+            self._translate_errors(key, is_read=True),
+            self._object_path(key).open("rb", buffering=0) as file,
+        ):
             size_bytes = os.fstat(file.fileno()).st_size
-            if size_bytes > len(spare):
+            if size_bytes > len(scratch):
                 return memoryview(file.read())
-            at = 0
-            while read := file.readinto(spare[at:size_bytes]):
-                at += read
-            return spare[:at]
+            end = 0
+            while read := file.readinto(scratch[end:size_bytes]):
+                end += read
+            return scratch[:end]
 
     def put(self, key: str, body: bytes | memoryview) -> None:
-        self._replace(key, lambda part: part.write_bytes(body))
+        self._write_atomically(key, lambda part: part.write_bytes(body))
 
     def create(self, key: str, body: bytes) -> None:
-        with self._telling(key):
-            part = _in_its_folder(self._file(key), lambda part: part.write_bytes(body))
+        with self._translate_errors(key):
+            # A temporary file first: link() then makes it visible complete, or fails.
+            part = _write_temporary(self._object_path(key), lambda part: part.write_bytes(body))
             try:
-                _link(part, self._file(key))
+                _hard_link(part, self._object_path(key))
             finally:
                 part.unlink(missing_ok=True)
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
-        folder = checked_key(prefix) if prefix else ""
-        with self._telling(folder):
-            found = sorted(_objects_in(self._directory / folder, f"{folder}/" if folder else ""))
+        folder = validate_key(prefix) if prefix else ""
+        with self._translate_errors(folder):
+            # Read completely: sorted by key, which is not the order of directories and files.
+            found = sorted(_walk_objects(self._directory / folder, f"{folder}/" if folder else ""))
         return (item for item in found if item.key > after)
 
     def delete(self, key: str) -> None:
-        file = self._file(key)
-        with self._telling(key), suppress(FileNotFoundError, NotADirectoryError):
+        file = self._object_path(key)
+        with self._translate_errors(key), suppress(FileNotFoundError, NotADirectoryError):
             file.unlink()
-            self._remove_empty(file.parent)
+            folder = file.parent
+            with suppress(OSError):  # not empty, or removed by another process
+                while folder != self._directory:
+                    folder.rmdir()
+                    folder = folder.parent
 
     def put_file(self, key: str, path: Path) -> None:
-        with path.open(
-            "rb"
-        ):  # a file that cannot be read is the caller's trouble, told as an OSError
-            self._replace(key, lambda part: shutil.copyfile(path, part))
+        # An unreadable source raises OSError here, and not an error of the store.
+        with path.open("rb"):
+            self._write_atomically(key, lambda part: shutil.copyfile(path, part))
 
     def get_file(self, key: str, path: Path) -> None:
-        with self._telling(key, reading=True):
-            source = self._file(key).open("rb")
-        with source, appearing(path) as part, part.open("xb") as copy:
-            shutil.copyfileobj(source, copy, _COPIED_AT_ONCE)
+        with self._translate_errors(key, is_read=True):
+            source = self._object_path(key).open("rb")
+        with source, atomic_write(path) as part, part.open("xb") as copy:
+            shutil.copyfileobj(source, copy, _COPY_CHUNK_BYTES)
 
-    def under(self, prefix: str) -> Store:
-        return LocalStore(self._root.below(prefix))
+    def subtree(self, prefix: str) -> Store:
+        return LocalStore(self._root.join(prefix))
 
-    def _file(self, key: str) -> Path:
-        return self._directory / checked_key(key)
+    def _object_path(self, key: str) -> Path:
+        return self._directory / validate_key(key)
 
-    def _replace(self, key: str, write: Callable[[Path], object]) -> None:
-        file = self._file(key)
-        with self._telling(key):
-            part = _in_its_folder(file, write)
+    def _write_atomically(self, key: str, write: Callable[[Path], object]) -> None:
+        file = self._object_path(key)
+        with self._translate_errors(key):
+            part = _write_temporary(file, write)
             try:
                 part.replace(file)
             except OSError:
                 part.unlink(missing_ok=True)
                 raise
 
-    def _remove_empty(self, folder: Path) -> None:
-        with suppress(OSError):  # not empty, or somebody was quicker: both end the walk
-            while folder != self._directory:
-                folder.rmdir()
-                folder = folder.parent
-
     @contextmanager
-    def _telling(self, key: str, *, reading: bool = False) -> Iterator[None]:
+    def _translate_errors(self, key: str, *, is_read: bool = False) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise _ours(error, f"{key or 'the folder'} in {self.url}", reading=reading) from error
+            raise _to_store_error(
+                error, f"{key or 'the directory'} in {self.url}", is_read=is_read
+            ) from error
 
 
-def _in_its_folder(file: Path, write: Callable[[Path], object]) -> Path:
-    """A half written neighbour of `file`; its folder is made, even while others tidy it away."""
-    part = beside(file)
-    for _ in range(_TRIES_AGAINST_TIDYING):
+def _write_temporary(file: Path, write: Callable[[Path], object]) -> Path:
+    """Write a temporary file beside `file` and return its path; creates the directory."""
+    part = temporary_path(file)
+    for _ in range(_MKDIR_ATTEMPTS):
         try:
-            return _written(part, write)
+            return _write_or_remove(part, write)
         except FileNotFoundError:
-            with suppress(FileExistsError, FileNotFoundError):  # tidied away while it is made
+            # A delete() in another process may remove a parent at the same time.
+            with suppress(FileExistsError, FileNotFoundError):
                 file.parent.mkdir(parents=True, exist_ok=True)
-    return _written(part, write)
+    return _write_or_remove(part, write)
 
 
-def _written(part: Path, write: Callable[[Path], object]) -> Path:
+def _write_or_remove(part: Path, write: Callable[[Path], object]) -> Path:
     try:
         write(part)
     except BaseException:
@@ -148,44 +156,82 @@ def _written(part: Path, write: Callable[[Path], object]) -> Path:
     return part
 
 
-def _link(part: Path, file: Path) -> None:
+def _hard_link(part: Path, file: Path) -> None:
     try:
         os.link(part, file)
     except OSError as error:
-        if error.errno not in _NO_HARD_LINKS:
+        if error.errno not in _NO_HARD_LINK_ERRNOS:
             raise
-        raise UntrustworthyStoreError(
-            f"The file system of {file.parent} has no hard links, so nothing can be created there "
-            "in such a way that only one writer wins.",
+        raise AtomicCreateUnsupportedError(
+            f"The file system of {file.parent} does not support hard links, which are needed to "
+            "create files atomically.",
             do="Store the run on another file system, or in a bucket.",
         ) from error
 
 
-def _objects_in(folder: Path, prefix: str) -> Iterator[ObjectInfo]:
-    """All files below; what vanishes meanwhile is gone, and linked folders are not entered."""
+def _walk_objects(folder: Path, prefix: str) -> Iterator[ObjectInfo]:
+    """Yield all files below. Skips linked directories, and files deleted meanwhile."""
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                yield from _objects_in(Path(entry.path), f"{prefix}{entry.name}/")
-            elif entry.is_file() and not entry.name.startswith(PART_NAME):
+                yield from _walk_objects(Path(entry.path), f"{prefix}{entry.name}/")
+            elif entry.is_file() and not entry.name.startswith(PARTIAL_FILE_PREFIX):
                 with suppress(FileNotFoundError):
                     yield ObjectInfo(prefix + entry.name, entry.stat().st_size)
 
 
-def _ours(error: OSError, what: str, *, reading: bool) -> StoreError:
+def _to_store_error(error: OSError, what: str, *, is_read: bool) -> StoreError:
     code = error.errno
+    operation = "read" if is_read else "write"
     if isinstance(error, FileExistsError):
-        return AlreadyExistsError(f"{what} is there already.")
+        return AlreadyExistsError(f"{what} already exists.")
     absent = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
-    if reading and isinstance(error, absent):
-        return NotFoundError(f"There is no {what}.")
-    if code in _FORBIDDEN:
+    if is_read and isinstance(error, absent):
+        return NotFoundError(f"{what} does not exist.")
+    if code in _FORBIDDEN_ERRNOS:
         return StorePermissionError(
-            f"This process may not {'read' if reading else 'write'} {what}: {error.strerror}.",
-            do="Give its user the right to, or choose another storage_path.",
+            f"This process has no permission to {operation} {what}: {error.strerror}.",
+            do="Grant it to the user of the process, or choose another storage_path.",
         )
-    if code in _FULL:
-        return StoreError(f"There is no room left for {what}.", do="Free some space on that disk.")
-    if code in _PASSING:
-        return TransientStoreError(f"The file system failed at {what}: {error.strerror}.")
-    return StoreError(f"The file system refused {what}: {error.strerror or error}.")
+    if code in _DISK_FULL_ERRNOS:
+        return StoreError(
+            f"The disk is full: {what} could not be written.", do="Free space on that disk."
+        )
+    if code in _TRANSIENT_ERRNOS:
+        return TransientStoreError(
+            f"The file system failed to {operation} {what}: {error.strerror}."
+        )
+    return StoreError(f"Failed to {operation} {what}: {error.strerror or error}.")
+
+
+_temporary_counter = itertools.count()
+_PARTIAL_FILE_NAME = re.compile(rf"{re.escape(PARTIAL_FILE_PREFIX)}\d+-\d+-[0-9a-f]{{6}}")
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a temporary path in the same directory; renames it to `path` after the block.
+
+    Replaces an existing file. Readers see the old or the new file, never a part. If the block
+    raises, the temporary file is deleted; if the process is killed, it stays and is ignored.
+    """
+    part = temporary_path(path)
+    try:
+        yield part
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def is_partial_file(name: str) -> bool:
+    """Whether that is the name of a temporary file of `atomic_write`."""
+    return _PARTIAL_FILE_NAME.fullmatch(name) is not None
+
+
+def temporary_path(path: Path) -> Path:
+    """Return an unused path in the same directory, unique among all processes and machines."""
+    # The process id is not unique on a directory that several machines mount; hence random bytes.
+    return path.with_name(
+        f"{PARTIAL_FILE_PREFIX}{os.getpid()}-{next(_temporary_counter)}-{os.urandom(3).hex()}"
+    )

@@ -1,4 +1,4 @@
-"""A bucket of S3, Google or Azure, or of what speaks like them, over obstore."""
+"""Buckets of S3, GCS and Azure and of compatible servers, accessed with obstore."""
 
 from __future__ import annotations
 
@@ -18,286 +18,329 @@ from spotfit.core.errors import (
     StorePermissionError,
     TransientStoreError,
 )
-from spotfit.store import driver
+from spotfit.store import client_cache
 from spotfit.store.api import ObjectInfo, Store
-from spotfit.store.budget import Budget
-from spotfit.store.credentials import Keys
-from spotfit.store.parts import appearing
-from spotfit.store.retry import persistently
-from spotfit.store.url import RootUrl, checked_key
+from spotfit.store.credentials import StorageCredentials
+from spotfit.store.local import atomic_write
+from spotfit.store.retry import RetryPolicy, call_with_retries
+from spotfit.store.url import RootUrl, validate_key
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
 
-    from spotfit.store.clients import Client
+    from spotfit.store.clients import ObstoreClient
 
-Answer = TypeVar("Answer")
+ResultT = TypeVar("ResultT")
 
+# AWS recommends parts of 8 to 16 MiB. Eight connections saturate the network of most nodes; a
+# single one to S3 provides about 90 MB/s.
 PART_BYTES = 8 * 2**20
-"""What is bigger travels in parts of this size, `PARTS_AT_ONCE` at a time."""
-
-PARTS_AT_ONCE = 8
-_MOST_PARTS = 9_000  # S3 allows 10,000
-_FILES_WITHIN_S = 600.0
-_SMALL_BYTES = 2**20
-"""What is no bigger travels quickly, or not at all."""
+"""Larger objects are transferred in parts of this size."""
+PART_CONCURRENCY = 8
+_MAX_PARTS = 9_000  # S3 allows 10,000
+_TRANSFER_TIMEOUT_S = 600.0  # for gigabytes over a slow link, and outages in between
+# Up to this size one request within the short timeout of calls is enough, even over a slow link.
+_SINGLE_REQUEST_BYTES = 2**20
 
 
 class ObjectStore:
-    """Objects of one bucket below one prefix. Holds no connection: it may be pickled and forked.
+    """Objects of one bucket below one prefix.
 
-    `keys` are credentials that somebody gave; else they are those of this machine.
+    Uses the explicit `credentials`, or without them those of this machine. It holds no connection,
+    so that it can be pickled and used after a fork.
     """
 
     def __init__(
-        self, root: RootUrl, budget: Budget | None = None, *, keys: Keys | None = None
+        self,
+        root: RootUrl,
+        retry_policy: RetryPolicy | None = None,
+        *,
+        credentials: StorageCredentials | None = None,
     ) -> None:
         self._root = root
-        self._budget = budget or Budget()
-        self._keys = tuple(sorted((keys or {}).items()))
+        self._retry_policy = retry_policy or RetryPolicy()
+        self._credential_pairs = tuple(sorted((credentials or {}).items()))
 
     @property
     def url(self) -> str:
         return str(self._root)
 
     def get(self, key: str) -> bytes:
-        return self._repeatedly(key, lambda client: client.get(key).bytes().to_bytes())
+        return self._call_with_retries(key, lambda client: client.get(key).bytes().to_bytes())
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        # A range of nothing is refused everywhere, so one byte is asked for at least.
+        # Servers reject an empty range, so at least one byte is requested.
         options: GetOptions = {"range": (start, start + max(length, 1))}
         try:
-            body = self._repeatedly(
+            body = self._call_with_retries(
                 key, lambda client: client.get(key, options=options).bytes().to_bytes()
             )
             return body[:length]
-        except _BeyondTheEndError:
+        except _RangeNotSatisfiableError:
             return b""
 
-    def view(self, key: str, spare: memoryview) -> memoryview:
-        def ask(client: Client) -> memoryview:
+    def get_memoryview(self, key: str, scratch: memoryview) -> memoryview:
+        # obstore returns a buffer of its own; copying it to `scratch` would gain nothing.
+        def get(client: ObstoreClient) -> memoryview:
             return memoryview(client.get(key).bytes())
 
-        return persistently(lambda: self._once(key, ask, insists=True), self._for_files)
+        return call_with_retries(
+            lambda: self._call_once(key, get, for_transfers=True), self._transfer_retry_policy
+        )
 
     def put(self, key: str, body: bytes | memoryview) -> None:
-        if len(body) <= _SMALL_BYTES:
-            self._repeatedly(key, lambda client: client.put(key, body))
+        if len(body) <= _SINGLE_REQUEST_BYTES:
+            self._call_with_retries(key, lambda client: client.put(key, body))
         else:
-            self._put_big(key, body, len(body))
+            self._put_multipart(key, body, len(body))
 
     def create(self, key: str, body: bytes) -> None:
-        self._once(key, lambda client: client.put(key, body, mode="create"), creating=True)
+        self._call_once(key, lambda client: client.put(key, body, mode="create"), is_create=True)
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
-        pages = _Pages(prefix=checked_key(prefix) if prefix else "", after=after)
-        while page := self._repeatedly(None, pages.next):
+        pages = _ResumableListing(prefix=validate_key(prefix) if prefix else "", after=after)
+        while page := self._call_with_retries(None, pages.next_page):
             yield from page
 
     def delete(self, key: str) -> None:
         try:
-            self._repeatedly(key, lambda client: client.delete(key))
+            self._call_with_retries(key, lambda client: client.delete(key))
         except NotFoundError:
             return
 
     def put_file(self, key: str, path: Path) -> None:
         size_bytes = path.stat().st_size
-        if size_bytes <= _SMALL_BYTES:
+        if size_bytes <= _SINGLE_REQUEST_BYTES:
             self.put(key, path.read_bytes())
             return
-        with path.open("rb"):  # a file that cannot be read is the caller's trouble, told as OSError
-            self._put_big(key, path, size_bytes)
+        # An unreadable file raises OSError here; obstore would report an error of the storage.
+        with path.open("rb"):
+            self._put_multipart(key, path, size_bytes)
 
     def get_file(self, key: str, path: Path) -> None:
-        first, size_bytes, version = self._first_part(key)
-        with appearing(path) as part, part.open("xb") as file:
+        first, size_bytes, etag = self._get_first_part(key)
+        with atomic_write(path) as part, part.open("xb") as file:
             file.write(first)
             file.flush()
             if size_bytes > len(first):
-                self._fill(file.fileno(), key, range(len(first), size_bytes, PART_BYTES), version)
+                starts = range(len(first), size_bytes, PART_BYTES)
+                self._download_parts(file.fileno(), key, starts=starts, etag=etag)
 
-    def under(self, prefix: str) -> Store:
-        return ObjectStore(self._root.below(prefix), self._budget, keys=dict(self._keys))
-
-    @property
-    def keys(self) -> Keys:
-        """The credentials somebody gave."""
-        return dict(self._keys)
-
-    @property
-    def _for_files(self) -> Budget:
-        """They take their time."""
-        return replace(self._budget, within_s=max(_FILES_WITHIN_S, self._budget.within_s))
-
-    def _put_big(self, key: str, body: bytes | memoryview | Path, size_bytes: int) -> None:
-        """In parts where it is more than one; each is given time, for some wires are slow."""
-        part_bytes = max(PART_BYTES, size_bytes // _MOST_PARTS)
-        persistently(
-            lambda: self._once(
-                key,
-                lambda client: client.put(
-                    key, body, chunk_size=part_bytes, max_concurrency=PARTS_AT_ONCE
-                ),
-                insists=True,
-            ),
-            self._for_files,
+    def subtree(self, prefix: str) -> Store:
+        return ObjectStore(
+            self._root.join(prefix), self._retry_policy, credentials=dict(self._credential_pairs)
         )
 
-    def _first_part(self, key: str) -> tuple[bytes, int, str | None]:
-        def ask(client: Client) -> tuple[bytes, int, str | None]:
-            answer = client.get(key, options={"range": (0, PART_BYTES)})
-            return answer.bytes().to_bytes(), answer.meta["size"], answer.meta["e_tag"]
+    @property
+    def credentials(self) -> StorageCredentials:
+        """The explicit credentials; empty if it uses those of the machine."""
+        return dict(self._credential_pairs)
+
+    @property
+    def _transfer_retry_policy(self) -> RetryPolicy:
+        return replace(
+            self._retry_policy,
+            total_timeout_s=max(_TRANSFER_TIMEOUT_S, self._retry_policy.total_timeout_s),
+        )
+
+    def _put_multipart(self, key: str, body: bytes | memoryview | Path, size_bytes: int) -> None:
+        # Objects over 70 GiB need larger parts, because of the maximum number of parts.
+        part_bytes = max(PART_BYTES, size_bytes // _MAX_PARTS)
+        call_with_retries(
+            lambda: self._call_once(
+                key,
+                lambda client: client.put(
+                    key, body, chunk_size=part_bytes, max_concurrency=PART_CONCURRENCY
+                ),
+                for_transfers=True,
+            ),
+            self._transfer_retry_policy,
+        )
+
+    def _get_first_part(self, key: str) -> tuple[bytes, int, str | None]:
+        """Return the first part, the size of the object, and its ETag."""
+
+        def get(client: ObstoreClient) -> tuple[bytes, int, str | None]:
+            response = client.get(key, options={"range": (0, PART_BYTES)})
+            return response.bytes().to_bytes(), response.meta["size"], response.meta["e_tag"]
 
         try:
-            return self._repeatedly(key, ask)
-        except _BeyondTheEndError:  # nothing can be cut out of an empty object
+            return self._call_with_retries(key, get)
+        except _RangeNotSatisfiableError:  # the object is empty
             return b"", 0, None
 
-    def _fill(self, file: int, key: str, starts: range, version: str | None) -> None:
-        """Fetch the other parts, of that same version, each to its place in the file."""
+    def _download_parts(self, file: int, key: str, starts: range, etag: str | None) -> None:
+        """Write the parts at these offsets to the file."""
 
         def fetch(start: int) -> None:
             options: GetOptions = {"range": (start, min(start + starts.step, starts.stop))}
-            if version:
-                options["if_match"] = version
-            body = self._once(
-                key, lambda client: client.get(key, options=options).bytes(), insists=True
+            if etag:  # parts of an object that is replaced meanwhile must not be mixed
+                options["if_match"] = etag
+            body = self._call_once(
+                key, lambda client: client.get(key, options=options).bytes(), for_transfers=True
             )
             _write_all(file, memoryview(body), start)
 
-        with ThreadPoolExecutor(PARTS_AT_ONCE, "spotfit-get") as pool:
+        with ThreadPoolExecutor(PART_CONCURRENCY, "spotfit-get") as pool:
             for _ in pool.map(fetch, starts):
                 pass
 
-    def _repeatedly(self, key: str | None, call: Callable[[Client], Answer]) -> Answer:
-        return persistently(lambda: self._once(key, call), self._budget)
+    def _call_with_retries(
+        self, key: str | None, call: Callable[[ObstoreClient], ResultT]
+    ) -> ResultT:
+        return call_with_retries(lambda: self._call_once(key, call), self._retry_policy)
 
-    def _once(
+    def _call_once(
         self,
         key: str | None,
-        call: Callable[[Client], Answer],
+        call: Callable[[ObstoreClient], ResultT],
         *,
-        insists: bool = False,
-        creating: bool = False,
-    ) -> Answer:
-        what = "object" if key is None else checked_key(key)
+        for_transfers: bool = False,
+        is_create: bool = False,
+    ) -> ResultT:
+        name = "object" if key is None else validate_key(key)
         try:
-            return call(driver.client(self._root, self._keys, insists=insists))
-        except driver.failures() as error:
-            # Not chained: the driver's text may hold signed addresses, and ours says the rest.
-            raise _ours(error, f"{what} in {self.url}", creating=creating) from None
+            return call(
+                client_cache.client_for(
+                    self._root, self._credential_pairs, for_transfers=for_transfers
+                )
+            )
+        except client_cache.client_error_types() as error:
+            # Not chained: obstore's text may contain signed URLs.
+            raise _to_store_error(error, f"{name} in {self.url}", is_create=is_create) from None
 
 
-class _Pages:
-    """A listing that goes on from its last key after a failure."""
+class _ResumableListing:
+    """A listing that continues after its last key when a request has failed."""
 
     def __init__(self, *, prefix: str, after: str) -> None:
         self._prefix = prefix
         self._after = after
         self._chunks: Iterator[Sequence[ObjectMeta]] | None = None
 
-    def next(self, client: Client) -> list[ObjectInfo]:
-        """The next page; empty at the end."""
+    def next_page(self, client: ObstoreClient) -> list[ObjectInfo]:
+        """Return the next page; empty at the end."""
         if self._chunks is None:
             self._chunks = iter(client.list(self._prefix or None, offset=self._after or None))
         try:
-            page = self._next_of_them(self._chunks)
+            page = self._first_new_page(self._chunks)
         except BaseException:
             self._chunks = None
             raise
         if page:
-            self._after = page[-1].key
+            self._after = page[-1].key  # a new listing starts here after an error
         return page
 
-    def _next_of_them(self, chunks: Iterator[Sequence[ObjectMeta]]) -> list[ObjectInfo]:
-        """Azurite does not heed where a listing is to begin: what is before that is left out."""
-        begin = self._after.encode()
+    def _first_new_page(self, chunks: Iterator[Sequence[ObjectMeta]]) -> list[ObjectInfo]:
+        # Azurite ignores the offset of a listing, so earlier keys are filtered here. Buckets sort
+        # keys by their UTF-8 bytes.
+        after = self._after.encode()
         for chunk in chunks:
-            page = [ObjectInfo(found["path"], found["size"]) for found in chunk]
-            rest = [found for found in page if found.key.encode() > begin]
-            if rest:
-                return rest
+            infos = (ObjectInfo(meta["path"], meta["size"]) for meta in chunk)
+            page = [info for info in infos if info.key.encode() > after]
+            if page:
+                return page
         return []
 
 
-def _write_all(file: int, body: memoryview, at: int) -> None:
+def _write_all(file: int, body: memoryview, offset: int) -> None:
     while body:
-        written = os.pwrite(file, body, at)
-        body, at = body[written:], at + written
+        written = os.pwrite(file, body, offset)
+        body, offset = body[written:], offset + written
 
 
-# ── the driver's errors in our words ─────────────────────────────────────────────────────────────
+# ── translation of obstore's errors ──────────────────────────────────────────────────────────────
 
 
-class _BeyondTheEndError(StoreError):
-    """The range begins at or after the end of the object."""
+class _RangeNotSatisfiableError(StoreError):
+    """The range starts at or after the end of the object."""
 
 
-class _NoCredentialsError(StorePermissionError, TransientStoreError):
-    """Nobody gave credentials: worth another try on a machine with a role, hopeless elsewhere."""
+class _MissingCredentialsError(StorePermissionError, TransientStoreError):
+    """No credentials were found.
+
+    Also transient: the metadata service of a machine with a role may be overloaded for a moment.
+    """
 
 
 _STATUS = re.compile(r"status code: (\d{3})")
-_TOLD_BY_SERVER = re.compile(r"<Code>(.*?)</Code>.*?<Message>(.*?)</Message>", re.DOTALL)
-_MAY_BE_SIGNED = re.compile(r"\?\S+")
-_NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist", re.IGNORECASE)
-_NO_CREDENTIALS = re.compile(
+_SERVER_ERROR = re.compile(r"<Code>(.*?)</Code>.*?<Message>(.*?)</Message>", re.DOTALL)
+_URL_QUERY = re.compile(r"\?\S+")
+_MISSING_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist", re.IGNORECASE)
+_MISSING_CREDENTIALS = re.compile(
     r"//169\.254\.|metadata\.google|(missing|no|find|load|provide) credential", re.IGNORECASE
 )
-_BEYOND_THE_END = re.compile(
+_RANGE_NOT_SATISFIABLE = re.compile(
     r"Range Not Satisfiable|InvalidRange|Wanted range starting at", re.IGNORECASE
 )
 _WRONG_REGION = re.compile(r"redirect without LOCATION|AuthorizationHeaderMalformed")
-_NO_ANSWER = re.compile(r"HTTP error|error sending request|timed? ?out|connection", re.IGNORECASE)
-_PASSING = frozenset({408, 409, 412, 425, 429})
-_PASSING_CODES = re.compile(
+_CONNECTION_ERROR = re.compile(
+    r"HTTP error|error sending request|timed? ?out|connection", re.IGNORECASE
+)
+_TRANSIENT_STATUSES = frozenset({408, 409, 412, 425, 429})
+_TRANSIENT_CODES = re.compile(
     r"RequestTimeout|ExpiredToken|SlowDown|InternalError|ServerBusy|Throttl"
 )
-_FORBIDDEN = frozenset({401, 403})
+# 401 and 403 are not transient: retrying them would only delay the message.
+_FORBIDDEN_STATUSES = frozenset({401, 403})
 
 
-def _ours(error: Exception, what: str, *, creating: bool) -> StoreError | ConfigError:
-    """What happened, as one of our errors; text is read only where obstore has no type for it."""
+def _to_store_error(error: Exception, what: str, *, is_create: bool) -> StoreError | ConfigError:
+    """Return spotfit's error for an error of obstore; `what` names the object.
+
+    obstore has types for few errors, so most are recognized by their text.
+    """
+    # What follows is a dump of the request, which contains words that the patterns search for.
     text = str(error).partition("Debug source")[0]
     status = int(found[1]) if (found := _STATUS.search(text)) else 0
-    told = _told(text)
-    if creating and (status in (409, 412) or type(error).__name__ == "AlreadyExistsError"):
-        return AlreadyExistsError(f"{what} is there already.")
-    if _NO_BUCKET.search(text):
-        return StoreError(f"There is no such bucket: {what}.", do="Create it, or correct the name.")
+    message = _format_driver_error(text)
+    if is_create and (status in (409, 412) or type(error).__name__ == "AlreadyExistsError"):
+        return AlreadyExistsError(f"{what} already exists.")
+    if _MISSING_BUCKET.search(text):
+        return StoreError(
+            f"The bucket of {what} does not exist.", do="Create it, or correct the name."
+        )
     if status == 404 or isinstance(error, FileNotFoundError):
-        return NotFoundError(f"There is no {what}.")
-    if _BEYOND_THE_END.search(text):
-        return _BeyondTheEndError(f"That range lies beyond the end of {what}.")
+        return NotFoundError(f"{what} does not exist.")
+    if _RANGE_NOT_SATISFIABLE.search(text):
+        return _RangeNotSatisfiableError(f"The range is beyond the end of {what}.")
     if _WRONG_REGION.search(text):
         return StoreError(
-            f"The bucket lies in another region than the one asked for {what}: {told}",
+            f"The bucket of {what} is in another region than the one configured: {message}",
             do="Set AWS_REGION, or add ?region=… to the address.",
         )
-    return _refused(text, status, what, told)
+    return _to_refusal_error(text, status, what=what, message=message)
 
 
-def _refused(text: str, status: int, what: str, told: str) -> StoreError | ConfigError:
-    if _NO_CREDENTIALS.search(text):
-        return _NoCredentialsError(
-            f"There are no credentials for {what}: {told}",
-            do="Put them into the environment, for instance AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY; those of ~/.aws are used where boto3 is installed.",
+def _to_refusal_error(
+    text: str, status: int, *, what: str, message: str
+) -> StoreError | ConfigError:
+    if _MISSING_CREDENTIALS.search(text):
+        return _MissingCredentialsError(
+            f"No credentials were found for {what}: {message}",
+            do="Set them in the environment, for example AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY; those of ~/.aws are used if boto3 is installed.",
         )
-    if _PASSING_CODES.search(told):
-        return TransientStoreError(f"The storage failed at {what}: {told}", do="Try again.")
-    if status in _FORBIDDEN:
+    # Before the status: S3 answers an expired token, which the driver renews, with 400 or 403.
+    if _TRANSIENT_CODES.search(message):
+        return TransientStoreError(f"A request for {what} failed: {message}", do="Try again.")
+    if status in _FORBIDDEN_STATUSES:
         return StorePermissionError(
-            f"These credentials may not do that with {what}: {told}",
-            do="Use others, or have these allowed to read, write, list and delete there.",
+            f"The credentials do not permit this operation on {what}: {message}",
+            do="Grant them permission to read, write, list and delete there, or use others.",
         )
-    if status in _PASSING or status >= 500 or (not status and _NO_ANSWER.search(text)):
-        return TransientStoreError(f"The storage failed at {what}: {told}", do="Try again.")
-    return StoreError(f"The storage refused {what}: {told}")
+    if (
+        status in _TRANSIENT_STATUSES
+        or status >= 500
+        or (not status and _CONNECTION_ERROR.search(text))
+    ):
+        return TransientStoreError(f"A request for {what} failed: {message}", do="Try again.")
+    return StoreError(f"The storage rejected a request for {what}: {message}")
 
 
-def _told(text: str) -> str:
-    """The driver's words in one line, without the query of any address: it may hold a signature."""
-    if found := _TOLD_BY_SERVER.search(text):
+def _format_driver_error(text: str) -> str:
+    """Return the server's message, or obstore's in one line without the queries of URLs."""
+    # A query may contain a signature, with which anyone could repeat the request.
+    if found := _SERVER_ERROR.search(text):
         return f"{found[1]}: {found[2]}"
-    return _MAY_BE_SIGNED.sub("", " ".join(text.split()))[:300]
+    return _URL_QUERY.sub("", " ".join(text.split()))[:300]

@@ -1,4 +1,8 @@
-"""Prove that a bucket keeps its one promise before a journal is trusted to it."""
+"""Probe of a bucket before a journal is stored in it: `create` must be atomic.
+
+Some S3-compatible servers ignore `If-None-Match`. Two agents could then both become leader, so
+such a bucket must be rejected before the run starts.
+"""
 
 from __future__ import annotations
 
@@ -10,53 +14,61 @@ from threading import Barrier
 
 from spotfit.core.errors import (
     AlreadyExistsError,
+    AtomicCreateUnsupportedError,
     NotFoundError,
     StoreError,
     TransientStoreError,
-    UntrustworthyStoreError,
 )
 from spotfit.store.api import Store
 
-KEYS = 3
-RACERS = 4
-FOLDER = ".spotfit-probe"
-_PATIENCE_S = 120.0
+# Servers that check and then write let several of four concurrent writers win in nearly every
+# race; three races make it certain enough, and take less than a second.
+KEY_COUNT = 3
+WRITER_COUNT = 4
+PROBE_FOLDER = ".spotfit-probe"
+# Longer than a request may take. Only a bug or a stopped process leaves a thread alone here.
+_BARRIER_TIMEOUT_S = 120.0
 
 
 def probe_create(store: Store) -> None:
-    """Race `create`, then read, list and delete; leaves nothing behind.
+    """Race `create` calls, then read, list and delete their objects. Leaves nothing behind.
 
-    Raises `UntrustworthyStoreError` where a `create` has no winner or several, or is accepted
-    twice, or what was written is not what is read or listed at once; `StorePermissionError` where
-    the credentials do not suffice; another `StoreError` where the bucket is not there or fails.
+    Raises `AtomicCreateUnsupportedError` if a race has no winner or several, an existing object is
+    created again, or reads and listings do not show what was written; `StorePermissionError` if
+    the credentials are insufficient; another `StoreError` if the bucket is missing or fails.
     """
-    folder = f"{FOLDER}/{uuid.uuid4().hex}"
-    keys = tuple(f"{folder}/{n}" for n in range(KEYS))
+    folder = f"{PROBE_FOLDER}/{uuid.uuid4().hex}"
+    keys = tuple(f"{folder}/{n}" for n in range(KEY_COUNT))
     try:
-        with ThreadPoolExecutor(RACERS, "spotfit-probe") as racers:
+        with ThreadPoolExecutor(WRITER_COUNT, "spotfit-probe") as executor:
             for key in keys:
-                _race(store, key, racers)
+                _race_create(store, key, executor)
         _expect_listed(store, folder, keys)
     except StoreError:
-        _clean_up(store, keys)
+        # Best effort: the error that is raised here is the one to report.
+        with suppress(StoreError):
+            for key in keys:
+                store.delete(key)
         raise
     _expect_deletable(store, keys)
 
 
-def _race(store: Store, key: str, racers: ThreadPoolExecutor) -> None:
-    start = Barrier(RACERS)
-    bodies = tuple(f"racer {n}".encode() for n in range(RACERS))
-    answers = tuple(racers.map(lambda body: _try(store, key, body, start), bodies))
-    won = [body for body, answer in zip(bodies, answers, strict=True) if answer is True]
-    unknown = [body for body, answer in zip(bodies, answers, strict=True) if answer is None]
+def _race_create(store: Store, key: str, executor: ThreadPoolExecutor) -> None:
+    start = Barrier(WRITER_COUNT)
+    bodies = tuple(f"writer {n}".encode() for n in range(WRITER_COUNT))
+    outcomes = tuple(executor.map(lambda body: _try_create(store, key, body, start), bodies))
+    won = [body for body, outcome in zip(bodies, outcomes, strict=True) if outcome is True]
+    unknown = [body for body, outcome in zip(bodies, outcomes, strict=True) if outcome is None]
     if len(won) > 1 or not (won or unknown):
-        raise _lies(store, f"of {RACERS} writers that created one object at once, {len(won)} won")
-    _expect_kept(store, key, won or unknown)
+        raise _unsupported_error(
+            store, f"of {WRITER_COUNT} concurrent creates of one object, {len(won)} succeeded"
+        )
+    _expect_single_winner(store, key, won or unknown)
 
 
-def _try(store: Store, key: str, body: bytes, start: Barrier) -> bool | None:
-    """Whether this racer won; None where the store failed and did not say."""
-    start.wait(_PATIENCE_S)
+def _try_create(store: Store, key: str, body: bytes, start: Barrier) -> bool | None:
+    """Return whether the create succeeded; None if a failure left that unknown."""
+    start.wait(_BARRIER_TIMEOUT_S)
     try:
         store.create(key, body)
     except AlreadyExistsError:
@@ -66,23 +78,23 @@ def _try(store: Store, key: str, body: bytes, start: Barrier) -> bool | None:
     return True
 
 
-def _expect_kept(store: Store, key: str, writers: Sequence[bytes]) -> None:
+def _expect_single_winner(store: Store, key: str, bodies: Sequence[bytes]) -> None:
     try:
-        kept = store.get(key)
+        stored = store.get(key)
     except NotFoundError:
-        raise _lies(store, "an object just created was not there") from None
-    if kept not in writers:
-        raise _lies(store, "an object did not hold what the only winner had written")
+        raise _unsupported_error(store, "a created object was not found") from None
+    if stored not in bodies:
+        raise _unsupported_error(store, "an object did not hold what its only writer had written")
     with suppress(AlreadyExistsError):
         store.create(key, b"a second time")
-        raise _lies(store, "an object that existed was created a second time")
+        raise _unsupported_error(store, "an existing object was created again")
 
 
 def _expect_listed(store: Store, folder: str, keys: Sequence[str]) -> None:
-    listed = tuple(found.key for found in store.list(folder))
+    listed = tuple(info.key for info in store.list(folder))
     if listed != tuple(keys):
-        raise _lies(
-            store, f"a listing right after writing {len(keys)} objects showed {len(listed)}"
+        raise _unsupported_error(
+            store, f"a listing after writing {len(keys)} objects showed {len(listed)}"
         )
 
 
@@ -91,19 +103,13 @@ def _expect_deletable(store: Store, keys: Sequence[str]) -> None:
         store.delete(key)
     with suppress(NotFoundError):
         store.get(keys[0])
-        raise _lies(store, "an object just deleted was still there")
+        raise _unsupported_error(store, "a deleted object was still found")
 
 
-def _clean_up(store: Store, keys: Sequence[str]) -> None:
-    """As far as it lets us: the error that brought us here is the one to tell."""
-    with suppress(StoreError):
-        for key in keys:
-            store.delete(key)
-
-
-def _lies(store: Store, what: str) -> UntrustworthyStoreError:
-    return UntrustworthyStoreError(
-        f"{store.url} cannot hold a run: {what}. Two leaders could come to power there.",
-        do="Use a storage that honours 'If-None-Match: *' and reads back what was written: S3, "
-        "Google, Azure, a recent MinIO, a local or NFS directory.",
+def _unsupported_error(store: Store, observation: str) -> AtomicCreateUnsupportedError:
+    return AtomicCreateUnsupportedError(
+        f"{store.url} cannot store a run, because it does not create objects atomically: "
+        f"{observation}. Two leaders could be elected at once.",
+        do="Use a storage that supports 'If-None-Match: *' and read-after-write consistency: S3, "
+        "GCS, Azure, a recent MinIO, or a local or NFS directory.",
     )

@@ -1,30 +1,49 @@
-"""The one place that tries again: what may be repeated, where it is worth it, within a budget."""
+"""Retries of storage calls: the only place that repeats a call, within the budget of its caller."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
-import tenacity
-
 from spotfit.core.errors import TransientStoreError
-from spotfit.store.budget import Budget
 
-Answer = TypeVar("Answer")
+ResultT = TypeVar("ResultT")
 
 
-def persistently(call: Callable[[], Answer], budget: Budget) -> Answer:
-    """What `call` answers, repeated while it raises `TransientStoreError` and the budget lasts.
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Budget for one call. Delays double, with jitter, up to `max_backoff_s`."""
 
-    `call` must be harmless to repeat; a `create` is not: its second answer would tell of its first.
+    # Six attempts wait for at most 3 s in between, which throttling by S3 or GCS rarely exceeds.
+    # The timeout limits attempts that time out themselves (10 s each).
+    max_attempts: int = 6
+    total_timeout_s: float = 30.0
+    initial_backoff_s: float = 0.1
+    max_backoff_s: float = 5.0
+
+
+# For uploads and restores of workers. Losing them costs more than waiting 15 minutes, in which
+# most outages of a region's storage end.
+PATIENT_RETRY_POLICY = RetryPolicy(max_attempts=1000, total_timeout_s=900.0)
+
+
+def call_with_retries(function: Callable[[], ResultT], policy: RetryPolicy) -> ResultT:
+    """Call `function` until it does not raise `TransientStoreError` or the budget is spent.
+
+    `function` must be idempotent. `Store.create` is not: after a lost response the second call
+    would report `AlreadyExistsError` for the object that the first one wrote.
     """
-    insist = tenacity.Retrying(
+    # Imported late: processes that never touch a bucket need not pay its import time (40 ms).
+    import tenacity
+
+    retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(TransientStoreError),
-        stop=tenacity.stop_after_attempt(budget.attempts)
-        | tenacity.stop_after_delay(budget.within_s),
+        stop=tenacity.stop_after_attempt(policy.max_attempts)
+        | tenacity.stop_after_delay(policy.total_timeout_s),
         wait=tenacity.wait_random_exponential(
-            multiplier=budget.first_pause_s, max=budget.longest_pause_s
+            multiplier=policy.initial_backoff_s, max=policy.max_backoff_s
         ),
         reraise=True,
     )
-    return insist(call)
+    return retrying(function)

@@ -1,4 +1,4 @@
-"""Directories to and from a store: in parallel, checked by hash, and resumed where they stopped."""
+"""Upload and download of directories: concurrent, verified by hash, and resumable."""
 
 from __future__ import annotations
 
@@ -10,41 +10,46 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 import msgspec
 
 from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError, StoreError
 from spotfit.store.api import Store
-from spotfit.store.marks import mark_of
-from spotfit.store.parts import appearing, is_part
-from spotfit.store.url import checked_key
+from spotfit.store.content_hash import compute_content_hash
+from spotfit.store.local import atomic_write, is_partial_file
+from spotfit.store.url import validate_key
 
-SMALL_BYTES = 256 * 2**10
-"""Of files up to this size many travel at once: each waits for its answer, none fills the wire."""
-
-BIG_BYTES = 8 * 2**20
-"""Files bigger than this travel in parts, few at a time: the parts of one fill the wire."""
-
-MOST_AT_ONCE = 32
-_AT_ONCE: Sequence[tuple[float, int]] = ((SMALL_BYTES, MOST_AT_ONCE), (BIG_BYTES, 8), (math.inf, 4))
-"""Up to which size how many; whatever the sizes, little of them is in memory at a time."""
+# The transfer of a small file is mostly latency, so many run at once.
+SMALL_FILE_BYTES = 256 * 2**10
+# The store transfers larger files in parallel parts, so that few files saturate the network.
+LARGE_FILE_BYTES = 8 * 2**20
+MAX_FILE_CONCURRENCY = 32
+_CONCURRENCY_BY_SIZE: Sequence[tuple[float, int]] = (
+    (SMALL_FILE_BYTES, MAX_FILE_CONCURRENCY),
+    (LARGE_FILE_BYTES, 8),
+    (math.inf, 4),
+)
+"""Maximum size and concurrency of each class of files; bounds the memory in use."""
 
 
 class FileRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One file of a directory: its name below it with '/', its size, its SHA-256 in hex or ''."""
+    """One file of a directory, as it was uploaded."""
 
     name: str
+    """Path below the directory, with '/'."""
     size_bytes: int
     sha256: str
-    at: str = ""
-    """Whose folder it lies in, if not its own directory's: it was there already and is shared."""
-    mark: str = ""
-    """Of a snapshot's chunk, in place of the SHA-256 (`store.marks`)."""
+    """Hex digest; '' if unknown."""
+    source_prefix: str = ""
+    """Folder that stores the file, if it is not the directory's own: it is shared."""
+    content_hash: str = ""
+    """Hash of a snapshot's chunk, instead of the SHA-256 (`store.content_hash`)."""
 
     @property
-    def tells(self) -> bool:
-        """Whether it tells more of what is in the file than how long it is."""
-        return bool(self.sha256 or self.mark)
+    def has_digest(self) -> bool:
+        """Whether a hash of the contents is known."""
+        return bool(self.sha256 or self.content_hash)
 
 
 def upload_tree(
@@ -52,35 +57,41 @@ def upload_tree(
     prefix: str,
     directory: Path,
     *,
-    known: Iterable[FileRecord] = (),
-    workers: int = MOST_AT_ONCE,
+    previous_records: Iterable[FileRecord] = (),
+    concurrency: int = MAX_FILE_CONCURRENCY,
 ) -> tuple[FileRecord, ...]:
-    """Put every file of `directory` under `prefix`, and say what they are, by name.
+    """Upload every file of `directory` below `prefix`; returns their records, sorted by name.
 
-    Links to files within the directory are followed, empty folders are left out. A file that is
-    still what `known` says of it is not sent again: pass the records of an attempt that failed,
-    which its error carries as `facts["uploaded"]`. Raises `ConfigError` for a link that leads out
-    or in circles, `IntegrityError` for a file that changes meanwhile.
+    Follows links to files within the directory and skips empty folders. Files that equal their
+    record in `previous_records` are not sent again: pass the records of a failed attempt, which
+    its `StoreError` carries as `details["uploaded"]`. Raises `ConfigError` for a link out of the
+    directory or a cycle of links, `IntegrityError` for a file that changes during the upload.
     """
-    files = _files_of(directory)
-    before = {record.name: record for record in known}
+    root = directory.resolve()
+    if not root.is_dir():
+        raise ConfigError(
+            f"{directory} is not a directory.", do="Pass the directory that holds the files."
+        )
+    files = dict(_walk(root, "", (root,)))
+    previous = {record.name: record for record in previous_records}
     sent: list[FileRecord] = []
 
     def send(name: str) -> None:
         path = files[name]
-        if name in before and _is(path, before[name]):
-            sent.append(before[name])
+        if name in previous and _matches_record(path, previous[name]):
+            sent.append(previous[name])
         else:
-            sent.append(_send(store, f"{prefix}/{name}", name, path))
+            sent.append(_upload_file(store, f"{prefix}/{name}", name=name, path=path))
 
     try:
-        _each({name: path.stat().st_size for name, path in files.items()}, send, workers=workers)
+        sizes = {name: path.stat().st_size for name, path in files.items()}
+        _run_for_each(sizes, send, concurrency=concurrency)
     except FileNotFoundError as error:
         raise IntegrityError(
-            f"{error.filename} vanished before it was uploaded.", do=_WRITE_FIRST
+            f"{error.filename} was deleted before it was uploaded.", do=_REMEDY_FINISH_WRITING
         ) from error
     except StoreError as error:
-        error.facts["uploaded"] = tuple(sent)
+        error.details["uploaded"] = tuple(sent)
         raise
     return tuple(sorted(sent, key=lambda record: record.name))
 
@@ -91,154 +102,151 @@ def download_tree(
     directory: Path,
     records: Iterable[FileRecord] | None = None,
     *,
-    workers: int = MOST_AT_ONCE,
+    concurrency: int = MAX_FILE_CONCURRENCY,
 ) -> None:
-    """Bring the files of `records` from `prefix` into `directory`, checked, or all there are.
+    """Download the files of `records` from `prefix` to `directory` and verify them.
 
-    A file already there and equal to its record is kept; others of that name are replaced, further
-    ones left alone. A shared one comes from the folder that its record names. Nothing is ever
-    written outside `directory`. Raises `IntegrityError`, naming the file, where one is missing, is
-    not what its record says, or has a name that climbs out.
+    Without `records` downloads all files below `prefix`, unverified. Files that already equal
+    their record are kept, others replaced, and further files in the directory ignored. A shared
+    file comes from the folder in its record. Raises `IntegrityError`, naming the file, if one is
+    missing or corrupt, or would be written outside of `directory`.
     """
     checks = {record.name: record for record in records or ()}
     sizes = (
-        _listed(store, prefix)
+        _list_sizes(store, prefix)
         if records is None
         else {name: record.size_bytes for name, record in checks.items()}
     )
     directory.mkdir(parents=True, exist_ok=True)
-    places = _places(directory.resolve(), sizes)
+    targets = _target_paths(directory.resolve(), sizes)
 
     def fetch(name: str) -> None:
-        record, place = checks.get(name), places[name]
-        if record is not None and _is(place, record):
+        record, target = checks.get(name), targets[name]
+        if record is not None and _matches_record(target, record):
             return
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with appearing(place) as part:
-            folder = record.at if record is not None and record.at else prefix
-            _fetch(store, f"{folder}/{name}", part, record)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(target) as part:
+            folder = record.source_prefix if record is not None and record.source_prefix else prefix
+            _download_file(store, f"{folder}/{name}", target=part, record=record)
 
-    _each(sizes, fetch, workers=workers)
-
-
-def differs(path: Path, record: FileRecord) -> bool:
-    """Whether the file holds something else than the record tells."""
-    if record.mark:
-        return mark_of(path.read_bytes()) != record.mark
-    return bool(record.sha256) and _digest(path) != record.sha256
+    _run_for_each(sizes, fetch, concurrency=concurrency)
 
 
-def fetched(store: Store, key: str) -> bytes:
-    """A whole object that may be big: by way of a file, whose parts have time on a slow wire.
+def content_differs(path: Path, record: FileRecord) -> bool:
+    """Whether the file's hash differs from the record's; False if the record has none."""
+    if record.content_hash:
+        return compute_content_hash(path.read_bytes()) != record.content_hash
+    return bool(record.sha256) and _sha256_of_file(path) != record.sha256
 
-    Raises `NotFoundError`.
-    """
+
+def download_bytes(store: Store, key: str) -> bytes:
+    """Return an object of any size. Raises `NotFoundError`."""
+    # By way of a file: `Store.get` has the short timeout of a single request, `get_file` transfers
+    # parts.
     with tempfile.TemporaryDirectory(prefix="spotfit-") as folder:
-        place = Path(folder, "whole")
-        store.get_file(key, place)
-        return place.read_bytes()
+        path = Path(folder, "object")
+        store.get_file(key, path)
+        return path.read_bytes()
 
 
-# ── up ───────────────────────────────────────────────────────────────────────────────────────────
+# ── upload ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _files_of(directory: Path) -> Mapping[str, Path]:
-    root = directory.resolve()
-    if not root.is_dir():
-        raise ConfigError(f"{directory} is no directory.", do="Give the one that holds the files.")
-    return dict(_walk(root, "", (root,)))
-
-
-def _walk(folder: Path, prefix: str, above: tuple[Path, ...]) -> Iterator[tuple[str, Path]]:
-    """Names and real paths of the files below; `above` are the folders we came through."""
+def _walk(folder: Path, prefix: str, ancestors: tuple[Path, ...]) -> Iterator[tuple[str, Path]]:
+    """Yield the names and real paths of the files below; `ancestors` are the folders above."""
     for entry in sorted(folder.iterdir()):
-        if is_part(entry.name):  # of a download that was killed
+        if is_partial_file(entry.name):  # left by a killed download
             continue
-        name = checked_key(prefix + entry.name)
+        name = validate_key(prefix + entry.name)
         real = Path(os.path.realpath(entry)) if entry.is_symlink() else entry
-        if not real.is_relative_to(above[0]):
-            raise _bad_entry(entry, "is a link that leads out of the directory")
-        if real in above:
-            raise _bad_entry(entry, "is a link that leads in circles")
+        if not real.is_relative_to(ancestors[0]):
+            raise _bad_entry_error(entry, "is a link to a place outside of the directory")
+        if real in ancestors:
+            raise _bad_entry_error(entry, "is a link to one of its parent directories")
         if real.is_dir():
-            yield from _walk(real, f"{name}/", (*above, real))
+            yield from _walk(real, f"{name}/", (*ancestors, real))
         elif real.is_file():
             yield name, real
         else:
-            raise _bad_entry(entry, "is neither a file nor a folder")
+            raise _bad_entry_error(entry, "is neither a file nor a directory")
 
 
-def _bad_entry(entry: Path, why: str) -> ConfigError:
-    return ConfigError(f"{entry} {why}.", do="Copy what it stands for to its place, or remove it.")
+def _bad_entry_error(entry: Path, reason: str) -> ConfigError:
+    return ConfigError(f"{entry} {reason}.", do="Replace it by a copy of its target, or remove it.")
 
 
-def _send(store: Store, key: str, name: str, path: Path) -> FileRecord:
+def _upload_file(store: Store, key: str, *, name: str, path: Path) -> FileRecord:
     before = path.stat()
-    if before.st_size <= BIG_BYTES:
+    if before.st_size <= LARGE_FILE_BYTES:
         body = path.read_bytes()
         store.put(key, body)
         return FileRecord(name, len(body), hashlib.sha256(body).hexdigest())
-    with ThreadPoolExecutor(1, "spotfit-hash") as beside:
-        digest = beside.submit(_digest, path)
+    # A file too large for memory is read twice, for its hash and its upload, so it must be
+    # unchanged in between.
+    with ThreadPoolExecutor(1, "spotfit-hash") as executor:
+        digest = executor.submit(_sha256_of_file, path)
         store.put_file(key, path)
         record = FileRecord(name, before.st_size, digest.result())
     after = path.stat()
     if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
-        raise IntegrityError(f"{path} changed while it was uploaded.", do=_WRITE_FIRST)
+        raise IntegrityError(f"{path} changed during its upload.", do=_REMEDY_FINISH_WRITING)
     return record
 
 
-_WRITE_FIRST = (
-    "Finish writing the directory before it is handed over, and leave it alone until then."
+_REMEDY_FINISH_WRITING = (
+    "Finish writing the directory before reporting it, and do not change it during the upload."
 )
 
 
-# ── down ─────────────────────────────────────────────────────────────────────────────────────────
+# ── download ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _listed(store: Store, prefix: str) -> Mapping[str, int]:
-    """Sizes by name; an empty object that stands for a folder is none of the files."""
-    sizes = {found.key.removeprefix(f"{prefix}/"): found.size_bytes for found in store.list(prefix)}
-    folders = _folders_of(sizes)
+def _list_sizes(store: Store, prefix: str) -> Mapping[str, int]:
+    """Return the sizes of all files by name."""
+    sizes = {info.key.removeprefix(f"{prefix}/"): info.size_bytes for info in store.list(prefix)}
+    # Web consoles and some file systems create empty objects as placeholders of folders.
+    folders = _parent_folders(sizes)
     return {name: size for name, size in sizes.items() if size or name not in folders}
 
 
-def _folders_of(names: Iterable[str]) -> frozenset[str]:
+def _parent_folders(names: Iterable[str]) -> frozenset[str]:
     return frozenset(str(folder) for name in names for folder in PurePosixPath(name).parents)
 
 
-def _places(directory: Path, names: Iterable[str]) -> Mapping[str, Path]:
-    """Where each file goes; `IntegrityError` before anything is written if one may not go there."""
-    places = {name: _place(directory, name) for name in names}
-    for name in _folders_of(names) & places.keys():
-        raise IntegrityError(f"{name!r} is a file and a folder in the storage.")
-    return places
+def _target_paths(directory: Path, names: Iterable[str]) -> Mapping[str, Path]:
+    """Return the path of each file. Raises `IntegrityError` for unsafe names."""
+    # All names are checked before the first file is written.
+    paths = {name: _target_path(directory, name) for name in names}
+    for name in _parent_folders(names) & paths.keys():
+        raise IntegrityError(f"{name!r} is both a file and a folder in the storage.")
+    return paths
 
 
-def _place(directory: Path, name: str) -> Path:
+def _target_path(directory: Path, name: str) -> Path:
+    # The names come from a bucket, which others may be able to write to.
     try:
-        place = directory / checked_key(name)
+        path = directory / validate_key(name)
     except ConfigError as error:
         raise IntegrityError(
-            f"The storage names a file {name!r}, which no file may be called."
+            f"The storage has a file {name!r}, which is not a valid file name."
         ) from error
-    if not place.parent.resolve().is_relative_to(directory):
+    if not path.parent.resolve().is_relative_to(directory):
         raise IntegrityError(
             f"{name!r} would be written outside of {directory}, through a link in it.",
-            do="Download into an empty directory.",
+            do="Download to an empty directory.",
         )
-    return place
+    return path
 
 
-def _fetch(store: Store, key: str, part: Path, record: FileRecord | None) -> None:
+def _download_file(store: Store, key: str, *, target: Path, record: FileRecord | None) -> None:
     try:
-        store.get_file(key, part)
+        store.get_file(key, target)
     except NotFoundError as error:
         raise IntegrityError(f"{key} is missing in {store.url}.") from error
-    if record is not None and not _is(part, record):
+    if record is not None and not _matches_record(target, record):
         raise IntegrityError(
-            f"{key} in {store.url} is not what was uploaded: its size or hash differs.",
-            do="It was damaged or replaced; use another checkpoint.",
+            f"{key} in {store.url} is corrupt: its size or hash differs from the uploaded file.",
+            do="Use another checkpoint, or restore the file from a backup.",
             name=record.name,
         )
 
@@ -246,35 +254,59 @@ def _fetch(store: Store, key: str, part: Path, record: FileRecord | None) -> Non
 # ── both ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _each(sizes: Mapping[str, int], call: Callable[[str], None], *, workers: int) -> None:
-    """`call` for every name, small and big files side by side; the first error ends it."""
+def _run_for_each(
+    sizes: Mapping[str, int], function: Callable[[str], None], *, concurrency: int
+) -> None:
+    """Call `function` for every name, by size class; the first error cancels the others."""
     with ExitStack() as stack:
-        lanes = [
-            (up_to, stack.enter_context(ThreadPoolExecutor(min(workers, most), "spotfit-files")))
-            for up_to, most in _AT_ONCE
+        executors = [
+            (
+                max_bytes,
+                stack.enter_context(ThreadPoolExecutor(min(concurrency, limit), "spotfit-files")),
+            )
+            for max_bytes, limit in _CONCURRENCY_BY_SIZE
         ]
-        jobs = [_lane(lanes, size_bytes).submit(call, name) for name, size_bytes in sizes.items()]
+        futures = []
+        for name, size_bytes in sizes.items():
+            executor = next(pool for max_bytes, pool in executors if size_bytes <= max_bytes)
+            futures.append(executor.submit(function, name))
         try:
-            for job in as_completed(jobs):
-                job.result()
+            for future in as_completed(futures):
+                future.result()
         except BaseException:
-            for job in jobs:
-                job.cancel()
+            for future in futures:
+                future.cancel()
             raise
 
 
-def _lane(lanes: Iterable[tuple[float, ThreadPoolExecutor]], size_bytes: int) -> ThreadPoolExecutor:
-    return next(lane for up_to, lane in lanes if size_bytes <= up_to)
-
-
-def _is(path: Path, record: FileRecord) -> bool:
+def _matches_record(path: Path, record: FileRecord) -> bool:
     try:
         same_size = path.stat().st_size == record.size_bytes
-        return same_size and record.tells and not differs(path, record)
+        return same_size and record.has_digest and not content_differs(path, record)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return False
 
 
-def _digest(path: Path) -> str:
+def _sha256_of_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+
+MAX_CONCURRENCY = 16
+_SEQUENTIAL_LIMIT = 2  # starting threads would take longer
+
+
+def concurrent_map(function: Callable[[ItemT], ResultT], items: Iterable[ItemT]) -> list[ResultT]:
+    """Return `function` of each item, in order, with up to `MAX_CONCURRENCY` calls at once.
+
+    After an exception no further calls start; it is raised once those that run have ended.
+    `function` must not be concurrent itself: the numbers of requests would multiply.
+    """
+    arguments = list(items)
+    if len(arguments) <= _SEQUENTIAL_LIMIT:
+        return [function(argument) for argument in arguments]
+    with ThreadPoolExecutor(min(MAX_CONCURRENCY, len(arguments)), "spotfit-map") as executor:
+        return list(executor.map(function, arguments))

@@ -1,4 +1,4 @@
-"""Conformance suites and fakes, shipped so that third parties can test their own parts.
+"""Conformance suites, fakes and test data builders, also for third-party stores and provisioners.
 
-Nothing outside this room may import it, and it imports no test framework of its own accord.
+Product code must not import it, and only the provisioner suite imports pytest.
 """

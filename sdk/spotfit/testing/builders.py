@@ -1,4 +1,4 @@
-"""Facts for tests: each is valid as it comes, and a story names only what it is about."""
+"""Builders of valid structs for tests. A test passes only the fields that matter to it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from spotfit.core.ids import AgentId, RunId, Token
-from spotfit.model.events import CheckpointCommitted, Entry, Event, LeaderElected
+from spotfit.model.events import CheckpointCommitted, JournalEntry, JournalEvent, LeaderElected
 from spotfit.model.fold import fold
 from spotfit.model.group import (
     GroupHandle,
@@ -16,141 +16,166 @@ from spotfit.model.group import (
     NodeState,
     NodeStatus,
 )
+from spotfit.model.leader_state import LeaderState, MemberStatus, ReadyCheckpoint
 from spotfit.model.spec import RunSpec
-from spotfit.model.view import Group, View
-from spotfit.model.watch import Ready, Seat, Watch
-from spotfit.model.world import Member, Notice, Place, Round
+from spotfit.model.topology import Member, NodeAssignment, Notice, Round
+from spotfit.model.view import MachineGroup, View
 
-RUN = RunId("0123456789abcdef0123456789abcdef")
+RUN_ID = RunId("0123456789abcdef0123456789abcdef")
 TOKEN = Token("t-1")
-_BOTH_RUN = (NodeState.RUNNING, NodeState.RUNNING)
+_TWO_RUNNING = (NodeState.RUNNING, NodeState.RUNNING)
 
 
-def an_agent(n: int) -> AgentId:
-    """The agent that sits on machine `n` of the first group."""
+def an_agent_id(n: int) -> AgentId:
+    """The id of the agent on machine `n` of the first group."""
     return AgentId(f"a{n}")
 
 
-def a_spec(**given: Any) -> RunSpec:
-    """Two workers, no retries."""
-    if "workers_max" in given or "workers_min" in given:
-        given.setdefault("workers_min", given.get("workers_max"))
-        given.setdefault("workers_max", given["workers_min"])
-        given.setdefault("elastic", given["workers_min"] < given["workers_max"])
-    usual: dict[str, Any] = {"workers_min": 2, "workers_max": 2}
-    names: dict[str, Any] = {"run_id": RUN, "name": "digits", "fit_id": "f-1"}
-    return RunSpec(**{**names, **usual, **given})
+def a_spec(**fields: Any) -> RunSpec:
+    """A spec of two workers without retries. One of min_workers and max_workers sets both."""
+    if "max_workers" in fields or "min_workers" in fields:
+        fields.setdefault("min_workers", fields.get("max_workers"))
+        fields.setdefault("max_workers", fields["min_workers"])
+        fields.setdefault("is_elastic", fields["min_workers"] < fields["max_workers"])
+    usual: dict[str, Any] = {"min_workers": 2, "max_workers": 2}
+    names: dict[str, Any] = {"run_id": RUN_ID, "name": "digits", "fit_id": "f-1"}
+    return RunSpec(**{**names, **usual, **fields})
 
 
-def a_member(n: int = 0, **given: Any) -> Member:
-    """The agent on machine `n` of the first group, with room for one worker."""
+def a_member(n: int = 0, **fields: Any) -> Member:
+    """The agent on machine `n` of the first group, with one worker slot."""
     usual: dict[str, Any] = {
-        "agent": an_agent(n),
+        "agent": an_agent_id(n),
         "host": f"10.0.0.{n}",
-        "hub": f"10.0.0.{n}:7000",
+        "coordinator_address": f"10.0.0.{n}:7000",
         "slots": 1,
         "token": TOKEN,
         "node": n,
     }
-    return Member(**{**usual, **given})
+    return Member(**{**usual, **fields})
 
 
-def a_seat(n: int = 0, *, member: Member | None = None, **given: Any) -> Seat:
-    """That member, connected since the beginning and idle."""
-    usual: dict[str, Any] = {"member": member or a_member(n), "since": 0.0, "heard": 0.0}
-    return Seat(**{**usual, **given})
+def a_member_status(n: int = 0, *, member: Member | None = None, **fields: Any) -> MemberStatus:
+    """The status of a member that is connected since time 0 and idle."""
+    usual: dict[str, Any] = {
+        "member": member or a_member(n),
+        "joined_at": 0.0,
+        "last_heard_at": 0.0,
+    }
+    return MemberStatus(**{**usual, **fields})
 
 
-def seats(*some: Seat) -> dict[AgentId, Seat]:
-    """Seats by their agents, as a watch holds them."""
-    return {seat.member.agent: seat for seat in some}
+def member_statuses(*statuses: MemberStatus) -> dict[AgentId, MemberStatus]:
+    """Statuses by agent id, as in `LeaderState.members`."""
+    return {status.member.agent: status for status in statuses}
 
 
-def a_round(number: int = 1, *, members: Iterable[Member] = (), **given: Any) -> Round:
-    """A round of those members in that order; of two, if none are named."""
-    places: list[Place] = []
-    first = 0
+def a_round(number: int = 1, *, members: Iterable[Member] = (), **fields: Any) -> Round:
+    """A round with these members as nodes, in this order; default: two members."""
+    assignments: list[NodeAssignment] = []
+    first_rank = 0
     for member in tuple(members) or (a_member(0), a_member(1)):
-        seat = (member.host, member.token, member.node, member.vault)
-        places.append(Place(member.agent, len(places), first, member.slots, *seat))
-        first += member.slots
-    return Round(number, tuple(places), **given)
+        assignments.append(
+            NodeAssignment(
+                agent=member.agent,
+                node_rank=len(assignments),
+                first_rank=first_rank,
+                num_workers=member.slots,
+                host=member.host,
+                token=member.token,
+                node=member.node,
+                peer_store_address=member.peer_store_address,
+            )
+        )
+        first_rank += member.slots
+    return Round(number=number, assignments=tuple(assignments), **fields)
 
 
-def a_group(*, token: Token = TOKEN, nodes: int = 2, slots: int = 1, **given: Any) -> Group:
-    """Machines that were granted."""
-    handle = GroupHandle(token, "local", f"group-{token}")
-    plan = GroupPlan(token, "local", nodes, slots)
-    return Group(**{"plan": plan, "handle": handle, **given})
+def a_group(*, token: Token = TOKEN, nodes: int = 2, slots: int = 1, **fields: Any) -> MachineGroup:
+    """A group whose machines were granted."""
+    handle = GroupHandle(token=token, provisioner="local", name=f"group-{token}")
+    plan = GroupPlan(token=token, provisioner="local", num_nodes=nodes, slots_per_node=slots)
+    return MachineGroup(**{"plan": plan, "handle": handle, **fields})
 
 
 def a_request(token: Token = TOKEN, workers: int = 2) -> GroupRequest:
-    """What is asked of a backend."""
-    return GroupRequest(token, workers, workers)
+    """A request for the machines of some workers."""
+    return GroupRequest(token=token, num_workers=workers, total_workers=workers)
 
 
-def a_status(*states: NodeState) -> GroupStatus:
-    """How a backend sees a group's machines; two that run, if nothing is said."""
-    return GroupStatus(tuple(NodeStatus(one) for one in states or _BOTH_RUN))
+def a_group_status(*states: NodeState) -> GroupStatus:
+    """The status of a group with machines in these states; default: two running machines."""
+    return GroupStatus(nodes=tuple(NodeStatus(state=state) for state in states or _TWO_RUNNING))
 
 
-def a_last_life(*which: int, nodes: int = 2) -> GroupStatus:
-    """All run; those would not be brought back once more."""
+def a_final_group_status(*which: int, nodes: int = 2) -> GroupStatus:
+    """The status of running machines, of which those in `which` are on their last attempt."""
     return GroupStatus(
-        tuple(NodeStatus(NodeState.RUNNING, last=node in which) for node in range(nodes))
+        nodes=tuple(
+            NodeStatus(state=NodeState.RUNNING, is_last_attempt=node in which)
+            for node in range(nodes)
+        )
     )
 
 
-def a_notice(**given: Any) -> Notice:
-    """Two minutes are left."""
-    return Notice(**{"reason": "spot reclaim", "seconds_left": 120.0, **given})
+def a_notice(**fields: Any) -> Notice:
+    """A preemption notice with a deadline in two minutes."""
+    return Notice(**{"reason": "spot reclaim", "seconds_left": 120.0, **fields})
 
 
-def a_commit(name: str = "c1", **given: Any) -> CheckpointCommitted:
-    """A checkpoint of one rank, from the first report of the first round."""
-    usual: dict[str, Any] = {"round": 1, "report": 0, "metrics": {"loss": 1.0}, "ranks": (0,)}
-    return CheckpointCommitted(name, **{**usual, **given})
+def a_committed_checkpoint(name: str = "c1", **fields: Any) -> CheckpointCommitted:
+    """A committed checkpoint of one rank, from the first report of the first round."""
+    usual: dict[str, Any] = {"round": 1, "report_index": 0, "metrics": {"loss": 1.0}, "ranks": (0,)}
+    return CheckpointCommitted(name=name, **{**usual, **fields})
 
 
-def a_ready(name: str = "c1", **given: Any) -> Ready:
-    """The same, before its entry."""
-    usual: dict[str, Any] = {"round": 1, "report": 0, "metrics": {"loss": 1.0}, "ranks": (0,)}
-    return Ready(name, **{**usual, **given})
+def an_uploaded_checkpoint(name: str = "c1", **fields: Any) -> ReadyCheckpoint:
+    """The same checkpoint as `a_committed_checkpoint`, uploaded but not yet committed."""
+    usual: dict[str, Any] = {"round": 1, "report_index": 0, "metrics": {"loss": 1.0}, "ranks": (0,)}
+    return ReadyCheckpoint(name=name, **{**usual, **fields})
 
 
-def a_view(**given: Any) -> View:
-    """A run of two workers that a0 leads, with two machines granted and no round open.
+def a_view(**fields: Any) -> View:
+    """A view of a run with two workers, leader a0, two granted machines and no open round.
 
-    A `round` that is given has been opened in the last slot.
+    If `round` is passed, it was opened in the last journal slot.
     """
     usual: dict[str, Any] = {
         "next_slot": 5,
-        "run_id": RUN,
+        "run_id": RUN_ID,
         "spec": a_spec(),
-        "fits": 1,
-        "leader": LeaderElected(an_agent(0), 1, a_member(0).hub),
+        "fit_count": 1,
+        "leader": LeaderElected(
+            leader=an_agent_id(0), epoch=1, coordinator_address=a_member(0).coordinator_address
+        ),
         "epoch": 1,
         "groups": {TOKEN: a_group()},
     }
-    if "round" in given:
-        usual |= {"last_round": given["round"], "round_slot": given.get("next_slot", 5) - 1}
-    return View(**{**usual, **given})
+    if "round" in fields:
+        usual |= {
+            "last_round": fields["round"],
+            "round_opened_slot": fields.get("next_slot", 5) - 1,
+        }
+    return View(**{**usual, **fields})
 
 
-def a_watch(**given: Any) -> Watch:
-    """What a0 sees while it leads: both agents connected and idle, and the bucket searched."""
-    usual: dict[str, Any] = {"me": an_agent(0), "seats": seats(a_seat(0), a_seat(1))}
-    return Watch(**{**usual, **given})
+def a_leader_state(**fields: Any) -> LeaderState:
+    """The state of leader a0, with both agents connected and idle."""
+    usual: dict[str, Any] = {
+        "agent_id": an_agent_id(0),
+        "members": member_statuses(a_member_status(0), a_member_status(1)),
+    }
+    return LeaderState(**{**usual, **fields})
 
 
-def an_entry(event: Event, **given: Any) -> Entry:
-    """That event, as the first leader writes it down."""
-    usual: dict[str, Any] = {"run_id": RUN, "by": an_agent(0), "event": event}
-    return Entry(**{**usual, **given})
+def an_entry(event: JournalEvent, **fields: Any) -> JournalEntry:
+    """A journal entry with this event, written by a0."""
+    usual: dict[str, Any] = {"run_id": RUN_ID, "author": an_agent_id(0), "event": event}
+    return JournalEntry(**{**usual, **fields})
 
 
-def told(*events: Event, view: View | None = None) -> View:
-    """The view after those events."""
+def fold_events(*events: JournalEvent, view: View | None = None) -> View:
+    """The view after these events."""
     after = view or View()
     for event in events:
         after = fold(after, an_entry(event))

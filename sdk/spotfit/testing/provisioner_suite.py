@@ -1,13 +1,13 @@
-"""Every promise of `Provisioner`, for any backend anybody writes.
+"""Conformance tests of the `Provisioner` protocol, for built-in and third-party backends.
 
 class TestMyCloud(ProvisionerSuite):
     @pytest.fixture
     def provisioner(self) -> Provisioner:
-        return MyProvisioner(...)    # its cloud is empty, or at least knows none of our tokens
+        return MyProvisioner(...)    # of a cloud without groups of this test
 
     @pytest.fixture
     def cloud(self) -> Cloud | None:
-        return MySimulator(...)      # where the cloud behind it can be told to misbehave
+        return MySimulator(...)      # optional: injects faults
 """
 
 from __future__ import annotations
@@ -22,70 +22,74 @@ import pytest
 
 from spotfit.core.errors import ConfigError, ProvisionError, ProvisionPermissionError, QuotaError
 from spotfit.core.ids import Token
-from spotfit.host import dice
-from spotfit.host.clocks import SystemClock
+from spotfit.host import system
+from spotfit.host.system import SystemClock
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatus, NodeState
 from spotfit.provision.api import Provisioner, Refusal
-from spotfit.provision.launch import Launch
+from spotfit.provision.launch import AgentLaunchSpec
 
-SECRET = "dGhlIHNlY3JldCBvZiB0aGlzIHJ1bjogMzIgYnl0ZXM="  # noqa: S105  # looked for everywhere
-_LOOK_EVERY_S = 0.05
+SECRET = "dGhlIHNlY3JldCBvZiB0aGlzIHJ1bjogMzIgYnl0ZXM="  # noqa: S105  # tests search for it in serialised values
+_POLL_INTERVAL_S = 0.05
 
 
-class Cloud(Protocol):
-    """A cloud that can be told to misbehave."""
+class FaultInjectingCloud(Protocol):
+    """Test access to a simulated cloud."""
 
-    def trouble(self, kind: str, times: int) -> None:
-        """The next requests meet it: 'quota', 'permission', 'capacity', 'credentials',
-        'unavailable'."""
+    def inject_fault(self, kind: str, times: int) -> None:
+        """Let the next `times` requests fail.
+
+        `kind` is 'quota', 'permission', 'capacity', 'credentials' or 'unavailable'.
+        """
         ...
 
-    def reclaim(self) -> None:
-        """Take the machine that came last away, without a word."""
+    def reclaim_newest(self) -> None:
+        """Terminate the newest machine without a preemption notice."""
         ...
 
 
 class ProvisionerSuite:
-    """Inherit it, and give a fixture `provisioner`."""
+    """Base class of tests. A subclass provides the fixture `provisioner`."""
 
-    patience_s: ClassVar[float] = 60.0
-    """How long machines may take to come or go."""
+    timeout_s: ClassVar[float] = 60.0
+    """Maximum time for the start or termination of machines."""
 
-    # ── what every test needs ────────────────────────────────────────────────────────────────────
+    # ── fixtures ─────────────────────────────────────────────────────────────────────────────────
 
     @pytest.fixture
-    def remembers(self) -> bool:
-        """Whether the cloud still knows the token of a group that was let go.
+    def remembers_released_groups(self) -> bool:
+        """Whether the cloud refuses to start a released group again for the same token.
 
-        Where it does not, a machine that is rented once more finds in the journal that nobody
-        wants it, and leaves.
+        If not, the agents of the new machines find in the journal that the group was released, and
+        exit.
         """
         return True
 
     @pytest.fixture
-    def cloud(self) -> Cloud | None:
-        """None where the cloud cannot be told to misbehave."""
+    def cloud(self) -> FaultInjectingCloud | None:
+        """None if the cloud cannot inject faults."""
         return None
 
     @pytest.fixture
-    def launch(self, tmp_path: Path) -> Launch:
-        """Agents of a run that never begins: they look for its journal and wait."""
-        return Launch(str(tmp_path / "run"), dice.new_run_id(), SECRET)
+    def launch(self, tmp_path: Path) -> AgentLaunchSpec:
+        """Launch spec of a run without a journal: its agents wait for the journal."""
+        return AgentLaunchSpec(str(tmp_path / "run"), system.new_run_id(), SECRET)
 
     @pytest.fixture
     def request_for(self) -> Callable[[int], GroupRequest]:
-        """So many workers, under a token of their own."""
+        """Returns requests for a number of workers, each with a new token."""
 
         def make(workers: int) -> GroupRequest:
             token = Token(f"t-{uuid.uuid4().hex[:12]}")
-            return GroupRequest(token, workers, workers, run_name="suite")
+            return GroupRequest(
+                token=token, num_workers=workers, total_workers=workers, run_name="suite"
+            )
 
         return make
 
     # ── plan ─────────────────────────────────────────────────────────────────────────────────────
 
     @pytest.mark.parametrize("workers", [1, 2, 3, 8])
-    def test_a_plan_has_room_for_everybody_and_can_be_written_down(
+    def test_a_plan_has_a_slot_for_every_worker_and_can_be_serialised(
         self,
         provisioner: Provisioner,
         request_for: Callable[[int], GroupRequest],
@@ -93,112 +97,114 @@ class ProvisionerSuite:
     ) -> None:
         request = request_for(workers)
         plan = provisioner.plan(request)
-        assert plan == provisioner.plan(request), "same request, same plan"
+        assert plan == provisioner.plan(request), "plans must be deterministic"
         assert plan.token == request.token
-        assert plan.nodes * plan.slots >= workers
-        assert plan.nodes >= 1
-        assert _written(plan, GroupPlan) == plan
+        assert plan.num_nodes * plan.slots_per_node >= workers
+        assert plan.num_nodes >= 1
+        assert _json_round_trip(plan, GroupPlan) == plan
 
     def test_a_replacement_has_machines_of_the_same_size(
         self, provisioner: Provisioner, request_for: Callable[[int], GroupRequest]
     ) -> None:
-        whole = provisioner.plan(request_for(8))
-        part = provisioner.plan(msgspec.structs.replace(request_for(8), workers=1))
-        assert part.slots == whole.slots
-        assert part.nodes == 1
+        group = provisioner.plan(request_for(8))
+        replacement = provisioner.plan(msgspec.structs.replace(request_for(8), num_workers=1))
+        assert replacement.slots_per_node == group.slots_per_node
+        assert replacement.num_nodes == 1
 
-    def test_more_machines_than_there_can_be_are_refused_by_the_plan(
+    def test_a_plan_of_more_than_max_nodes_is_refused(
         self, provisioner: Provisioner, request_for: Callable[[int], GroupRequest]
     ) -> None:
-        too_many = (provisioner.traits.max_nodes + 1) * provisioner.plan(request_for(1)).slots
-        request = msgspec.structs.replace(request_for(1), workers=too_many)
+        too_many = (provisioner.traits.max_nodes + 1) * provisioner.plan(
+            request_for(1)
+        ).slots_per_node
+        request = msgspec.structs.replace(request_for(1), num_workers=too_many)
         with pytest.raises(ConfigError):
             provisioner.plan(request)
 
     # ── submit, observe, cancel ──────────────────────────────────────────────────────────────────
 
-    def test_machines_come_and_are_let_go(
+    def test_machines_start_and_are_released(
         self,
         provisioner: Provisioner,
-        launch: Launch,
+        launch: AgentLaunchSpec,
         request_for: Callable[[int], GroupRequest],
     ) -> None:
         plan = provisioner.plan(request_for(2))
-        handle = _granted(provisioner.submit(plan, launch))
-        assert len(provisioner.observe(handle).nodes) == plan.nodes
-        self._until(provisioner, handle, _all_run)
+        handle = _assert_granted(provisioner.submit(plan, launch))
+        assert len(provisioner.observe(handle).nodes) == plan.num_nodes
+        self._wait_until(provisioner, handle, _all_running)
         provisioner.cancel(handle)
-        self._until(provisioner, handle, lambda status: status.over)
-        provisioner.cancel(handle)
+        self._wait_until(provisioner, handle, lambda status: status.is_terminated)
+        provisioner.cancel(handle)  # idempotent: a new leader may repeat it
 
-    def test_asking_twice_is_asking_once(
+    def test_submit_is_idempotent(
         self,
         provisioner: Provisioner,
-        launch: Launch,
+        launch: AgentLaunchSpec,
         request_for: Callable[[int], GroupRequest],
     ) -> None:
         plan = provisioner.plan(request_for(1))
-        first = _granted(provisioner.submit(plan, launch))
-        assert _granted(provisioner.submit(plan, launch)) == first
-        self._until(provisioner, first, _all_run)
-        assert _granted(provisioner.submit(plan, launch)) == first
-        assert len(provisioner.observe(first).nodes) == plan.nodes
-        self._let_go(provisioner, first)
+        first = _assert_granted(provisioner.submit(plan, launch))
+        assert _assert_granted(provisioner.submit(plan, launch)) == first
+        self._wait_until(provisioner, first, _all_running)
+        assert _assert_granted(provisioner.submit(plan, launch)) == first
+        assert len(provisioner.observe(first).nodes) == plan.num_nodes
+        self._release(provisioner, first)
 
-    def test_what_was_let_go_does_not_come_back_by_asking_again(
+    def test_a_released_group_is_not_started_again(
         self,
         provisioner: Provisioner,
-        launch: Launch,
+        launch: AgentLaunchSpec,
         request_for: Callable[[int], GroupRequest],
-        remembers: bool,  # noqa: FBT001  # a fixture
+        remembers_released_groups: bool,  # noqa: FBT001  # a fixture
     ) -> None:
-        if not remembers:
-            pytest.skip("this cloud forgets what was let go")
+        if not remembers_released_groups:
+            pytest.skip("this cloud does not remember released groups")
         plan = provisioner.plan(request_for(1))
-        handle = _granted(provisioner.submit(plan, launch))
-        self._let_go(provisioner, handle)
+        handle = _assert_granted(provisioner.submit(plan, launch))
+        self._release(provisioner, handle)
         again = provisioner.submit(plan, launch)
         if not isinstance(again, Refusal):
-            assert provisioner.observe(again).over
+            assert provisioner.observe(again).is_terminated
 
-    def test_a_handle_that_was_written_down_finds_its_group(
+    def test_a_serialised_handle_identifies_its_group(
         self,
         provisioner: Provisioner,
-        launch: Launch,
+        launch: AgentLaunchSpec,
         request_for: Callable[[int], GroupRequest],
     ) -> None:
         plan = provisioner.plan(request_for(1))
-        handle = _granted(provisioner.submit(plan, launch))
-        read = _written(handle, GroupHandle)
+        handle = _assert_granted(provisioner.submit(plan, launch))
+        read = _json_round_trip(handle, GroupHandle)
         assert read == handle
-        self._until(provisioner, read, _all_run)
-        self._let_go(provisioner, read)
+        self._wait_until(provisioner, read, _all_running)
+        self._release(provisioner, read)
 
-    def test_a_group_nobody_remembers_is_gone(
+    def test_an_unknown_group_is_terminated(
         self,
         provisioner: Provisioner,
-        launch: Launch,
+        launch: AgentLaunchSpec,
         request_for: Callable[[int], GroupRequest],
     ) -> None:
         plan = provisioner.plan(request_for(1))
-        handle = _granted(provisioner.submit(plan, launch))
-        self._let_go(provisioner, handle)
-        unheard_of = self._renamed(handle)
-        assert provisioner.observe(unheard_of).over
-        provisioner.cancel(unheard_of)
+        handle = _assert_granted(provisioner.submit(plan, launch))
+        self._release(provisioner, handle)
+        unknown = self._unknown_handle(handle)
+        assert provisioner.observe(unknown).is_terminated
+        provisioner.cancel(unknown)
 
-    def test_the_run_s_secret_is_in_nothing_that_is_written_down(
+    def test_the_secret_of_the_run_is_never_serialised(
         self,
         provisioner: Provisioner,
-        launch: Launch,
+        launch: AgentLaunchSpec,
         request_for: Callable[[int], GroupRequest],
     ) -> None:
         plan = provisioner.plan(request_for(1))
-        handle = _granted(provisioner.submit(plan, launch))
+        handle = _assert_granted(provisioner.submit(plan, launch))
         status = provisioner.observe(handle)
-        for told in (plan, handle, status):
-            assert SECRET.encode() not in msgspec.json.encode(told)
-        self._let_go(provisioner, handle)
+        for value in (plan, handle, status):
+            assert SECRET.encode() not in msgspec.json.encode(value)
+        self._release(provisioner, handle)
 
     # ── a cloud that misbehaves ──────────────────────────────────────────────────────────────────
 
@@ -210,123 +216,124 @@ class ProvisionerSuite:
             ("credentials", ProvisionPermissionError),
         ],
     )
-    def test_what_waiting_does_not_cure_is_an_error_that_says_what_to_do(
+    def test_a_permanent_failure_raises_an_error_with_a_remedy(
         self,
         provisioner: Provisioner,
-        launch: Launch,
+        launch: AgentLaunchSpec,
         request_for: Callable[[int], GroupRequest],
-        cloud: Cloud | None,
+        cloud: FaultInjectingCloud | None,
         kind: str,
         error: type[ProvisionError],
     ) -> None:
         plan = provisioner.plan(request_for(1))
-        _told(cloud).trouble(kind, 100)
-        with pytest.raises(error) as told:
+        # More faults than the client libraries retry.
+        _require_cloud(cloud).inject_fault(kind, 100)
+        with pytest.raises(error) as raised:
             provisioner.submit(plan, launch)
-        assert SECRET not in str(told.value)
-        _told(cloud).trouble(kind, 0)
+        assert SECRET not in str(raised.value)
+        _require_cloud(cloud).inject_fault(kind, 0)
 
-    def test_no_capacity_is_no_error_and_later_there_is_some(
+    def test_missing_capacity_is_a_temporary_refusal(
         self,
         provisioner: Provisioner,
-        launch: Launch,
+        launch: AgentLaunchSpec,
         request_for: Callable[[int], GroupRequest],
-        cloud: Cloud | None,
+        cloud: FaultInjectingCloud | None,
     ) -> None:
         plan = provisioner.plan(request_for(1))
-        _told(cloud).trouble("capacity", 1_000_000)
+        _require_cloud(cloud).inject_fault("capacity", 1_000_000)
         answer = provisioner.submit(plan, launch)
         if isinstance(answer, Refusal):
-            assert not answer.final
-            assert answer.why
-        else:  # a cloud that queues: it says why nothing comes
-            self._until(provisioner, answer, lambda status: bool(status.refusal))
-        _told(cloud).trouble("capacity", 0)
-        handle = _granted(provisioner.submit(plan, launch))
-        self._until(provisioner, handle, _all_run)
-        self._let_go(provisioner, handle)
+            assert not answer.is_final
+            assert answer.reason
+        else:  # the cloud queues requests and reports the reason
+            self._wait_until(provisioner, answer, lambda status: bool(status.refusal))
+        _require_cloud(cloud).inject_fault("capacity", 0)
+        handle = _assert_granted(provisioner.submit(plan, launch))
+        self._wait_until(provisioner, handle, _all_running)
+        self._release(provisioner, handle)
 
-    def test_a_service_that_is_out_of_order_for_a_moment_grants_nothing_and_refuses_nothing(
+    def test_a_temporary_service_failure_is_neither_grant_nor_refusal(
         self,
         provisioner: Provisioner,
-        launch: Launch,
+        launch: AgentLaunchSpec,
         request_for: Callable[[int], GroupRequest],
-        cloud: Cloud | None,
+        cloud: FaultInjectingCloud | None,
     ) -> None:
-        """Whatever is raised is no `ProvisionError`: it is asked again under the same token."""
+        """It raises another error than `ProvisionError`; the request is retried with its token."""
         plan = provisioner.plan(request_for(1))
-        _told(cloud).trouble("unavailable", 1_000_000)
-        with pytest.raises(Exception) as told:  # noqa: PT011  # each client library has its own
+        _require_cloud(cloud).inject_fault("unavailable", 1_000_000)
+        with pytest.raises(Exception) as raised:  # noqa: PT011  # each client library has its own
             provisioner.submit(plan, launch)
-        assert not isinstance(told.value, ProvisionError)
-        _told(cloud).trouble("unavailable", 0)
-        self._let_go(provisioner, _granted(provisioner.submit(plan, launch)))
+        assert not isinstance(raised.value, ProvisionError)
+        _require_cloud(cloud).inject_fault("unavailable", 0)
+        self._release(provisioner, _assert_granted(provisioner.submit(plan, launch)))
 
-    def test_a_machine_that_is_taken_away_is_told_with_its_reason(
+    def test_a_preempted_machine_is_reported_with_a_reason(
         self,
         provisioner: Provisioner,
-        launch: Launch,
+        launch: AgentLaunchSpec,
         request_for: Callable[[int], GroupRequest],
-        cloud: Cloud | None,
+        cloud: FaultInjectingCloud | None,
     ) -> None:
-        market = _told(cloud)
+        simulator = _require_cloud(cloud)
         plan = provisioner.plan(request_for(1))
-        handle = _granted(provisioner.submit(plan, launch))
-        self._until(provisioner, handle, _all_run)
-        market.reclaim()
+        handle = _assert_granted(provisioner.submit(plan, launch))
+        self._wait_until(provisioner, handle, _all_running)
+        simulator.reclaim_newest()
         seen: list[NodeState] = []
 
-        def left(status: GroupStatus) -> bool:
+        def has_stopped(status: GroupStatus) -> bool:
             seen.append(status.nodes[0].state)
             return status.nodes[0].state != NodeState.RUNNING
 
-        status = self._until(provisioner, handle, left)
+        status = self._wait_until(provisioner, handle, has_stopped)
         if provisioner.traits.requeues_itself:
-            self._until(provisioner, handle, _all_run)
+            self._wait_until(provisioner, handle, _all_running)
         else:
-            assert status.nodes[0].over
+            assert status.nodes[0].is_terminated
             assert status.nodes[0].reason
-        self._let_go(provisioner, handle)
+        self._release(provisioner, handle)
 
     # ── helpers ──────────────────────────────────────────────────────────────────────────────────
 
-    def _until(
+    def _wait_until(
         self,
         provisioner: Provisioner,
         handle: GroupHandle,
-        happens: Callable[[GroupStatus], bool],
+        condition: Callable[[GroupStatus], bool],
     ) -> GroupStatus:
-        """Look until it happens; the status that shows it."""
+        """Poll until `condition` is true and return that status."""
         clock = SystemClock()
-        give_up_at = clock.now() + self.patience_s
-        while not happens(status := provisioner.observe(handle)):
-            assert clock.now() < give_up_at, f"it has not happened: {status}"
-            clock.wait(_LOOK_EVERY_S)
+        deadline = clock.now() + self.timeout_s
+        while not condition(status := provisioner.observe(handle)):
+            assert clock.now() < deadline, f"timed out; last status: {status}"
+            clock.wait(_POLL_INTERVAL_S)
         return status
 
-    def _let_go(self, provisioner: Provisioner, handle: GroupHandle) -> None:
+    def _release(self, provisioner: Provisioner, handle: GroupHandle) -> None:
         provisioner.cancel(handle)
-        self._until(provisioner, handle, lambda status: status.over)
+        self._wait_until(provisioner, handle, lambda status: status.is_terminated)
 
-    def _renamed(self, handle: GroupHandle) -> GroupHandle:
-        """The handle of a group that never was; override it where names are more than text."""
+    def _unknown_handle(self, handle: GroupHandle) -> GroupHandle:
+        """Return a handle of a group that never existed. Override it if names have a format."""
         return msgspec.structs.replace(handle, token=Token("t-0123456789ab"), name="t-0123456789ab")
 
 
-def _all_run(status: GroupStatus) -> bool:
+def _all_running(status: GroupStatus) -> bool:
     return all(node.state == NodeState.RUNNING for node in status.nodes)
 
 
-def _granted(answer: GroupHandle | Refusal) -> GroupHandle:
-    assert isinstance(answer, GroupHandle), f"refused: {answer.why}"
+def _assert_granted(answer: GroupHandle | Refusal) -> GroupHandle:
+    assert isinstance(answer, GroupHandle), f"refused: {answer.reason}"
     return answer
 
 
-def _told(cloud: Cloud | None) -> Cloud:
+def _require_cloud(cloud: FaultInjectingCloud | None) -> FaultInjectingCloud:
     if cloud is None:
-        pytest.skip("this cloud cannot be told to misbehave")
+        pytest.skip("this cloud cannot inject faults")
     return cloud
 
 
-def _written(told: Any, kind: type[Any]) -> Any:
-    return msgspec.json.decode(msgspec.json.encode(told), type=kind)
+def _json_round_trip(value: Any, expected_type: type[Any]) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(value), type=expected_type)

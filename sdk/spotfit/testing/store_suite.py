@@ -1,9 +1,9 @@
-"""Every promise of `Store`, races and forks included, for any store anybody writes.
+"""Conformance tests of the `Store` protocol, including races and forks, for any store.
 
 class TestMyStore(StoreSuite):
     @pytest.fixture
     def store(self) -> Store:
-        return MyStore(...)          # empty, and the test's own
+        return MyStore(...)          # empty, not shared with other tests
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import pickle
 import traceback
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -20,15 +20,16 @@ from typing import ClassVar
 
 from spotfit.core.errors import (
     AlreadyExistsError,
+    AtomicCreateUnsupportedError,
     ConfigError,
     NotFoundError,
-    UntrustworthyStoreError,
 )
 from spotfit.store.api import Store
 from spotfit.store.probe import probe_create
 from spotfit.store.transfer import download_tree, upload_tree
 
-AWKWARD_KEYS = (
+# Keys that stores must not normalise, encode twice or interpret as patterns.
+UNUSUAL_KEYS = (
     "with blank",
     "a+b=c@d,e;f",
     "50%",
@@ -44,7 +45,8 @@ AWKWARD_KEYS = (
     "...",
     "deep/er/and/deeper/still",
 )
-IMPOSSIBLE_KEYS = (
+# Keys that would leave the root, or that some store or file system cannot represent.
+INVALID_KEYS = (
     "",
     "/",
     "/lead",
@@ -60,35 +62,36 @@ IMPOSSIBLE_KEYS = (
     "nul\x00",
     "half \ud800",
 )
-BIG_BYTES = 20 * 2**20 + 17
+# Several parts of a multipart upload (8 MiB each), with an incomplete last part.
+LARGE_FILE_BYTES = 20 * 2**20 + 17
 
 
 class StoreSuite:
-    """Inherit it, and give a fixture `store`."""
+    """Base class of tests. A subclass provides the fixture `store`."""
 
-    creates: ClassVar[bool] = True
-    """Whether the store offers `create`; one that does not must say so, and the probe with it."""
+    supports_create: ClassVar[bool] = True
+    """Whether the store offers an atomic `create`; otherwise `create` and the probe must raise."""
 
     is_shared: ClassVar[bool] = True
     """Whether other processes see the same objects."""
 
     # ── objects ──────────────────────────────────────────────────────────────────────────────────
 
-    def test_what_is_put_is_what_is_got(self, store: Store) -> None:
+    def test_get_returns_what_was_put(self, store: Store) -> None:
         for body in (b"", b"words", bytes(range(256)) * 999):
             store.put("folder/object", body)
             assert store.get("folder/object") == body
 
-    def test_a_view_of_memory_can_be_put(self, store: Store) -> None:
+    def test_put_accepts_a_memoryview(self, store: Store) -> None:
         store.put("object", memoryview(b"0123456789")[2:5])
         assert store.get("object") == b"234"
 
-    def test_what_is_not_there_is_not_found(self, store: Store, tmp_path: Path) -> None:
+    def test_a_missing_object_raises_not_found(self, store: Store, tmp_path: Path) -> None:
         store.put("folder/object", b"")
-        _refuses(NotFoundError, lambda: store.get("nothing"))
-        _refuses(NotFoundError, lambda: store.get("folder"))
-        _refuses(NotFoundError, lambda: store.get_range("folder/nothing", 0, 1))
-        _refuses(NotFoundError, lambda: store.get_file("nothing", tmp_path / "file"))
+        _assert_raises(NotFoundError, lambda: store.get("nothing"))
+        _assert_raises(NotFoundError, lambda: store.get("folder"))
+        _assert_raises(NotFoundError, lambda: store.get_range("folder/nothing", 0, 1))
+        _assert_raises(NotFoundError, lambda: store.get_file("nothing", tmp_path / "file"))
         assert list(tmp_path.iterdir()) == []
 
     def test_a_range_ends_where_the_object_ends(self, store: Store) -> None:
@@ -99,35 +102,37 @@ class StoreSuite:
         assert store.get_range("object", 10, 1) == b""
         assert store.get_range("object", 99, 1) == b""
 
-    def test_an_object_goes_to_a_place_of_the_callers(self, store: Store) -> None:
+    def test_an_object_is_read_into_the_buffer_of_the_caller(self, store: Store) -> None:
         store.put("object", b"0123456789")
         for spare_bytes in (10, 12, 4, 0):
             spare = memoryview(bytearray(b"-" * spare_bytes))
-            assert bytes(store.view("object", spare)) == b"0123456789"
+            assert bytes(store.get_memoryview("object", spare)) == b"0123456789"
             assert bytes(spare[10:]) == b"-" * (spare_bytes - 10)
-        _refuses(NotFoundError, lambda: store.view("nothing", memoryview(bytearray(1))))
+        _assert_raises(
+            NotFoundError, lambda: store.get_memoryview("nothing", memoryview(bytearray(1)))
+        )
 
-    def test_delete_may_be_said_twice(self, store: Store) -> None:
+    def test_delete_is_idempotent(self, store: Store) -> None:
         store.put("folder/object", b"x")
         store.delete("folder/object")
         store.delete("folder/object")
         store.delete("never/was")
-        _refuses(NotFoundError, lambda: store.get("folder/object"))
+        _assert_raises(NotFoundError, lambda: store.get("folder/object"))
         assert list(store.list()) == []
 
-    def test_awkward_keys_come_back_as_they_were(self, store: Store) -> None:
-        for key in AWKWARD_KEYS:
+    def test_unusual_keys_are_listed_unchanged(self, store: Store) -> None:
+        for key in UNUSUAL_KEYS:
             store.put(key, key.encode())
-        assert _keys(store) == sorted(AWKWARD_KEYS)
-        for key in AWKWARD_KEYS:
+        assert _keys(store) == sorted(UNUSUAL_KEYS)
+        for key in UNUSUAL_KEYS:
             assert store.get(key) == key.encode()
             store.delete(key)
         assert _keys(store) == []
 
-    def test_keys_that_climb_or_cannot_be_are_refused(self, store: Store, tmp_path: Path) -> None:
+    def test_invalid_keys_are_refused(self, store: Store, tmp_path: Path) -> None:
         file = tmp_path / "file"
         file.write_bytes(b"x")
-        for key in IMPOSSIBLE_KEYS:
+        for key in INVALID_KEYS:
             for call in (
                 lambda key=key: store.get(key),
                 lambda key=key: store.get_range(key, 0, 1),
@@ -135,14 +140,14 @@ class StoreSuite:
                 lambda key=key: store.delete(key),
                 lambda key=key: store.put_file(key, file),
                 lambda key=key: store.get_file(key, tmp_path / "other"),
-                lambda key=key: store.under(key),
+                lambda key=key: store.subtree(key),
             ):
-                _refuses(ConfigError, call)
+                _assert_raises(ConfigError, call)
         assert _keys(store) == []
 
     # ── listings ─────────────────────────────────────────────────────────────────────────────────
 
-    def test_a_listing_is_in_order_and_tells_sizes(self, store: Store) -> None:
+    def test_a_listing_is_sorted_and_contains_sizes(self, store: Store) -> None:
         for n, key in enumerate(("b", "a/2", "a.b", "a/10", "ab/1")):
             store.put(key, b"x" * n)
         assert list(store.list()) == [
@@ -153,14 +158,14 @@ class StoreSuite:
             ("b", 0),
         ]
 
-    def test_a_prefix_is_a_folder_not_the_beginning_of_a_name(self, store: Store) -> None:
+    def test_a_prefix_matches_whole_path_components(self, store: Store) -> None:
         for key in ("a/1", "a/b/2", "ab/1", "b"):
             store.put(key, b"")
         assert _keys(store, "a") == ["a/1", "a/b/2"]
         assert _keys(store, "a/b") == ["a/b/2"]
         assert _keys(store, "nothing") == []
 
-    def test_a_listing_begins_after_a_key_there_or_not(self, store: Store) -> None:
+    def test_a_listing_starts_after_an_existing_or_missing_key(self, store: Store) -> None:
         for key in ("a/1", "a/2", "a/3", "b"):
             store.put(key, b"")
         assert _keys(store, after="a/2") == ["a/3", "b"]
@@ -168,10 +173,10 @@ class StoreSuite:
         assert _keys(store, "a", after="a/15") == ["a/2", "a/3"]
         assert _keys(store, after="c") == []
 
-    def test_a_deeper_root_sees_what_is_below_and_nothing_else(self, store: Store) -> None:
+    def test_a_subtree_contains_only_keys_below_it(self, store: Store) -> None:
         store.put("out", b"")
         store.put("deep/er/in", b"1")
-        deeper = store.under("deep").under("er")
+        deeper = store.subtree("deep").subtree("er")
         assert _keys(deeper) == ["in"]
         assert _keys(deeper, after="hm") == ["in"]
         deeper.put("new", b"2")
@@ -180,26 +185,24 @@ class StoreSuite:
 
     # ── files ────────────────────────────────────────────────────────────────────────────────────
 
-    def test_files_small_and_big_travel_whole(self, store: Store, tmp_path: Path) -> None:
-        for size_bytes in (0, 1, BIG_BYTES):
+    def test_small_and_large_files_are_transferred(self, store: Store, tmp_path: Path) -> None:
+        for size_bytes in (0, 1, LARGE_FILE_BYTES):
             there, back = tmp_path / "there", tmp_path / "back"
-            there.write_bytes(_noise(size_bytes))
+            there.write_bytes(_random_bytes(size_bytes))
             store.put_file("files/one", there)
             store.get_file("files/one", back)
             assert back.read_bytes() == there.read_bytes()
         assert sorted(tmp_path.iterdir()) == [tmp_path / "back", tmp_path / "there"]
 
-    def test_a_file_that_is_not_there_is_no_trouble_of_the_store(
-        self, store: Store, tmp_path: Path
-    ) -> None:
-        _refuses(OSError, lambda: store.put_file("file", tmp_path / "nothing"))
+    def test_a_missing_local_file_raises_an_os_error(self, store: Store, tmp_path: Path) -> None:
+        _assert_raises(OSError, lambda: store.put_file("file", tmp_path / "nothing"))
         assert _keys(store) == []
 
-    def test_a_directory_goes_there_and_back(self, store: Store, tmp_path: Path) -> None:
+    def test_a_directory_is_uploaded_and_downloaded(self, store: Store, tmp_path: Path) -> None:
         there, back = tmp_path / "there", tmp_path / "back"
         (there / "sub").mkdir(parents=True)
         (there / "small").write_bytes(b"")
-        (there / "sub" / "big").write_bytes(_noise(BIG_BYTES))
+        (there / "sub" / "big").write_bytes(_random_bytes(LARGE_FILE_BYTES))
         records = upload_tree(store, "tree", there)
         download_tree(store, "tree", back, records)
         assert {str(file.relative_to(back)) for file in back.rglob("*")} == {
@@ -211,43 +214,43 @@ class StoreSuite:
 
     # ── create ───────────────────────────────────────────────────────────────────────────────────
 
-    def test_what_exists_is_not_created_again(self, store: Store) -> None:
-        if not self.creates:
-            _refuses(UntrustworthyStoreError, lambda: store.create("object", b"first"))
+    def test_create_refuses_an_existing_object(self, store: Store) -> None:
+        if not self.supports_create:
+            _assert_raises(AtomicCreateUnsupportedError, lambda: store.create("object", b"first"))
             return
         store.create("object", b"first")
-        _refuses(AlreadyExistsError, lambda: store.create("object", b"second"))
+        _assert_raises(AlreadyExistsError, lambda: store.create("object", b"second"))
         store.put("other", b"first")
-        _refuses(AlreadyExistsError, lambda: store.create("other", b"second"))
+        _assert_raises(AlreadyExistsError, lambda: store.create("other", b"second"))
         assert (store.get("object"), store.get("other")) == (b"first", b"first")
 
-    def test_after_a_delete_it_can_be_created_again(self, store: Store) -> None:
-        if not self.creates:
+    def test_create_succeeds_after_delete(self, store: Store) -> None:
+        if not self.supports_create:
             return
         store.create("folder/object", b"first")
         store.delete("folder/object")
         store.create("folder/object", b"second")
         assert store.get("folder/object") == b"second"
 
-    def test_of_many_threads_that_create_one_wins(self, store: Store) -> None:
-        if not self.creates:
+    def test_create_has_one_winner_among_threads(self, store: Store) -> None:
+        if not self.supports_create:
             return
         with ThreadPoolExecutor(8) as racers:
             for n in range(12):
-                start = Barrier(8)
+                start = Barrier(8)  # all writers of a race start at the same moment
                 won = racers.map(
-                    lambda racer, n=n, start=start: _wins(store, f"race/{n}", racer, start),
+                    lambda racer, n=n, start=start: _try_create(store, f"race/{n}", racer, start),
                     range(8),
                 )
                 winners = [racer for racer, wins in enumerate(won) if wins]
                 assert len(winners) == 1, f"race {n}: {winners}"
                 assert store.get(f"race/{n}") == str(winners[0]).encode()
 
-    def test_of_many_processes_that_create_one_wins(self, store: Store) -> None:
-        if not (self.creates and self.is_shared):
+    def test_create_has_one_winner_among_processes(self, store: Store) -> None:
+        if not (self.supports_create and self.is_shared):
             return
-        store.put("warm", b"")  # the parent has used it: its children must manage nevertheless
-        _in_children(4, lambda child: _create_all(store, f"child {child}"))
+        store.put("warm", b"")  # forked children inherit a client that was used
+        _run_in_forks(4, lambda child: _create_all(store, f"child {child}"))
         owners = [store.get(f"race/{n}") for n in range(12)]
         assert len(_keys(store, "race")) == 12
         claims = b"".join(store.get(f"claims/child {child}") for child in range(4))
@@ -255,21 +258,21 @@ class StoreSuite:
             b"race/%d by %s" % (n, owner) for n, owner in enumerate(owners)
         )
 
-    def test_the_probe_judges_it_rightly(self, store: Store) -> None:
-        if self.creates:
+    def test_the_probe_detects_whether_create_is_atomic(self, store: Store) -> None:
+        if self.supports_create:
             probe_create(store)
         else:
-            _refuses(UntrustworthyStoreError, lambda: probe_create(store))
+            _assert_raises(AtomicCreateUnsupportedError, lambda: probe_create(store))
         assert _keys(store) == []
 
-    # ── other places ─────────────────────────────────────────────────────────────────────────────
+    # ── other processes ──────────────────────────────────────────────────────────────────────────
 
-    def test_it_can_be_pickled(self, store: Store) -> None:
+    def test_a_store_can_be_pickled(self, store: Store) -> None:
         store.put("object", b"x")
         again = pickle.loads(pickle.dumps(store))  # noqa: S301  # pickled in the same line
         assert again.get("object") == b"x"
 
-    def test_a_child_forked_after_use_can_use_it(self, store: Store) -> None:
+    def test_a_child_forked_after_use_can_use_the_store(self, store: Store) -> None:
         if not self.is_shared:
             return
         store.put("from parent", b"parent")
@@ -277,70 +280,68 @@ class StoreSuite:
         def child(_: int) -> None:
             assert store.get("from parent") == b"parent"
             store.put("from child", b"child")
-            _in_children(1, lambda _: store.put("from grandchild", store.get("from child")))
+            _run_in_forks(1, lambda _: store.put("from grandchild", store.get("from child")))
 
-        _in_children(1, child)
+        _run_in_forks(1, child)
         assert store.get("from child") == b"child"
         assert store.get("from grandchild") == b"child"
 
 
-def _refuses(kind: type[BaseException], call: Callable[[], object]) -> None:
+def _assert_raises(error_type: type[BaseException], call: Callable[[], object]) -> None:
     try:
         answer = call()
-    except kind:
+    except error_type:
         return
-    raise AssertionError(f"{kind.__name__} was promised, {answer!r} was answered")
+    raise AssertionError(f"expected {error_type.__name__}, got {answer!r}")
 
 
 def _keys(store: Store, prefix: str = "", *, after: str = "") -> list[str]:
     return [found.key for found in store.list(prefix, after=after)]
 
 
-def _noise(size_bytes: int) -> bytes:
+def _random_bytes(size_bytes: int) -> bytes:
+    # Fast, and different in every call: equal content could hide a mixed-up file.
     block = uuid.uuid4().bytes * 4096
     return (block * (size_bytes // len(block) + 1))[:size_bytes]
 
 
-def _wins(store: Store, key: str, racer: int, start: Barrier) -> bool:
-    start.wait(60)
+def _try_create(store: Store, key: str, contestant: int, barrier: Barrier) -> bool:
+    barrier.wait(60)
     try:
-        store.create(key, str(racer).encode())
+        store.create(key, str(contestant).encode())
     except AlreadyExistsError:
         return False
     return True
 
 
-def _create_all(store: Store, me: str) -> None:
+def _create_all(store: Store, owner: str) -> None:
     claims = ""
     for n in range(12):
         try:
-            store.create(f"race/{n}", me.encode())
+            store.create(f"race/{n}", owner.encode())
         except AlreadyExistsError:
             continue
-        claims += f"race/{n} by {me}\n"
-    store.put(f"claims/{me}", claims.encode())
+        claims += f"race/{n} by {owner}\n"
+    store.put(f"claims/{owner}", claims.encode())
 
 
-def _in_children(count: int, story: Callable[[int], None]) -> None:
-    """Run `story` in that many forked children, and expect all of them to end well."""
-    children = [_forked(story, n) for n in range(count)]
+def _run_in_forks(count: int, body: Callable[[int], None]) -> None:
+    """Run `body` in `count` forked children; fail if one of them fails."""
+    children = [_fork(body, n) for n in range(count)]
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    assert _all_well(codes), f"children ended with {codes}"
+    assert not any(codes), f"children ended with {codes}"
 
 
-def _forked(story: Callable[[int], None], n: int) -> int:
+def _fork(body: Callable[[int], None], n: int) -> int:
     child = os.fork()
     if child:
         return child
+    # The child must never return into the test runner.
     code = 1
     try:
-        story(n)
+        body(n)
         code = 0
-    except BaseException:  # noqa: BLE001  # a child's border: whatever it was, the parent hears of it
+    except BaseException:  # noqa: BLE001  # the exit code reports any failure to the parent
         traceback.print_exc()
     finally:
         os._exit(code)
-
-
-def _all_well(codes: Sequence[int]) -> bool:
-    return all(code == 0 for code in codes)

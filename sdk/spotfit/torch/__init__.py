@@ -1,6 +1,6 @@
-"""`from spotfit.torch import TorchTrainer, prepare_model`: everything for training with torch.
+"""Training with PyTorch: `from spotfit.torch import TorchTrainer, Checkpointer, prepare_model`.
 
-Importing this imports no torch; what a training function calls does, on first use.
+Importing this package must not import torch; each name loads its module on first use.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spotfit.client.trainers import TorchTrainer as TorchTrainer
-    from spotfit.frameworks.torch.checkpoint import TorchCheckpoint as TorchCheckpoint
-    from spotfit.frameworks.torch.config import TorchConfig as TorchConfig
+    from spotfit.client.trainer import TorchTrainer as TorchTrainer
+    from spotfit.frameworks.torch.torch_checkpoint import TorchCheckpoint as TorchCheckpoint
+    from spotfit.frameworks.torch.torch_config import TorchConfig as TorchConfig
     from spotfit.frameworks.torch.torchft_config import TorchftConfig as TorchftConfig
-    from spotfit.torch.checkpointer import Checkpointer as Checkpointer
-    from spotfit.torch.checkpointer import export_checkpoint as export_checkpoint
+    from spotfit.torch.checkpoint.checkpointer import Checkpointer as Checkpointer
+    from spotfit.torch.checkpoint.checkpointer import export_checkpoint as export_checkpoint
     from spotfit.torch.loop import accelerate as accelerate
     from spotfit.torch.loop import backward as backward
     from spotfit.torch.loop import enable_reproducibility as enable_reproducibility
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from spotfit.torch.loop import prepare_model as prepare_model
     from spotfit.torch.loop import prepare_optimizer as prepare_optimizer
 
-_HOMES = {
-    "Checkpointer": "spotfit.torch.checkpointer",
-    "TorchCheckpoint": "spotfit.frameworks.torch.checkpoint",
-    "TorchConfig": "spotfit.frameworks.torch.config",
+_MODULES = {
+    "Checkpointer": "spotfit.torch.checkpoint.checkpointer",
+    "TorchCheckpoint": "spotfit.frameworks.torch.torch_checkpoint",
+    "TorchConfig": "spotfit.frameworks.torch.torch_config",
     "TorchftConfig": "spotfit.frameworks.torch.torchft_config",
-    "TorchTrainer": "spotfit.client.trainers",
+    "TorchTrainer": "spotfit.client.trainer",
     "accelerate": "spotfit.torch.loop",
     "backward": "spotfit.torch.loop",
     "enable_reproducibility": "spotfit.torch.loop",
-    "export_checkpoint": "spotfit.torch.checkpointer",
+    "export_checkpoint": "spotfit.torch.checkpoint.checkpointer",
     "get_device": "spotfit.torch.loop",
     "get_devices": "spotfit.torch.loop",
     "init_module": "spotfit.torch.loop",
@@ -63,11 +63,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = found
-    return found
+    value = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = value  # later accesses do not call __getattr__
+    return value
 
 
 def __dir__() -> list[str]:

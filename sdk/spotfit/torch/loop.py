@@ -1,11 +1,14 @@
-"""What a training function of torch calls, for the worker it runs in."""
+"""The functions of `spotfit.torch` that a training function calls in its worker.
+
+They look up the worker's session and delegate; modules that import torch are imported on call.
+"""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from spotfit.worker.current import current
+from spotfit.worker.current_session import require_session
 
 if TYPE_CHECKING:
     import torch
@@ -13,22 +16,22 @@ if TYPE_CHECKING:
 
 
 def init_module() -> AbstractContextManager[None]:
-    """Build the model in it, and prepare it there, to lose no time after a restart.
+    """Return a context in which to build and prepare the model, for faster restarts.
 
-    Where a `Checkpointer`'s checkpoint can be gone on from, weights that would be drawn at random
-    are not: they are NaN until `Checkpointer.restore()` brings them, and DDP does not send rank 0's
-    to all others. Else they are drawn with dice of their own, which torch's dice seed, so that all
-    else that is drawn, in it or afterwards, is the same in every life of the run.
+    If a checkpoint of a `Checkpointer` exists, weights that would be initialized randomly are set
+    to NaN until `Checkpointer.restore()` loads them, and DDP does not broadcast rank 0's weights.
+    Otherwise they are drawn from a separate generator, seeded from torch's RNG: either way the
+    same random numbers remain for the rest of the program.
 
-    Every weight that is made in it has to be the Checkpointer's or to be set by yourself, or
-    `restore()` raises `ConfigError`. Code that computes with fresh weights, or copies them, before
-    `restore()` meets NaN.
+    Every weight created in the context must belong to the Checkpointer or be set by your own code:
+    otherwise `restore()` raises `ConfigError`. Code that computes with fresh weights, or copies
+    them, before `restore()` sees NaN.
     """
-    from spotfit.frameworks.torch import undrawn
+    from spotfit.torch.checkpoint import deferred_init
 
-    desk = current("spotfit.torch.init_module").snapshots
-    there = desk.has_snapshots and desk.begun_from is not None
-    return undrawn.built(desk, left_out=there)
+    channel = require_session("spotfit.torch.init_module").snapshot_channel
+    can_restore = channel.has_snapshots and channel.initial_checkpoint is not None
+    return deferred_init.defer_init(channel, deferred=can_restore)
 
 
 def prepare_model(
@@ -37,17 +40,18 @@ def prepare_model(
     parallel_strategy: str | None = "ddp",
     parallel_strategy_kwargs: dict[str, Any] | None = None,
 ) -> torch.nn.Module:
-    """The model on this worker's device, wrapped so that all workers train it together.
+    """Move the model to this worker's device and wrap it for training with all workers.
 
     `parallel_strategy` is "ddp", "fsdp" (GPUs only), "fsdp2" (torch's `fully_shard`, in place) or
-    None; one worker alone gets no wrapper but fsdp2's. `parallel_strategy_kwargs` go to it. Both
-    sharding ones take `auto_wrap_policy`: for fsdp2 simply the classes of the model's blocks.
+    None; a single worker gets no wrapper except "fsdp2". `parallel_strategy_kwargs` are passed to
+    the wrapper. Both FSDP strategies accept `auto_wrap_policy`; for "fsdp2" it may be a collection
+    of module classes.
     """
-    from spotfit.frameworks.torch import prepare
+    from spotfit.torch import prepare
 
-    session = current("spotfit.torch.prepare_model")
+    session = require_session("spotfit.torch.prepare_model")
     if isinstance(move_to_device, bool):
-        device = prepare.devices(session.devices)[0]
+        device = prepare.torch_devices(session.devices)[0]
     else:
         device = move_to_device
     return prepare.prepare_model(
@@ -66,70 +70,76 @@ def prepare_data_loader(
     move_to_device: bool = True,  # noqa: FBT001, FBT002
     auto_transfer: bool = True,  # noqa: FBT001, FBT002
 ) -> DataLoader[Any]:
-    """A loader of this worker's share, with batches on its device.
+    """Return a loader over this worker's shard of the data, with batches on its device.
 
-    Its batch size is per worker, and shares are filled up to equal length. A DistributedSampler of
-    your own is kept, any other sampler replaced by one; an IterableDataset is not split, and a
-    single worker's loader kept, but for one with a place of its own in an elastic group. Call
-    `loader.sampler.set_epoch(epoch)` to shuffle anew each epoch. With `auto_transfer` the next
-    batch moves to a GPU while you work on this one: give the loader pin_memory=True for that. One
-    that keeps its own place (`state_dict`) is not asked for a batch before its time.
+    The batch size is per worker, and shards are padded to equal length. Your own
+    DistributedSampler is kept, any other sampler is replaced by one. An IterableDataset is not
+    split. A single worker's loader is kept, unless it is stateful and the group is elastic. Call
+    `loader.sampler.set_epoch(epoch)` to reshuffle in each epoch.
+
+    With `auto_transfer` the next batch is copied to the GPU while the current one is used; give
+    the loader `pin_memory=True` for that. Batches of a stateful loader (`state_dict`) are not
+    prefetched.
     """
-    from spotfit.frameworks.torch import loader, prepare
+    from spotfit.torch import data_loader as loader_module
+    from spotfit.torch import prepare
 
-    session = current("spotfit.torch.prepare_data_loader")
+    session = require_session("spotfit.torch.prepare_data_loader")
     if add_dist_sampler:
-        size, rank = session.context.get_world_size(), session.context.get_world_rank()
-        data_loader = loader.with_share(
-            data_loader, world_size=size, rank=rank, resizes=session.snapshots.resizes
+        data_loader = loader_module.shard_data_loader(
+            data_loader,
+            world_size=session.context.get_world_size(),
+            rank=session.context.get_world_rank(),
+            is_elastic=session.snapshot_channel.outlook().allows_resize,
         )
     if not move_to_device:
         return data_loader
-    device = prepare.devices(session.devices)[0]
-    return loader.on_device(data_loader, device, ahead=auto_transfer)
+    device = prepare.torch_devices(session.devices)[0]
+    return loader_module.with_device_transfer(data_loader, device, prefetch=auto_transfer)
 
 
 def get_device() -> torch.device:
-    """The device of this worker; the first, if it has several."""
+    """Return this worker's device; the first one if it has several."""
     return _devices("spotfit.torch.get_device")[0]
 
 
 def get_devices() -> list[torch.device]:
-    """All devices of this worker; its CPU if it has no accelerator."""
+    """Return all devices of this worker; its CPU if it has no accelerator."""
     return _devices("spotfit.torch.get_devices")
 
 
 def enable_reproducibility(seed: int = 0) -> None:
-    """Seed torch, numpy and random, and allow deterministic algorithms only.
+    """Seed the RNGs of torch, numpy and random and require deterministic algorithms.
 
-    It costs speed; an operation that knows no deterministic way raises.
+    Training becomes slower, and operations without a deterministic implementation raise.
     """
-    from spotfit.frameworks.torch import prepare
+    from spotfit.torch import prepare
 
     prepare.enable_reproducibility(seed)
 
 
 def accelerate(amp: bool = False) -> None:  # noqa: FBT001, FBT002 - as in Ray Train
-    """No more."""
-    raise _no_more("accelerate", "use torch.autocast, or Accelerate")
+    """Removed API. Raises `DeprecationWarning`."""
+    raise _removed_api_error("accelerate", "use torch.autocast, or Accelerate")
 
 
 def prepare_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """No more."""
-    raise _no_more("prepare_optimizer", "use the optimizer as it is")
+    """Removed API. Raises `DeprecationWarning`."""
+    raise _removed_api_error("prepare_optimizer", "use the optimizer without preparing it")
 
 
 def backward(tensor: torch.Tensor) -> None:
-    """No more."""
-    raise _no_more("backward", "call loss.backward()")
+    """Removed API. Raises `DeprecationWarning`."""
+    raise _removed_api_error("backward", "call loss.backward()")
 
 
-def _devices(asker: str) -> list[torch.device]:
-    session = current(asker)
-    from spotfit.frameworks.torch import prepare
+def _devices(caller: str) -> list[torch.device]:
+    # The session check comes first: outside of a worker its error must not wait for torch's import.
+    session = require_session(caller)
+    from spotfit.torch import prepare
 
-    return prepare.devices(session.devices)
+    return prepare.torch_devices(session.devices)
 
 
-def _no_more(name: str, instead: str) -> DeprecationWarning:
-    return DeprecationWarning(f"spotfit.torch.{name} is no longer supported: {instead}.")
+def _removed_api_error(name: str, replacement: str) -> DeprecationWarning:
+    return DeprecationWarning(f"spotfit.torch.{name} is no longer supported: {replacement}.")

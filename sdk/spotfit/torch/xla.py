@@ -1,4 +1,4 @@
-"""`from spotfit.torch.xla import TorchXLAConfig`: torch on AWS Neuron."""
+"""Training with torch_xla on AWS Neuron: `from spotfit.torch.xla import TorchXLAConfig`."""
 
 from spotfit.frameworks.torch.xla_config import TorchXLAConfig
 

@@ -1,4 +1,4 @@
-"""The guest's room: what runs inside the user's process, next to the user's function.
+"""Code that runs inside a worker process, next to the user's training function.
 
-This room never imports the agent: the two speak frames over a pipe, and nothing else.
+It must not import the agent: the two processes share only the messages of `spotfit.protocol`.
 """

@@ -1,19 +1,19 @@
-"""Who a worker is: ranks, sizes, the run's name and its storage."""
+"""`get_context()`: the ranks, sizes, run name and storage of a worker, as in Ray Train."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from spotfit.checkpoint.handle import Checkpoint, arrow_or_own, path_of
+from spotfit.checkpoint.checkpoint_dir import Checkpoint, pyarrow_filesystem_or_store, store_path
 from spotfit.core.errors import SessionMisuseError
-from spotfit.model.wire import Start
+from spotfit.protocol.worker_agent import StartWorker
 from spotfit.store.api import Store
 from spotfit.store.transfer import upload_tree
 
 
 class StorageContext:
-    """Where the run keeps what it reports. For developers of integrations."""
+    """The storage location of the run, for developers of integrations."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
@@ -21,91 +21,98 @@ class StorageContext:
 
     @property
     def storage_filesystem(self) -> Any:
-        """The file system in which the paths below are meant."""
-        return arrow_or_own(self._store)
+        """The file system to which the paths of this object belong."""
+        return pyarrow_filesystem_or_store(self._store)
 
     @property
     def experiment_fs_path(self) -> str:
-        """The run's folder, without a scheme."""
-        return path_of(self._store)
+        """The run's directory, without a URL scheme."""
+        return store_path(self._store)
 
     @property
     def storage_fs_path(self) -> str:
-        """The folder that holds the run's."""
+        """The parent of the run's directory, without a URL scheme."""
         return self.experiment_fs_path.rpartition("/")[0]
 
     def build_checkpoint_path_from_name(self, checkpoint_dir_name: str) -> str:
-        """The folder a checkpoint of that name has."""
+        """Return the path of the checkpoint directory with that name."""
         return f"{self.experiment_fs_path}/{checkpoint_dir_name}"
 
     def persist_current_checkpoint(
         self, checkpoint: Checkpoint, checkpoint_dir_name: str
     ) -> Checkpoint:
-        """Copy its files into the run's folder under that name; nothing is reported by it."""
+        """Upload the checkpoint's files to the run's directory without reporting them."""
         with checkpoint.as_directory() as directory:
             upload_tree(self._store, checkpoint_dir_name, Path(directory))
-        return Checkpoint.in_store(self._store, checkpoint_dir_name)
+        return Checkpoint.from_store(self._store, checkpoint_dir_name)
 
 
 class TrainContext:
-    """Who this worker is among the others. Ranks are by node, and within it by device."""
+    """The identity of this worker. World ranks are ordered by node, then by local rank."""
 
-    def __init__(self, start: Start, store: Store | None) -> None:
+    def __init__(self, start: StartWorker, store: Store | None) -> None:
         self._start = start
         self._store = store
 
     def get_experiment_name(self) -> str:
-        """The name of the run."""
+        """Return the name of the run."""
         return self._start.run_name
 
     def get_world_size(self) -> int:
-        """How many workers there are."""
+        """Return the number of workers in the group."""
         return self._start.world_size
 
     def get_world_rank(self) -> int:
-        """This worker's number among all."""
+        """Return the rank of this worker in the group."""
         return self._start.rank
 
     def get_local_rank(self) -> int:
-        """This worker's number on its node."""
+        """Return the rank of this worker on its node."""
         return self._start.local_rank
 
     def get_local_world_size(self) -> int:
-        """How many workers its node has."""
+        """Return the number of workers on this node."""
         return self._start.local_world_size
 
     def get_node_rank(self) -> int:
-        """The number of its node."""
+        """Return the rank of this node among the nodes of the group."""
         return self._start.node_rank
 
     def get_storage(self) -> StorageContext:
-        """Where the run keeps what it reports."""
+        """Return the run's storage. Raises `SessionMisuseError` in local mode."""
         if self._store is None:
             raise SessionMisuseError(
-                "In local mode (num_workers=0) there is no storage.", do="Use num_workers=1."
+                "get_storage() is not available in local mode (num_workers=0), "
+                "which stores nothing in the bucket.",
+                do="Use num_workers=1.",
             )
         return StorageContext(self._store, self._start.run_name)
 
+    # The methods below exist so that a script written for Ray Train gets an explanation instead of
+    # an AttributeError.
+
     def get_metadata(self) -> Any:
-        """No more: pass what you need in `train_loop_config`."""
-        raise _no_more("get_metadata", "pass what you need in train_loop_config")
+        """Not supported. Raises `DeprecationWarning`, as Ray Train does."""
+        raise _deprecation_warning("get_metadata", "pass the values in train_loop_config")
 
     def get_trial_name(self) -> Any:
-        """No more."""
-        raise _no_more("get_trial_name", "use get_experiment_name")
+        """Not supported. Raises `DeprecationWarning`, as Ray Train does."""
+        raise _deprecation_warning("get_trial_name", "use get_experiment_name")
 
     def get_trial_id(self) -> Any:
-        """No more."""
-        raise _no_more("get_trial_id", "use get_experiment_name")
+        """Not supported. Raises `DeprecationWarning`, as Ray Train does."""
+        raise _deprecation_warning("get_trial_id", "use get_experiment_name")
 
     def get_trial_resources(self) -> Any:
-        """No more."""
-        raise _no_more("get_trial_resources", "the scaling config tells the resources of a worker")
+        """Not supported. Raises `DeprecationWarning`, as Ray Train does."""
+        raise _deprecation_warning(
+            "get_trial_resources", "read resources_per_worker of the ScalingConfig"
+        )
 
     def get_trial_dir(self) -> Any:
-        """No more."""
-        raise _no_more("get_trial_dir", "use get_storage().experiment_fs_path")
+        """Not supported. Raises `DeprecationWarning`, as Ray Train does."""
+        raise _deprecation_warning("get_trial_dir", "use get_storage().experiment_fs_path")
 
 
-def _no_more(name: str, instead: str) -> DeprecationWarning:
-    return DeprecationWarning(f"TrainContext.{name} is no longer supported: {instead}.")
+def _deprecation_warning(name: str, alternative: str) -> DeprecationWarning:
+    return DeprecationWarning(f"TrainContext.{name} is no longer supported: {alternative}.")

@@ -1,4 +1,4 @@
-"""Snapshots in local mode: brought to a temporary folder at once, and reported from there."""
+"""Snapshots in local mode: each is written to a temporary directory and committed immediately."""
 
 from __future__ import annotations
 
@@ -10,121 +10,122 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from spotfit.checkpoint.bring import SnapshotParcel, bring_snapshot
-from spotfit.checkpoint.handle import Checkpoint
+from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.checkpoint.manifest import Manifest
-from spotfit.checkpoint.saved import Opened, Saved, open_folder, reopened
+from spotfit.checkpoint.reader import (
+    SavedState,
+    SavedStateDescriptor,
+    open_described,
+    open_snapshot_folder,
+)
+from spotfit.checkpoint.snapshot_channel import GroupOutlook, SnapshotStatus
+from spotfit.checkpoint.writer import SnapshotUploadJob, upload_snapshot
 from spotfit.host import log
-from spotfit.model.cadence import Odds
-from spotfit.model.metrics import plain_json
-from spotfit.model.ranks import Ranks
+from spotfit.model.metrics import metrics_to_plain_json
+from spotfit.model.topology import Ranks
 from spotfit.store.api import Store
-from spotfit.store.opening import open_store
-from spotfit.worker.handover import Fate
+from spotfit.store.factory import open_store
 
-Broadcast = Callable[[Any], Any]
-Reported = Callable[[dict[str, Any], Checkpoint], None]
+BroadcastFn = Callable[[Any], Any]
+OnSnapshotFn = Callable[[dict[str, Any], Checkpoint], None]
 
 
-class LocalSnapshots:
-    """Those of one process, and of its peers, if a launcher has started any."""
+class LocalSnapshotChannel:
+    """The `SnapshotChannel` of a process in local mode, alone or with torchrun peers.
 
-    def __init__(self, ranks: Ranks, broadcast: Broadcast, reported: Reported) -> None:
+    There is no agent: a snapshot is "committed" as soon as `submit` returns.
+    """
+
+    def __init__(self, ranks: Ranks, broadcast: BroadcastFn, on_snapshot: OnSnapshotFn) -> None:
         self._ranks = ranks
         self._broadcast = broadcast
-        self._reported = reported
-        self._given = 0
-        self._segments = 0
-        self._last: str | None = None
-        self._brought: list[str] = []
+        self._on_snapshot = on_snapshot
+        self._submitted_count = 0
+        self._segment_count = 0
+        self._latest_name: str | None = None
+        self._committed_names: list[str] = []
 
     @property
-    def folders(self) -> list[Path]:
+    def segment_dirs(self) -> list[Path]:
         return [self._root / "segments"]
 
-    def path_for(self, folder: Path) -> Path:
-        self._segments += 1
-        return folder / f"{self._ranks.world_rank}-{self._segments}.segment"
+    def new_segment_path(self, directory: Path) -> Path:
+        self._segment_count += 1
+        return directory / f"{self._ranks.world_rank}-{self._segment_count}.segment"
 
-    def give(self, metrics: dict[str, Any], segment: Path, why: str = "") -> int:
-        n, self._given = self._given, self._given + 1
+    def submit(self, metrics: dict[str, Any], segment: Path, reason: str = "") -> int:
+        n, self._submitted_count = self._submitted_count, self._submitted_count + 1
         name, rank = f"checkpoint_{n:06d}", self._ranks.world_rank
         ranks = tuple(range(self._ranks.world_size))
-        part = Manifest(name, 0, n, rank, ranks, plain_json(metrics), (), why=why)
-        bring_snapshot(self._store, SnapshotParcel(str(segment), part, self._last or ""))
-        self._last = name
-        self._brought.append(name)
-        self._reported(metrics, Checkpoint.in_store(self._store, name))
+        manifest = Manifest(
+            name=name,
+            round=0,
+            report_index=n,
+            rank=rank,
+            ranks=ranks,
+            metrics=metrics_to_plain_json(metrics),
+            files=(),
+            reason=reason,
+        )
+        job = SnapshotUploadJob(str(segment), manifest, self._latest_name or "")
+        upload_snapshot(self._store, job)
+        self._latest_name = name
+        self._committed_names.append(name)
+        self._on_snapshot(metrics, Checkpoint.from_store(self._store, name))
         return n
 
-    def withhold(self, metrics: dict[str, Any], why: str) -> None:
-        self._given += 1
-        log.warning("checkpoint.withheld", rank=self._ranks.world_rank, why=why)
+    def skip(self, metrics: dict[str, Any], reason: str) -> None:
+        self._submitted_count += 1
+        log.warning("checkpoint.skipped", rank=self._ranks.world_rank, reason=reason)
 
-    def fate(self, n: int) -> Fate:
+    def status_of(self, report_index: int) -> SnapshotStatus:
         return "committed"
 
-    def wait(self, n: int) -> Fate:
+    def wait_for_upload(self, report_index: int) -> SnapshotStatus:
         return "committed"
 
-    def take_back(self) -> None:
-        """No life comes after this one."""
+    def roll_back(self) -> None:
+        """Do nothing: a restarted process does not resume from this one's snapshots."""
 
-    def agreed(self, kind: str, value: bytes) -> bytes:
-        told: bytes = self._broadcast(value)
-        return told
+    def broadcast_bytes(self, kind: str, value: bytes) -> bytes:
+        result: bytes = self._broadcast(value)
+        return result
 
-    @property
-    def resizes(self) -> bool:
-        return False
-
-    @property
-    def odds(self) -> Odds:
-        return Odds()
-
-    def advice(self) -> tuple[float, str] | None:
-        return None
-
-    def notice(self) -> float | None:
-        return None
-
-    def replaced(self) -> bool:
-        return False
-
-    def peer_bytes_per_s(self) -> float:
-        return 0.0
+    def outlook(self) -> GroupOutlook:
+        return GroupOutlook()  # no agent runs here that could report notices
 
     @property
-    def begun_from(self) -> str | None:
-        return self._last
+    def initial_checkpoint(self) -> str | None:
+        return self._latest_name
 
     @property
     def has_snapshots(self) -> bool:
-        return self._last is not None
+        return self._latest_name is not None
 
-    def open_memory(self) -> Saved | None:
+    def open_in_memory(self) -> SavedState | None:
         return None
 
-    def open(self, name: str) -> Saved | None:
-        return open_folder(self._store, name)
+    def open_checkpoint(self, name: str) -> SavedState | None:
+        return open_snapshot_folder(self._store, name)
 
-    def mistrust(self, name: str) -> None:
-        self._brought = [one for one in self._brought if one != name]
-        self._last = None if name == self._last else self._last
+    def mark_corrupt(self, name: str) -> None:
+        self._committed_names = [other for other in self._committed_names if other != name]
+        self._latest_name = None if name == self._latest_name else self._latest_name
 
-    def reopen(self, opened: Opened) -> Saved:
-        return reopened(self._store, opened)
+    def reopen(self, opened: SavedStateDescriptor) -> SavedState:
+        return open_described(self._store, opened)
 
-    def committed(self) -> Iterator[str]:
-        yield from reversed(self._brought)
+    def committed_checkpoints(self) -> Iterator[str]:
+        yield from reversed(self._committed_names)
 
-    def earlier(self) -> Iterator[str]:
+    def earlier_checkpoints(self) -> Iterator[str]:
         yield from ()
 
     @cached_property
     def _root(self) -> Path:
+        # Rank 0 chooses the directory: all ranks write into the same checkpoints.
         root = Path(self._broadcast(tempfile.mkdtemp(prefix="spotfit-checkpoints-")))
-        weakref.finalize(self, _forget, root / "segments", self._ranks.world_rank)
+        weakref.finalize(self, _delete_segments, root / "segments", self._ranks.world_rank)
         return root
 
     @cached_property
@@ -132,9 +133,9 @@ class LocalSnapshots:
         return open_store(str(self._root))
 
 
-def _forget(segments: Path, rank: int) -> None:
-    """This process goes, and with it what no checkpoint needs."""
+def _delete_segments(segments: Path, rank: int) -> None:
+    """Delete this rank's segments at exit; the checkpoints in the directory stay."""
     for path in segments.glob(f"{rank}-*"):
         path.unlink(missing_ok=True)
-    with suppress(OSError):  # a peer has some, or there are none
+    with suppress(OSError):  # not empty because of a peer, or never created
         segments.rmdir()

@@ -1,4 +1,17 @@
-"""One worker's life: read who we are, join the group, call the function, tell how it ended."""
+"""The main program of a worker process.
+
+| state         | event                               | next          |
+|---------------|-------------------------------------|---------------|
+| connected     | `StartWorker` received              | code setup    |
+| code setup    | user code loaded                    | gate "setup"  |
+| code setup    | exception: `WorkerRaised` with cause| exit 1        |
+| gate "setup"  | `OpenGate`, or no backend hooks     | group setup   |
+| group setup   | process group formed                | gate "train"  |
+| gate "train"  | `OpenGate`, or no backend hooks     | training      |
+| training      | function returned, uploads complete | gate "leave"  |
+| gate "leave"  | `OpenGate`, or no backend hooks     | exit 0        |
+| any but setup | exception: `WorkerRaised`           | exit 1        |
+"""
 
 from __future__ import annotations
 
@@ -17,150 +30,192 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
-from spotfit.core.errors import ShippingError
+from spotfit.code import exceptions
+from spotfit.code.code_bundle import LoadedFunction
+from spotfit.core.errors import ConfigError, ShippingError
 from spotfit.core.ids import RunId
-from spotfit.core.units import told_bytes
-from spotfit.frameworks.api import Framework
-from spotfit.frameworks.devices import own_devices
+from spotfit.core.units import format_bytes
+from spotfit.frameworks.devices import worker_devices
+from spotfit.frameworks.framework import Framework
 from spotfit.frameworks.registry import open_framework
 from spotfit.host import env, log
-from spotfit.model.wire import Returned, Running, Start
-from spotfit.ship.luggage import Shipped
-from spotfit.ship.sign import RunKey
+from spotfit.protocol.worker_agent import FunctionStarted, StartWorker, WorkerReturned
+from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
-from spotfit.store.budget import PATIENT
-from spotfit.store.opening import open_store
-from spotfit.worker import crash, current, pulse
-from spotfit.worker.luggage import move_in
+from spotfit.store.factory import open_store
+from spotfit.store.retry import PATIENT_RETRY_POLICY
+from spotfit.worker import current_session, heartbeat
+from spotfit.worker.agent_connection import AgentConnection
+from spotfit.worker.code_setup import activate_code_bundle
 from spotfit.worker.session import Session
-from spotfit.worker.talk import Talk
 
-_LAST_WORDS_S = 10.0
-_FORMING_S = 300.0
+# Exit handlers of libraries (wandb, loggers) flush over the network; a hanging one must not keep
+# the node's next round waiting.
+_EXIT_TIMEOUT_S = 10.0
+# Ranks reach the group's formation at different times: some nodes still install requirements.
+_GROUP_INIT_TIMEOUT_S = 300.0
 _LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
-_LARGEST_RESULT_BYTES = 32 * 2**20
+# As base64 in JSON it stays below `framing.MAX_FRAME_BYTES`.
+_MAX_RESULT_BYTES = 32 * 2**20
 
 
-def main(talk_descriptor: int) -> NoReturn:
-    """Be the worker whose agent is at the other end of that socket. Ends the process."""
-    faulthandler.enable()
-    talk = Talk(socket.socket(fileno=talk_descriptor))
-    start = talk.next(None)
-    assert isinstance(start, Start), "an agent begins with Start"
-    begin_logging(start.log_level)
-    if start.pulse_s:
-        pulse.begin(talk, every_s=start.pulse_s, folder=Path(start.scratch) / "stacks")
+def main(socket_fd: int) -> NoReturn:
+    """Run the worker for the agent at the other end of the socket, then exit the process."""
+    faulthandler.enable()  # a segmentation fault prints the Python stacks to the worker's log
+    connection = AgentConnection(socket.socket(fileno=socket_fd))
+    start = connection.receive(None)
+    assert isinstance(start, StartWorker), "the first message is StartWorker"
+    configure_logging(start.log_level)
+    if start.heartbeat_interval_s:
+        heartbeat.start_heartbeat(
+            connection,
+            interval_s=start.heartbeat_interval_s,
+            stacks_dir=Path(start.scratch_dir) / "stacks",
+        )
     framework = open_framework(start.framework)
-    end(_live(start, talk, framework), framework.leave)
+    exit_process(_run(start, connection, framework), framework.leave_group)
 
 
-def begin_logging(level: str) -> None:
-    """Our own lines from that level on, and the user's as ever."""
-    log.at_least(level)
+def configure_logging(level: str) -> None:
+    """Set spotfit's log level; the user's loggers print INFO and above to stderr."""
+    log.set_level(level)
+    # Without a handler, logging.info() in user code would print nothing.
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=_LOG_FORMAT)
 
 
-def _live(start: Start, talk: Talk, framework: Framework) -> int:
-    """Everything between the first frame and the last; the exit code."""
+def _run(start: StartWorker, connection: AgentConnection, framework: Framework) -> int:
+    """Set up, train and report the outcome; return the exit code."""
     try:
-        store = open_store(start.storage_url, PATIENT)
-        shipped = unpack(start, store, framework)
+        store = open_store(start.storage_url, PATIENT_RETRY_POLICY)
+        function = load_training_function(start, store, framework)
     except BaseException as error:  # noqa: BLE001 - importing the user's modules may raise anything
-        talk.send(crash.unprepared(error))
+        connection.send(exceptions.to_setup_failure_message(error))
         return 1
     try:
-        devices = own_devices(start, beside_peers=framework.beside_peers)
-        session = Session(start, talk, store, devices=devices)
-        current.enter(session)
-        value = _train(start, talk, framework, session, shipped)
-        talk.send(Returned(session.reports, _pickled(value) if start.rank == 0 else b""))
-        session.calls.wait_to("leave")
-    except BaseException as error:  # noqa: BLE001 - SystemExit and Ctrl-C in a worker are failures, too
-        talk.send(crash.as_raised(error))
+        devices = worker_devices(start, sees_peer_devices=framework.sees_peer_devices)
+        session = Session(start, connection, store, devices=devices)
+        current_session.set_session(session)
+        value = _train(
+            start, session, connection=connection, framework=framework, function=function
+        )
+        connection.send(
+            WorkerReturned(
+                report_count=session.report_count,
+                pickled_value=_pickle_result(value) if start.rank == 0 else b"",
+            )
+        )
+        # on_shutdown may still call functions on this worker.
+        session.hook_calls.wait_for_phase("leave")
+    except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt are failures, too
+        connection.send(exceptions.to_failure_message(error))
         return 1
     return 0
 
 
 def _train(
-    start: Start, talk: Talk, framework: Framework, session: Session, shipped: Shipped
+    start: StartWorker,
+    session: Session,
+    *,
+    connection: AgentConnection,
+    framework: Framework,
+    function: LoadedFunction,
 ) -> Any:
-    """Form the group and call the function, with a backend's hooks before each."""
-    session.calls.wait_to("form")
-    framework.enter(start, lambda kind, value: session.gather(kind, value, timeout_s=_FORMING_S))
-    session.calls.wait_to("train")
-    session.calls.serve()
-    talk.send(Running())
-    value = shipped.call()
-    session.close()
+    """Form the process group and call the training function, with a gate before each."""
+    session.hook_calls.wait_for_phase("setup")
+    framework.form_group(
+        start,
+        lambda kind, value: session.broadcast_bytes(kind, value, timeout_s=_GROUP_INIT_TIMEOUT_S),
+    )
+    # on_training_start runs at this gate, with the process group formed.
+    session.hook_calls.wait_for_phase("train")
+    session.hook_calls.serve_in_background()
+    connection.send(FunctionStarted())
+    value = function.call()
+    # Before the result is sent: a round that has returned is over, and its checkpoints are final.
+    session.wait_for_uploads()
     return value
 
 
-def unpack(start: Start, store: Store, framework: Framework) -> Shipped:
-    """The function, with its code importable and its variables set. Raises what `ship` raises.
+def load_training_function(
+    start: StartWorker, store: Store, framework: Framework
+) -> LoadedFunction:
+    """Load the training function, with its code importable and its environment variables set.
 
-    What is loaded may wake a GPU: by then this worker must see its own.
+    Raises the errors of `activate_code_bundle`.
     """
     key = RunKey.from_text(start.secret, RunId(start.run_id))
-    payload = move_in(start.luggage, key, store, start.scratch, start.run_name)
+    payload = activate_code_bundle(
+        start.code_bundle, key=key, store=store, scratch=start.scratch_dir, run_name=start.run_name
+    )
+    # Before unpickling: that may import a module which initializes CUDA, and CUDA reads
+    # CUDA_VISIBLE_DEVICES only once.
     env.update(framework.environment(start))
-    return payload.shipped()
+    return payload.load_function()
 
 
-# --- what it returned ----------------------------------------------------------------------------
+# --- the return value ----------------------------------------------------------------------------
 
 
 class _ReturnPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Refuses tensors: the caller's machine may have neither torch nor the device."""
+    """Rejects tensors: the caller's machine may have neither torch nor the device."""
 
-    def reducer_override(self, thing: Any) -> Any:
+    def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
-        if torch is not None and isinstance(thing, torch.Tensor):
-            raise _TensorInside
-        return super().reducer_override(thing)
+        if torch is not None and isinstance(obj, torch.Tensor):
+            raise _TensorFound
+        return super().reducer_override(obj)
 
 
-class _TensorInside(Exception):  # noqa: N818 - a signal between two functions, seen by nobody else
+class _TensorFound(Exception):  # noqa: N818 - control flow between two functions of this module
     pass
 
 
-def _pickled(value: Any) -> bytes:
+def _pickle_result(value: Any) -> bytes:
     sink = BytesIO()
     try:
         _ReturnPickler(sink).dump(value)
-    except _TensorInside as tensor:
-        raise ValueError(
-            "The training function returned a value that holds torch tensors. Return numbers or "
-            "numpy arrays (tensor.item(), tensor.numpy()), and put weights into a checkpoint."
+    except _TensorFound as tensor:
+        raise ConfigError(  # a ValueError, as in Ray Train
+            "The training function returned a value that holds torch tensors.",
+            do="Return numbers or NumPy arrays (tensor.item(), tensor.numpy()), and save weights "
+            "in a checkpoint.",
         ) from tensor
     except (pickle.PicklingError, TypeError, AttributeError) as refused:
         raise ShippingError(
-            f"What the training function returned, a {type(value).__name__}, cannot be pickled: "
-            f"{refused}",
-            do="Return plain values; report metrics with report() and files in a checkpoint.",
+            f"The return value of the training function, a {type(value).__name__}, cannot be "
+            f"pickled: {refused}",
+            do="Return numbers, strings or lists; report metrics with report() and save files in "
+            "a checkpoint.",
         ) from refused
-    if sink.tell() > _LARGEST_RESULT_BYTES:
+    if sink.tell() > _MAX_RESULT_BYTES:
         raise ShippingError(
-            f"What the training function returned takes {told_bytes(sink.tell())}; "
-            f"{told_bytes(_LARGEST_RESULT_BYTES)} is the most.",
-            do="Return plain values, and put what is big into a checkpoint.",
+            f"The return value of the training function has {format_bytes(sink.tell())}; the limit "
+            f"is {format_bytes(_MAX_RESULT_BYTES)}.",
+            do="Return small values, and save large ones in a checkpoint.",
         )
     return sink.getvalue()
 
 
-# --- the end -------------------------------------------------------------------------------------
+# --- process exit --------------------------------------------------------------------------------
 
 
-def end(code: int, leave: Callable[[], None]) -> NoReturn:
-    """End this process: leave the group, let libraries flush, but let nothing hang."""
-    last_words = threading.Timer(_LAST_WORDS_S + env.value(env.LEAVE_S), os._exit, (code,))
-    last_words.daemon = True
-    last_words.start()
+def exit_process(exit_code: int, leave_group: Callable[[], None]) -> NoReturn:
+    """Leave the process group, run exit handlers, and exit, at the latest after a timeout."""
+    # A timer thread, because a destructor of a framework may hang while it holds no Python lock.
+    watchdog = threading.Timer(
+        _EXIT_TIMEOUT_S + env.read(env.PROCESS_GROUP_SHUTDOWN_TIMEOUT_S), os._exit, (exit_code,)
+    )
+    watchdog.daemon = True
+    watchdog.start()
     try:
-        if code == 0:
-            leave()  # after a failure the others may wait in a collective: they are killed instead
+        if exit_code == 0:
+            # Not after a failure: destroying the group waits for peers that may be inside a
+            # collective with this rank. The agent kills all of them.
+            leave_group()
+        # Not sys.exit(): that joins non-daemon threads of the user's code first, which may hang.
         atexit._run_exitfuncs()  # noqa: SLF001 - as multiprocessing does in its children
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
         faulthandler.disable()
-        os._exit(code)
+        os._exit(exit_code)

@@ -1,20 +1,20 @@
-"""What a training function calls: `report`, `get_checkpoint`, `get_context` and their like."""
+"""The functions that a training function calls, with the signatures of Ray Train."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from spotfit.checkpoint.handle import Checkpoint
+from spotfit.checkpoint.checkpoint_dir import Checkpoint
+from spotfit.checkpoint.reported import CheckpointReport, ReportedCheckpoint, UploadFn
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import parse_name
-from spotfit.model.events import ValidationAsked
-from spotfit.model.metrics import plain_json
-from spotfit.model.preemption import PreemptionInfo
+from spotfit.model.events import ValidationRequest
+from spotfit.model.metrics import metrics_to_plain_json
 from spotfit.model.reporting import CheckpointConsistencyMode, CheckpointUploadMode
-from spotfit.model.validation import ValidationTaskConfig
+from spotfit.model.topology import PreemptionInfo
+from spotfit.model.validation_config import ValidationTaskConfig
 from spotfit.worker.context import TrainContext
-from spotfit.worker.current import current
-from spotfit.worker.reported import Luggage, ReportedCheckpoint, UploadFn
+from spotfit.worker.current_session import require_session
 
 
 def report(
@@ -26,105 +26,116 @@ def report(
     checkpoint_upload_fn: UploadFn | None = None,
     validation: bool | ValidationTaskConfig = False,  # noqa: FBT001, FBT002 - as in Ray Train
 ) -> None:
-    """Tell the run how training goes, and hand over a checkpoint if there is one.
+    """Report metrics and, optionally, a checkpoint.
 
-    Every rank has to make the same number of reports: the n-th of all ranks belong together.
-    Without a checkpoint nothing is waited for. With one, the ranks that bring files agree on
-    the directory and merge into it; rank 0 gives its name and metrics. It counts once all of them
-    have uploaded theirs. A name that was used before gets the round and the report behind it
-    ("last@1-7"): what had it stays until the next is committed.
+    All ranks must make the same number of reports; the n-th reports of all ranks form one report.
+    A report without a checkpoint does not wait. With a checkpoint, the call waits until all ranks
+    have reported; the files of all ranks are merged into one directory, and the checkpoint is
+    committed once all of them are uploaded. Rank 0 determines the name and the metrics. If the name
+    was used before, round and report number are appended ("last@1-7"), and the previous checkpoint
+    is kept until the new one is committed.
 
-    Metrics are a dictionary that JSON can hold; numbers of numpy count as numbers. Tensors raise
-    ValueError. `checkpoint_upload_fn(checkpoint, dir_name)` uploads in our place, and returns the
-    Checkpoint inside the run's folder.
-
-    With `validation` the checkpoint is validated by the trainer's `validation_config`, outside the
-    workers and with nobody waiting; a `ValidationTaskConfig` says with what besides, and how long
-    it may take. The first rank that brings files decides.
+    Args:
+        metrics: A JSON-serializable dictionary; NumPy scalars are allowed. Tensors raise
+            ValueError.
+        checkpoint: This rank's files.
+        checkpoint_dir_name: The directory below the run's root; generated if None.
+        checkpoint_upload_mode: Whether the call waits for the upload.
+        delete_local_checkpoint_after_upload: Default: depends on `checkpoint_upload_mode`.
+        checkpoint_upload_fn: Called with the checkpoint and the directory name in place of the
+            built-in upload. It returns a Checkpoint below the run's root.
+        validation: Whether to validate the checkpoint with the trainer's `validation_config`, in
+            the background; a `ValidationTaskConfig` adds arguments and a timeout. The value of the
+            first rank that has files is used.
     """
-    session = current("spotfit.report")
-    asked = _asked(validation)
-    if checkpoint is None and asked is None:
+    session = require_session("spotfit.report")
+    request = _to_validation_request(validation)
+    # Names are checked here: an invalid one must raise before other ranks wait for this report.
+    if checkpoint is None and request is None:
         if checkpoint_dir_name is not None:
             parse_name(checkpoint_dir_name, what="checkpoint_dir_name")
         session.report_metrics(metrics, checkpoint_dir_name)
         return
     if checkpoint is None:
-        raise ConfigError("Validation requires a checkpoint.", do="Report one with it.")
+        raise ConfigError(
+            "report(validation=…) requires a checkpoint, but checkpoint is None.",
+            do="Pass checkpoint=Checkpoint.from_directory(directory), or omit validation.",
+        )
     if not isinstance(checkpoint, Checkpoint):
         raise ConfigError(
             f"checkpoint must be a Checkpoint, not a {type(checkpoint).__name__}.",
-            do="Write Checkpoint.from_directory(directory).",
+            do="Pass Checkpoint.from_directory(directory).",
         )
     if checkpoint_dir_name is not None:
         parse_name(checkpoint_dir_name, what="checkpoint_dir_name")
     mode = CheckpointUploadMode(checkpoint_upload_mode)
     delete = delete_local_checkpoint_after_upload
-    session.report_files(
+    session.report_checkpoint(
         metrics,
-        Luggage(
+        CheckpointReport(
             checkpoint,
-            mode,
-            mode.deletes_local_copy if delete is None else delete,
-            checkpoint_dir_name,
-            checkpoint_upload_fn,
-            asked,
+            upload_mode=mode,
+            delete_after_upload=mode.deletes_local_copy if delete is None else delete,
+            dir_name=checkpoint_dir_name,
+            upload_fn=checkpoint_upload_fn,
+            validation=request,
         ),
     )
 
 
 def get_checkpoint() -> Checkpoint | None:
-    """The checkpoint to go on from.
+    """Return the checkpoint to resume from; None if the run has none.
 
-    What this worker itself reported last, once it is uploaded, with the files that other ranks have
-    brought by then; else the one every rank of this attempt began from. None in a run that has
-    none.
+    This is the last checkpoint that this worker has reported and uploaded, including the files that
+    other ranks have uploaded so far; before that, the checkpoint from which the round has started.
     """
-    return current("spotfit.get_checkpoint").checkpoint()
+    return require_session("spotfit.get_checkpoint").latest_checkpoint()
 
 
 def get_context() -> TrainContext:
-    """Who this worker is: ranks, sizes, names."""
-    return current("spotfit.get_context").context
+    """Return the ranks, sizes, run name and storage of this worker."""
+    return require_session("spotfit.get_context").context
 
 
 def get_dataset_shard(dataset_name: str | None = None) -> Any:
-    """This worker's part of that dataset of the trainer, the same object on every call.
+    """Return this worker's shard of a dataset of the trainer; the same object on every call.
 
-    With `num_workers=0` it is the whole of it. Raises `UnknownDatasetError`, which is a KeyError.
+    In local mode (`num_workers=0`) this is the complete dataset. Raises `UnknownDatasetError`,
+    a KeyError.
     """
-    return current("spotfit.get_dataset_shard").dataset(dataset_name)
+    return require_session("spotfit.get_dataset_shard").dataset_shard(dataset_name)
 
 
 def get_all_reported_checkpoints(
     consistency_mode: CheckpointConsistencyMode = CheckpointConsistencyMode.VALIDATED,
     timeout_s: float | None = None,
 ) -> list[ReportedCheckpoint]:
-    """All checkpoints the run holds, worst to best; those that were dropped are not among them.
+    """Return all checkpoints of the run that retention has kept, worst to best.
 
-    Waits until every checkpoint this worker has reported is in and, unless `COMMITTED` is asked
-    for, until no validation is pending; after `timeout_s` it tells what there is.
+    Waits until the checkpoints that this worker has reported are committed and, with `VALIDATED`,
+    until no validation is pending. After `timeout_s` it returns the current state.
     """
     mode = CheckpointConsistencyMode(consistency_mode)
-    return current("spotfit.get_all_reported_checkpoints").reported(mode, timeout_s)
+    return require_session("spotfit.get_all_reported_checkpoints").reported_checkpoints(
+        mode, timeout_s
+    )
 
 
 def get_preemption_info() -> PreemptionInfo | None:
-    """Which nodes of this group will be taken away, as rank 0 knows it; None while none is known.
+    """Return the preemption notices of this group's nodes; None if there is none.
 
-    A collective: every rank has to call it, and every rank gets the same answer.
+    A collective: all ranks must call it, and all receive what rank 0 knows.
     """
-    return current("spotfit.get_preemption_info").preemption_info()
+    return require_session("spotfit.get_preemption_info").preemption_info()
 
 
-def _asked(validation: Any) -> ValidationAsked | None:
-    """What the journal keeps of that wish."""
+def _to_validation_request(validation: Any) -> ValidationRequest | None:
     if isinstance(validation, ValidationTaskConfig):
-        kwargs = plain_json(validation.fn_kwargs or {}, what="fn_kwargs")
-        return ValidationAsked(kwargs, validation.timeout_s)
+        kwargs = metrics_to_plain_json(validation.fn_kwargs or {}, label="fn_kwargs")
+        return ValidationRequest(fn_kwargs=kwargs, timeout_s=validation.timeout_s)
     if not isinstance(validation, bool):
         raise ConfigError(
             f"validation must be True, False or a ValidationTaskConfig, not {validation!r}.",
-            do="Write validation=True.",
+            do="Pass validation=True.",
         )
-    return ValidationAsked() if validation else None
+    return ValidationRequest() if validation else None

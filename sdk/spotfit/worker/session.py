@@ -1,4 +1,17 @@
-"""Session: a worker's side of its round. Reports out, names and collectives in."""
+"""The session of one worker in one round: reports, checkpoints, collectives, preemption notices.
+
+The states of a report with files:
+
+| state       | event                                           | next                       |
+|-------------|-------------------------------------------------|----------------------------|
+| sent        | `CheckpointNamed` with a name                   | uploading                  |
+| sent        | `CheckpointNamed` without a name                | dropped (logged)           |
+| sent        | failed collective "report"                      | error raised to the user   |
+| uploading   | uploaded by this process (SYNC, upload_fn)      | uploaded                   |
+| uploading   | `Uploaded` by the agent (ASYNC)                 | uploaded                   |
+| any         | `UploadFailed`: another rank's files are lost   | failed                     |
+| uploaded    | `CommitConfirmed`                               | committed                  |
+"""
 
 from __future__ import annotations
 
@@ -13,491 +26,563 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from spotfit.checkpoint.handle import Checkpoint, path_of
+from spotfit.checkpoint.checkpoint_dir import Checkpoint, store_path
+from spotfit.checkpoint.committed import open_all, open_committed, open_uncommitted
 from spotfit.checkpoint.manifest import Manifest
-from spotfit.checkpoint.restore import open_all, open_committed, open_so_far
-from spotfit.checkpoint.save import record
+from spotfit.checkpoint.reported import CheckpointReport, ReportedCheckpoint
+from spotfit.checkpoint.snapshot_channel import GroupOutlook
+from spotfit.checkpoint.upload_job import (
+    UploadJob,
+    delete_local_copy,
+    run_upload_job,
+    upload_with_user_fn,
+)
+from spotfit.checkpoint.upload_queue import UploadQueue
+from spotfit.checkpoint.writer import save_existing_files
+from spotfit.code import exceptions
+from spotfit.code.function_pickle import pickle_object, unpickle
 from spotfit.core.clock import Clock
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import CollectiveTimeoutError, ConfigError, SessionMisuseError
-from spotfit.core.units import told_bytes, told_seconds
+from spotfit.core.units import format_bytes
 from spotfit.host import log
-from spotfit.host.clocks import SystemClock, wall_ms
+from spotfit.host.system import SystemClock, wall_ms
 from spotfit.ledger.journal import Journal
-from spotfit.model.data import unknown_dataset
+from spotfit.model.data import unknown_dataset_error
 from spotfit.model.events import CheckpointCommitted
 from spotfit.model.metrics import metrics_from_json, metrics_to_json
-from spotfit.model.preemption import PreemptionInfo
 from spotfit.model.reporting import CheckpointConsistencyMode, CheckpointUploadMode
-from spotfit.model.spec import Keep, RunSpec
+from spotfit.model.spec import RetentionConfig, RunSpec
+from spotfit.model.topology import PreemptionInfo
 from spotfit.model.view import View
-from spotfit.model.wire import (
-    Call,
-    Carried,
-    Carry,
-    Committed,
-    Files,
-    Gather,
-    Gathered,
-    Judged,
-    Named,
-    Overdue,
-    Preempted,
-    Proceed,
-    Saved,
-    SaveSoon,
-    Start,
+from spotfit.policy.preemption import DEFAULT_NOTICE_S
+from spotfit.policy.retention import checkpoints_to_drop, worst_to_best
+from spotfit.protocol.agent_peer import REPLICATION_BYTES_PER_S
+from spotfit.protocol.worker_agent import (
+    CallFunction,
+    CheckpointNamed,
+    CollectiveWaiting,
+    CommitConfirmed,
+    FilesReport,
+    OpenGate,
+    PreemptionUpdate,
+    RankZeroBroadcast,
+    RankZeroBroadcastResult,
+    RequestUpload,
+    SaveCompleted,
+    StartWorker,
+    SuggestSave,
     ToWorker,
-    Uncarried,
+    Uploaded,
+    UploadFailed,
+    ValidationFinished,
 )
-from spotfit.policy.drain import UNKNOWN_NOTICE_S
-from spotfit.policy.retention import expendable, worst_to_best
-from spotfit.ship.function import pickled, unpickled
 from spotfit.store.api import Store
-from spotfit.worker import crash
-from spotfit.worker.calls import Calls
+from spotfit.worker.agent_connection import AgentConnection
+from spotfit.worker.agent_snapshots import AgentSnapshotChannel
 from spotfit.worker.context import TrainContext
 from spotfit.worker.inbox import Inbox
-from spotfit.worker.parcel import Parcel, bring, delete_local, uploaded_by
-from spotfit.worker.reported import Luggage, ReportedCheckpoint
-from spotfit.worker.snapshots import Snapshots
-from spotfit.worker.talk import Talk
-from spotfit.worker.uploads import Uploads
+from spotfit.worker.remote_calls import HookCallExecutor
 
-WARN_S = 60.0
-_IN_STEP = "Every rank has to make the same calls in the same order; look at their logs."
-BIG_BROADCAST_BYTES = 1024
-_LARGEST_BROADCAST_BYTES = 4 * 2**20
-_DRAIN_EVERY = 256
+WAIT_WARNING_S = 60.0
+_SAME_CALLS_REMEDY = "All ranks must make the same calls in the same order; compare their logs."
+# Broadcasts pass through the leader: small values such as file names are what they are made for.
+LARGE_BROADCAST_BYTES = 1024
+_MAX_BROADCAST_BYTES = 4 * 2**20
+# A function that only reports never waits, so it must empty its socket now and then; doing so at
+# every report would double the cost of the call.
+_REPORTS_PER_DRAIN = 256
 
-Found = TypeVar("Found")
-_metrics = decoder(dict[str, Any])
-_preempted: msgspec.json.Decoder[Preempted | None] = msgspec.json.Decoder(Preempted | None)
-_specs = decoder(RunSpec)
+ResultT = TypeVar("ResultT")
+_metrics_decoder = decoder(dict[str, Any])
+_preempted_decoder: msgspec.json.Decoder[PreemptionUpdate | None] = msgspec.json.Decoder(
+    PreemptionUpdate | None
+)
+_spec_decoder = decoder(RunSpec)
 
 
 class Session:
-    """One worker's part in one round.
+    """One worker's session in one round.
 
-    `store` is rooted at the run, `devices` are the worker's own accelerators. A failing background
-    upload is told to `fail`, which ends the process at once: the function may be anywhere.
+    Args:
+        store: Rooted at the run's directory.
+        devices: The accelerators of this worker.
+        on_upload_error: Called in the upload thread if a background upload fails. By default it
+            reports the error and exits the process, because the training function cannot be
+            interrupted.
     """
 
     def __init__(
         self,
-        start: Start,
-        talk: Talk,
+        start: StartWorker,
+        connection: AgentConnection,
         store: Store,
         *,
         devices: tuple[str, ...] = (),
         clock: Clock | None = None,
-        fail: Callable[[BaseException], None] | None = None,
+        on_upload_error: Callable[[BaseException], None] | None = None,
     ) -> None:
         self.context = TrainContext(start, store)
         self.devices = devices
         self._start = start
-        self._talk = talk
+        self._connection = connection
         self._store = store
         self._clock = clock or SystemClock()
-        self._uploads = Uploads(fail or self._end_at_once)
-        self.reports = 0
-        """How many reports this worker has made."""
-        self._seqs: Counter[str] = Counter()
-        self._inbox = Inbox(talk, self._take, self._clock)
-        self.calls = Calls(talk, self._inbox, hooks=start.hooks)
-        """What a backend's hooks ask of this worker."""
-        self.snapshots = Snapshots(self, start, talk, store)
-        """What a Checkpointer hands over."""
-        self._named: dict[int, Named] = {}
-        self._gathered: dict[tuple[str, int], Gathered] = {}
-        self._committed: set[str] = set()
-        self._judged = 0
-        """How many validations have ended since this round was opened."""
-        self._brought: dict[int, str] = {}
-        """By report, the checkpoints that this worker has files in."""
-        self._uncarried: set[int] = set()
-        """Reports that are no checkpoint, because others' files are lost."""
-        self._given_away: set[int] = set()
-        """Reports whose files the agent has brought to the bucket for us, but not told of yet."""
-        self._latest: tuple[int, str, str] | None = None
-        """Of what this worker reported last, and is uploaded: which report, the checkpoint's name,
-        and its folder."""
-        self._preempted: Preempted | None = None
-        self._advice: tuple[float, str] | None = None
+        self._uploads = UploadQueue(on_upload_error or self._exit_with_error)
+        self.report_count = 0
+        """The number of reports made in this round."""
+        self._collective_counts: Counter[str] = Counter()
+        self._inbox = Inbox(connection, self._on_message, self._clock)
+        self.hook_calls = HookCallExecutor(
+            connection, self._inbox, has_hooks=start.has_backend_hooks
+        )
+        self.snapshot_channel = AgentSnapshotChannel(self, start, connection, store=store)
+        self._assigned_names: dict[int, CheckpointNamed] = {}
+        self._collective_results: dict[tuple[str, int], RankZeroBroadcastResult] = {}
+        self._committed_names: set[str] = set()
+        self._finished_validations = 0
+        """The number of validations that have ended since the start of the round."""
+        self._names_by_report: dict[int, str] = {}
+        """The checkpoints in which this worker has files, by report index."""
+        self._failed_reports: set[int] = set()
+        """Reports without a checkpoint, because another rank's files are lost."""
+        self._delegated_reports: set[int] = set()
+        """Reports whose upload by the agent is not confirmed yet."""
+        self._latest_upload: tuple[int, str, str] | None = None
+        """Report index, checkpoint name and folder of the latest report that is uploaded."""
+        self._preemption: PreemptionUpdate | None = None
+        self._rebalance_recommendation: tuple[float, str] | None = None
 
     @property
     def host(self) -> str:
-        """The address of this node, as other nodes reach it."""
+        """The address at which other nodes reach this node."""
         return self._start.host
-
-    @property
-    def resizes(self) -> bool:
-        """Whether the group may go on with another number of workers."""
-        return self._spec.workers_min < self._spec.workers_max
 
     # --- reports -----------------------------------------------------------------------------
 
     def report_metrics(self, metrics: dict[str, Any], dir_name: str | None = None) -> None:
-        """Send the next report, and go on: this is the path that must cost nothing."""
+        """Send the next report without files. Returns without waiting."""
+        # Serialized first: metrics that are not JSON raise without taking a report index.
         body = metrics_to_json(metrics)
-        n = self.next_report()
-        self._talk.send_report(n, body, dir_name)
-        if n % _DRAIN_EVERY == 0:
+        n = self.allocate_report_index()
+        self._connection.send_report(n, body, dir_name)
+        if n % _REPORTS_PER_DRAIN == 0:
             self.drain()
 
-    def report_files(self, metrics: dict[str, Any], luggage: Luggage) -> None:
-        """Agree on the directory's name with all ranks, then upload, or have it uploaded."""
-        self._check(luggage)
-        n = self._send_files(metrics, luggage)
-        named = self.wait_for(partial(self._name_of, n))
-        if isinstance(named, Gathered):
-            raise self._never(named)
-        assert isinstance(named, Named)  # there was no time limit
-        if not named.name:
-            log.warning("report.without_us", rank=self._start.rank, n=n)
+    def report_checkpoint(self, metrics: dict[str, Any], report: CheckpointReport) -> None:
+        """Wait for the directory name that all ranks share, then upload or start the upload.
+
+        Raises `CollectiveTimeoutError` or `SessionMisuseError` if another rank does not report.
+        """
+        self._check_report(report)
+        n = self._send_checkpoint_report(metrics, report)
+        named = self._wait_for_name(n)
+        if not named.checkpoint_name:
+            # The leader has completed the report without this rank: its files are not uploaded.
+            log.warning("report.excluded", rank=self._start.rank, n=n)
             return
-        self._brought[n] = named.name
-        parcel = self._parcel(named, luggage)
-        in_background = luggage.mode is CheckpointUploadMode.ASYNC
-        if parcel.base or not in_background:
-            self.close()
+        self._names_by_report[n] = named.checkpoint_name
+        job = self._make_upload_job(named, report)
+        in_background = report.upload_mode is CheckpointUploadMode.ASYNC
+        # A job with a parent shares files of this rank's earlier upload, which must be complete. A
+        # synchronous report promises that everything reported before is uploaded, too.
+        if job.parent or not in_background:
+            self.wait_for_uploads()
         if not in_background:
-            self._save(parcel, luggage)
-        elif luggage.upload_fn is None:
-            self._give_away(parcel)
-        else:  # it may know what lives in this process only
-            self._uploads.put(partial(self._save, parcel, luggage))
+            self._upload(job, report)
+        elif report.upload_fn is None:
+            self._delegated_reports.add(n)
+            # The agent completes the upload even if this process dies.
+            self._connection.send(
+                RequestUpload(
+                    report_index=n, checkpoint_name=job.manifest.name, upload_job=job.to_bytes()
+                )
+            )
+        else:
+            # The user's function may depend on objects of this process, so it must run here.
+            self._uploads.put(partial(self._upload, job, report))
 
-    def _name_of(self, n: int) -> Named | Gathered | None:
-        return self._named.pop(n, None) or self._gathered.pop(("report", n), None)
+    def _wait_for_name(self, n: int) -> CheckpointNamed:
+        def received() -> CheckpointNamed | RankZeroBroadcastResult | None:
+            named = self._assigned_names.pop(n, None)
+            return named or self._collective_results.pop(("report", n), None)
 
-    def next_report(self) -> int:
-        """The number of a report that is about to be made."""
-        n, self.reports = self.reports, self.reports + 1
+        reply = self.wait_for(received)
+        if isinstance(reply, RankZeroBroadcastResult):
+            raise self._make_collective_error(reply)
+        assert isinstance(reply, CheckpointNamed)  # `wait_for` without a timeout
+        return reply
+
+    def allocate_report_index(self) -> int:
+        """Return the index of the next report."""
+        n, self.report_count = self.report_count, self.report_count + 1
         return n
 
-    def close(self) -> None:
-        """Wait for the uploads that are under way."""
+    def wait_for_uploads(self) -> None:
+        """Wait for all pending uploads of this worker, in this process and in the agent."""
         self._uploads.wait()
-        self.wait_for(lambda: None if self._given_away else True, what="its uploads")
-        self.snapshots.close()
+        self.wait_for(lambda: None if self._delegated_reports else True, description="its uploads")
+        self.snapshot_channel.wait_for_uploads()
 
     # --- checkpoints -------------------------------------------------------------------------
 
-    def checkpoint(self) -> Checkpoint | None:
-        """What this worker reported last, once it is uploaded, with what others have brought by
-        then; else what the round began from."""
+    def latest_checkpoint(self) -> Checkpoint | None:
+        """Return the latest checkpoint that this worker has uploaded, with other ranks' files so
+        far; else the checkpoint from which the round has started."""
         self.drain()
-        if self._latest is None:
-            return self._restored
-        _, name, folder = self._latest
-        return open_so_far(self._store, name, folder)
+        if self._latest_upload is None:
+            return self._initial_checkpoint
+        _, name, folder = self._latest_upload
+        return open_uncommitted(self._store, name, folder)
 
-    def dataset(self, name: str | None) -> Any:
-        """Workers are not fed yet: there is none of any name."""
-        raise unknown_dataset(name, ())
+    def dataset_shard(self, name: str | None) -> Any:
+        """Raise `UnknownDatasetError`: datasets are supported in local mode only."""
+        raise unknown_dataset_error(name, ())
 
-    def reported(
+    def reported_checkpoints(
         self, mode: CheckpointConsistencyMode, timeout_s: float | None
     ) -> list[ReportedCheckpoint]:
-        """What the journal holds once all this worker brought is in it, or the time is over.
+        """Return the retained checkpoints, worst to best.
 
-        For `VALIDATED` nothing may be left to validate, either.
+        Waits until this worker's checkpoints are committed and, with `VALIDATED`, until no
+        validation is pending; after `timeout_s` returns the current state.
         """
-        give_up_at = None if timeout_s is None else self._clock.now() + timeout_s
+        deadline = None if timeout_s is None else self._clock.now() + timeout_s
         self.wait_for(
-            lambda: True if self._awaited <= self._committed else None,
-            what="its checkpoints to be committed",
+            lambda: self._is_all_committed() or None,
+            description="its checkpoints to be committed",
             timeout_s=timeout_s,
         )
         view = self._journal.catch_up()
         if mode is CheckpointConsistencyMode.VALIDATED:
-            view = self._validated(view, give_up_at)
-        kept = _staying(view, self._spec.keep)
-        checkpoints = open_all(self._store, {one.name for one in kept})
+            view = self._wait_for_validations(view, deadline)
+        retained = _retained_checkpoints(view, self._spec.retention)
+        checkpoints = open_all(self._store, {commit.name for commit in retained})
         return [
             ReportedCheckpoint(
-                checkpoints[one.name], metrics_from_json(one.metrics), view.status_of(one)
+                checkpoints[commit.name], metrics_from_json(commit.metrics), view.status_of(commit)
             )
-            for one in kept
+            for commit in retained
         ]
 
-    @property
-    def _awaited(self) -> set[str]:
-        """What this worker brought that is, or will be, a checkpoint."""
-        return {name for n, name in self._brought.items() if n not in self._uncarried}
+    def _is_all_committed(self) -> bool:
+        return all(
+            name in self._committed_names or n in self._failed_reports
+            for n, name in self._names_by_report.items()
+        )
 
-    def _validated(self, view: View, give_up_at: float | None) -> View:
-        """The run once it has nothing to validate, or as it is when the time is over."""
-        while view.unvalidated and self._spec.validation is not None:
-            heard = self._judged
-            left_s = None if give_up_at is None else give_up_at - self._clock.now()
-            more = self.wait_for(
-                partial(self._more_judged, heard),
-                what=f"{len(view.unvalidated)} checkpoints to be validated",
+    def _wait_for_validations(self, view: View, deadline: float | None) -> View:
+        """Return the view once no validation is pending, or the current view at the deadline."""
+        while view.unvalidated_checkpoints and self._spec.validation is not None:
+            # The leader may start another validation meanwhile, so the view is read after each.
+            previous = self._finished_validations
+            left_s = None if deadline is None else deadline - self._clock.now()
+            progress = self.wait_for(
+                partial(self._has_validation_since, previous),
+                description=f"{len(view.unvalidated_checkpoints)} checkpoints to be validated",
                 timeout_s=left_s,
             )
             view = self._journal.catch_up()
-            if more is None:
+            if progress is None:
                 break
         return view
 
-    def _more_judged(self, than: int) -> bool | None:
-        return True if self._judged > than else None
+    def _has_validation_since(self, previous_count: int) -> bool | None:
+        return True if self._finished_validations > previous_count else None
 
     # --- collectives -------------------------------------------------------------------------
 
-    def gather(self, kind: str, value: bytes = b"", timeout_s: float | None = None) -> bytes:
-        """Rank 0's value, once all ranks have come.
+    def broadcast_bytes(
+        self, kind: str, value: bytes = b"", timeout_s: float | None = None
+    ) -> bytes:
+        """Return rank 0's value once all ranks have joined the collective.
 
-        Raises `CollectiveTimeoutError` where they do not come in time, and `SessionMisuseError`
-        where they never will.
+        Raises `CollectiveTimeoutError` if a rank does not join in time, and `SessionMisuseError` if
+        it cannot join any more, for instance because its training function has returned.
         """
-        seq = self._seqs[kind]
-        self._seqs[kind] += 1
-        self._talk.send(Gather(kind, seq, value, blocks=_in_main_thread()))
-        told = self.wait_for(partial(self._gathered.pop, (kind, seq), None), timeout_s=timeout_s)
-        if told is None:
+        # Numbered per kind: the n-th calls of a kind on all ranks belong together.
+        seq = self._collective_counts[kind]
+        self._collective_counts[kind] += 1
+        self._connection.send(
+            RankZeroBroadcast(kind=kind, seq=seq, value=value, blocks_training=_is_main_thread())
+        )
+        result = self.wait_for(
+            partial(self._collective_results.pop, (kind, seq), None), timeout_s=timeout_s
+        )
+        if result is None:
             raise CollectiveTimeoutError(
-                f"{kind} timed out after {timeout_s} s on rank {self._start.rank}.", do=_IN_STEP
+                f"{kind} timed out after {timeout_s} s on rank {self._start.rank}: not all ranks "
+                "have joined.",
+                do=_SAME_CALLS_REMEDY,
             )
-        if told.missing or told.why:
-            raise self._never(told)
-        return told.value
+        if result.missing_ranks or result.reason:
+            raise self._make_collective_error(result)
+        return result.value
 
-    def _never(self, told: Gathered) -> CollectiveTimeoutError | SessionMisuseError:
-        """A collective that was given up."""
-        missing = ", ".join(str(rank) for rank in told.missing)
-        if told.why:
+    def _make_collective_error(
+        self, result: RankZeroBroadcastResult
+    ) -> CollectiveTimeoutError | SessionMisuseError:
+        missing = ", ".join(str(rank) for rank in result.missing_ranks)
+        if result.reason:
             return SessionMisuseError(
-                f"{told.kind} on rank {self._start.rank} can never be complete: {told.why}.",
-                do=_IN_STEP,
+                f"{result.kind} on rank {self._start.rank} cannot complete: {result.reason}.",
+                do=_SAME_CALLS_REMEDY,
             )
         limit_s = self._start.collective_timeout_s
         return CollectiveTimeoutError(
-            f"{told.kind} timed out after {limit_s} s: these ranks have not joined: [{missing}].",
-            do=f"{_IN_STEP} SPOTFIT_COLLECTIVE_TIMEOUT_S says how long to wait.",
-            missing=told.missing,
+            f"{result.kind} timed out after {limit_s} s: these ranks have not joined: [{missing}].",
+            do=f"{_SAME_CALLS_REMEDY} SPOTFIT_COLLECTIVE_TIMEOUT_S sets the timeout.",
+            missing=result.missing_ranks,
         )
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
-        self.gather("barrier")
+        """Wait until all ranks have called this. Raises what `broadcast_bytes` raises."""
+        self.broadcast_bytes("barrier")
 
-    def broadcast(self, thing: Any) -> Any:
-        """What rank 0 gave."""
-        mine = self._packed(thing) if self._start.rank == 0 else b""
-        if len(mine) > _LARGEST_BROADCAST_BYTES:
+    def broadcast(self, value: Any) -> Any:
+        """Return rank 0's value, which is pickled. Raises `ConfigError` if that is too large."""
+        pickled = self._pickle_broadcast(value) if self._start.rank == 0 else b""
+        if len(pickled) > _MAX_BROADCAST_BYTES:
             raise ConfigError(
-                f"broadcast_from_rank_zero was given {told_bytes(len(mine))}; it takes "
-                f"{told_bytes(_LARGEST_BROADCAST_BYTES)} at most.",
+                f"The value of broadcast_from_rank_zero has {format_bytes(len(pickled))}; the "
+                f"limit is {format_bytes(_MAX_BROADCAST_BYTES)}.",
                 do="Broadcast tensors with torch.distributed, and files through a checkpoint.",
             )
-        told = self.gather("broadcast_from_rank_zero", mine)
-        return unpickled(told, what="broadcast")
+        received = self.broadcast_bytes("broadcast_from_rank_zero", pickled)
+        return unpickle(received, description="broadcast")
 
     def drain(self) -> None:
-        """Take what the agent has told: it must not pile up for one who only ever reports."""
+        """Process the agent's messages that have arrived, without waiting."""
         self._inbox.drain()
 
-    def notice(self) -> float | None:
-        """In how many seconds the first machine of the group goes, by its own word, as far as this
-        rank knows; None where none is known to."""
+    def outlook(self) -> GroupOutlook:
+        """Return what this rank knows about the future of the group."""
         self.drain()
-        if self._preempted is None:
-            return None
-        if not self._preempted.deadline_ms:
-            return UNKNOWN_NOTICE_S
-        return (self._preempted.deadline_ms - wall_ms()) / 1000
+        notice = self._preemption
+        preempted_ranks = sum(map(len, notice.node_to_ranks.values())) if notice else 0
+        # A replica on a node that is preempted as well does not help.
+        peer_stays = self._start.replica_target and preempted_ranks < self._start.world_size
+        return GroupOutlook(
+            allows_resize=self._spec.min_workers < self._spec.max_workers,
+            failure_model=self._start.failure_model,
+            time_to_preemption_s=None if notice is None else _time_to_preemption_s(notice),
+            replacement_ready=notice is not None and notice.replacement_ready,
+            rebalance_recommendation=self._rebalance_recommendation,
+            # The ranks of a node share its replication bandwidth.
+            peer_bytes_per_s=(
+                REPLICATION_BYTES_PER_S / self._start.local_world_size if peer_stays else 0.0
+            ),
+        )
 
-    def replaced(self) -> bool:
-        """Whether whoever leaves the group could be done without at once, as far as it is known."""
-        self.drain()
-        return self._preempted is not None and self._preempted.replaced
-
-    def all_leave(self) -> bool:
-        """Whether all machines of the group have announced their end, as far as it is known."""
-        self.drain()
-        going = self._preempted.nodes.values() if self._preempted else ()
-        return sum(map(len, going)) == self._start.world_size
-
-    def advice(self) -> tuple[float, str] | None:
-        """When, by this machine's own clock, a cloud last said that a machine of the group is in
-        danger, and how; None as long as none has."""
-        self.drain()
-        return self._advice
-
-    def wait_for_notice(self, within_s: float) -> bool:
-        """Whether it comes to know, in so long, that a machine of its group will be taken away."""
-        return self._inbox.wait(lambda: self._preempted, within_s) is not None
+    def wait_for_preemption(self, timeout_s: float) -> bool:
+        """Wait for a preemption notice of the group; return False after `timeout_s`."""
+        return self._inbox.wait(lambda: self._preemption, timeout_s) is not None
 
     def preemption_info(self) -> PreemptionInfo | None:
-        """Rank 0's knowledge, so that all ranks decide alike."""
+        """Return the notices that rank 0 knows, so that all ranks take the same decision."""
         self.drain()
-        told = _preempted.decode(self.gather("preemption_info", encode(self._preempted)))
-        if told is None:
+        update = _preempted_decoder.decode(
+            self.broadcast_bytes("preemption_info", encode(self._preemption))
+        )
+        if update is None:
             return None
-        nodes = {node: list(ranks) for node, ranks in told.nodes.items()}
-        return PreemptionInfo(told.deadline_ms or None, nodes)
+        nodes = {node: list(ranks) for node, ranks in update.node_to_ranks.items()}
+        return PreemptionInfo(update.deadline_ms or None, nodes)
 
     # --- saving ------------------------------------------------------------------------------
 
-    def _send_files(self, metrics: dict[str, Any], luggage: Luggage) -> int:
-        name = luggage.dir_name
-        if name is None and luggage.mode is CheckpointUploadMode.NO_UPLOAD:
-            folder = self._folder_of(luggage.checkpoint)
+    def _send_checkpoint_report(self, metrics: dict[str, Any], report: CheckpointReport) -> int:
+        name = report.dir_name
+        if name is None and report.upload_mode is CheckpointUploadMode.NO_UPLOAD:
+            # The files are in the run's directory already: their folder names the checkpoint.
+            folder = self._folder_in_run(report.checkpoint)
             name = folder if "/" not in folder else None
-        body = msgspec.Raw(metrics_to_json(metrics))
-        n = self.next_report()
-        ours = luggage.upload_fn is None and luggage.mode is not CheckpointUploadMode.NO_UPLOAD
-        blocks, wish = _in_main_thread(), luggage.validation
-        self._talk.send(Files(n, body, name, blocks, wish, ours))
+        body = msgspec.Raw(metrics_to_json(metrics))  # may raise, so before the index is taken
+        n = self.allocate_report_index()
+        self._connection.send(
+            FilesReport(
+                report_index=n,
+                metrics=body,
+                checkpoint_dir_name=name,
+                blocks_training=_is_main_thread(),
+                validation=report.validation,
+                managed_upload=report.upload_fn is None
+                and report.upload_mode is not CheckpointUploadMode.NO_UPLOAD,
+            )
+        )
         return n
 
-    def _parcel(self, named: Named, luggage: Luggage) -> Parcel:
-        part = Manifest(
-            named.name,
-            self._start.round,
-            named.n,
-            self._start.rank,
-            named.ranks,
-            _metrics.decode(named.metrics),
-            (),
-            validation=luggage.validation,
+    def _make_upload_job(self, named: CheckpointNamed, report: CheckpointReport) -> UploadJob:
+        manifest = Manifest(
+            name=named.checkpoint_name,
+            round=self._start.round,
+            report_index=named.report_index,
+            rank=self._start.rank,
+            ranks=named.ranks,
+            metrics=_metrics_decoder.decode(named.metrics),
+            files=(),
+            validation=report.validation,
         )
-        return Parcel(luggage.checkpoint, part, named.base, luggage.delete)
+        return UploadJob(
+            report.checkpoint,
+            manifest,
+            parent=named.parent,
+            delete_after_upload=report.delete_after_upload,
+        )
 
-    def _give_away(self, parcel: Parcel) -> None:
-        """To the agent, which brings it even if this process dies."""
-        self._given_away.add(parcel.part.report)
-        self._talk.send(Carry(parcel.part.report, parcel.part.name, parcel.packed()))
+    def _upload(self, job: UploadJob, report: CheckpointReport) -> None:
+        manifest = self._upload_files(job, report)
+        self._record_upload(manifest.report_index, manifest.name, manifest.folder)
+        self._connection.send(
+            SaveCompleted(
+                report_index=manifest.report_index,
+                checkpoint_name=manifest.name,
+                size_bytes=manifest.size_bytes,
+                custom_folder=manifest.custom_folder,
+            )
+        )
+        if job.delete_after_upload:
+            delete_local_copy(job.checkpoint, self._store)
 
-    def _save(self, parcel: Parcel, luggage: Luggage) -> None:
-        manifest = self._brought_by(parcel, luggage)
-        self._note_saved(manifest.report, manifest.name, manifest.folder)
-        told = Saved(manifest.report, manifest.name, manifest.size_bytes, at=manifest.at)
-        self._talk.send(told)
-        if parcel.delete:
-            delete_local(parcel.checkpoint, self._store)
+    def _upload_files(self, job: UploadJob, report: CheckpointReport) -> Manifest:
+        if report.upload_mode is CheckpointUploadMode.NO_UPLOAD:
+            return self._record_manifest(job, job.checkpoint)
+        if report.upload_fn is None:
+            return run_upload_job(job, self._store)
+        uploaded = upload_with_user_fn(report.upload_fn, job.checkpoint, job.manifest.name)
+        return self._record_manifest(job, uploaded)
 
-    def _brought_by(self, parcel: Parcel, luggage: Luggage) -> Manifest:
-        if luggage.mode is CheckpointUploadMode.NO_UPLOAD:
-            return self._recorded(parcel, parcel.checkpoint)
-        if luggage.upload_fn is None:
-            return bring(parcel, self._store)
-        there = uploaded_by(luggage.upload_fn, parcel.checkpoint, parcel.part.name)
-        return self._recorded(parcel, there)
+    def _record_manifest(self, job: UploadJob, checkpoint: Any) -> Manifest:
+        folder = self._folder_in_run(checkpoint)
+        manifest = msgspec.structs.replace(job.manifest, custom_folder=folder)
+        return save_existing_files(self._store, manifest, parent=job.parent)
 
-    def _recorded(self, parcel: Parcel, there: Any) -> Manifest:
-        part = msgspec.structs.replace(parcel.part, at=self._folder_of(there))
-        return record(self._store, part, base=parcel.base)
+    def _record_upload(self, report_index: int, name: str, folder: str) -> None:
+        # Uploads by the agent and by this process may end in another order than their reports.
+        if self._latest_upload is None or report_index > self._latest_upload[0]:
+            self._latest_upload = report_index, name, folder
 
-    def _note_saved(self, n: int, name: str, folder: str) -> None:
-        """Two uploads of different kinds may end in another order than they were reported."""
-        if self._latest is None or n > self._latest[0]:
-            self._latest = n, name, folder
-
-    def _folder_of(self, checkpoint: Any) -> str:
-        """Where a checkpoint that nobody has to upload lies in the run's folder."""
+    def _folder_in_run(self, checkpoint: Any) -> str:
+        """Return the folder, relative to the run's root, of a checkpoint uploaded by the user."""
         if not isinstance(checkpoint, Checkpoint):
             raise ConfigError(
-                f"checkpoint_upload_fn must return a Checkpoint, not a "
+                "checkpoint_upload_fn must return a Checkpoint, not a "
                 f"{type(checkpoint).__name__}.",
-                do="Return Checkpoint(path) of the place it was uploaded to.",
+                do="Return Checkpoint(path) with the path to which the files were uploaded.",
             )
-        folder = checkpoint.folder_below(self._store)
+        folder = checkpoint.folder_relative_to(self._store)
+        # Folders that start with a dot are reserved for the journal and other internal objects.
         if folder is None or folder.startswith("."):
             raise ConfigError(
-                f"The checkpoint at {checkpoint.path} lies outside the experiment directory "
-                f"{path_of(self._store)}.",
-                do="Put it below get_context().get_storage().experiment_fs_path.",
+                f"The checkpoint at {checkpoint.path} is outside the experiment directory "
+                f"{store_path(self._store)}.",
+                do="Write it below get_context().get_storage().experiment_fs_path.",
             )
         return folder
 
-    def _check(self, luggage: Luggage) -> None:
-        if luggage.validation is not None and self._spec.validation is None:
+    def _check_report(self, report: CheckpointReport) -> None:
+        if report.validation is not None and self._spec.validation is None:
             raise ConfigError(
-                "A validation was asked for, but the trainer was given no validation_config.",
-                do="Give the trainer a validation_config, or leave validation out.",
+                "report(validation=…) was called, but the trainer has no validation_config.",
+                do="Pass validation_config to the trainer, or omit validation.",
             )
-        if luggage.mode is CheckpointUploadMode.NO_UPLOAD:
-            self._folder_of(luggage.checkpoint)
-        local = luggage.checkpoint.local_directory
-        if luggage.delete and local and Path(path_of(self._store)).is_relative_to(local):
+        if report.upload_mode is CheckpointUploadMode.NO_UPLOAD:
+            self._folder_in_run(
+                report.checkpoint
+            )  # raises before the other ranks wait for this one
+        local = report.checkpoint.local_directory
+        if (
+            report.delete_after_upload
+            and local
+            and Path(store_path(self._store)).is_relative_to(local)
+        ):
             raise ConfigError(
-                f"The checkpoint directory {local} contains the experiment directory, and it would "
-                "be deleted after the upload.",
-                do="Save checkpoints into a directory of their own.",
+                f"The checkpoint directory {local} contains the experiment directory, which would "
+                "be deleted with it after the upload.",
+                do="Save checkpoints in a separate directory.",
             )
 
-    # --- listening ---------------------------------------------------------------------------
+    # --- messages of the agent ---------------------------------------------------------------
 
     def wait_for(
         self,
-        ready: Callable[[], Found | None],
+        ready: Callable[[], ResultT | None],
         *,
-        what: str | None = None,
+        description: str | None = None,
         timeout_s: float | None = None,
-    ) -> Found | None:
-        """What `ready` gives once it gives something; None when the time is over before.
+    ) -> ResultT | None:
+        """Wait until `ready()` is not None and return that; return None after `timeout_s`.
 
-        Of what takes long it tells now and then, by the name of `what`.
+        With a `description`, a warning is logged every `WAIT_WARNING_S`.
         """
-        began = self._clock.now()
+        started_at = self._clock.now()
         while True:
-            waited_s = self._clock.now() - began
+            waited_s = self._clock.now() - started_at
             left_s = math.inf if timeout_s is None else timeout_s - waited_s
-            found = self._inbox.wait(ready, min(WARN_S, left_s))
+            found = self._inbox.wait(ready, min(WAIT_WARNING_S, left_s))
             if found is not None or left_s <= 0:
                 return found
-            if what is not None and left_s >= WARN_S:
-                log.warning("worker.waits", rank=self._start.rank, what=what, so_far_s=waited_s)
+            if description is not None and left_s >= WAIT_WARNING_S:
+                log.warning(
+                    "worker.waiting", rank=self._start.rank, what=description, elapsed_s=waited_s
+                )
 
-    def _take(self, frame: ToWorker) -> None:
-        if self.snapshots.take(frame):
+    def _on_message(self, message: ToWorker) -> None:
+        if self.snapshot_channel.on_message(message):
             return
-        match frame:
-            case Named():
-                self._named[frame.n] = frame
-            case Gathered():
-                self._gathered[frame.kind, frame.seq] = frame
-            case Committed():
-                self._committed.add(frame.name)
-            case Carried():
-                self._given_away.discard(frame.n)
-                self._note_saved(frame.n, frame.name, frame.name)
-            case Uncarried(n=n, why=why):
-                self._uncarried.add(n)
-                log.warning("checkpoint.lost", rank=self._start.rank, n=n, why=why)
-            case Judged():
-                self._judged += 1
-            case Preempted():
-                self._preempted = frame
-            case SaveSoon(reason=reason):
-                self._advice = (self._clock.now(), reason)
-            case Overdue(kind=kind, missing=missing, waited_s=waited_s):
-                ranks = ", ".join(str(rank) for rank in missing)
-                so_far = told_seconds(waited_s)
-                log.warning("collective.waits", what=kind, missing_ranks=ranks, so_far=so_far)
-            case Call() | Proceed():
-                self.calls.take(frame)
-            case Start():
-                raise AssertionError("a worker lives for one round")
+        match message:
+            case CheckpointNamed():
+                self._assigned_names[message.report_index] = message
+            case RankZeroBroadcastResult():
+                self._collective_results[message.kind, message.seq] = message
+            case CommitConfirmed():
+                self._committed_names.add(message.checkpoint_name)
+            case Uploaded():
+                self._delegated_reports.discard(message.report_index)
+                self._record_upload(
+                    message.report_index, message.checkpoint_name, message.checkpoint_name
+                )
+            case UploadFailed(report_index=n, reason=reason):
+                self._failed_reports.add(n)
+                log.warning("checkpoint.failed", rank=self._start.rank, n=n, reason=reason)
+            case ValidationFinished():
+                self._finished_validations += 1
+            case PreemptionUpdate():
+                self._preemption = message
+            case SuggestSave(reason=reason):
+                self._rebalance_recommendation = (self._clock.now(), reason)
+            case CollectiveWaiting():
+                self._log_waiting(message)
+            case CallFunction() | OpenGate():
+                self.hook_calls.on_message(message)
+            case StartWorker():
+                raise AssertionError("a worker process runs one round")
 
-    def _packed(self, thing: Any) -> bytes:
-        body = pickled(thing, told_as={"broadcast": thing}, by_value_modules=()).body
-        if len(body) > BIG_BROADCAST_BYTES:
+    def _log_waiting(self, waiting: CollectiveWaiting) -> None:
+        log.warning(
+            "collective.waiting",
+            operation=waiting.kind,
+            missing_ranks=", ".join(map(str, waiting.missing_ranks)),
+            elapsed_s=round(waiting.waited_s),
+        )
+
+    def _pickle_broadcast(self, value: Any) -> bytes:
+        body = pickle_object(value, labeled_parts={"broadcast": value}, by_value_modules=()).body
+        if len(body) > LARGE_BROADCAST_BYTES:
             log.warning(
-                "worker.broadcast", size=told_bytes(len(body)), why="meant for small things"
+                "worker.large_broadcast",
+                size=format_bytes(len(body)),
+                reason="every broadcast passes through the leader; use it for small values",
             )
         return body
 
-    def _end_at_once(self, error: BaseException) -> None:
-        self._talk.send(crash.as_raised(error))
+    def _exit_with_error(self, error: BaseException) -> None:
+        self._connection.send(exceptions.to_failure_message(error))
+        # The training function may be inside a collective or C code, which nothing else interrupts.
         os._exit(1)
 
     @cached_property
-    def _restored(self) -> Checkpoint | None:
+    def _initial_checkpoint(self) -> Checkpoint | None:
         name = self._start.checkpoint
         return None if name is None else open_committed(self._store, name)
 
@@ -505,18 +590,28 @@ class Session:
     def _journal(self) -> Journal:
         return Journal(self._store)
 
+    # Decoded on first use: most training functions need nothing of it.
     @cached_property
     def _spec(self) -> RunSpec:
-        return _specs.decode(self._start.spec)
+        return _spec_decoder.decode(self._start.spec)
 
 
-def _staying(view: View, keep: Keep) -> list[CheckpointCommitted]:
-    """Worst to best, without those that nobody needs any more: they are dropped in a moment."""
-    pending = {one.name for one in view.unvalidated}
-    going = {one.name for one in expendable(view.checkpoints, keep, protected=pending)}
-    return [one for one in worst_to_best(view.checkpoints, keep) if one.name not in going]
+def _retained_checkpoints(view: View, retention: RetentionConfig) -> list[CheckpointCommitted]:
+    """Return the checkpoints worst to best, without those that the leader will delete next."""
+    pending = {commit.name for commit in view.unvalidated_checkpoints}
+    dropped = {
+        commit.name
+        for commit in checkpoints_to_drop(view.checkpoints, retention, protected=pending)
+    }
+    ordered = worst_to_best(view.checkpoints, retention)
+    return [commit for commit in ordered if commit.name not in dropped]
 
 
-def _in_main_thread() -> bool:
-    """Where the training function runs."""
+def _time_to_preemption_s(notice: PreemptionUpdate) -> float:
+    # A notice without a deadline counts as one of the usual length that arrives now.
+    return (notice.deadline_ms - wall_ms()) / 1000 if notice.deadline_ms else DEFAULT_NOTICE_S
+
+
+def _is_main_thread() -> bool:
+    """Return whether this is the thread of the training function."""
     return threading.current_thread() is threading.main_thread()

@@ -1,17 +1,21 @@
-"""Copies to be made of segments, for tests."""
+"""Pending replicas of snapshot segments, for tests."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from spotfit.agent.copies import Copy, Due
-from spotfit.checkpoint.segment import Segment
+from spotfit.checkpoint.replication import PendingReplica, ReplicaId
+from spotfit.checkpoint.shm_segment import ShmSegment
 
 
-def due(segment: Path, to: str, *, report: int = 0, fellows: Sequence[int] = ()) -> Due:
-    """Of a segment that is full, called after its round and its rank."""
+def make_pending_replica(
+    segment: Path, to: str, *, report: int = 0, fellows: Sequence[int] = ()
+) -> PendingReplica:
+    """Return a pending replica of a complete segment; its name starts with round and rank."""
     round_, rank, *_ = map(int, segment.stem.split("-"))
-    with Segment.open(segment) as opened:
-        seal = opened.seal
-    return Due(Copy(round_, report, rank), segment, seal, tuple(fellows) or (rank,), to)
+    with ShmSegment.open(segment) as opened:
+        seal = opened.version_stamp
+    return PendingReplica(
+        ReplicaId(round_, report, rank), segment, seal, tuple(fellows) or (rank,), to
+    )

@@ -1,4 +1,4 @@
-"""What a machine could do for a run, told without one."""
+"""Tests of the inspection of a machine."""
 
 from __future__ import annotations
 
@@ -18,28 +18,26 @@ def _on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPOTFIT_HOST", "127.0.0.1")
 
 
-def test_a_machine_that_will_do_says_what_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_lists_the_resources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPOTFIT_SCRATCH", str(tmp_path / "not-there-yet"))
-    told = json.loads(selfcheck.told(selfcheck.report()))
+    told = json.loads(selfcheck.format_report(selfcheck.inspect_node()))
     assert told["python"] == python_version()
     assert told["packages"]["msgspec"]
     assert told["user"] == os.getuid()
     assert told["scratch_bytes"] > 0
-    assert told["complaints"] == []
+    assert told["problems"] == []
 
 
-def test_every_complaint_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_problem_is_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPOTFIT_SCRATCH", "/proc/nothing-can-be-made-here")
     monkeypatch.setenv("SPOTFIT_PORT", "many")
-    port, scratch = selfcheck.report().complaints
+    port, scratch = selfcheck.inspect_node().problems
     assert "'many'" in port
     assert "SPOTFIT_SCRATCH" in scratch
 
 
-def test_an_address_nobody_could_call_is_a_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setenv("SPOTFIT_PORT", str(taken.getsockname()[1]))
-        (complaint,) = selfcheck.report().complaints
+        (complaint,) = selfcheck.inspect_node().problems
     assert "cannot listen" in complaint

@@ -1,49 +1,60 @@
-"""Two or more nets in one loop, and strangers at their doors."""
+"""Helpers for tests with several transports in one event loop."""
 
 from collections.abc import Callable
 
-from spotfit.agent.loop import Loop
-from spotfit.agent.net import TlsNet
-from spotfit.agent.ports import NetEvent
+from spotfit.agent.ports import TransportEvent
+from spotfit.agent.tls_transport import TlsTransport
 from spotfit.core.ids import AgentId, RunId, Token
-from spotfit.host.clocks import SystemClock
-from spotfit.model.wire import Join
-from spotfit.model.world import Member
-from spotfit.ship.sign import RunKey
+from spotfit.host.event_loop import EventLoop
+from spotfit.host.system import SystemClock
+from spotfit.model.topology import Member
+from spotfit.protocol.agent_leader import Join
+from spotfit.security.run_key import RunKey
 
 RUN = RunId("r" * 32)
 SECRET = RunKey(b"s" * 32, RUN).to_text()
 OTHER_SECRET = RunKey(b"o" * 32, RUN).to_text()
 
 
-class Skipping(SystemClock):
-    """The system's clock, but time may be skipped."""
+class SkippableClock(SystemClock):
+    """The system clock with an offset that tests can increase."""
 
     def __init__(self) -> None:
-        self.skipped = 0.0
+        self.skipped_s = 0.0
 
     def now(self) -> float:
-        return super().now() + self.skipped
+        return super().now() + self.skipped_s
 
 
-def join_of(name: str, *, run: str = RUN) -> Join:
-    return Join(run, Member(AgentId(name), "127.0.0.1", "", 1, Token("t"), 0), 0)
+def make_join(name: str, *, run: str = RUN) -> Join:
+    return Join(
+        run_id=run,
+        member=Member(
+            agent=AgentId(name),
+            host="127.0.0.1",
+            coordinator_address="",
+            slots=1,
+            token=Token("t"),
+            node=0,
+        ),
+        next_slot=0,
+    )
 
 
-def net_in(loop: Loop, *, secret: str = SECRET) -> TlsNet:
-    return TlsNet(loop, secret=secret, run_id=RUN, host="127.0.0.1")
+def make_net(loop: EventLoop, *, secret: str = SECRET) -> TlsTransport:
+    return TlsTransport(loop, secret=secret, run_id=RUN, host="127.0.0.1")
 
 
-def events_of(loop: Loop, net: TlsNet, count: int = 1) -> list[NetEvent]:
-    """The next `count` events, or more."""
-    came: list[NetEvent] = []
-    turns_until(loop, lambda: len(came.__iadd__(net.events())) >= count)
-    return came
+def wait_for_events(loop: EventLoop, net: TlsTransport, count: int = 1) -> list[TransportEvent]:
+    """Run the loop until at least `count` events have arrived, and return them."""
+    events: list[TransportEvent] = []
+    run_loop_until(loop, lambda: len(events.__iadd__(net.drain_events())) >= count)
+    return events
 
 
-def turns_until(loop: Loop, done: Callable[[], bool]) -> None:
+def run_loop_until(loop: EventLoop, done: Callable[[], bool]) -> None:
     for _ in range(10_000):
         if done():
             return
-        loop.turn(1)
-    raise AssertionError("it never came")
+        loop.run_once(1)
+    raise AssertionError("the condition was not met")

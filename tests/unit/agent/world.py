@@ -1,7 +1,6 @@
-"""Several agents in one process, with a wire, workers, a cloud and a clock that are all in memory.
+"""Several agents in one process, with in-memory network, workers, cloud, store and clock.
 
-A test tells the story: it boots machines, lets workers speak and die, breaks what it wants to
-break, and lets time pass.
+A test boots machines, sends frames from workers, ends them, injects failures, and advances time.
 """
 
 from __future__ import annotations
@@ -13,80 +12,82 @@ import msgspec
 
 from spotfit.agent.agent import Agent
 from spotfit.agent.ports import (
-    AgentLost,
-    Audience,
-    CopyKept,
-    CrewEvent,
-    Examined,
-    Exited,
-    FromAgent,
-    FromHub,
-    Hooks,
-    HubLost,
-    NetEvent,
-    Said,
-    Spoiled,
-    Unheard,
+    AgentDisconnected,
+    AgentMessageReceived,
+    BackendHookRunner,
+    CallbackRunner,
+    EnvironmentBroken,
+    LeaderDisconnected,
+    LeaderMessageReceived,
+    ReplicaConfirmed,
+    TransportEvent,
+    WorkerExited,
+    WorkerFramesReceived,
+    WorkerLivenessChanged,
+    WorkerPoolEvent,
+    WorkerStackDumped,
 )
-from spotfit.control.errands import Done, Errands, Inline
+from spotfit.control.background_calls import BackgroundCalls, BackgroundResult, SynchronousCalls
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import StoreError, TransientStoreError
 from spotfit.core.ids import AgentId, Token
 from spotfit.ledger.run import Ledger
-from spotfit.model.assessment import Verdict
 from spotfit.model.events import (
     CancelRequested,
     CheckpointCommitted,
-    Entry,
-    Event,
     FitStarted,
-    Intended,
+    GroupPlanned,
+    GroupSubmitted,
+    JournalEntry,
+    JournalEvent,
     LeaderElected,
-    Submitted,
-    ValidationAsked,
+    ValidationRequest,
 )
 from spotfit.model.group import GroupHandle, GroupRequest, NodeState
-from spotfit.model.holding import Part
-from spotfit.model.hooks import Ask, Hook
-from spotfit.model.spec import RunSpec, Tempo
+from spotfit.model.leader_state import UserCodeError
+from spotfit.model.snapshot_id import SnapshotShard
+from spotfit.model.spec import RunSpec, RunTiming
+from spotfit.model.topology import Member, Notice, PreemptionRisk
 from spotfit.model.view import View
-from spotfit.model.watch import Trouble
-from spotfit.model.wire import (
-    Files,
-    FromLeader,
+from spotfit.protocol.agent_leader import FromLeader, Join, ToLeader
+from spotfit.protocol.agent_sidecar import BackendHook, CallWorkers, ValidationResult
+from spotfit.protocol.worker_agent import (
+    CallResult,
+    CheckpointNamed,
+    FilesReport,
     FromWorker,
-    Join,
-    Named,
-    Outcome,
-    Raised,
-    Report,
-    Returned,
-    Saved,
-    Start,
-    ToLeader,
+    MetricsReport,
+    SaveCompleted,
+    StartWorker,
     ToWorker,
+    WorkerRaised,
+    WorkerReturned,
 )
-from spotfit.model.world import Advice, Member, Notice
 from spotfit.provision.api import Provisioner
 from spotfit.store.memory import MemoryStore
-from spotfit.testing.builders import RUN, a_spec
-from spotfit.testing.clock import ManualClock
-from tests.unit.control.paper import LAUNCH, PaperCloud, tokens
+from spotfit.testing.builders import RUN_ID, a_spec
+from spotfit.testing.manual_clock import ManualClock
+from tests.unit.control.paper import LAUNCH, FakeProvisioner, token_factory
 
 STEP_S = 0.05
-TEMPO = Tempo(
-    observe_s=0.5, poll_s=0.2, rejoin_s=1.0, silent_s=6.0, lease_patience_s=8.0, lease_s=2.0
+TEMPO = RunTiming(
+    observe_interval_s=0.5,
+    journal_poll_interval_s=0.2,
+    rejoin_timeout_s=1.0,
+    heartbeat_timeout_s=6.0,
+    lease_timeout_s=8.0,
+    lease_interval_s=2.0,
 )
 
 
-class MoodyStore(MemoryStore):
-    """Calls fail while `moody` says so, half of them after they were carried out."""
+class FlakyStore(MemoryStore):
+    """Calls fail while `should_fail()` is True, half of them after they were executed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.moody: Callable[[], bool] = lambda: False
-        self.trouble: type[StoreError] = TransientStoreError
-        self.failed = 0
+        self.should_fail: Callable[[], bool] = lambda: False
+        self.error_type: type[StoreError] = TransientStoreError
+        self.failure_count = 0
 
     def get(self, key: str) -> bytes:
         self._fail()
@@ -111,649 +112,699 @@ class MoodyStore(MemoryStore):
         super().delete(key)
 
     def _fail(self) -> None:
-        if self.moody():
-            self.failed += 1
-            raise self.trouble("the store is moody")
+        if self.should_fail():
+            self.failure_count += 1
+            raise self.error_type("the store fails")
 
 
-class Stalling:
-    """Errands that are done at once; those sent while the bucket hangs, when the test says how."""
+class StallableCalls:
+    """Background calls that complete at once, or on demand while `is_hanging`."""
 
     def __init__(self) -> None:
-        self.hangs = False
-        self._under_way: dict[str, Callable[[], Any]] = {}
-        self._done: dict[str, Done] = {}
+        self.is_hanging = False
+        self._pending: dict[str, Callable[[], Any]] = {}
+        self._results: dict[str, BackgroundResult] = {}
 
-    def run(self, name: str, job: Callable[[], Any]) -> Done | None:
-        if name in self._done:
-            return self._done.pop(name)
-        if self.hangs:
-            self._under_way.setdefault(name, job)
+    def run(self, name: str, job: Callable[[], Any]) -> BackgroundResult | None:
+        if name in self._results:
+            return self._results.pop(name)
+        if self.is_hanging:
+            self._pending.setdefault(name, job)
             return None
-        return Inline().run(name, job)
+        return SynchronousCalls().run(name, job)
 
     def send(self, name: str, job: Callable[[], Any]) -> None:
-        if self.hangs:
-            self._under_way.setdefault(name, job)
+        if self.is_hanging:
+            self._pending.setdefault(name, job)
         else:
-            Inline().send(name, job)
+            SynchronousCalls().send(name, job)
 
-    def give_up(self, *, deeds: bool) -> None:
-        """Whoever waits is told that no answer came; what was asked may be done all the same."""
-        for name, job in self._under_way.items():
-            if deeds:
-                Inline().run(name, job)
-            self._done[name] = Done(error=TransientStoreError("no answer"))
-        self._under_way = {}
+    def time_out(self, *, executed: bool) -> None:
+        """Fail pending calls with a timeout, executed or not."""
+        for name, job in self._pending.items():
+            if executed:
+                SynchronousCalls().run(name, job)
+            self._results[name] = BackgroundResult(error=TransientStoreError("no answer"))
+        self._pending = {}
 
-    def answer(self) -> None:
-        """What hung is done now."""
-        for name, job in self._under_way.items():
-            done = Inline().run(name, job)
+    def complete(self) -> None:
+        """Execute the pending calls."""
+        for name, job in self._pending.items():
+            done = SynchronousCalls().run(name, job)
             assert done is not None
-            self._done[name] = done
-        self._under_way = {}
+            self._results[name] = done
+        self._pending = {}
 
 
-def signed(key: str, payload: bytes) -> bytes:
-    """What a `FakeWorkplace` makes of a payload that is kept under that key."""
+def fake_seal(key: str, payload: bytes) -> bytes:
+    """Return what `FakeNodeServices.seal` returns for that payload."""
     return key.encode() + b":" + payload
 
 
-class Wire:
-    """Who listens where. A broken address answers nobody; a dead one refuses at once."""
+class FakeNetwork:
+    """Transports by address. A broken address does not answer; a dead one refuses at once."""
 
     def __init__(self) -> None:
-        self.nets: dict[str, FakeNet] = {}
-        self.broken: set[str] = set()
+        self.nets: dict[str, FakeTransport] = {}
+        self.unreachable: set[str] = set()
 
-    def listening(self, address: str) -> FakeNet | None:
+    def find_listener(self, address: str) -> FakeTransport | None:
         net = self.nets.get(address)
-        return net if net is not None and net.alive else None
+        return net if net is not None and net.is_alive else None
 
 
-class FakeNet:
-    """A `Net` whose messages arrive at once, in order."""
+class FakeTransport:
+    """An `AgentTransport` that delivers messages at once and in order."""
 
-    def __init__(self, wire: Wire, member: Member) -> None:
-        self.alive = True
-        self.dialled: list[str] = []
-        self._wire = wire
-        self._me = member.agent
-        self._address = member.hub
-        self._uplink: FakeNet | None = None
-        self._agents: dict[AgentId, FakeNet] = {}
-        self._events: list[NetEvent] = []
-        wire.nets[member.hub] = self
+    def __init__(self, wire: FakeNetwork, member: Member) -> None:
+        self.is_alive = True
+        self.dialed: list[str] = []
+        self._network = wire
+        self._agent_id = member.agent
+        self._address = member.coordinator_address
+        self._leader_net: FakeTransport | None = None
+        self._agents: dict[AgentId, FakeTransport] = {}
+        self._events: list[TransportEvent] = []
+        wire.nets[member.coordinator_address] = self
 
     @property
-    def hub(self) -> str:
+    def address(self) -> str:
         return self._address
 
     @property
     def pending(self) -> bool:
         return bool(self._events)
 
-    def dial(self, address: str, join: Join) -> None:
-        self.dialled.append(address)
-        self.hang_up()
-        hub = self._wire.listening(address)
-        if address in self._wire.broken:
-            self._events.append(HubLost(address, "no answer", vanished=False))
+    def connect(self, address: str, join: Join) -> None:
+        self.dialed.append(address)
+        self.disconnect()
+        hub = self._network.find_listener(address)
+        if address in self._network.unreachable:
+            self._events.append(LeaderDisconnected(address, "no answer", closed_by_peer=False))
         elif hub is None:
-            self._events.append(HubLost(address, "refused", vanished=True))
+            self._events.append(LeaderDisconnected(address, "refused", closed_by_peer=True))
         else:
-            self._uplink = hub
-            hub._agents[self._me] = self
-            hub._events.append(FromAgent(self._me, join))
+            self._leader_net = hub
+            hub._agents[self._agent_id] = self
+            hub._events.append(AgentMessageReceived(self._agent_id, join))
 
-    def hang_up(self) -> None:
-        hub, self._uplink = self._uplink, None
-        if hub is not None and hub._agents.pop(self._me, None) is not None:
-            hub._events.append(AgentLost(self._me, "closed"))
+    def disconnect(self) -> None:
+        hub, self._leader_net = self._leader_net, None
+        if hub is not None and hub._agents.pop(self._agent_id, None) is not None:
+            hub._events.append(AgentDisconnected(self._agent_id, "closed"))
 
-    def send_up(self, message: ToLeader) -> None:
-        if self._uplink is not None and self._address_of_uplink not in self._wire.broken:
-            self._uplink._events.append(FromAgent(self._me, message))
+    def send_to_leader(self, message: ToLeader) -> None:
+        if self._leader_net is not None and self._leader_address not in self._network.unreachable:
+            self._leader_net._events.append(AgentMessageReceived(self._agent_id, message))
 
-    def send_down(self, agent: AgentId, message: FromLeader) -> None:
+    def send_to_agent(self, agent: AgentId, message: FromLeader) -> None:
         peer = self._agents.get(agent)
-        if peer is not None and self._address not in self._wire.broken:
-            peer._events.append(FromHub(message))
+        if peer is not None and self._address not in self._network.unreachable:
+            peer._events.append(LeaderMessageReceived(message))
 
-    def dismiss(self, agent: AgentId) -> None:
+    def disconnect_agent(self, agent: AgentId) -> None:
         peer = self._agents.pop(agent, None)
         if peer is not None:
-            peer._lose_uplink()
+            peer._lose_leader()
 
-    def events(self) -> list[NetEvent]:
+    def drain_events(self) -> list[TransportEvent]:
         events, self._events = self._events, []
         return events
 
-    def cut(self) -> None:
-        """Every connection of ours breaks; both ends are told."""
-        if self._uplink is not None:
-            hub = self._uplink
-            hub.dismiss(self._me)
-            hub._events.append(AgentLost(self._me, "reset"))
+    def break_connections(self) -> None:
+        """Break all connections of this agent; both ends get an event."""
+        if self._leader_net is not None:
+            hub = self._leader_net
+            hub.disconnect_agent(self._agent_id)
+            hub._events.append(AgentDisconnected(self._agent_id, "reset"))
         for agent in list(self._agents):
-            self.dismiss(agent)
+            self.disconnect_agent(agent)
 
-    def die(self) -> None:
-        """The machine is gone, its kernel tells the others."""
-        self.alive = False
-        self.cut()
+    def crash(self) -> None:
+        """End the machine; its peers see closed connections."""
+        self.is_alive = False
+        self.break_connections()
 
-    def _lose_uplink(self) -> None:
-        if self._uplink is not None:
-            address, self._uplink = self._address_of_uplink, None
-            self._events.append(HubLost(address, "reset", vanished=True))
+    def _lose_leader(self) -> None:
+        if self._leader_net is not None:
+            address, self._leader_net = self._leader_address, None
+            self._events.append(LeaderDisconnected(address, "reset", closed_by_peer=True))
 
     @property
-    def _address_of_uplink(self) -> str:
-        return self._uplink._address if self._uplink else ""
+    def _leader_address(self) -> str:
+        return self._leader_net._address if self._leader_net else ""
 
 
-class FakeCrew:
-    """A `Crew` whose workers do what the test lets them do."""
+class FakeWorkerPool:
+    """A `WorkerPool` controlled by the test."""
 
     def __init__(self) -> None:
         self.spec: RunSpec | None = None
-        self.workers: dict[int, Start] = {}
+        self.workers: dict[int, StartWorker] = {}
         self.received: dict[int, list[ToWorker]] = {}
         self.rounds: list[int] = []
-        self.tells = True
-        """Whether it can find out what its workers are doing."""
-        self.immortal = False
+        self.can_dump_stacks = True
+        """Whether stack dumps are answered."""
+        self.survives_kill = False
         """Whether SIGKILL is not enough."""
-        self.warm = True
-        self.carrying: int | None = None
-        """The round some of whose uploads go on; set by the test."""
-        self.copies_to: list[str] = []
+        self.is_warm = True
+        self.uploading_round: int | None = None
+        """The round with uploads in progress; set by the test."""
+        self.replica_targets: list[str] = []
         """Where copies were rerouted to."""
-        self.held: tuple[Part, ...] = ()
-        """What lies in its node's memory; set by the test."""
-        self._events: list[CrewEvent] = []
+        self.snapshot_shards: tuple[SnapshotShard, ...] = ()
+        """The shards in shared memory; set by the test."""
+        self._events: list[WorkerPoolEvent] = []
 
     def prepare(self, spec: RunSpec) -> None:
         self.spec = spec
 
-    def start(self, starts: Sequence[Start]) -> None:
-        assert not self.workers, "nobody of another round is left"
-        self.workers = {start.rank: start for start in starts}
-        self.received = {start.rank: [] for start in starts}
-        self.rounds.append(starts[0].round)
+    def start(self, start_messages: Sequence[StartWorker]) -> None:
+        assert not self.workers
+        self.workers = {start.rank: start for start in start_messages}
+        self.received = {start.rank: [] for start in start_messages}
+        self.rounds.append(start_messages[0].round)
 
     def send(self, rank: int, frame: ToWorker) -> None:
         if rank in self.workers:
             self.received[rank].append(frame)
 
-    def examine(self, examination: int) -> None:
-        for start in self.workers.values() if self.tells else ():
+    def dump_stacks(self, dump_id: int) -> None:
+        for start in self.workers.values() if self.can_dump_stacks else ():
             told = f"at work ({start.rank})"
-            self._events.append(Examined(start.round, examination, start.rank, told))
+            self._events.append(WorkerStackDumped(start.round, dump_id, start.rank, told))
 
-    def miss(self, rank: int, silent_s: float) -> None:
+    def mark_unresponsive(self, rank: int, silent_s: float) -> None:
         """That worker does not answer; 0: it does again."""
-        self._events.append(Unheard(self.workers[rank].round, rank, silent_s))
+        self._events.append(WorkerLivenessChanged(self.workers[rank].round, rank, silent_s))
 
-    def halt(self) -> None:
-        for rank in [] if self.immortal else list(self.workers):
-            self.exit(rank, "was killed by SIGKILL", ordered=True)
+    def kill_workers(self) -> None:
+        for rank in [] if self.survives_kill else list(self.workers):
+            self.end_worker(rank, "was killed by SIGKILL", ordered=True)
 
     @property
-    def busy(self) -> bool:
+    def has_workers(self) -> bool:
         return bool(self.workers)
 
     @property
     def pending(self) -> bool:
         return bool(self._events)
 
-    def give_up(self) -> None:
-        self.carrying = None
+    def cancel_uploads(self) -> None:
+        self.uploading_round = None
 
-    def copy_to(self, vault: str) -> None:
-        self.copies_to.append(vault)
+    def replicate_to(self, peer_store: str) -> None:
+        self.replica_targets.append(peer_store)
 
-    def keeps_a_copy(self, rank: int, step: int, vault: str) -> None:
-        """Another machine has what that worker saved."""
-        self._events.append(CopyKept(self.workers[rank].round, rank, step, vault))
+    def confirm_replica(self, rank: int, step: int, peer_store: str) -> None:
+        """Confirm a replica of that worker's shard."""
+        self._events.append(ReplicaConfirmed(self.workers[rank].round, rank, step, peer_store))
 
-    def events(self) -> list[CrewEvent]:
+    def drain_events(self) -> list[WorkerPoolEvent]:
         events, self._events = self._events, []
         return events
 
-    def say(self, rank: int, *frames: FromWorker) -> None:
+    def send_from_worker(self, rank: int, *frames: FromWorker) -> None:
         """That worker writes those frames."""
         told = [msgspec.Raw(encode(frame)) for frame in frames]
-        self._events.append(Said(self.workers[rank].round, rank, told))
+        self._events.append(WorkerFramesReceived(self.workers[rank].round, rank, told))
 
-    def spoil(self, raised: Raised) -> None:
+    def break_environment(self, raised: WorkerRaised) -> None:
         """No worker can ever be started here."""
-        self._events.append(Spoiled(raised))
+        self._events.append(EnvironmentBroken(raised))
 
-    def exit(
+    def end_worker(
         self,
         rank: int,
-        how: str = "exited with code 0",
+        exit_reason: str = "exited with code 0",
         *,
         clean: bool = False,
         ordered: bool = False,
     ) -> None:
         """That worker's process ends."""
         start = self.workers.pop(rank)
-        self._events.append(Exited(start.round, rank, how, clean, ordered))
+        self._events.append(WorkerExited(start.round, rank, exit_reason, clean, ordered))
 
 
-class Told:
-    """An `Audience` that remembers what it was told."""
+class FakeCallbackRunner:
+    """A `CallbackRunner` that records its calls."""
 
     def __init__(self) -> None:
         self.reports: list[tuple[list[Any], str | None]] = []
         self.failures: list[dict[int, str]] = []
-        self.raised: str | None = None
-        self.caught_up = True
+        self.error_text: str | None = None
+        self.is_idle = True
 
-    def reported(self, metrics: Sequence[msgspec.Raw], checkpoint: str | None) -> None:
+    def send_report(self, metrics: Sequence[msgspec.Raw], checkpoint: str | None) -> None:
         self.reports.append(([msgspec.json.decode(one) for one in metrics], checkpoint))
 
-    def failed(self, pickles: dict[int, str], told: dict[int, str]) -> None:
-        self.failures.append(told)
+    def send_failure(self, pickle_keys: dict[int, str], traceback_texts: dict[int, str]) -> None:
+        self.failures.append(traceback_texts)
 
-    def trouble(self) -> Trouble | None:
-        return Trouble("a callback raised", self.raised) if self.raised else None
+    def user_code_error(self) -> UserCodeError | None:
+        return (
+            UserCodeError(reason="a callback raised", traceback_text=self.error_text)
+            if self.error_text
+            else None
+        )
 
 
-class FakeHooks:
+class FakeBackendHookRunner:
     """`Hooks` that come back when the test lets them."""
 
     def __init__(self) -> None:
-        self.ordered: list[tuple[str, int, int]] = []
-        self.left: list[tuple[str, int]] = []
+        self.requested: list[tuple[str, int, int]] = []
+        self.unfinished: list[tuple[str, int]] = []
         """Ordered, and not performed yet."""
-        self.lost: list[int] = []
+        self.ended_rounds: list[int] = []
         """Rounds that are over."""
-        self.wants: list[Ask] = []
-        self.answers: list[tuple[int, int, Outcome]] = []
-        self.raised: Trouble | None = None
+        self.calls: list[CallWorkers] = []
+        self.results: list[tuple[int, int, CallResult]] = []
+        self.error: UserCodeError | None = None
 
-    def perform(
-        self, hook: Hook, round_number: int, world_size: int, resources: Mapping[str, float]
+    def submit(
+        self, hook: BackendHook, round_number: int, world_size: int, resources: Mapping[str, float]
     ) -> None:
-        self.ordered.append((hook, round_number, world_size))
-        self.left.append((hook, round_number))
+        self.requested.append((hook, round_number, world_size))
+        self.unfinished.append((hook, round_number))
 
-    def performed(self, hook: Hook, round_number: int) -> bool:
-        return (hook, round_number) not in self.left
+    def is_done(self, hook: BackendHook, round_number: int) -> bool:
+        return (hook, round_number) not in self.unfinished
 
-    def asks(self) -> list[Ask]:
-        asks, self.wants = self.wants, []
+    def drain_worker_calls(self) -> list[CallWorkers]:
+        asks, self.calls = self.calls, []
         return asks
 
-    def answered(self, round_number: int, rank: int, outcome: Outcome) -> None:
-        self.answers.append((round_number, rank, outcome))
+    def deliver_call_result(self, round_number: int, rank: int, call_result: CallResult) -> None:
+        self.results.append((round_number, rank, call_result))
 
-    def over(self, round_number: int) -> None:
-        self.lost.append(round_number)
+    def abandon_round(self, round_number: int) -> None:
+        self.ended_rounds.append(round_number)
 
-    def trouble(self) -> Trouble | None:
-        return self.raised
+    def user_code_error(self) -> UserCodeError | None:
+        return self.error
 
     @property
-    def caught_up(self) -> bool:
-        return not self.left
+    def is_idle(self) -> bool:
+        return not self.unfinished
 
 
-class FakeAssessor:
-    """An `Assessor` whose validations end when the test says so."""
+class FakeValidator:
+    """A `Validator` whose validations end on demand."""
 
     def __init__(self) -> None:
-        self.kept: CheckpointCommitted | None = None
-        self.begun: list[str] = []
-        self._verdict: Verdict | None = None
+        self.checkpoint: CheckpointCommitted | None = None
+        self.started_names: list[str] = []
+        self._verdict: ValidationResult | None = None
 
-    def begin(self, spec: RunSpec, kept: CheckpointCommitted) -> None:
-        assert self.kept is None, "one at a time"
-        self.kept = kept
-        self.begun.append(kept.name)
+    def start(self, spec: RunSpec, checkpoint: CheckpointCommitted) -> None:
+        assert self.checkpoint is None, "one at a time"
+        self.checkpoint = checkpoint
+        self.started_names.append(checkpoint.name)
 
     def stop(self) -> None:
-        self.kept = self._verdict = None
+        self.checkpoint = self._verdict = None
 
     @property
-    def busy(self) -> bool:
-        return self.kept is not None
+    def is_running(self) -> bool:
+        return self.checkpoint is not None
 
     @property
     def pending(self) -> bool:
         return self._verdict is not None
 
-    def verdict(self) -> Verdict | None:
+    def take_result(self) -> ValidationResult | None:
         verdict, self._verdict = self._verdict, None
         return verdict
 
-    def find(self, told: str = "", **metrics: Any) -> None:
+    def finish(self, error_text: str = "", **metrics: Any) -> None:
         """The validation ends with those metrics, or with that text."""
-        self.kept, self._verdict = None, Verdict(None if told else metrics, told)
+        self.checkpoint, self._verdict = (
+            None,
+            ValidationResult(metrics=None if error_text else metrics, message=error_text),
+        )
 
 
-class Fate:
-    """A `NoticeSource` that the test speaks through."""
+class FakeNoticeSource:
+    """A `NoticeSource` that returns what the test sets."""
 
     def __init__(self) -> None:
-        self.notice: Notice | Advice | None = None
+        self.notice: Notice | PreemptionRisk | None = None
 
-    def poll(self, now: float) -> Notice | Advice | None:
+    def poll(self, now: float) -> Notice | PreemptionRisk | None:
         return self.notice
 
 
-class FakeWorkplace:
-    """What an agent asks of its machine."""
+class FakeNodeServices:
+    """In-memory `NodeServices`."""
 
-    def __init__(self, world: World, assessor: FakeAssessor | None = None) -> None:
-        self._world = world
-        self._assessor = assessor or FakeAssessor()
-        self.stalling = Stalling()
-        self.resigned = 0
-        """How often what was kept beside a leader was sent away."""
+    def __init__(self, world: FakeCluster, assessor: FakeValidator | None = None) -> None:
+        self._cluster = world
+        self._validator = assessor or FakeValidator()
+        self.stallable_calls = StallableCalls()
+        self.resign_count = 0
+        """How often the sidecars were stopped."""
 
-    def provisioner(self, spec: RunSpec) -> Provisioner:
-        return self._world.cloud
+    def open_provisioner(self, spec: RunSpec) -> Provisioner:
+        return self._cluster.cloud
 
-    def audience(self, spec: RunSpec) -> Audience | None:
-        return self._world.audience if spec.callbacks else None
+    def open_callback_runner(self, spec: RunSpec) -> CallbackRunner | None:
+        return self._cluster.callback_runner if spec.has_callbacks else None
 
-    def hooks(self, spec: RunSpec) -> Hooks | None:
-        return self._world.hooks if spec.hooks else None
+    def open_backend_hook_runner(self, spec: RunSpec) -> BackendHookRunner | None:
+        return self._cluster.hooks if spec.has_backend_hooks else None
 
-    def resign(self) -> None:
-        self.resigned += 1
+    def stop_sidecars(self) -> None:
+        self.resign_count += 1
 
-    def say(self, text: str) -> None:
-        self._world.said.append(text)
+    def write_run_log(self, text: str) -> None:
+        self._cluster.messages.append(text)
 
-    def assessor(self) -> FakeAssessor:
-        return self._assessor
+    def open_validator(self) -> FakeValidator:
+        return self._validator
 
-    def errands(self) -> Errands:
-        return self.stalling
+    def background_calls(self) -> BackgroundCalls:
+        return self.stallable_calls
 
-    def journal_errands(self) -> Errands:
-        return self.stalling
+    def journal_background_calls(self) -> BackgroundCalls:
+        return self.stallable_calls
 
     def seal(self, payload: bytes, purpose: str) -> bytes:
-        return signed(purpose, payload)
+        return fake_seal(purpose, payload)
 
     def new_token(self) -> str:
-        return self._world.new_token()
+        return self._cluster.new_token()
 
-    def name_for(self, report: int) -> str:
-        return f"made-{report}"
+    def default_checkpoint_name(self, report_index: int) -> str:
+        return f"made-{report_index}"
 
 
-class Node:
-    """A machine and the agent that lives on it."""
+class FakeNode:
+    """A machine and its agent."""
 
-    def __init__(self, world: World, token: Token, node: int) -> None:
+    def __init__(self, world: FakeCluster, token: Token, node: int) -> None:
         self.name = f"{token}/{node}"
         host = f"{token}-{node}"
         again = "-again" if self.name in world.nodes else ""
         me = AgentId(f"a-{host}{again}")
-        self.member = Member(me, host, f"{host}:7000", 1, token, node, vault=f"{host}:7001")
-        self.net = FakeNet(world.wire, self.member)
-        self.crew = FakeCrew()
-        self.assessor = FakeAssessor()
-        self.fate = Fate()
-        self.over = False
-        self.asleep = False
-        """Whether its process is frozen: alive, and silent."""
-        self.ledger = Ledger(world.store, RUN, self.member.agent)
-        self.workplace = FakeWorkplace(world, self.assessor)
-        self.errands = self.workplace.stalling
+        self.member = Member(
+            agent=me,
+            host=host,
+            coordinator_address=f"{host}:7000",
+            slots=1,
+            token=token,
+            node=node,
+            peer_store_address=f"{host}:7001",
+        )
+        self.net = FakeTransport(world.network, self.member)
+        self.worker_pool = FakeWorkerPool()
+        self.validator = FakeValidator()
+        self.notice_source = FakeNoticeSource()
+        self.has_exited = False
+        self.is_frozen = False
+        """Whether its process is suspended: running, but not responding."""
+        self.ledger = Ledger(world.store, RUN_ID, self.member.agent)
+        self.node_services = FakeNodeServices(world, self.validator)
+        self.background_calls = self.node_services.stallable_calls
         self.agent = Agent(
             member=self.member,
             ledger=self.ledger,
-            net=self.net,
-            crew=self.crew,
-            notices=[self.fate],
+            transport=self.net,
+            worker_pool=self.worker_pool,
+            notice_sources=[self.notice_source],
             launch=LAUNCH,
-            workplace=self.workplace,
+            node_services=self.node_services,
             scratch="/scratch",
         )
 
     @property
-    def me(self) -> AgentId:
+    def agent_id(self) -> AgentId:
         return self.member.agent
 
     @property
     def ranks(self) -> list[int]:
-        return sorted(self.crew.workers)
+        return sorted(self.worker_pool.workers)
 
     @property
-    def awake(self) -> bool:
-        return not self.over and not self.asleep
+    def is_running(self) -> bool:
+        return not self.has_exited and not self.is_frozen
 
     @property
-    def has_news(self) -> bool:
-        return self.awake and (self.net.pending or self.crew.pending or self.assessor.pending)
+    def has_pending_events(self) -> bool:
+        return self.is_running and (
+            self.net.pending or self.worker_pool.pending or self.validator.pending
+        )
 
     def tick(self, now: float) -> None:
         if self.agent.tick(now) is None:
-            self.over = True
-            self.net.die()
+            self.has_exited = True
+            self.net.crash()
 
 
-class World:
-    """A cloud, a bucket, a wire and a clock; machines boot when the cloud grants them."""
+class FakeCluster:
+    """A cloud, a bucket, a network and a clock; granted machines boot by themselves."""
 
     def __init__(self, *, told_late_s: float = 60.0, **given: Any) -> None:
-        self.store = MoodyStore()
-        self.cloud = PaperCloud(observe_s=0.5, told_late_s=told_late_s)
-        self.wire = Wire()
+        self.store = FlakyStore()
+        self.cloud = FakeProvisioner(observe_interval_s=0.5, status_lag_s=told_late_s)
+        self.network = FakeNetwork()
         self.clock = ManualClock(100.0)
-        self.audience = Told()
-        self.hooks = FakeHooks()
-        self.said: list[str] = []
-        """The run's own words."""
-        self.new_token = tokens()
-        self.nodes: dict[str, Node] = {}
-        self.boots = True
-        """Whether machines that are granted come up by themselves."""
-        self._me = Ledger(self.store, RUN, AgentId("driver"))
-        self._begin(a_spec(**{"tempo": TEMPO, **given}))
+        self.callback_runner = FakeCallbackRunner()
+        self.hooks = FakeBackendHookRunner()
+        self.messages: list[str] = []
+        """Lines of the run's own log."""
+        self.new_token = token_factory()
+        self.nodes: dict[str, FakeNode] = {}
+        self.boots_granted = True
+        """Whether granted machines boot by themselves."""
+        self._driver = Ledger(self.store, RUN_ID, AgentId("driver"))
+        self._start_run(a_spec(**{"timing": TEMPO, **given}))
 
-    def _begin(self, spec: RunSpec) -> None:
-        """As `fit()` does: the run is written down, and its first machines are asked for."""
-        request = GroupRequest(Token(self.new_token()), spec.workers_max, spec.workers_max)
+    def _start_run(self, spec: RunSpec) -> None:
+        """Write the first entries and request machines, as `fit()` does."""
+        request = GroupRequest(
+            token=Token(self.new_token()),
+            num_workers=spec.max_workers,
+            total_workers=spec.max_workers,
+        )
         plan = self.cloud.plan(request)
-        self.write(FitStarted(spec))
-        self.write(LeaderElected(self._me.me, 1, None))
-        self.write(Intended(request, plan))
+        self.append(FitStarted(spec=spec))
+        self.append(LeaderElected(leader=self._driver.agent_id, epoch=1, coordinator_address=None))
+        self.append(GroupPlanned(request=request, plan=plan))
         handle = self.cloud.submit(plan, LAUNCH)
         assert isinstance(handle, GroupHandle)
-        self.write(Submitted(plan.token, handle))
+        self.append(GroupSubmitted(token=plan.token, handle=handle))
 
-    # --- what happens outside ----------------------------------------------------------------
+    # --- external events ---------------------------------------------------------------------
 
-    def write(self, event: Event) -> None:
-        """As the driver."""
-        self._me.append(event, after=self._me.catch_up())
+    def append(self, event: JournalEvent) -> None:
+        """Append an entry as the driver."""
+        self._driver.append(event, after=self._driver.catch_up())
 
     def cancel(self) -> None:
-        self.write(CancelRequested("enough"))
+        self.append(CancelRequested(reason="enough"))
 
-    def boot(self, token: Token, node: int) -> Node:
-        """That machine comes up."""
-        booted = Node(self, token, node)
+    def boot(self, token: Token, node: int) -> FakeNode:
+        """Start that machine and its agent."""
+        booted = FakeNode(self, token, node)
         self.nodes[booted.name] = booted
         return booted
 
-    def hang(self, *nodes: Node) -> None:
-        """From now on the bucket answers none of these (or nobody), and refuses nobody."""
+    def hang_store(self, *nodes: FakeNode) -> None:
+        """Let store calls of these nodes (default: all) hang."""
         for node in nodes or self.nodes.values():
-            node.errands.hangs = True
+            node.background_calls.is_hanging = True
 
-    def come_back(self) -> None:
-        """The bucket does what it was asked, late, and answers again."""
+    def restore_store(self) -> None:
+        """Execute the calls that hang, and answer later ones at once."""
         for node in self.nodes.values():
-            node.errands.hangs = False
-            node.errands.answer()
+            node.background_calls.is_hanging = False
+            node.background_calls.complete()
 
-    def give_up(self, *, deeds: bool) -> None:
-        """The agents' calls to the bucket time out, carried out or not."""
+    def time_out_store_calls(self, *, executed: bool) -> None:
+        """Let the store calls of all agents time out, executed or not."""
         for node in self.nodes.values():
-            node.errands.give_up(deeds=deeds)
+            node.background_calls.time_out(executed=executed)
 
-    def kill(self, node: Node) -> None:
-        """Reclaimed without a word."""
-        node.over = True
-        node.net.die()
+    def kill(self, node: FakeNode) -> None:
+        """Preempt a machine without notice."""
+        node.has_exited = True
+        node.net.crash()
         if node.member.token in self.cloud.groups:
-            self.cloud.lose(node.member.token, node.member.node)
+            self.cloud.reclaim_node(node.member.token, node.member.node)
 
     # --- time --------------------------------------------------------------------------------
 
-    def run(self, for_s: float) -> None:
-        """Let that much time pass."""
-        end = self.clock.now() + for_s
+    def advance(self, duration_s: float) -> None:
+        """Advance the clock in steps."""
+        end = self.clock.now() + duration_s
         while self.clock.now() < end:
             self.clock.wait(STEP_S)
             self.settle()
 
-    def until(self, happened: Callable[[], object], *, within_s: float = 30.0) -> float:
-        """Let time pass until something is so; how long it took."""
-        begun = self.clock.now()
+    def advance_until(self, condition: Callable[[], object], *, within_s: float = 30.0) -> float:
+        """Advance the clock until the condition holds; return the seconds."""
+        started_at = self.clock.now()
         self.settle()
-        while not happened():
-            assert self.clock.now() - begun < within_s, self.story
+        while not condition():
+            assert self.clock.now() - started_at < within_s, self.journal_text
             self.clock.wait(STEP_S)
             self.settle()
-        return self.clock.now() - begun
+        return self.clock.now() - started_at
 
     def settle(self) -> None:
-        """Tick everybody until nothing more is on its way."""
+        """Tick all agents until no event is pending."""
         self._boot_granted()
         for _ in range(200):
             for node in list(self.nodes.values()):
-                if node.awake:
+                if node.is_running:
                     node.tick(self.clock.now())
-            if not any(node.has_news for node in self.nodes.values()):
+            if not any(node.has_pending_events for node in self.nodes.values()):
                 return
-        raise AssertionError(f"they talk for ever: {self.story}")
+        raise AssertionError(f"agents do not settle: {self.journal_text}")
 
     def _boot_granted(self) -> None:
-        for token, nodes in self.cloud.groups.items() if self.boots else ():
+        for token, nodes in self.cloud.groups.items() if self.boots_granted else ():
             for n, node in enumerate(nodes):
                 if node.state is NodeState.RUNNING and f"{token}/{n}" not in self.nodes:
                     self.boot(token, n)
 
-    # --- what can be seen --------------------------------------------------------------------
+    # --- observation -------------------------------------------------------------------------
 
     @property
-    def entries(self) -> list[Entry]:
-        """The journal as it stands in the bucket."""
+    def entries(self) -> list[JournalEntry]:
+        """The entries of the journal in the bucket."""
         found = sorted(key for (key, _) in MemoryStore.list(self.store, ".spotfit/journal"))
-        return [decoder(Entry).decode(MemoryStore.get(self.store, key)) for key in found]
+        return [decoder(JournalEntry).decode(MemoryStore.get(self.store, key)) for key in found]
 
     @property
-    def story(self) -> str:
-        """The journal in words, for a test that failed."""
-        return "\n".join(f"{entry.by}: {entry.event}" for entry in self.entries)
+    def journal_text(self) -> str:
+        """The journal as text, for failure messages."""
+        return "\n".join(f"{entry.author}: {entry.event}" for entry in self.entries)
 
-    def all_of(self, kind: type[Any]) -> list[Any]:
+    def events_of(self, kind: type[Any]) -> list[Any]:
         """Every event of that kind."""
         return [entry.event for entry in self.entries if isinstance(entry.event, kind)]
 
-    def last(self, kind: type[Any]) -> Any:
+    def last_event(self, kind: type[Any]) -> Any:
         """The last event of that kind, or None."""
-        return next(iter(reversed(self.all_of(kind))), None)
+        return next(iter(reversed(self.events_of(kind))), None)
 
     @property
     def view(self) -> View:
-        moody, self.store.moody = self.store.moody, lambda: False
+        failing, self.store.should_fail = self.store.should_fail, lambda: False
         try:
-            return self._me.catch_up()
+            return self._driver.catch_up()
         finally:
-            self.store.moody = moody
+            self.store.should_fail = failing
 
     @property
-    def leader(self) -> Node:
+    def leader(self) -> FakeNode:
         leader = self.view.leader
         assert leader is not None
-        return next(node for node in self.nodes.values() if node.me == leader.leader)
+        return next(node for node in self.nodes.values() if node.agent_id == leader.leader)
 
-    def holder(self, rank: int) -> Node:
-        """Whose worker has that rank now."""
+    def node_of_rank(self, rank: int) -> FakeNode:
+        """Return the node that runs that rank."""
         return next(
-            node for node in self.nodes.values() if node.awake and rank in node.crew.workers
+            node
+            for node in self.nodes.values()
+            if node.is_running and rank in node.worker_pool.workers
         )
 
     @property
-    def validating(self) -> Node | None:
-        """Who validates at the moment."""
-        return next((n for n in self.nodes.values() if n.awake and n.assessor.busy), None)
+    def validating_node(self) -> FakeNode | None:
+        """The node that runs a validation, or None."""
+        return next(
+            (n for n in self.nodes.values() if n.is_running and n.validator.is_running), None
+        )
 
     @property
-    def training(self) -> bool:
-        """Whether every rank of the open round has its worker."""
+    def is_training(self) -> bool:
+        """Whether every rank of the open round is running."""
         view = self.view
         if view.round is None:
             return False
         started = [
             rank
             for node in self.nodes.values()
-            if node.awake and node.crew.rounds[-1:] == [view.round.number]
+            if node.is_running and node.worker_pool.rounds[-1:] == [view.round.number]
             for rank in node.ranks
         ]
         return sorted(started) == list(range(view.round.world_size))
 
-    # --- what workers do ---------------------------------------------------------------------
+    # --- workers -----------------------------------------------------------------------------
 
-    def train(self) -> int:
-        """Until a round is at work; its number."""
-        self.until(lambda: self.training)
+    def wait_for_round(self) -> int:
+        """Wait until all ranks of a round run; return its number."""
+        self.advance_until(lambda: self.is_training)
         assert self.view.round is not None
         return self.view.round.number
 
-    def say(self, rank: int, *frames: FromWorker) -> None:
-        self.holder(rank).crew.say(rank, *frames)
+    def send_from_worker(self, rank: int, *frames: FromWorker) -> None:
+        self.node_of_rank(rank).worker_pool.send_from_worker(rank, *frames)
         self.settle()
 
-    def heard(self, rank: int, kind: type[Any]) -> list[Any]:
-        """What that worker was told, of that kind."""
-        return [one for one in self.holder(rank).crew.received[rank] if isinstance(one, kind)]
+    def messages_to(self, rank: int, kind: type[Any]) -> list[Any]:
+        """Return the messages of that type that a worker received."""
+        return [
+            one
+            for one in self.node_of_rank(rank).worker_pool.received[rank]
+            if isinstance(one, kind)
+        ]
 
     def report(self, n: int, **metrics: Any) -> None:
-        """All ranks make their n-th report, without files."""
+        """Send the n-th report of all ranks, without files."""
         assert self.view.round is not None
         for rank in range(self.view.round.world_size):
-            self.say(rank, Report(n, msgspec.Raw(encode({"rank": rank, **metrics}))))
+            self.send_from_worker(
+                rank,
+                MetricsReport(
+                    report_index=n, metrics=msgspec.Raw(encode({"rank": rank, **metrics}))
+                ),
+            )
 
     def checkpoint(
-        self, n: int, name: str, *, asked: ValidationAsked | None = None, **metrics: Any
+        self, n: int, name: str, *, validation: ValidationRequest | None = None, **metrics: Any
     ) -> None:
-        """All ranks make their n-th report; rank 0 brings files, and saves them."""
+        """Send the n-th report of all ranks; rank 0 has files and uploads them."""
         assert self.view.round is not None
         for rank in range(1, self.view.round.world_size):
-            self.say(rank, Report(n, msgspec.Raw(encode({"rank": rank, **metrics}))))
-        self.say(0, Files(n, msgspec.Raw(encode({"rank": 0, **metrics})), name, validation=asked))
-        named = self.heard(0, Named)[-1]
-        assert (named.n, named.name) == (n, name)
-        self.say(0, Saved(n, name, 10))
+            self.send_from_worker(
+                rank,
+                MetricsReport(
+                    report_index=n, metrics=msgspec.Raw(encode({"rank": rank, **metrics}))
+                ),
+            )
+        self.send_from_worker(
+            0,
+            FilesReport(
+                report_index=n,
+                metrics=msgspec.Raw(encode({"rank": 0, **metrics})),
+                checkpoint_dir_name=name,
+                validation=validation,
+            ),
+        )
+        named = self.messages_to(0, CheckpointNamed)[-1]
+        assert (named.report_index, named.checkpoint_name) == (n, name)
+        self.send_from_worker(0, SaveCompleted(report_index=n, checkpoint_name=name, size_bytes=10))
 
-    def finish(self, rank: int, value: bytes = b"") -> None:
-        """That rank's function comes back."""
-        node = self.holder(rank)
-        node.crew.say(rank, Returned(0, value))
-        node.crew.exit(rank, clean=True)
+    def finish_rank(self, rank: int, value: bytes = b"") -> None:
+        """Let that rank's function return."""
+        node = self.node_of_rank(rank)
+        node.worker_pool.send_from_worker(rank, WorkerReturned(report_count=0, pickled_value=value))
+        node.worker_pool.end_worker(rank, clean=True)
         self.settle()
 
-    def fail(self, rank: int, told: str = "ValueError: no") -> None:
-        """That rank's function raises."""
-        node = self.holder(rank)
-        node.crew.say(rank, Raised(f"Traceback\n{told}", b"pickle"))
-        node.crew.exit(rank, "exited with code 1")
+    def fail_rank(self, rank: int, error_text: str = "ValueError: no") -> None:
+        """Let that rank's function raise."""
+        node = self.node_of_rank(rank)
+        node.worker_pool.send_from_worker(
+            rank,
+            WorkerRaised(traceback_text=f"Traceback\n{error_text}", pickled_exception=b"pickle"),
+        )
+        node.worker_pool.end_worker(rank, "exited with code 1")
         self.settle()
 
-    def object_at(self, key: str) -> bytes:
+    def read_object(self, key: str) -> bytes:
         return MemoryStore.get(self.store, key)

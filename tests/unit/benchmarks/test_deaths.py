@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.deaths import deaths, told
+from benchmarks.deaths import deaths, summarize
 from benchmarks.run_once import Events, parse_events
 
 
@@ -37,7 +37,7 @@ def test_steps_after_the_checkpoint_are_lost() -> None:
 
 
 def test_a_group_that_never_comes_back_whole_counts_as_the_limit() -> None:
-    value, more = told(deaths(RECOVERED_THEN_STUCK, 2), limit_s=90.0)
+    value, more = summarize(deaths(RECOVERED_THEN_STUCK, 2), limit_s=90.0)
     assert value == pytest.approx((2.0 + 90.0) / 2)
     assert (more["recovered"], more["kills"]) == (1, 2)
 

@@ -1,4 +1,4 @@
-"""Snapshots to test with: real segments, filled as a rank fills them."""
+"""Helpers that write and upload snapshots with the production code."""
 
 from __future__ import annotations
 
@@ -6,30 +6,38 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from spotfit.checkpoint.bring import Brought, SnapshotParcel, bring_snapshot
+from spotfit.checkpoint.format import SnapshotIndex, TensorPiece, aligned_offsets, split_into_chunks
 from spotfit.checkpoint.manifest import Manifest
-from spotfit.checkpoint.segment import Segment
-from spotfit.checkpoint.snapshot import Index, Piece, chunks_of, starts
+from spotfit.checkpoint.shm_segment import ShmSegment
+from spotfit.checkpoint.writer import SnapshotUploadJob, UploadedManifests, upload_snapshot
 from spotfit.store.api import Store
-from tests.unit.checkpoint.kept import part
+from tests.unit.checkpoint.kept import make_manifest
 
-BIG = 2**20
-"""The size of a piece with chunks of its own."""
+LARGE_PIECE_BYTES = 2**20
+"""Minimum size of a piece with chunks of its own."""
 
 
-def bytes_of(n: int, size_bytes: int) -> bytes:
+def random_bytes(n: int, size_bytes: int) -> bytes:
     return random.Random(n).randbytes(size_bytes)
 
 
-def pieces_of(sizes_bytes: Sequence[int]) -> tuple[Piece, ...]:
-    places = starts(sizes_bytes)
+def make_pieces(sizes_bytes: Sequence[int]) -> tuple[TensorPiece, ...]:
+    places = aligned_offsets(sizes_bytes)
     return tuple(
-        Piece(("model", f"w{n}"), "uint8", (size,), (0,), (size,), at, size)
+        TensorPiece(
+            key=("model", f"w{n}"),
+            dtype="uint8",
+            shape=(size,),
+            offsets=(0,),
+            sizes=(size,),
+            start=at,
+            size_bytes=size,
+        )
         for n, (at, size) in enumerate(zip(places, sizes_bytes, strict=True))
     )
 
 
-def filled(
+def write_segment(
     path: Path,
     bodies: Sequence[bytes],
     *,
@@ -38,17 +46,24 @@ def filled(
     step: int = 5,
     save: int = 0,
 ) -> Path:
-    """A full segment with a piece of each."""
-    pieces = pieces_of([len(body) for body in bodies])
-    index = Index(rank, world_size, step, pieces, chunks=chunks_of(pieces), save=save)
-    with Segment.create(path, index.size_bytes) as segment:
+    """Write a published segment with one piece per body."""
+    pieces = make_pieces([len(body) for body in bodies])
+    index = SnapshotIndex(
+        rank=rank,
+        world_size=world_size,
+        step=step,
+        pieces=pieces,
+        chunks=split_into_chunks(pieces),
+        save_number=save,
+    )
+    with ShmSegment.create(path, index.size_bytes) as segment:
         for piece, body in zip(pieces, bodies, strict=True):
-            segment.bytes[piece.start : piece.end] = body
-        segment.finish(index)
+            segment.payload[piece.start : piece.end] = body
+        segment.publish(index)
     return path
 
 
-def brought(
+def upload_test_snapshot(
     store: Store,
     folder: Path,
     name: str,
@@ -57,11 +72,11 @@ def brought(
     base: str = "",
     rank: int = 0,
     world_size: int = 1,
-    known: Brought | None = None,
+    known: UploadedManifests | None = None,
 ) -> Manifest:
-    """A committed snapshot of that rank."""
+    """Upload a snapshot of that rank."""
     folder.mkdir(exist_ok=True)
-    path = filled(folder / f"{name}-{rank}", bodies, rank=rank, world_size=world_size)
+    path = write_segment(folder / f"{name}-{rank}", bodies, rank=rank, world_size=world_size)
     ranks = tuple(range(world_size))
-    parcel = SnapshotParcel(str(path), part(name, rank=rank, ranks=ranks), base)
-    return bring_snapshot(store, parcel, known)
+    job = SnapshotUploadJob(str(path), make_manifest(name, rank=rank, ranks=ranks), base)
+    return upload_snapshot(store, job, known)

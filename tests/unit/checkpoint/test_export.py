@@ -1,4 +1,4 @@
-"""One file of a model, whatever boxes it was saved in, in words that others read."""
+"""Export of snapshots to safetensors."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from spotfit.checkpoint.export import export_safetensors
-from spotfit.checkpoint.saved import InMemory, Saved
-from spotfit.checkpoint.segment import Segment
-from spotfit.checkpoint.snapshot import Index, Piece, chunks_of
+from spotfit.checkpoint.format import SnapshotIndex, TensorPiece, split_into_chunks
+from spotfit.checkpoint.reader import MemoryShardReader, SavedState
+from spotfit.checkpoint.shm_segment import ShmSegment
 from spotfit.core.errors import ConfigError
 
 SHAPE = (4, 6, 5)
@@ -22,7 +22,7 @@ WHOLE = bytes(range(4 * 6 * 5))
 
 
 def box(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> bytes:
-    """That box of WHOLE, cut item by item."""
+    """Return that box of WHOLE, copied item by item."""
     places = itertools.product(
         *(range(at, at + size) for at, size in zip(offsets, sizes, strict=True))
     )
@@ -31,18 +31,34 @@ def box(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> bytes:
 
 def saved_in(
     folder: Path, boxes: list[tuple[tuple[int, ...], tuple[int, ...]]], **how: str
-) -> Saved:
-    """A rank for each box."""
+) -> SavedState:
+    """Return a saved state in which each rank has one box."""
     parts = []
     for rank, (offsets, sizes) in enumerate(boxes):
         body = box(offsets, sizes)
         dtype = how.get("dtype", "uint8")
-        piece = Piece(("model", "a.w"), dtype, SHAPE, offsets, sizes, 0, len(body))
-        segment = Segment.create(folder / f"{rank}", len(body))
-        segment.bytes[: len(body)] = body
-        segment.finish(Index(rank, len(boxes), 9, (piece,), chunks=chunks_of((piece,))))
-        parts.append(InMemory(segment))
-    return Saved(parts, "ck")
+        piece = TensorPiece(
+            key=("model", "a.w"),
+            dtype=dtype,
+            shape=SHAPE,
+            offsets=offsets,
+            sizes=sizes,
+            start=0,
+            size_bytes=len(body),
+        )
+        segment = ShmSegment.create(folder / f"{rank}", len(body))
+        segment.payload[: len(body)] = body
+        segment.publish(
+            SnapshotIndex(
+                rank=rank,
+                world_size=len(boxes),
+                step=9,
+                pieces=(piece,),
+                chunks=split_into_chunks((piece,)),
+            )
+        )
+        parts.append(MemoryShardReader(segment))
+    return SavedState(parts, "ck")
 
 
 def read(path: Path) -> tuple[dict[str, object], bytes]:
@@ -61,7 +77,7 @@ def read(path: Path) -> tuple[dict[str, object], bytes]:
         [((0, 0, 0), (2, 6, 3)), ((2, 0, 0), (2, 6, 3)), ((0, 0, 3), (4, 6, 2))],
     ],
 )
-def test_boxes_of_any_cut_come_together(
+def test_pieces_of_any_cut_are_assembled(
     tmp_path: Path, boxes: list[tuple[tuple[int, ...], tuple[int, ...]]]
 ) -> None:
     export_safetensors(saved_in(tmp_path, boxes), tmp_path / "m.safetensors")
@@ -73,9 +89,9 @@ def test_boxes_of_any_cut_come_together(
     assert body == WHOLE
 
 
-def test_a_type_it_has_no_word_for_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+def test_an_unsupported_dtype_is_rejected_and_leaves_no_file(tmp_path: Path) -> None:
     saved = saved_in(tmp_path, [((0, 0, 0), SHAPE)], dtype="quint8")
-    with pytest.raises(ConfigError, match="no word for quint8"):
+    with pytest.raises(ConfigError, match="quint8, which safetensors lacks"):
         export_safetensors(saved, tmp_path / "m.safetensors")
     assert not list(tmp_path.glob("*.safetensors"))
 
@@ -88,10 +104,10 @@ def refusing(number: int) -> Callable[[int, int, int], None]:
     return refuse
 
 
-def test_a_disk_without_room_is_told_before_anything_is_written(
+def test_a_full_disk_raises_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Later it would be SIGBUS."""
+    """A write to a mapped page without disk space would raise SIGBUS."""
     saved = saved_in(tmp_path, [((0, 0, 0), SHAPE)])
     there = sorted(tmp_path.iterdir())
     monkeypatch.setattr(os, "posix_fallocate", refusing(errno.ENOSPC))
@@ -101,7 +117,7 @@ def test_a_disk_without_room_is_told_before_anything_is_written(
 
 
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EINVAL])
-def test_a_file_system_that_sets_no_room_aside_takes_it_all_the_same(
+def test_a_file_system_without_fallocate_is_supported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     saved = saved_in(tmp_path, [((0, 0, 0), SHAPE)])

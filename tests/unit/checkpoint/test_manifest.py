@@ -1,4 +1,4 @@
-"""A checkpoint is complete when all who promised files have told what they brought."""
+"""Manifests, and completeness of checkpoints."""
 
 from __future__ import annotations
 
@@ -8,124 +8,139 @@ import pytest
 from msgspec.structs import replace
 
 from spotfit.checkpoint.manifest import (
-    complete,
-    manifest_of,
+    is_complete,
+    latest_manifest_of,
     manifests_of_all,
-    newest_complete,
-    ready_in,
+    newest_complete_manifests,
 )
 from spotfit.core.codec import encode
 from spotfit.ledger import keys
-from spotfit.model.events import ValidationAsked
-from spotfit.model.watch import Ready
+from spotfit.model.events import ValidationRequest
+from spotfit.model.leader_state import ReadyCheckpoint
 from spotfit.store.memory import MemoryStore
-from tests.unit.checkpoint.kept import part, saved
+from tests.unit.checkpoint.kept import make_manifest, ready_in_store, save_checkpoint
 
 BOTH = (0, 1)
 
 
-def test_all_parts_of_one_report_are_complete() -> None:
-    assert complete([part(rank=0, ranks=BOTH), part(rank=1, ranks=BOTH)])
-    assert complete([part(rank=2, ranks=(2,))])
+def test_the_manifests_of_all_ranks_are_complete() -> None:
+    assert is_complete([make_manifest(rank=0, ranks=BOTH), make_manifest(rank=1, ranks=BOTH)])
+    assert is_complete([make_manifest(rank=2, ranks=(2,))])
 
 
 @pytest.mark.parametrize(
     "parts",
     [
         [],
-        [part(rank=0, ranks=BOTH)],
-        [part(rank=0, ranks=BOTH), part(rank=1, ranks=BOTH, report=1)],
-        [part(rank=0, ranks=BOTH), part(rank=1, ranks=BOTH, round_number=2)],
-        [part(rank=0, ranks=BOTH), part("other", rank=1, ranks=BOTH)],
-        [part(rank=0, ranks=BOTH), part(rank=1, ranks=(1,))],
-        [replace(part(rank=0, ranks=BOTH), step=5), replace(part(rank=1, ranks=BOTH), step=6)],
+        [make_manifest(rank=0, ranks=BOTH)],
+        [make_manifest(rank=0, ranks=BOTH), make_manifest(rank=1, ranks=BOTH, report=1)],
+        [make_manifest(rank=0, ranks=BOTH), make_manifest(rank=1, ranks=BOTH, round_number=2)],
+        [make_manifest(rank=0, ranks=BOTH), make_manifest("other", rank=1, ranks=BOTH)],
+        [make_manifest(rank=0, ranks=BOTH), make_manifest(rank=1, ranks=(1,))],
+        [
+            replace(make_manifest(rank=0, ranks=BOTH), step=5),
+            replace(make_manifest(rank=1, ranks=BOTH), step=6),
+        ],
     ],
 )
-def test_parts_of_different_reports_are_not(parts: list[object]) -> None:
-    assert not complete(parts)  # type: ignore[arg-type]
+def test_manifests_of_different_reports_are_incomplete(parts: list[object]) -> None:
+    assert not is_complete(parts)  # type: ignore[arg-type]
 
 
-def test_a_successor_finds_what_its_predecessor_did_not_commit(tmp_path: Path) -> None:
+def test_ready_checkpoints_are_complete_and_unknown(tmp_path: Path) -> None:
     store = MemoryStore()
     for rank in BOTH:
-        saved(store, tmp_path / str(rank), part("b", report=4, rank=rank, ranks=BOTH), x="12")
-    saved(store, tmp_path / "half", part("half", report=5, rank=0, ranks=BOTH), x="1")
-    saved(store, tmp_path / "old", part("old"), x="1")
-    saved(store, tmp_path / "a", part("a", report=1), x="1")
-    assert ready_in(store, known={"old"}) == [
-        Ready("a", 1, 1, {"loss": 0.5}, (0,), 1),
-        Ready("b", 1, 4, {"loss": 0.5}, BOTH, 4),
+        save_checkpoint(
+            store, tmp_path / str(rank), make_manifest("b", report=4, rank=rank, ranks=BOTH), x="12"
+        )
+    save_checkpoint(
+        store, tmp_path / "half", make_manifest("half", report=5, rank=0, ranks=BOTH), x="1"
+    )
+    save_checkpoint(store, tmp_path / "old", make_manifest("old"), x="1")
+    save_checkpoint(store, tmp_path / "a", make_manifest("a", report=1), x="1")
+    assert ready_in_store(store, known_names={"old"}) == [
+        ReadyCheckpoint(
+            name="a", round=1, report_index=1, metrics={"loss": 0.5}, ranks=(0,), size_bytes=1
+        ),
+        ReadyCheckpoint(
+            name="b", round=1, report_index=4, metrics={"loss": 0.5}, ranks=BOTH, size_bytes=4
+        ),
     ]
 
 
-def test_whether_what_it_finds_is_to_be_validated_is_up_to_the_first_rank(tmp_path: Path) -> None:
+def test_the_first_rank_decides_about_validation(tmp_path: Path) -> None:
     store, ranks = MemoryStore(), (2, 10)
     for rank in ranks:  # a listing has 10 before 2
-        one = replace(part("c", rank=rank, ranks=ranks), validation=ValidationAsked({"rank": rank}))
-        saved(store, tmp_path / str(rank), one, x="1")
-    (ready,) = ready_in(store, known=())
-    assert ready.validation == ValidationAsked({"rank": 2})
+        one = replace(
+            make_manifest("c", rank=rank, ranks=ranks),
+            validation=ValidationRequest(fn_kwargs={"rank": rank}),
+        )
+        save_checkpoint(store, tmp_path / str(rank), one, x="1")
+    (ready,) = ready_in_store(store, known_names=())
+    assert ready.validation == ValidationRequest(fn_kwargs={"rank": 2})
 
 
-def test_a_successor_tells_why_it_was_saved_as_its_predecessor_would_have(tmp_path: Path) -> None:
+def test_a_ready_checkpoint_has_the_reason_of_the_save(tmp_path: Path) -> None:
     store = MemoryStore()
-    saved(store, tmp_path / "c", replace(part("c"), why="an epoch has ended"), x="1")
-    (ready,) = ready_in(store, known=())
-    assert ready.why == "an epoch has ended"
+    save_checkpoint(
+        store, tmp_path / "c", replace(make_manifest("c"), reason="an epoch has ended"), x="1"
+    )
+    (ready,) = ready_in_store(store, known_names=())
+    assert ready.reason == "an epoch has ended"
 
 
-def test_a_successor_tells_where_a_user_has_put_it(tmp_path: Path) -> None:
+def test_a_ready_checkpoint_has_its_custom_folder(tmp_path: Path) -> None:
     store = MemoryStore()
     for rank, at in ((10, "a"), (2, "b")):
-        one = replace(part("c", rank=rank, ranks=(2, 10)), at=at)
-        saved(store, tmp_path / at, one, x="1")
-    (ready,) = ready_in(store, known=())
-    assert ready.at == "b", "where whoever reads it looks"
+        one = replace(make_manifest("c", rank=rank, ranks=(2, 10)), custom_folder=at)
+        save_checkpoint(store, tmp_path / at, one, x="1")
+    (ready,) = ready_in_store(store, known_names=())
+    assert ready.custom_folder == "b", "readers look there"
 
 
-def test_garbage_beside_manifests_is_passed_over(tmp_path: Path) -> None:
+def test_invalid_manifests_are_ignored(tmp_path: Path) -> None:
     store = MemoryStore()
-    saved(store, tmp_path, part("good"), x="1")
+    save_checkpoint(store, tmp_path, make_manifest("good"), x="1")
     store.put(f"{keys.MANIFESTS}good/notes.txt", b"hello")
     store.put(f"{keys.MANIFESTS}cut/1-0.json", b'{"name":"cu')
     store.put(f"{keys.MANIFESTS}binary/1-0.json", b"\xff\xfe")
     store.put(f"{keys.MANIFESTS}stray.json", b"{}")
-    store.put(f"{keys.MANIFESTS}moved/1-0.json", encode(part("elsewhere")))
-    assert [one.name for one in ready_in(store, known=())] == ["good"]
+    store.put(f"{keys.MANIFESTS}moved/1-0.json", encode(make_manifest("elsewhere")))
+    assert [one.name for one in ready_in_store(store, known_names=())] == ["good"]
 
 
-def test_of_a_name_used_in_two_rounds_the_newest_complete_counts() -> None:
-    first = [part(rank=rank, ranks=BOTH) for rank in BOTH]
-    second = [part(round_number=2)]
-    third = [part(round_number=3, rank=1, ranks=BOTH)]
-    assert newest_complete([*third, *first, *second]) == tuple(second)
-    assert newest_complete(third) == ()
+def test_the_newest_complete_round_of_a_name_counts() -> None:
+    first = [make_manifest(rank=rank, ranks=BOTH) for rank in BOTH]
+    second = [make_manifest(round_number=2)]
+    third = [make_manifest(round_number=3, rank=1, ranks=BOTH)]
+    assert newest_complete_manifests([*third, *first, *second]) == tuple(second)
+    assert newest_complete_manifests(third) == ()
 
 
-def test_many_manifests_are_read_as_surely_as_few(tmp_path: Path) -> None:
+def test_many_manifests_are_read(tmp_path: Path) -> None:
     store = MemoryStore()
     for rank in range(20):
-        manifest = part(rank=rank, ranks=tuple(range(20)))
+        manifest = make_manifest(rank=rank, ranks=tuple(range(20)))
         store.put(keys.manifest("ck", 1, rank), encode(manifest))
-    assert complete(manifests_of_all(store, ["ck"]))
+    assert is_complete(manifests_of_all(store, ["ck"]))
 
 
-def test_where_files_lie_is_the_name_unless_said() -> None:
-    assert part("ck").folder == "ck"
-    assert replace(part("ck"), at="models/best").folder == "models/best"
+def test_the_folder_defaults_to_the_name() -> None:
+    assert make_manifest("ck").folder == "ck"
+    assert replace(make_manifest("ck"), custom_folder="models/best").folder == "models/best"
 
 
-def test_one_rank_s_part_is_found_and_those_of_others_are_not_read(tmp_path: Path) -> None:
-    store = CountsReads()
+def test_latest_manifest_of_reads_one_rank_only(tmp_path: Path) -> None:
+    store = CountingStore()
     for rank in (1, 11):
-        saved(store, tmp_path / str(rank), part(rank=rank, ranks=(1, 11)), x="1")
-    newest = saved(store, tmp_path / "new", part(round_number=2, rank=1), x="2")
-    assert manifest_of(store, "ck", 1) == newest
+        save_checkpoint(store, tmp_path / str(rank), make_manifest(rank=rank, ranks=(1, 11)), x="1")
+    newest = save_checkpoint(store, tmp_path / "new", make_manifest(round_number=2, rank=1), x="2")
+    assert latest_manifest_of(store, "ck", 1) == newest
     assert store.read == [keys.manifest("ck", 1, 1), keys.manifest("ck", 2, 1)]
-    assert manifest_of(store, "ck", 0) is None
+    assert latest_manifest_of(store, "ck", 0) is None
 
 
-class CountsReads(MemoryStore):
+class CountingStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.read: list[str] = []

@@ -1,4 +1,4 @@
-"""What is shown is what was said: no markup is read into it, and only a metric's text is cut."""
+"""Texts are printed without interpreting markup; only metrics are truncated."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from spotfit.cli import render
-from spotfit.client.handle import RunStatus
-from spotfit.client.kept import Kept
+from spotfit.client.run_handle import RunStatus
+from spotfit.client.stored_checkpoints import CheckpointInfo
 from spotfit.core.errors import ConfigError
 
 EMPTY = RunStatus("digits", "waiting", None, 0, 0, (), {})
 
 
-def test_a_run_that_has_nothing_yet(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_waiting_run_is_printed_with_empty_rows(capsys: pytest.CaptureFixture[str]) -> None:
     render.status(EMPTY, "s3://bucket/digits")
     assert capsys.readouterr().out.splitlines() == [
         "run          digits  s3://bucket/digits",
@@ -25,15 +25,15 @@ def test_a_run_that_has_nothing_yet(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_the_latest_checkpoint_has_its_reason_below_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_reason_of_the_latest_save_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     why = "500 steps since the last save [of 9]"
-    run = replace(EMPTY, checkpoints=("a", "b"), saved_why=why)
+    run = replace(EMPTY, checkpoints=("a", "b"), save_reason=why)
     render.status(run, "s3://bucket/digits")
     lines = capsys.readouterr().out.splitlines()
-    assert lines[3:5] == ["checkpoints  2, latest b", f"             {why}"]
+    assert lines[3:5] == ["checkpoints  2, latest b", f"             saved: {why}"]
 
 
-def test_an_error_keeps_its_brackets_and_goes_to_the_errors(
+def test_an_error_is_printed_unchanged_on_stderr(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     render.error(
@@ -48,14 +48,14 @@ def test_an_error_keeps_its_brackets_and_goes_to_the_errors(
     ]
 
 
-def test_an_error_without_a_remedy_has_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_without_remedy_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     render.error(ConfigError("it failed"))
     assert capsys.readouterr().err == "error: it failed\n"
 
 
-def test_long_lines_stay_whole(capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_lines_are_not_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
     render.lines(["x" * 500, "[red]no colour[/red]"])
-    render.good("y" * 500)
+    render.success("y" * 500)
     assert capsys.readouterr().out.splitlines() == [
         "x" * 500,
         "[red]no colour[/red]",
@@ -63,8 +63,8 @@ def test_long_lines_stay_whole(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_long_texts_among_the_metrics_are_cut(capsys: pytest.CaptureFixture[str]) -> None:
-    one = Kept("a", 0, {"note": "x" * 300, "loss": 0.123456789012345678, "n" * 50: 1}, 5)
+def test_long_metrics_are_truncated(capsys: pytest.CaptureFixture[str]) -> None:
+    one = CheckpointInfo("a", 0, {"note": "x" * 300, "loss": 0.123456789012345678, "n" * 50: 1}, 5)
     render.checkpoints([one])
     render.checkpoint(one)
     listed, *shown = capsys.readouterr().out.splitlines()

@@ -1,12 +1,12 @@
-"""Fixtures of the front door."""
+"""Fixtures of the client package."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.unit.client.door import Door
+from tests.unit.client.harness import ClientHarness
 
 
 @pytest.fixture
-def door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Door:
-    return Door(tmp_path, monkeypatch)
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClientHarness:
+    return ClientHarness(tmp_path, monkeypatch)

@@ -1,4 +1,4 @@
-"""The keyring: a key is found again, and nobody else may read it."""
+"""Run keys are stored for their owner only."""
 
 from __future__ import annotations
 
@@ -7,48 +7,46 @@ from pathlib import Path
 
 import pytest
 
-from spotfit.client.keyring import Keyring
+from spotfit.client.keyring import RunKeyring
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId
-from spotfit.ship.sign import RunKey
-from spotfit.testing.builders import RUN
+from spotfit.security.run_key import RunKey
+from spotfit.testing.builders import RUN_ID
 
-KEY = RunKey(b"k" * 32, RUN)
-
-
-def test_what_was_made_is_found_again_from_any_process(tmp_path: Path) -> None:
-    made = Keyring(tmp_path / "keys").make(RUN)
-    assert Keyring(tmp_path / "keys").find(RUN) == made
-    assert Keyring(tmp_path / "keys").find(RunId("f" * 32)) is None
+KEY = RunKey(b"k" * 32, RUN_ID)
 
 
-def test_every_run_has_a_key_of_its_own(tmp_path: Path) -> None:
-    keyring = Keyring(tmp_path)
-    assert keyring.make(RUN) != keyring.make(RunId("f" * 32))
+def test_a_created_key_is_found_by_other_processes(tmp_path: Path) -> None:
+    created = RunKeyring(tmp_path / "keys").create(RUN_ID)
+    assert RunKeyring(tmp_path / "keys").find(RUN_ID) == created
+    assert RunKeyring(tmp_path / "keys").find(RunId("f" * 32)) is None
 
 
-def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
+def test_every_run_has_a_different_key(tmp_path: Path) -> None:
+    keyring = RunKeyring(tmp_path)
+    assert keyring.create(RUN_ID) != keyring.create(RunId("f" * 32))
+
+
+def test_only_the_owner_can_read_the_key(tmp_path: Path) -> None:
     directory = tmp_path / "home" / "keys"
-    Keyring(directory).make(RUN)
-    assert stat.S_IMODE((directory / RUN).stat().st_mode) == 0o600
+    RunKeyring(directory).create(RUN_ID)
+    assert stat.S_IMODE((directory / RUN_ID).stat().st_mode) == 0o600
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
 
 
-def test_the_environment_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Keyring(tmp_path).make(RUN)
+def test_the_environment_takes_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    RunKeyring(tmp_path).create(RUN_ID)
     monkeypatch.setenv("SPOTFIT_RUN_SECRET", KEY.to_text())
-    assert Keyring(tmp_path).find(RUN) == KEY
+    assert RunKeyring(tmp_path).find(RUN_ID) == KEY
 
 
-def test_keys_lie_in_the_users_home_unless_told_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_are_stored_in_spotfit_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPOTFIT_HOME", str(tmp_path))
-    Keyring().make(RUN)
-    assert (tmp_path / "keys" / RUN).is_file()
+    RunKeyring().create(RUN_ID)
+    assert (tmp_path / "keys" / RUN_ID).is_file()
 
 
 @pytest.mark.parametrize("run_id", ["../../etc/passwd", "a/b", ""])
-def test_a_foreign_journal_cannot_lead_it_elsewhere(tmp_path: Path, run_id: str) -> None:
+def test_a_run_id_with_a_path_is_refused(tmp_path: Path, run_id: str) -> None:
     with pytest.raises(ConfigError, match="The run's id"):
-        Keyring(tmp_path).find(RunId(run_id))
+        RunKeyring(tmp_path).find(RunId(run_id))

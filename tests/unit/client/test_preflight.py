@@ -1,4 +1,4 @@
-"""Preflight: whatever can be known to fail is told before a machine is paid for, all at once."""
+"""Preflight checks report all errors before machines are requested."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from spotfit.client import backend, preflight
-from spotfit.client.config import RunConfig
-from spotfit.client.preflight import clear
+from spotfit.client import preflight, provisioner_setup
+from spotfit.client.preflight import run_preflight
 from spotfit.client.request import FitRequest
+from spotfit.client.run_config import RunConfig
 from spotfit.core.errors import (
+    AtomicCreateUnsupportedError,
     ConfigError,
     ConfigErrors,
     EnvironmentMismatchError,
@@ -21,89 +22,87 @@ from spotfit.core.errors import (
     StoreError,
     StorePermissionError,
     TransientStoreError,
-    UntrustworthyStoreError,
 )
-from spotfit.frameworks.config import BackendConfig
-from spotfit.host import clocks
-from spotfit.model.callbacks import UserCallback
+from spotfit.frameworks.backend_config import BackendConfig
+from spotfit.host import system
 from spotfit.model.config import ScalingConfig
-from spotfit.model.group import GroupPlan, GroupRequest
-from spotfit.model.software import Software
-from spotfit.model.validation import ValidationConfig
+from spotfit.model.group import GroupPlan, GroupRequest, Software
+from spotfit.model.user_callback import UserCallback
+from spotfit.model.validation_config import ValidationConfig
 from spotfit.store.api import Store
 from spotfit.store.local import LocalStore
-from spotfit.testing.clock import ManualClock
+from spotfit.testing.manual_clock import ManualClock
 from tests.unit.client.test_request import a_request
-from tests.unit.control.paper import PaperCloud
+from tests.unit.control.paper import FakeProvisioner
 
 
 def two_parameters(config: Any, more: Any) -> None:
-    """Nobody could call it."""
+    """Not a valid training function."""
 
 
-def test_a_request_that_may_take_off_is_rooted_at_its_run(tmp_path: Path) -> None:
-    cleared = clear(a_request(run=RunConfig(name="digits", storage_path=str(tmp_path))))
-    assert cleared.name == "digits"
-    assert cleared.store.url.endswith("/digits")
-    assert cleared.provisioner.name == "local"
-    assert list(cleared.store.list()) == [], "the probe leaves nothing behind"
+def test_a_valid_request_opens_the_directory_of_the_run(tmp_path: Path) -> None:
+    checked = run_preflight(a_request(run=RunConfig(name="digits", storage_path=str(tmp_path))))
+    assert checked.name == "digits"
+    assert checked.store.url.endswith("/digits")
+    assert checked.provisioner.name == "local"
+    assert list(checked.store.list()) == [], "probes are deleted"
 
 
-def test_a_run_without_a_name_keeps_the_one_it_was_given_at_once(tmp_path: Path) -> None:
+def test_a_generated_name_is_kept(tmp_path: Path) -> None:
     request = a_request(run=RunConfig(storage_path=str(tmp_path)))
-    one, again = clear(request), clear(request)
-    assert one.name == again.name == request.run.name, "fitted again, it goes on"
+    one, again = run_preflight(request), run_preflight(request)
+    assert one.name == again.name == request.run.name, "a second fit continues the run"
 
 
-def test_callbacks_that_the_environment_names_come_before_those_of_the_run(
+def test_callbacks_of_the_environment_precede_those_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = UserCallback()
-    run = RunConfig(name="digits", storage_path=str(tmp_path), callbacks=[mine])
-    monkeypatch.setenv("SPOTFIT_CALLBACKS", "spotfit.model.callbacks.UserCallback")
-    cleared = clear(a_request(run=run))
-    assert cleared.run.callbacks is not None
-    assert len(cleared.run.callbacks) == 2
-    assert cleared.run.callbacks[-1] is mine
-    assert run.callbacks == [mine], "what the user holds stays as it is"
+    callback = UserCallback()
+    run = RunConfig(name="digits", storage_path=str(tmp_path), callbacks=[callback])
+    monkeypatch.setenv("SPOTFIT_CALLBACKS", "spotfit.model.user_callback.UserCallback")
+    checked = run_preflight(a_request(run=run))
+    assert checked.run.callbacks is not None
+    assert len(checked.run.callbacks) == 2
+    assert checked.run.callbacks[-1] is callback
+    assert run.callbacks == [callback], "the user's object is not modified"
 
 
-def test_mistakes_of_the_environment_are_told_before_anything_is_rented(
+def test_invalid_environment_variables_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPOTFIT_COLLECTIVE_TIMEOUT_S", "soon")
     monkeypatch.setenv("SPOTFIT_PORT", "99999")
     with pytest.raises(ConfigErrors) as refused:
-        clear(a_request(two_parameters, run=RunConfig("digits", str(tmp_path))))
+        run_preflight(a_request(two_parameters, run=RunConfig("digits", str(tmp_path))))
     assert len(refused.value.errors) == 3
 
 
-def test_what_has_no_effect_is_told_with_what_holds(
+def test_settings_without_effect_are_logged_with_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RAY_TRAIN_V2_ENABLED", "0")
     scaling = ScalingConfig(placement_strategy="SPREAD", label_selector={"zone": "a"})
-    clear(a_request(run=RunConfig("digits", str(tmp_path)), scaling=scaling))
-    said = capsys.readouterr().err
+    run_preflight(a_request(run=RunConfig("digits", str(tmp_path)), scaling=scaling))
+    err = capsys.readouterr().err
     for name in ("RAY_TRAIN_V2_ENABLED", "placement_strategy", "label_selector"):
-        assert f"no_effect of={name} what_holds=" in said
+        assert f"config.ignored option={name} reason=" in err
 
 
-class Odd(BackendConfig):
-    """Names no backend."""
+class InvalidConfig(BackendConfig):
+    """Its backend is not a class."""
 
     @property
     def backend_cls(self) -> Any:
         return print
 
 
-def test_a_backend_that_is_none_is_told(tmp_path: Path) -> None:
+def test_an_invalid_backend_is_reported(tmp_path: Path) -> None:
     run = RunConfig(name="digits", storage_path=str(tmp_path))
-    with pytest.raises(ConfigError, match=r"Odd\.backend_cls"):
-        clear(a_request(run=run, backend_config=Odd()))
+    with pytest.raises(ConfigError, match=r"InvalidConfig\.backend_cls"):
+        run_preflight(a_request(run=run, backend_config=InvalidConfig()))
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_errors_are_reported_together() -> None:
     request = a_request(
         two_parameters,
         run=RunConfig(
@@ -114,12 +113,12 @@ def test_all_mistakes_are_told_at_once() -> None:
         provisioner="lokal",
     )
     with pytest.raises(ConfigErrors) as refused:
-        clear(request)
-    told = str(refused.value)
-    assert told.startswith("5 things stand in the way")
+        run_preflight(request)
+    message = str(refused.value)
+    assert message.startswith("Found 5 errors")
     for word in ("two_parameters", "../up", "nowhere", "condaa", "Did you mean 'local'?"):
-        assert word in told
-    assert all(isinstance(one, ConfigError) for one in refused.value.errors)
+        assert word in message
+    assert all(isinstance(error, ConfigError) for error in refused.value.errors)
 
 
 @pytest.mark.parametrize(
@@ -132,32 +131,32 @@ def test_all_mistakes_are_told_at_once() -> None:
         ({"name": "a..b"}, "The run's name"),
     ],
 )
-def test_a_single_mistake_comes_as_itself(tmp_path: Path, given: Any, says: str) -> None:
+def test_a_single_error_is_raised_unwrapped(tmp_path: Path, given: Any, says: str) -> None:
     run = RunConfig(name=given.pop("name", "digits"), storage_path=str(tmp_path))
     with pytest.raises(SpotfitError, match=says) as refused:
-        clear(a_request(run=run, **given))
+        run_preflight(a_request(run=run, **given))
     assert not isinstance(refused.value, ConfigErrors)
 
 
-def test_a_storage_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_unwritable_storage_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     request = a_request(run=RunConfig(name="n", storage_path=str(tmp_path / "file")))
     with pytest.raises(SpotfitError) as refused:
-        clear(request)
+        run_preflight(request)
     assert "file" in str(refused.value)
 
 
-def test_a_bucket_whose_create_lies_is_not_trusted(
+def test_a_store_without_atomic_create_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(LocalStore, "create", LocalStore.put)
-    with pytest.raises(UntrustworthyStoreError):
-        clear(a_request(run=RunConfig(name="n", storage_path=str(tmp_path))))
+    with pytest.raises(AtomicCreateUnsupportedError):
+        run_preflight(a_request(run=RunConfig(name="n", storage_path=str(tmp_path))))
 
 
-def test_what_lives_in_this_process_only_is_no_storage() -> None:
-    with pytest.raises(ConfigError, match="lives in this process only") as refused:
-        clear(a_request(run=RunConfig(name="n", storage_path="memory://here")))
+def test_memory_storage_is_refused() -> None:
+    with pytest.raises(ConfigError, match="exists only in this process") as refused:
+        run_preflight(a_request(run=RunConfig(name="n", storage_path="memory://here")))
     assert "num_workers=0" in refused.value.do
 
 
@@ -169,107 +168,110 @@ def test_a_file_system_that_machines_cannot_reach_is_refused(
     private = type("Private", (memory.MemoryFileSystem,), {"protocol": scheme})()
     monkeypatch.setattr(preflight, "probe_create", lambda _store: None)
     run = RunConfig(name="n", storage_path=str(tmp_path), storage_filesystem=private)
-    with pytest.raises(ConfigError, match="achines could not reach"):
-        clear(a_request(run=run))
+    with pytest.raises(ConfigError, match="nodes will open"):
+        run_preflight(a_request(run=run))
 
 
 def a_probe_that_fails(*errors: StoreError) -> tuple[Callable[[Store], None], list[StoreError]]:
-    """A probe that raises these, one each time, then is content; and those still to come."""
-    to_come = list(errors)
+    """Return a probe that raises these errors in turn, and the list of remaining errors."""
+    remaining = list(errors)
 
     def probe(_store: Store) -> None:
-        if to_come:
-            raise to_come.pop(0)
+        if remaining:
+            raise remaining.pop(0)
 
-    return probe, to_come
+    return probe, remaining
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     clock = ManualClock()
-    monkeypatch.setattr(clocks, "SystemClock", lambda: clock)
+    monkeypatch.setattr(system, "SystemClock", lambda: clock)
     return clock
 
 
-def test_a_bucket_that_stumbles_is_asked_again(
+def test_temporary_store_failures_are_retried(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, clock: ManualClock
 ) -> None:
-    probe, to_come = a_probe_that_fails(*[TransientStoreError("no answer")] * 4)
+    probe, remaining = a_probe_that_fails(*[TransientStoreError("no answer")] * 4)
     monkeypatch.setattr(preflight, "probe_create", probe)
-    begun = clock.now()
-    clear(a_request(run=RunConfig(name="n", storage_path=str(tmp_path))))
-    assert to_come == []
-    assert clock.now() - begun == pytest.approx(3.7)
+    started_at = clock.now()
+    run_preflight(a_request(run=RunConfig(name="n", storage_path=str(tmp_path))))
+    assert remaining == []
+    assert clock.now() - started_at == pytest.approx(3.7)
 
 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize(
     ("errors", "left"),
     [([TransientStoreError("no answer")] * 9, 4), ([StorePermissionError("not yours")] * 9, 8)],
-    ids=["it never answers", "it will not"],
+    ids=["unavailable", "permission"],
 )
-def test_but_not_for_ever_and_not_where_it_is_no_use(
+def test_permanent_store_failures_are_raised(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, errors: list[StoreError], left: int
 ) -> None:
-    probe, to_come = a_probe_that_fails(*errors)
+    probe, remaining = a_probe_that_fails(*errors)
     monkeypatch.setattr(preflight, "probe_create", probe)
     with pytest.raises(type(errors[0])):
-        clear(a_request(run=RunConfig(name="n", storage_path=str(tmp_path))))
-    assert len(to_come) == left
+        run_preflight(a_request(run=RunConfig(name="n", storage_path=str(tmp_path))))
+    assert len(remaining) == left
 
 
-def test_a_backend_is_asked_whether_it_can_plan_for_so_many(tmp_path: Path) -> None:
+def test_the_provisioner_plans_the_number_of_workers(tmp_path: Path) -> None:
     request = a_request(
         run=RunConfig(name="n", storage_path=str(tmp_path)), scaling=ScalingConfig(num_workers=0)
     )
-    with pytest.raises(ConfigError, match="Machines for 0"):
-        clear(request)
+    with pytest.raises(ConfigError, match="at least one worker: num_workers=0"):
+        run_preflight(request)
 
 
-def test_it_is_asked_for_the_machine_of_validations_too(
+def test_the_provisioner_plans_the_validation_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class NoCards(PaperCloud):
+    class WithoutGpus(FakeProvisioner):
         def plan(self, request: GroupRequest) -> GroupPlan:
             if request.resources_per_worker.get("GPU"):
                 raise ConfigError("There are no GPUs here.")
             return super().plan(request)
 
-    monkeypatch.setattr(backend, "open_provisioner", lambda *_: NoCards())
+    monkeypatch.setattr(provisioner_setup, "open_provisioner", lambda *_: WithoutGpus())
     run = RunConfig(name="n", storage_path=str(tmp_path))
 
-    def validating(**how: Any) -> FitRequest:
-        config = ValidationConfig(dict, ray_remote_kwargs={"num_gpus": 1}, **how)
+    def validating(**options: Any) -> FitRequest:
+        config = ValidationConfig(dict, ray_remote_kwargs={"num_gpus": 1}, **options)
         return a_request(run=run, validation=config)
 
     with pytest.raises(ConfigError, match="no GPUs here"):
-        clear(validating())
-    assert clear(validating(own_machine=False)).name == "n"
+        run_preflight(validating())
+    assert run_preflight(validating(own_machine=False)).name == "n"
 
 
-# --- what the machines will run ------------------------------------------------------------------
+# --- software of the nodes -----------------------------------------------------------------------
 
 
-def test_machines_with_another_python_are_refused_before_there_are_any(tmp_path: Path) -> None:
+def test_nodes_with_another_python_are_refused(tmp_path: Path) -> None:
     run = RunConfig(name="n", storage_path=str(tmp_path))
     with pytest.raises(EnvironmentMismatchError, match=r"the machines run cpython 3\.9"):
-        clear(a_request(run=run, provisioner='local?python="3.9"'))
+        run_preflight(a_request(run=run, provisioner='local?python="3.9"'))
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("told", ["local", "local?python="], ids=["as here", "unknown"])
-def test_machines_like_this_one_and_those_nobody_knows_are_let_pass(
-    tmp_path: Path, told: str
+@pytest.mark.parametrize("provisioner", ["local", "local?python="], ids=["as here", "unknown"])
+def test_nodes_with_equal_or_unknown_software_are_accepted(
+    tmp_path: Path, provisioner: str
 ) -> None:
-    clear(a_request(run=RunConfig(name="n", storage_path=str(tmp_path)), provisioner=told))
+    run_preflight(
+        a_request(run=RunConfig(name="n", storage_path=str(tmp_path)), provisioner=provisioner)
+    )
 
 
 @pytest.mark.parametrize(("pip", "fine"), [(["msgspec==99.0"], True), ([], False)])
-def test_a_package_that_the_run_brings_may_differ_there(
+def test_a_package_in_the_runtime_env_may_differ_on_nodes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pip: list[str], fine: bool
 ) -> None:
-    cloud = PaperCloud(runs=Software(packages={"msgspec": "99.0"}))
-    monkeypatch.setattr(backend, "open_provisioner", lambda _name, _options: cloud)
+    cloud = FakeProvisioner(software=Software(packages={"msgspec": "99.0"}))
+    monkeypatch.setattr(provisioner_setup, "open_provisioner", lambda _name, _options: cloud)
     run = RunConfig(name="n", storage_path=str(tmp_path), worker_runtime_env={"pip": pip})
-    with nullcontext() if fine else pytest.raises(EnvironmentMismatchError, match=r"99\.0 there"):
-        clear(a_request(run=run))
+    difference = pytest.raises(EnvironmentMismatchError, match=r"99\.0 on the machines")
+    with nullcontext() if fine else difference:
+        run_preflight(a_request(run=run))

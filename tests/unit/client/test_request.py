@@ -1,4 +1,4 @@
-"""A request: what a trainer was given, and when two of them are the same."""
+"""`FitRequest`: fingerprints, provisioners and the resulting `RunSpec`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any
 
 import pytest
 
-from spotfit.client.config import RunConfig
 from spotfit.client.request import FitRequest
+from spotfit.client.run_config import RunConfig
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId
-from spotfit.frameworks.config import Backend, BackendConfig
+from spotfit.frameworks.backend_config import Backend, BackendConfig
 from spotfit.model.config import (
     CheckpointConfig,
     FailureConfig,
     LoggingConfig,
     ScalingConfig,
 )
-from spotfit.model.spec import Keep, Limits, ValidationSpec, Vigil
-from spotfit.model.validation import ValidationConfig, ValidationTaskConfig
-from spotfit.testing.builders import RUN
-from spotfit_localsim.live.options import LocalOptions
+from spotfit.model.spec import FailureLimits, HangDetectionConfig, RetentionConfig, ValidationSpec
+from spotfit.model.validation_config import ValidationConfig, ValidationTaskConfig
+from spotfit.testing.builders import RUN_ID
+from spotfit_provisioners.local.options import LocalOptions
 
 
 def train(config: dict[str, Any]) -> float:
@@ -72,36 +72,38 @@ def validate(rate: float) -> Callable[[Any], dict[str, float]]:
     return lambda _: {"rate": rate}
 
 
-def test_the_same_script_run_again_is_the_same_request() -> None:
+def test_the_same_script_has_the_same_fingerprint() -> None:
     assert a_request(config={"lr": 1, "b": [2]}).fingerprint() == (
         a_request(config={"b": [2], "lr": 1}).fingerprint()
     )
     assert a_request(with_rate(1)).fingerprint() == a_request(with_rate(1)).fingerprint()
 
 
-def test_how_it_is_validated_is_part_of_it() -> None:
+def test_validation_is_part_of_the_fingerprint() -> None:
     def validating(rate: int = 1, **task: Any) -> str:
         config = ValidationConfig(validate(rate), ValidationTaskConfig(**task))
         return a_request(validation=config).fingerprint()
 
-    told = {
+    variables = {
         a_request().fingerprint(),
         validating(),
         validating(2),
         validating(timeout_s=1),
         validating(fn_kwargs={"a": 1}),
     }
-    assert len(told) == 5
+    assert len(variables) == 5
     assert validating() == validating()
 
 
-def test_what_the_journal_keeps_of_validations() -> None:
+def test_the_spec_contains_the_validation_settings() -> None:
     task = ValidationTaskConfig({"not": object()}, timeout_s=9)
     config = ValidationConfig(validate(1), task, {"num_gpus": 1}, own_machine=True)
     request = a_request(validation=config)
-    spec = request.spec(run_id=RunId("r"), name="n", storage_url="/b", luggage={})
-    assert spec.validation == ValidationSpec(True, {"CPU": 1, "GPU": 1}, 9)
-    bare = a_request().spec(run_id=RunId("r"), name="n", storage_url="/b", luggage={})
+    spec = request.build_spec(run_id=RunId("r"), name="n", storage_url="/b", code_bundle={})
+    assert spec.validation == ValidationSpec(
+        own_machine=True, resources={"CPU": 1, "GPU": 1}, timeout_s=9
+    )
+    bare = a_request().build_spec(run_id=RunId("r"), name="n", storage_url="/b", code_bundle={})
     assert bare.validation is None
 
 
@@ -119,7 +121,7 @@ def test_what_the_journal_keeps_of_validations() -> None:
     ],
     ids=["code", "config", "type", "key", "width", "framework", "options", "environment"],
 )
-def test_whatever_changes_the_result_makes_it_another(changed: FitRequest) -> None:
+def test_changes_of_code_or_configuration_change_the_fingerprint(changed: FitRequest) -> None:
     assert changed.fingerprint() != a_request(config={"lr": 1}).fingerprint()
 
 
@@ -135,7 +137,7 @@ def test_whatever_changes_the_result_makes_it_another(changed: FitRequest) -> No
     ],
     ids=["closure", "default", "bound argument", "bound function", "lambda", "set in the code"],
 )
-def test_what_is_bound_to_a_function_is_part_of_it(
+def test_bound_values_are_part_of_the_fingerprint(
     one: Callable[..., Any], two: Callable[..., Any]
 ) -> None:
     assert a_request(one).fingerprint() != a_request(two).fingerprint()
@@ -143,7 +145,7 @@ def test_what_is_bound_to_a_function_is_part_of_it(
 
 
 SCRIPT = """
-from spotfit.client.config import RunConfig
+from spotfit.client.run_config import RunConfig
 from spotfit.client.request import FitRequest
 from spotfit.model.config import ScalingConfig
 def train(config):
@@ -153,9 +155,9 @@ print(FitRequest(train, config, ScalingConfig(), RunConfig(), "none", {}, None).
 """
 
 
-def test_it_is_the_same_in_every_process() -> None:
+def test_fingerprints_are_equal_in_every_process() -> None:
     """The order of a set differs from process to process; the request does not."""
-    told = {
+    variables = {
         subprocess.run(
             [sys.executable, "-c", SCRIPT],
             env={**os.environ, "PYTHONHASHSEED": seed},
@@ -165,10 +167,10 @@ def test_it_is_the_same_in_every_process() -> None:
         ).stdout
         for seed in ("1", "2")
     }
-    assert len(told) == 1
+    assert len(variables) == 1
 
 
-def test_where_it_runs_and_how_often_it_may_fail_changes_nothing() -> None:
+def test_provisioner_and_failure_limits_are_not_part_of_the_fingerprint() -> None:
     moved = a_request(
         run=RunConfig(name="other", failure_config=FailureConfig(max_failures=9)),
         provisioner="local?nodes=3",
@@ -199,44 +201,44 @@ class LocalLike:
     ],
     ids=["default", "a name", "with options", "texts", "JSON", "an object"],
 )
-def test_a_backend_is_chosen(given: Any, chosen: tuple[str, dict[str, Any]]) -> None:
-    assert a_request(provisioner=given).named_provisioner() == chosen
+def test_a_provisioner_is_parsed(given: Any, chosen: tuple[str, dict[str, Any]]) -> None:
+    assert a_request(provisioner=given).select_provisioner() == chosen
 
 
-def test_the_environment_chooses_where_the_trainer_does_not(
+def test_the_environment_selects_the_default_provisioner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SPOTFIT_PROVISIONER", "slurm?queue=long")
-    assert a_request().named_provisioner() == ("slurm", {"queue": "long"})
-    assert a_request(provisioner="local").named_provisioner() == ("local", {})
+    assert a_request().select_provisioner() == ("slurm", {"queue": "long"})
+    assert a_request(provisioner="local").select_provisioner() == ("local", {})
 
 
-def test_a_simulated_cloud_is_named_like_an_address() -> None:
-    assert a_request(provisioner="sim://aws_batch?seed=1").named_provisioner() == (
+def test_a_simulated_cloud_is_written_as_a_url() -> None:
+    assert a_request(provisioner="sim://aws_batch?seed=1").select_provisioner() == (
         "sim",
         {"cloud": "aws_batch", "seed": 1},
     )
 
 
-def test_what_nobody_says_in_the_call_comes_from_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_options_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPOTFIT_LOCAL_NODES", "2")
-    assert a_request().chosen_provisioner() == ("local", {"nodes": 2})
-    assert a_request(provisioner="local?nodes=3").chosen_provisioner() == ("local", {"nodes": 3})
+    assert a_request().resolve_provisioner() == ("local", {"nodes": 2})
+    assert a_request(provisioner="local?nodes=3").resolve_provisioner() == ("local", {"nodes": 3})
     an_object = a_request(provisioner=LocalOptions(idle_s=9.0))
-    assert an_object.chosen_provisioner() == ("local", {"nodes": 2, "idle_s": 9.0})
+    assert an_object.resolve_provisioner() == ("local", {"nodes": 2, "idle_s": 9.0})
 
 
 @pytest.mark.parametrize("given", ["?nodes=2", "", 7, {"name": "local"}, LocalLike, object()])
-def test_what_names_no_backend_is_refused_with_an_example(given: Any) -> None:
+def test_an_invalid_provisioner_is_refused(given: Any) -> None:
     with pytest.raises(ConfigError) as refused:
-        a_request(provisioner=given).named_provisioner()
+        a_request(provisioner=given).select_provisioner()
     assert "'local?nodes=2'" in refused.value.do
 
 
 # --- what the machines need to know --------------------------------------------------------------
 
 
-def test_the_spec_holds_everything_the_machines_need() -> None:
+def test_the_spec_contains_all_settings() -> None:
     run = RunConfig(
         name="digits",
         failure_config=FailureConfig(
@@ -252,14 +254,20 @@ def test_the_spec_holds_everything_the_machines_need() -> None:
     request = a_request(
         run=run, scaling=ScalingConfig(num_workers=(1, 4)), provisioner="local?nodes=2"
     )
-    spec = request.spec(run_id=RUN, name="digits", storage_url="file:///r", luggage={"fn": "x"})
-    assert (spec.run_id, spec.name, spec.fit_id) == (RUN, "digits", request.fingerprint())
-    assert (spec.workers_min, spec.workers_max, spec.elastic) == (1, 4, True)
-    assert spec.limits == Limits(1, 2, 3, 4.0)
-    assert spec.keep == Keep(5, "eval/loss", "min")
+    spec = request.build_spec(
+        run_id=RUN_ID, name="digits", storage_url="file:///r", code_bundle={"fn": "x"}
+    )
+    assert (spec.run_id, spec.name, spec.fit_id) == (RUN_ID, "digits", request.fingerprint())
+    assert (spec.min_workers, spec.max_workers, spec.is_elastic) == (1, 4, True)
+    assert spec.failure_limits == FailureLimits(
+        worker=1, platform=2, preemption=3, preemption_grace_s=4.0
+    )
+    assert spec.retention == RetentionConfig(
+        num_to_keep=5, score_attribute="eval/loss", score_order="min"
+    )
     assert (spec.provisioner, spec.provisioner_options) == ("local", {"nodes": 2})
-    assert (spec.storage_url, spec.luggage) == ("file:///r", {"fn": "x"})
-    assert (spec.log_level, spec.relax_collectives, spec.callbacks) == ("DEBUG", True, False)
+    assert (spec.storage_url, spec.code_bundle) == ("file:///r", {"fn": "x"})
+    assert (spec.log_level, spec.relax_collectives, spec.has_callbacks) == ("DEBUG", True, False)
     assert spec.collective_timeout_s is None
 
 
@@ -278,62 +286,71 @@ class Settings(BackendConfig):
 
 
 @pytest.mark.parametrize("config", [BackendConfig(), Settings()])
-def test_hooks_are_waited_for_where_a_backend_has_some(config: BackendConfig) -> None:
+def test_the_spec_says_whether_the_backend_has_hooks(config: BackendConfig) -> None:
     request = a_request(backend_config=config)
-    spec = request.spec(run_id=RUN, name="digits", storage_url="file:///r", luggage={})
-    assert (spec.hooks, spec.share_devices) == (isinstance(config, Settings),) * 2
-    assert (request.fingerprint() == a_request().fingerprint()) == (not spec.hooks)
+    spec = request.build_spec(run_id=RUN_ID, name="digits", storage_url="file:///r", code_bundle={})
+    assert (spec.has_backend_hooks, spec.share_devices) == (isinstance(config, Settings),) * 2
+    assert (request.fingerprint() == a_request().fingerprint()) == (not spec.has_backend_hooks)
 
 
-def vigil_of(monkeypatch: pytest.MonkeyPatch, **told: str) -> Vigil:
-    for name, text in told.items():
+def hang_detection_with(monkeypatch: pytest.MonkeyPatch, **variables: str) -> HangDetectionConfig:
+    for name, text in variables.items():
         monkeypatch.setenv(name, text)
-    spec = a_request().spec(run_id=RUN, name="digits", storage_url="file:///r", luggage={})
-    return spec.vigil
+    spec = a_request().build_spec(
+        run_id=RUN_ID, name="digits", storage_url="file:///r", code_bundle={}
+    )
+    return spec.hang_detection
 
 
-def test_by_default_a_worker_has_ten_minutes_to_answer_and_slowness_is_nobodys_business(
+def test_default_hang_detection_is_a_heartbeat_timeout_of_ten_minutes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert vigil_of(monkeypatch) == Vigil(600.0, 0.0, hang_ends=False, start_s=1800.0)
+    assert hang_detection_with(monkeypatch) == HangDetectionConfig(
+        worker_timeout_s=600.0,
+        no_progress_timeout_s=0.0,
+        abort_on_hang=False,
+        start_timeout_s=1800.0,
+    )
 
 
 @pytest.mark.parametrize("ours", [True, False])
-def test_the_environment_says_when_workers_are_taken_to_hang(
+def test_hang_detection_is_configured_by_the_environment(
     monkeypatch: pytest.MonkeyPatch, ours: bool
 ) -> None:
-    theirs = {
+    ray_names = {
         "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "30",
         "RAY_TRAIN_ENABLE_NCCL_HANG_DETECTOR": "1",
         "RAY_TRAIN_NCCL_RAS_CONFIRM_DURATION_S": "90",
         "RAY_TRAIN_NCCL_RAS_ACTION": "FAIL",
     }
-    mine = {
+    own_names = {
         "SPOTFIT_WORKER_HEALTH_CHECK_TIMEOUT_S": "30",
         "SPOTFIT_ENABLE_HANG_DETECTOR": "yes",
         "SPOTFIT_HANG_CONFIRM_DURATION_S": "90",
         "SPOTFIT_HANG_ACTION": "fail",
     }
-    seen = vigil_of(monkeypatch, **(mine if ours else theirs))
-    assert seen == Vigil(30.0, 90.0, hang_ends=True)
+    seen = hang_detection_with(monkeypatch, **(own_names if ours else ray_names))
+    assert seen == HangDetectionConfig(
+        worker_timeout_s=30.0, no_progress_timeout_s=90.0, abort_on_hang=True
+    )
 
 
-def test_a_detector_that_is_not_switched_on_looks_for_nothing(
+def test_a_disabled_hang_detector_has_no_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = {"SPOTFIT_HANG_CONFIRM_DURATION_S": "90", "SPOTFIT_ENABLE_HANG_DETECTOR": "0"}
-    assert vigil_of(monkeypatch, **told).hang_s == 0.0
+    variables = {"SPOTFIT_HANG_CONFIRM_DURATION_S": "90", "SPOTFIT_ENABLE_HANG_DETECTOR": "0"}
+    assert hang_detection_with(monkeypatch, **variables).no_progress_timeout_s == 0.0
 
 
 def test_a_fixed_group_is_not_elastic() -> None:
-    spec = a_request().spec(run_id=RUN, name="n", storage_url="u", luggage={})
-    assert (spec.workers_min, spec.workers_max, spec.elastic) == (2, 2, False)
+    spec = a_request().build_spec(run_id=RUN_ID, name="n", storage_url="u", code_bundle={})
+    assert (spec.min_workers, spec.max_workers, spec.is_elastic) == (2, 2, False)
 
 
-def test_collectives_may_be_given_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = a_request().spec(run_id=RUN, name="n", storage_url="u", luggage={})
-    assert (usual.collective_timeout_s, usual.collective_warn_s) == (None, 60.0)
+def test_the_collective_timeout_is_part_of_the_spec(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = a_request().build_spec(run_id=RUN_ID, name="n", storage_url="u", code_bundle={})
+    assert (usual.collective_timeout_s, usual.collective_warn_interval_s) == (None, 60.0)
     monkeypatch.setenv("SPOTFIT_COLLECTIVE_TIMEOUT_S", "10m")
     monkeypatch.setenv("SPOTFIT_COLLECTIVE_WARN_INTERVAL_S", "30")
-    spec = a_request().spec(run_id=RUN, name="n", storage_url="u", luggage={})
-    assert (spec.collective_timeout_s, spec.collective_warn_s) == (600.0, 30.0)
+    spec = a_request().build_spec(run_id=RUN_ID, name="n", storage_url="u", code_bundle={})
+    assert (spec.collective_timeout_s, spec.collective_warn_interval_s) == (600.0, 30.0)

@@ -1,21 +1,23 @@
-"""The trainer: what it takes, what it refuses, and what it makes of it."""
+"""`DataParallelTrainer` validates its arguments and starts runs."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 import spotfit
-from spotfit.client.config import RunConfig
-from spotfit.client.trainer import DataParallelTrainer
-from spotfit.client.trainers import TorchTrainer
+from spotfit.client.run_config import RunConfig
+from spotfit.client.trainer import DataParallelTrainer, TorchTrainer
 from spotfit.core.errors import ConfigError, ConfigErrors
-from spotfit.frameworks.config import BackendConfig
+from spotfit.frameworks.backend_config import BackendConfig
+from spotfit.frameworks.torch.torch_config import TorchConfig
 from spotfit.model.config import ScalingConfig
 from spotfit.model.events import FitEnded
-from tests.unit.client.door import Door, train
+from tests.unit.client.harness import ClientHarness, train
 
 
 @dataclass
@@ -28,13 +30,13 @@ class Backend(BackendConfig):
         return "torch", {"backend": self.backend, "width": scaling.max_workers}
 
 
-def test_a_backend_config_must_be_one() -> None:
+def test_an_invalid_backend_config_is_refused() -> None:
     assert type(DataParallelTrainer(train).backend_config) is BackendConfig
     with pytest.raises(ConfigError, match=r"backend_config must be a spotfit\.BackendConfig"):
         DataParallelTrainer(train, backend_config={"backend": "gloo"})
 
 
-def test_without_configs_there_are_the_usual_ones() -> None:
+def test_all_configs_have_defaults() -> None:
     trainer = DataParallelTrainer(train)
     assert trainer.scaling_config == ScalingConfig()
     assert trainer.run_config.failure_config == RunConfig().failure_config
@@ -46,88 +48,90 @@ def test_without_configs_there_are_the_usual_ones() -> None:
     [
         ({"scaling_config": {"num_workers": 2}}, "must be a spotfit.ScalingConfig, not dict"),
         ({"run_config": "digits"}, "must be a spotfit.RunConfig, not str"),
-        ({"datasets": {"train": [1]}}, "Workers are not fed with `datasets` yet"),
+        ({"datasets": {"train": [1]}}, "Distributed datasets .datasets=. are not supported yet"),
         ({"datasets": [1]}, "datasets must be a dictionary by name, not list"),
         ({"dataset_config": "all"}, "must be a spotfit.DataConfig, not str"),
         ({"validation_config": print}, "must be a spotfit.ValidationConfig, not "),
     ],
 )
-def test_what_it_cannot_use_it_refuses_when_it_is_made(given: Any, says: str) -> None:
+def test_invalid_arguments_are_refused(given: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         DataParallelTrainer(train, **given)
 
 
-def test_all_that_it_cannot_use_is_told_at_once() -> None:
+def test_all_errors_are_reported_together() -> None:
     wrong: dict[str, Any] = {"scaling_config": 2, "run_config": 3, "dataset_config": 4}
-    with pytest.raises(ConfigErrors) as told:
+    with pytest.raises(ConfigErrors) as raised:
         DataParallelTrainer(train, **wrong)
-    assert len(told.value.errors) == 3
+    assert len(raised.value.errors) == 3
     with pytest.raises(DeprecationWarning, match=r"resume_from_checkpoint=.*metadata="):
         DataParallelTrainer(train, resume_from_checkpoint=1, metadata={"a": 1})
 
 
-def test_everything_but_the_function_goes_by_name() -> None:
+def test_only_the_function_is_positional() -> None:
     with pytest.raises(TypeError, match="positional"):
         DataParallelTrainer(train, {"lr": 1})  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("name", ["resume_from_checkpoint", "metadata"])
-def test_what_is_gone_warns_as_an_error(name: str) -> None:
+def test_removed_arguments_raise(name: str) -> None:
     given: dict[str, Any] = {name: {"a": 1}}
     with pytest.raises(DeprecationWarning, match=name):
         DataParallelTrainer(train, **given)
 
 
 @pytest.mark.parametrize("kind", [DataParallelTrainer, TorchTrainer])
-def test_restore_is_gone(kind: type[DataParallelTrainer]) -> None:
+def test_restore_is_removed(kind: type[DataParallelTrainer]) -> None:
     with pytest.raises(DeprecationWarning, match="same name and storage_path"):
         kind.restore("path", train_loop_per_worker=train)
     with pytest.raises(DeprecationWarning):
         kind.can_restore("path")
 
 
-def test_it_trains_where_its_provisioner_says(door: Door) -> None:
-    run = door.request().run
-    door.clock.coming = iter([lambda: door.agents_end_it(FitEnded("finished", metrics={"a": 1}))])
+def test_fit_uses_the_provisioner(harness: ClientHarness) -> None:
+    run = harness.request().run
+    harness.clock.next_events = iter(
+        [lambda: harness.end_run(FitEnded(outcome="finished", metrics={"a": 1}))]
+    )
     trainer = DataParallelTrainer(
         train, scaling_config=ScalingConfig(num_workers=3), run_config=run, backend_config=Backend()
     )
     assert trainer.fit().metrics == {"a": 1}
-    spec = door.view.spec
+    spec = harness.view.spec
     assert spec is not None
     assert (spec.framework, spec.framework_options) == ("torch", {"backend": "gloo", "width": 3})
 
 
-def test_a_run_that_is_submitted_goes_on_by_itself(door: Door) -> None:
-    handle = DataParallelTrainer(train, run_config=door.request().run).submit()
-    door.agents_end_it(FitEnded("finished", metrics={"a": 1}))
+def test_submit_returns_a_handle(harness: ClientHarness) -> None:
+    handle = DataParallelTrainer(train, run_config=harness.request().run).submit()
+    harness.end_run(FitEnded(outcome="finished", metrics={"a": 1}))
     assert handle.result(timeout_s=30).metrics == {"a": 1}
 
 
-def test_without_workers_it_runs_right_here(door: Door) -> None:
+def test_without_workers_fit_runs_in_this_process(harness: ClientHarness) -> None:
     here = DataParallelTrainer(
         lambda config: config["x"] + 1,
         train_loop_config={"x": 41},
         scaling_config=ScalingConfig(num_workers=0),
     )
     assert here.fit().return_value == 42
-    assert door.cloud.submits == []
+    assert harness.cloud.submitted_tokens == []
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_function_is_looked_at_when_it_is_fitted(door: Door, workers: int) -> None:
+def test_the_function_is_checked_by_fit(harness: ClientHarness, workers: int) -> None:
     def trainer(fn: Any) -> DataParallelTrainer:
         scaling = ScalingConfig(num_workers=workers)
-        return DataParallelTrainer(fn, scaling_config=scaling, run_config=door.request().run)
+        return DataParallelTrainer(fn, scaling_config=scaling, run_config=harness.request().run)
 
     with pytest.raises(ValueError, match="should take in 0 or 1 required arguments"):
         trainer(lambda config, data: None).fit()
     with pytest.raises(TypeError, match="must be callable"):
         trainer("train.py").fit()
-    assert door.cloud.submits == []
+    assert harness.cloud.submitted_tokens == []
 
 
-def test_right_here_a_default_config_is_not_asked_for() -> None:
+def test_local_mode_calls_a_function_without_config() -> None:
     here = DataParallelTrainer(
         lambda config=None: config,
         train_loop_config={"lr": 1},
@@ -136,7 +140,7 @@ def test_right_here_a_default_config_is_not_asked_for() -> None:
     assert here.fit().return_value is None
 
 
-def test_right_here_datasets_come_as_they_are() -> None:
+def test_local_mode_passes_datasets_unchanged() -> None:
     rows = [{"x": 1}, {"x": 2}]
     here = DataParallelTrainer(
         lambda: spotfit.get_dataset_shard(spotfit.TRAIN_DATASET_KEY),
@@ -146,8 +150,78 @@ def test_right_here_datasets_come_as_they_are() -> None:
     assert here.fit().return_value is rows
 
 
-def test_what_runs_right_here_cannot_be_left_alone(door: Door) -> None:
+def test_submit_without_workers_is_refused(harness: ClientHarness) -> None:
     here = DataParallelTrainer(train, scaling_config=ScalingConfig(num_workers=0))
-    with pytest.raises(ConfigError, match="there is nothing to submit"):
+    with pytest.raises(ConfigError, match="not supported with num_workers=0"):
         here.submit()
-    assert door.cloud.submits == []
+    assert harness.cloud.submitted_tokens == []
+
+
+def test_the_default_torch_config_is_created() -> None:
+    assert TorchTrainer(train).backend_config == TorchConfig("gloo")
+    given = TorchConfig(backend="gloo", timeout_s=60)
+    assert TorchTrainer(train, torch_config=given).backend_config is given
+
+
+@pytest.mark.parametrize(
+    ("scaling", "backend"),
+    [
+        (None, "gloo"),
+        (ScalingConfig(use_gpu=True), "nccl"),
+        (ScalingConfig(use_tpu=True), "tpu_dist"),
+    ],
+)
+def test_the_selected_backend_is_stored_in_the_config(
+    scaling: ScalingConfig | None, backend: str
+) -> None:
+    given = TorchConfig()
+    TorchTrainer(train, torch_config=given, scaling_config=scaling)
+    assert given.backend == backend
+
+
+def test_an_invalid_init_method_is_refused_before_machines_are_requested(
+    harness: ClientHarness,
+) -> None:
+    trainer = TorchTrainer(
+        train, torch_config=TorchConfig(init_method="file"), run_config=harness.request().run
+    )
+    with pytest.raises(ValueError, match="init_method must be"):
+        trainer.fit()
+
+
+def test_other_arguments_are_passed_to_the_base_class(harness: ClientHarness) -> None:
+    harness.clock.next_events = iter(
+        [lambda: harness.end_run(FitEnded(outcome="finished", metrics={"a": 1}))]
+    )
+    trainer = TorchTrainer(
+        train,
+        train_loop_config=None,
+        torch_config=TorchConfig(backend="gloo"),
+        scaling_config=ScalingConfig(num_workers=3),
+        run_config=harness.request().run,
+        provisioner="local?nodes=3",
+    )
+    assert trainer.fit().metrics == {"a": 1}
+    spec = harness.view.spec
+    assert spec is not None
+    assert (spec.framework, spec.max_workers) == ("torch", 3)
+    assert spec.framework_options["backend"] == "gloo"
+    assert (spec.provisioner, spec.provisioner_options) == ("local", {"nodes": 3})
+
+
+def test_a_config_of_another_type_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"be a spotfit.torch.TorchConfig, not dict"):
+        TorchTrainer(train, torch_config={"backend": "gloo"})  # type: ignore[arg-type]
+
+
+def test_local_mode_without_a_launcher_does_not_import_torch() -> None:
+    script = """
+import sys
+from spotfit.torch import TorchTrainer
+from spotfit import ScalingConfig, get_context
+scaling = ScalingConfig(num_workers=0)
+here = TorchTrainer(lambda: get_context().get_world_size(), scaling_config=scaling)
+assert here.fit().return_value == 1
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -1,11 +1,11 @@
-"""A cloud on paper: it remembers what it was asked, and gives what the test says."""
+"""A fake provisioner that records its calls, and background calls that complete on demand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from spotfit.control.errands import Done
+from spotfit.control.background_calls import BackgroundResult
 from spotfit.core.ids import Token
 from spotfit.model.group import (
     GroupHandle,
@@ -14,91 +14,97 @@ from spotfit.model.group import (
     GroupStatus,
     NodeState,
     NodeStatus,
-    gone,
+    missing_group_status,
 )
 from spotfit.provision.api import Refusal, Traits
-from spotfit.provision.launch import Launch
-from spotfit.testing.builders import RUN
+from spotfit.provision.launch import AgentLaunchSpec
+from spotfit.testing.builders import RUN_ID
 
-LAUNCH = Launch("memory://paper", RUN, "secret")
+LAUNCH = AgentLaunchSpec("memory://fake", RUN_ID, "secret")
 
 
-class PaperCloud:
-    """One worker a machine; a token asked for twice is one group."""
+class FakeProvisioner:
+    """A provisioner with one worker per machine, idempotent on tokens."""
 
     name = "local"
 
     def __init__(self, **traits: Any) -> None:
         self.traits = Traits(**traits)
         self.groups: dict[Token, list[NodeStatus]] = {}
-        self.submits: list[Token] = []
-        self.launches: list[Launch] = []
-        self.observed: list[Token] = []
-        self.cancelled: list[Token] = []
-        self.answers: list[Refusal | BaseException] = []
-        """What the next calls of `submit` get instead of machines."""
-        self.broken: Exception | None = None
-        """What `observe` and `cancel` raise."""
+        self.submitted_tokens: list[Token] = []
+        self.launches: list[AgentLaunchSpec] = []
+        self.observed_tokens: list[Token] = []
+        self.cancelled_tokens: list[Token] = []
+        self.submit_results: list[Refusal | BaseException] = []
+        """Results of the next `submit` calls instead of machines."""
+        self.call_error: Exception | None = None
+        """Raised by `observe` and `cancel`."""
 
     def plan(self, request: GroupRequest) -> GroupPlan:
-        return GroupPlan(request.token, self.name, request.workers, 1, {"run": request.run_url})
+        return GroupPlan(
+            token=request.token,
+            provisioner=self.name,
+            num_nodes=request.num_workers,
+            slots_per_node=1,
+            body={"run": request.run_url},
+        )
 
-    def submit(self, plan: GroupPlan, launch: Launch) -> GroupHandle | Refusal:
-        self.submits.append(plan.token)
+    def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
+        self.submitted_tokens.append(plan.token)
         self.launches.append(launch)
-        if self.answers:
-            answer = self.answers.pop(0)
+        if self.submit_results:
+            answer = self.submit_results.pop(0)
             if isinstance(answer, BaseException):
                 raise answer
             return answer
-        self.groups.setdefault(plan.token, [NodeStatus(NodeState.RUNNING)] * plan.nodes)
-        return GroupHandle(plan.token, self.name, f"group-{plan.token}")
+        self.groups.setdefault(plan.token, [NodeStatus(state=NodeState.RUNNING)] * plan.num_nodes)
+        return GroupHandle(token=plan.token, provisioner=self.name, name=f"group-{plan.token}")
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
-        self.observed.append(handle.token)
-        if self.broken:
-            raise self.broken
+        self.observed_tokens.append(handle.token)
+        if self.call_error:
+            raise self.call_error
         nodes = self.groups.get(handle.token)
-        return gone(1) if nodes is None else GroupStatus(tuple(nodes))
+        return missing_group_status(1) if nodes is None else GroupStatus(nodes=tuple(nodes))
 
     def cancel(self, handle: GroupHandle) -> None:
-        self.cancelled.append(handle.token)
-        if self.broken:
-            raise self.broken
+        self.cancelled_tokens.append(handle.token)
+        if self.call_error:
+            raise self.call_error
         self.groups.pop(handle.token, None)
 
-    def lose(self, token: Token, node: int) -> None:
-        """That machine is reclaimed."""
-        self.groups[token][node] = NodeStatus(NodeState.GONE, "reclaimed")
+    def reclaim_node(self, token: Token, node: int) -> None:
+        """Mark the machine as preempted."""
+        self.groups[token][node] = NodeStatus(state=NodeState.GONE, reason="reclaimed")
 
 
-class Slow:
-    """Errands that are done when the test says so."""
+class DeferredCalls:
+    """Background calls that the test completes explicitly."""
 
     def __init__(self) -> None:
-        self.under_way: dict[str, Callable[[], Any]] = {}
-        self.done: dict[str, Done] = {}
+        self.pending: dict[str, Callable[[], Any]] = {}
+        self.results: dict[str, BackgroundResult] = {}
 
-    def run(self, name: str, job: Callable[[], Any]) -> Done | None:
-        if name in self.done:
-            return self.done.pop(name)
-        self.under_way.setdefault(name, job)
+    def run(self, name: str, job: Callable[[], Any]) -> BackgroundResult | None:
+        if name in self.results:
+            return self.results.pop(name)
+        self.pending.setdefault(name, job)
         return None
 
     def send(self, name: str, job: Callable[[], Any]) -> None:
-        self.under_way.setdefault(name, job)
+        self.pending.setdefault(name, job)
 
-    def finish(self, *names: str) -> None:
-        """Those errands (or all) are done now."""
-        for name in names or tuple(self.under_way):
-            job = self.under_way.pop(name)
+    def complete(self, *names: str) -> None:
+        """Complete those calls, or all."""
+        for name in names or tuple(self.pending):
+            job = self.pending.pop(name)
             try:
-                self.done[name] = Done(job())
-            except Exception as error:  # noqa: BLE001  # as every Errands does
-                self.done[name] = Done(error=error)
+                self.results[name] = BackgroundResult(job())
+            except Exception as error:  # noqa: BLE001  # as every BackgroundCalls does
+                self.results[name] = BackgroundResult(error=error)
 
 
-def tokens() -> Callable[[], str]:
-    """t-1, t-2, …"""
+def token_factory() -> Callable[[], str]:
+    """Yields t-1, t-2, …"""
     made = iter(range(1, 1000))
     return lambda: f"t-{next(made)}"

@@ -1,9 +1,9 @@
-"""Durations and sizes, in and out."""
+"""Parsing and formatting of durations and sizes."""
 
 import pytest
 
 from spotfit.core.errors import ConfigError
-from spotfit.core.units import seconds, size_bytes, told_bytes, told_seconds
+from spotfit.core.units import format_bytes, format_seconds, parse_seconds, parse_size_bytes
 
 
 @pytest.mark.parametrize(
@@ -11,7 +11,7 @@ from spotfit.core.units import seconds, size_bytes, told_bytes, told_seconds
     [("90s", 90), ("1.5h", 5400), ("250ms", 0.25), (" 2 min ", 120), ("7", 7), (3, 3), (0.5, 0.5)],
 )
 def test_durations(given: str | float, means: float) -> None:
-    assert seconds(given) == pytest.approx(means)
+    assert parse_seconds(given) == pytest.approx(means)
 
 
 @pytest.mark.parametrize(
@@ -19,27 +19,27 @@ def test_durations(given: str | float, means: float) -> None:
     [("4GiB", 4 * 2**30), ("500 MB", 500 * 10**6), ("1.5kB", 1500), ("12", 12), (99, 99)],
 )
 def test_sizes(given: str | int, means: int) -> None:
-    assert size_bytes(given) == means
+    assert parse_size_bytes(given) == means
 
 
 @pytest.mark.parametrize("given", ["", "fast", "-3s", "3 parsecs", "1,5h", "s"])
-def test_what_is_no_duration_is_told_the_units(given: str) -> None:
-    with pytest.raises(ConfigError, match="is no duration") as refused:
-        seconds(given)
+def test_an_invalid_duration_is_refused_with_the_known_units(given: str) -> None:
+    with pytest.raises(ConfigError, match="is not a valid duration") as refused:
+        parse_seconds(given)
     assert "ms, s, m, min, h, d" in refused.value.do
 
 
-def test_units_of_size_are_told_apart_by_case() -> None:
-    with pytest.raises(ConfigError, match="is no size"):
-        size_bytes("4gib")
+def test_size_units_are_case_sensitive() -> None:
+    with pytest.raises(ConfigError, match="is not a valid size"):
+        parse_size_bytes("4gib")
 
 
 @pytest.mark.parametrize(
     ("amount", "words"),
     [(0.1274, "0.13 s"), (95.2, "95 s"), (600, "10.0 min"), (9000, "2.5 h"), (7199, "120.0 min")],
 )
-def test_durations_for_people(amount: float, words: str) -> None:
-    assert told_seconds(amount) == words
+def test_formatted_durations(amount: float, words: str) -> None:
+    assert format_seconds(amount) == words
 
 
 @pytest.mark.parametrize(
@@ -52,5 +52,5 @@ def test_durations_for_people(amount: float, words: str) -> None:
         (2**50, "1024.0 TiB"),
     ],
 )
-def test_sizes_for_people(amount: float, words: str) -> None:
-    assert told_bytes(amount) == words
+def test_formatted_sizes(amount: float, words: str) -> None:
+    assert format_bytes(amount) == words

@@ -1,4 +1,4 @@
-"""Workers as a framework is told of them."""
+"""StartWorker messages for tests."""
 
 from __future__ import annotations
 
@@ -9,28 +9,38 @@ import msgspec
 from spotfit.core.codec import encode
 from spotfit.core.ids import RunId
 from spotfit.model.spec import RunSpec
-from spotfit.model.wire import Start
+from spotfit.protocol.worker_agent import StartWorker
 
 
-def a_worker(
-    *, wants: dict[str, float] | None = None, options: dict[str, Any] | None = None, **place: Any
-) -> Start:
-    """Alone on its node unless `place` says otherwise; `wants` are its resources."""
-    spec = RunSpec(RunId("r"), "run", "f", 1, 1, resources_per_worker=wants or {})
+def a_worker_start(
+    *,
+    resources: dict[str, float] | None = None,
+    options: dict[str, Any] | None = None,
+    **assignment: Any,
+) -> StartWorker:
+    """Return the message of a worker that is alone unless `assignment` says otherwise."""
+    spec = RunSpec(
+        run_id=RunId("r"),
+        name="run",
+        fit_id="f",
+        min_workers=1,
+        max_workers=1,
+        resources_per_worker=resources or {},
+    )
     plain: dict[str, Any] = {
         "run_id": "r",
         "run_name": "run",
         "round": 3,
         "rank": 0,
-        "local_rank": place.get("rank", 0),
+        "local_rank": assignment.get("rank", 0),
         "world_size": 1,
-        "local_world_size": place.get("world_size", 1),
+        "local_world_size": assignment.get("world_size", 1),
         "node_rank": 0,
         "host": "127.0.0.1",
         "storage_url": "",
         "framework": "torch",
         "framework_options": options or {},
-        "luggage": {},
+        "code_bundle": {},
         "spec": msgspec.Raw(encode(spec)),
     }
-    return Start(**(plain | place))
+    return StartWorker(**(plain | assignment))

@@ -1,48 +1,118 @@
-"""A line of the log: one event, its facts as fields, found by a grep."""
+"""Structured logging through the standard library."""
 
 import io
+import logging
 import sys
+from collections.abc import Iterator
 
 import pytest
 
 from spotfit.host import log
 
 
-def test_facts_are_fields_and_odd_ones_are_quoted() -> None:
-    facts = {"number": 3, "why": "no peer\nleft", "empty": ""}
-    told = log.line("INFO", "round.opened", facts, at=0.25)
-    assert told.endswith(r'.250 INFO    round.opened number=3 why="no peer\nleft" empty=""' + "\n")
-    assert told.count("\n") == 1
+@pytest.fixture(autouse=True)
+def spotfit_logger(monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
+    """The logger "spotfit" as it is in a new process; its configuration is restored afterwards."""
+    monkeypatch.delenv("SPOTFIT_LOG_LEVEL", raising=False)
+    logger = logging.getLogger("spotfit")
+    handlers, level, propagate = logger.handlers[:], logger.level, logger.propagate
+    logger.handlers.clear()
+    logger.setLevel(logging.NOTSET)
+    logger.propagate = True
+    yield logger
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
+    logger.propagate = propagate
 
 
-def test_what_is_below_the_level_is_not_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_default_line_holds_the_event_and_quotes_unusual_fields(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("SPOTFIT_LOG_LEVEL", "WARNING")
+    log.use_default_handler()
+    log.info("round.opened", number=3, reason="no peer\nleft", empty="")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(r' INFO    round.opened number=3 reason="no peer\nleft" empty=""')
+
+
+def test_a_record_has_the_event_as_message_and_fields_as_attributes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log.warning("checkpoint.incomplete", name="epoch-3", shards=2)
+    (record,) = caplog.records
+    assert record.name == "spotfit.checkpoint"
+    assert record.getMessage() == "checkpoint.incomplete"
+    assert vars(record)["shards"] == 2
+    assert (
+        record.funcName == test_a_record_has_the_event_as_message_and_fields_as_attributes.__name__
+    )
+
+
+def test_a_field_named_like_an_attribute_of_records_gets_an_underscore(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log.warning("checkpoint.incomplete", name="epoch-3")
+    assert vars(caplog.records[0])["name_"] == "epoch-3"
+    log.use_default_handler()
+    log.warning("checkpoint.incomplete", name="epoch-3")
+    assert capsys.readouterr().err.endswith("checkpoint.incomplete name=epoch-3\n")
+
+
+def test_a_handler_of_the_user_replaces_the_default_one(
+    spotfit_logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = io.StringIO()
+    spotfit_logger.addHandler(logging.StreamHandler(stream))
+    spotfit_logger.setLevel("ERROR")
+    log.use_default_handler()
+    log.set_level("DEBUG")
+    log.info("run.event")
+    log.error("run.failed", code=1)
+    assert stream.getvalue() == "run.failed\n"
+    assert not capsys.readouterr().err
+
+
+def test_a_level_of_the_user_is_kept_by_the_default_handler(
+    spotfit_logger: logging.Logger,
+) -> None:
+    spotfit_logger.setLevel("ERROR")
+    log.use_default_handler()
+    log.use_default_handler()
+    assert len(spotfit_logger.handlers) == 1
+    assert spotfit_logger.level == logging.ERROR
+
+
+def test_records_below_the_level_are_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+    log.use_default_handler()
+    log.set_level("WARNING")
     log.info("quiet")
     log.error("loud", code=1)
-    said = capsys.readouterr().err
-    assert "loud code=1" in said
-    assert "quiet" not in said
+    assert capsys.readouterr().err.endswith("loud code=1\n")
+    log.set_level("NOTSET")
+    log.debug("details")
+    assert "details" in capsys.readouterr().err
 
 
-def test_the_run_says_how_much_is_told_and_the_environment_overrules_it(
+def test_the_environment_takes_precedence_over_the_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(log, "_run_s_level", "INFO")
-    monkeypatch.delenv("SPOTFIT_LOG_LEVEL", raising=False)
-    log.at_least("CRITICAL")
-    log.error("muted")
-    log.at_least("NOTSET")
-    log.debug("heard")
-    monkeypatch.setenv("SPOTFIT_LOG_LEVEL", "info")
-    log.debug("overruled")
-    said = capsys.readouterr().err
-    assert [word for word in ("muted", "heard", "overruled") if word in said] == ["heard"]
+    monkeypatch.setenv("SPOTFIT_LOG_LEVEL", "warning")
+    log.use_default_handler()
+    log.set_level("DEBUG")
+    log.info("quiet")
+    assert not capsys.readouterr().err
 
 
-def test_a_closed_stream_stops_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_level_in_the_environment_is_left_to_check_all(
+    monkeypatch: pytest.MonkeyPatch, spotfit_logger: logging.Logger
+) -> None:
+    monkeypatch.setenv("SPOTFIT_LOG_LEVEL", "loud")
+    log.use_default_handler()
+    assert spotfit_logger.level == logging.INFO
+
+
+def test_a_closed_standard_error_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    log.use_default_handler()
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
-    log.error("nobody.listens")
+    log.error("run.failed")

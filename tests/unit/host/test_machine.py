@@ -1,32 +1,32 @@
-"""What this machine says of itself."""
+"""Properties of this machine."""
 
 import pytest
 
 from spotfit.host import machine
 
 
-def test_a_told_address_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configured_address_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPOTFIT_HOST", "127.0.0.7")
     assert machine.own_address() == "127.0.0.7"
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.3.2.1"])
 def test_every_loopback_address_belongs_to_the_loopback_interface(address: str) -> None:
-    assert machine.interface_of(address) == "lo"
+    assert machine.interface_with_address(address) == "lo"
 
 
 @pytest.mark.parametrize("address", ["192.0.2.77", "a-name.example"])
-def test_an_address_of_nobody_here_has_no_interface(address: str) -> None:
-    assert machine.interface_of(address) is None
+def test_a_foreign_address_has_no_interface(address: str) -> None:
+    assert machine.interface_with_address(address) is None
 
 
-def test_told_devices_are_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configured_devices_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPOTFIT_DEVICES", "cuda:0, cuda:1,")
     assert machine.devices() == ("cuda:0", "cuda:1")
 
 
 @pytest.mark.parametrize(
-    ("told", "seen"),
+    ("variable", "visible"),
     [
         (None, ("0", "1", "2", "3")),
         ("2,3", ("2", "3")),
@@ -39,15 +39,15 @@ def test_told_devices_are_believed(monkeypatch: pytest.MonkeyPatch) -> None:
         ("", ()),
     ],
 )
-def test_a_process_sees_the_cards_it_is_told_as_cuda_reads_it(
-    told: str | None, seen: tuple[str, ...]
+def test_cuda_visible_devices_is_read_as_cuda_does(
+    variable: str | None, visible: tuple[str, ...]
 ) -> None:
-    assert machine.visible_cards(4, told) == seen
+    assert machine.visible_gpus(4, variable) == visible
 
 
-def test_where_there_are_no_cards_a_variable_makes_none() -> None:
-    assert machine.visible_cards(0, "0,1") == machine.visible_cards(0, None) == ()
+def test_without_gpus_none_is_visible() -> None:
+    assert machine.visible_gpus(0, "0,1") == machine.visible_gpus(0, None) == ()
 
 
-def test_there_is_a_processor() -> None:
+def test_cpu_count_is_positive() -> None:
     assert machine.cpu_count() >= 1

@@ -1,4 +1,4 @@
-"""Plugins are found by name, and whoever cannot be loaded says why."""
+"""Plugins are loaded by name; failures are reported with a reason."""
 
 from importlib.metadata import EntryPoint
 
@@ -14,31 +14,35 @@ def point(name: str, value: str) -> EntryPoint:
     return EntryPoint(name, value, GROUP)
 
 
-def test_a_plugin_is_what_its_entry_point_names() -> None:
-    assert plugins.load(GROUP, "path", found=[point("path", "pathlib:Path")]).__name__ == "Path"
+def test_the_object_of_an_entry_point_is_returned() -> None:
+    assert (
+        plugins.load(GROUP, "path", entry_points=[point("path", "pathlib:Path")]).__name__ == "Path"
+    )
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"no fruit 'aple'. Did you mean 'apple'"):
-        plugins.load(GROUP, "aple", found=[point("apple", "pathlib:Path"), point("pear", "os:x")])
+        plugins.load(
+            GROUP, "aple", entry_points=[point("apple", "pathlib:Path"), point("pear", "os:x")]
+        )
 
 
 def test_two_packages_with_one_name_are_refused() -> None:
     both = [point("apple", "pathlib:Path"), point("apple", "pathlib:PurePath")]
     with pytest.raises(ConfigError, match="pathlib:PurePath"):
-        plugins.load(GROUP, "apple", found=both)
+        plugins.load(GROUP, "apple", entry_points=both)
 
 
 def test_a_missing_package_names_the_extra() -> None:
     with pytest.raises(MissingExtraError, match="no_such_package") as caught:
-        plugins.load(GROUP, "apple", found=[point("apple", "no_such_package:Apple")])
+        plugins.load(GROUP, "apple", entry_points=[point("apple", "no_such_package:Apple")])
     assert "spotfit[apple]" in caught.value.do
 
 
-def test_a_broken_plugin_is_told_as_such() -> None:
+def test_a_plugin_that_cannot_be_imported_is_reported() -> None:
     with pytest.raises(ConfigError, match="cannot be loaded: AttributeError"):
-        plugins.load(GROUP, "apple", found=[point("apple", "pathlib:Apple")])
+        plugins.load(GROUP, "apple", entry_points=[point("apple", "pathlib:Apple")])
 
 
-def test_names_load_nothing() -> None:
+def test_names_imports_nothing() -> None:
     assert isinstance(plugins.names(GROUP), tuple)

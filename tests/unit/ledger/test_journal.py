@@ -1,4 +1,4 @@
-"""The journal: one winner a slot, read in order, and loud about what is not ours."""
+"""The journal: one entry per slot, reads in order, and errors for invalid entries."""
 
 from __future__ import annotations
 
@@ -7,27 +7,35 @@ import pytest
 from spotfit.core.codec import encode
 from spotfit.core.errors import JournalError, TransientStoreError
 from spotfit.core.ids import RunId, Token
-from spotfit.ledger import keys, snapshot
-from spotfit.ledger.journal import Journal, check_whole
-from spotfit.model.events import CancelRequested, Entry, FitStarted, LeaderElected, Released
+from spotfit.ledger import keys, view_cache
+from spotfit.ledger.journal import Journal, check_no_gaps
+from spotfit.model.events import (
+    CancelRequested,
+    FitStarted,
+    GroupsReleased,
+    JournalEntry,
+    LeaderElected,
+)
 from spotfit.model.view import View
 from spotfit.store.memory import MemoryStore
-from spotfit.testing.builders import a_spec, an_agent, an_entry
+from spotfit.testing.builders import a_spec, an_agent_id, an_entry
 
-START = an_entry(FitStarted(a_spec()))
-A_LEADS = an_entry(LeaderElected(an_agent(0), 1, "h:1"))
-B_LEADS = an_entry(LeaderElected(an_agent(1), 1, "h:2"), by=an_agent(1))
-CANCEL = an_entry(CancelRequested("enough"))
+START = an_entry(FitStarted(spec=a_spec()))
+A_LEADS = an_entry(LeaderElected(leader=an_agent_id(0), epoch=1, coordinator_address="h:1"))
+B_LEADS = an_entry(
+    LeaderElected(leader=an_agent_id(1), epoch=1, coordinator_address="h:2"), author=an_agent_id(1)
+)
+CANCEL = an_entry(CancelRequested(reason="enough"))
 
 
 class Moody(MemoryStore):
-    """Fails once when told to, before or after it has written."""
+    """Fails once on demand, before or after the write."""
 
     fails: str = ""
-    deaf_to: str = ""
+    unreadable_key: str = ""
 
     def get(self, key: str) -> bytes:
-        if key == self.deaf_to:
+        if key == self.unreadable_key:
             raise TransientStoreError("no answer")
         return super().get(key)
 
@@ -39,103 +47,107 @@ class Moody(MemoryStore):
             raise TransientStoreError("no answer")
 
 
-def test_what_one_wrote_another_reads() -> None:
+def test_an_appended_entry_is_read_by_other_readers() -> None:
     store = MemoryStore()
     writer, reader = Journal(store), Journal(store)
     writer.append(START, writer.view)
     writer.append(A_LEADS, writer.view)
     assert reader.catch_up() == writer.view
-    assert reader.view.leads(an_agent(0))
+    assert reader.view.is_leader(an_agent_id(0))
 
 
-def test_of_two_who_decide_from_the_same_view_one_wins_and_both_know() -> None:
+def test_of_two_entries_for_one_slot_one_wins_and_both_writers_read_it() -> None:
     store = MemoryStore()
     one, two = Journal(store), Journal(store)
     one.append(START, one.view)
     before = two.catch_up()
-    assert one.append(A_LEADS, before).leads(an_agent(0))
-    assert two.append(B_LEADS, before).leads(an_agent(0)), "the loser reads who won"
+    assert one.append(A_LEADS, before).is_leader(an_agent_id(0))
+    assert two.append(B_LEADS, before).is_leader(an_agent_id(0)), (
+        "the loser reads the winning entry"
+    )
     assert one.view == two.view
 
 
-def test_a_decision_from_an_old_view_is_void() -> None:
+def test_an_entry_decided_from_an_old_view_is_dropped() -> None:
     store = MemoryStore()
     journal = Journal(store)
     old = journal.append(START, journal.view)
     journal.append(A_LEADS, old)
     after = journal.append(CANCEL, old)
-    assert after.cancelled is None
+    assert after.cancel_reason is None
     assert after.next_slot == 2
 
 
-@pytest.mark.parametrize(("fails", "written"), [("before", False), ("after", True)])
-def test_an_answer_that_was_lost_is_read_from_the_journal(fails: str, written: bool) -> None:
+@pytest.mark.parametrize(("fails", "event_of"), [("before", False), ("after", True)])
+def test_an_append_with_a_lost_answer_is_found_in_the_journal(fails: str, event_of: bool) -> None:
     store = Moody()
     journal = Journal(store)
     store.fails = fails
     view = journal.append(START, journal.view)
-    assert view.active == written
-    again = journal.append(START, view) if not written else view
-    assert (again.next_slot, again.fits) == (1, 1), "it stands there exactly once"
+    assert view.is_active == event_of
+    again = journal.append(START, view) if not event_of else view
+    assert (again.next_slot, again.fit_count) == (1, 1), "it is in the journal exactly once"
 
 
-def test_whoever_listens_hears_every_entry_once_and_in_order() -> None:
-    heard: list[tuple[int, Entry]] = []
+def test_the_listener_receives_every_entry_once_and_in_order() -> None:
+    received: list[tuple[int, JournalEntry]] = []
     journal = Journal(MemoryStore())
 
-    def listen(slot: int, body: bytes, entry: Entry) -> None:
+    def listen(slot: int, body: bytes, entry: JournalEntry) -> None:
         assert body == encode(entry)
-        assert journal.view.next_slot == slot + 1, "the view is ahead of the news"
-        heard.append((slot, entry))
+        assert journal.view.next_slot == slot + 1, (
+            "the view is updated before the listener is called"
+        )
+        received.append((slot, entry))
 
-    journal.heard = listen
+    journal.on_entry = listen
     for entry in (START, A_LEADS, CANCEL):
         journal.append(entry, journal.view)
     journal.catch_up()
-    assert heard == [(0, START), (1, A_LEADS), (2, CANCEL)]
+    assert received == [(0, START), (1, A_LEADS), (2, CANCEL)]
 
 
-def test_a_copy_spares_a_read_and_is_worth_no_more() -> None:
+def test_a_received_copy_replaces_a_read() -> None:
     store = MemoryStore()
-    writer, reader = Journal(store), Journal(Deaf())
+    writer, reader = Journal(store), Journal(UnreadableStore())
     writer.append(START, writer.view)
-    assert reader.told(0, encode(START)).active, "no read was needed"
-    assert reader.told(0, encode(START)).next_slot == 1, "a copy that comes twice is old news"
+    assert reader.apply_entry(0, encode(START)).is_active, "no read was needed"
+    assert reader.apply_entry(0, encode(START)).next_slot == 1, "a repeated copy is ignored"
 
 
-def test_a_copy_that_came_too_early_is_left_to_be_read() -> None:
-    reader = Journal(Deaf())
-    assert reader.told(2, encode(CANCEL)) == View()
+def test_a_copy_of_a_later_entry_is_ignored() -> None:
+    reader = Journal(UnreadableStore())
+    assert reader.apply_entry(2, encode(CANCEL)) == View()
 
 
-def test_what_one_thread_reads_another_may_fold_later() -> None:
+def test_a_page_can_be_read_in_one_thread_and_folded_in_another() -> None:
     store = MemoryStore()
     writer, reader = Journal(store), Journal(store)
     for entry in (START, A_LEADS):
         writer.append(entry, writer.view)
     pages = reader.read(0)
-    assert reader.view == View(), "nothing changes before it is taken"
-    reader.told(0, encode(START))
-    assert reader.take(pages), "what was told meanwhile is folded once"
+    assert reader.view == View(), "reading does not change the view"
+    reader.apply_entry(0, encode(START))
+    assert reader.apply_page(pages), "an entry received meanwhile is folded once"
     assert reader.view == writer.view
 
 
-def test_what_was_read_until_the_store_failed_is_not_read_again() -> None:
+def test_entries_read_before_a_store_error_are_kept() -> None:
     store = Moody()
     writer, reader = Journal(store), Journal(store)
     for entry in (START, A_LEADS, CANCEL):
         writer.append(entry, writer.view)
-    store.deaf_to = keys.entry(2)
-    assert not reader.take(reader.read(0)), "there may be more"
+    store.unreadable_key = keys.entry(2)
+    assert not reader.apply_page(reader.read(0)), "there may be more"
     assert reader.view.next_slot == 2
     with pytest.raises(TransientStoreError):
         reader.catch_up()
-    store.deaf_to = ""
+    store.unreadable_key = ""
     assert reader.catch_up() == writer.view
 
 
-class Deaf(MemoryStore):
-    """Nobody may read it."""
+class UnreadableStore(MemoryStore):
+    """A store whose reads fail the test."""
 
     def get(self, key: str) -> bytes:
         raise AssertionError(f"read {key}")
@@ -150,26 +162,27 @@ class Deaf(MemoryStore):
         b"\x80\x04\x95",
         b'{"run_id":"\xff"}',
         encode(START).replace(b"fit_started", b"moon_landed"),
+        encode(START).replace(b"min_workers", b"least_workers"),
     ],
-    ids=["cut", "empty", "foreign", "a pickle", "no text", "newer"],
+    ids=["cut", "empty", "foreign", "a pickle", "no text", "unknown event", "old field name"],
 )
-def test_what_is_no_entry_of_ours_is_told_with_its_slot(body: bytes) -> None:
+def test_an_undecodable_entry_raises_with_its_slot(body: bytes) -> None:
     store = MemoryStore()
     journal = Journal(store)
     journal.append(START, journal.view)
     store.put(keys.entry(1), body)
-    with pytest.raises(JournalError, match="Entry 1 of the journal cannot be read") as error:
+    with pytest.raises(JournalError, match="Journal entry 1 cannot be decoded") as error:
         journal.catch_up()
-    assert "the checkpoints in the folder are not touched" in error.value.do
-    assert journal.view.next_slot == 1, "what was read before it still holds"
+    assert "the checkpoints in the folder are not changed" in error.value.do
+    assert journal.view.next_slot == 1, "earlier entries stay folded"
 
 
-def test_two_runs_in_one_folder_are_noticed() -> None:
+def test_an_entry_of_another_run_raises() -> None:
     store = MemoryStore()
     journal = Journal(store)
     journal.append(START, journal.view)
     store.put(keys.entry(1), encode(an_entry(CANCEL.event, run_id=RunId("f" * 32))))
-    with pytest.raises(JournalError, match="Two runs were mixed"):
+    with pytest.raises(JournalError, match="Two runs were written to one folder"):
         journal.catch_up()
 
 
@@ -178,52 +191,58 @@ def test_two_runs_in_one_folder_are_noticed() -> None:
 
 @pytest.fixture
 def long_run() -> tuple[MemoryStore, Journal]:
-    """A journal with two snapshots and a few entries beyond."""
+    """A journal with two cached views and a few further entries."""
     store = MemoryStore()
     writer = Journal(store)
     writer.append(START, writer.view)
-    for _ in range(2 * snapshot.EVERY + 5):
+    for _ in range(2 * view_cache.VIEW_CACHE_INTERVAL + 5):
         writer.append(CANCEL, writer.view)
-        if snapshot.due(writer.view):
-            snapshot.write(store, writer.view)
+        if view_cache.is_cache_due(writer.view):
+            view_cache.write_cached_view(store, writer.view)
     return store, writer
 
 
-def test_a_late_reader_begins_at_the_newest_snapshot(long_run: tuple[MemoryStore, Journal]) -> None:
+def test_a_new_reader_starts_at_the_newest_cached_view(
+    long_run: tuple[MemoryStore, Journal],
+) -> None:
     store, writer = long_run
-    for slot in range(2 * snapshot.EVERY):
-        if slot != snapshot.EVERY:  # that one tells that the run is long
+    for slot in range(2 * view_cache.VIEW_CACHE_INTERVAL):
+        if (
+            slot != view_cache.VIEW_CACHE_INTERVAL
+        ):  # its existence shows that there are cached views
             store.delete(keys.entry(slot))
     assert Journal(store).catch_up() == writer.view
 
 
-def test_without_snapshots_everything_is_read(long_run: tuple[MemoryStore, Journal]) -> None:
+def test_without_cached_views_all_entries_are_read(long_run: tuple[MemoryStore, Journal]) -> None:
     store, writer = long_run
-    for found in list(store.list(".spotfit/snapshots")):
+    for found in list(store.list(".spotfit/views")):
         store.delete(found.key)
     assert Journal(store).catch_up() == writer.view
 
 
-# --- holes -------------------------------------------------------------------------------------
+# --- gaps ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("slot", [0, 1])
-def test_a_hole_is_noticed_before_anybody_fills_it(slot: int) -> None:
+def test_a_gap_in_the_journal_raises(slot: int) -> None:
     store = MemoryStore()
     for number in range(3):
-        store.put(keys.entry(number), encode(an_entry(FitStarted(a_spec()))))
-    check_whole(store)
+        store.put(keys.entry(number), encode(an_entry(FitStarted(spec=a_spec()))))
+    check_no_gaps(store)
     store.delete(keys.entry(slot))
-    with pytest.raises(JournalError, match=f"Entry {slot} of the journal .* is missing"):
-        check_whole(store)
+    with pytest.raises(JournalError, match=f"Journal entry {slot} in .* is missing"):
+        check_no_gaps(store)
 
 
-def test_a_journal_without_entries_is_whole() -> None:
-    check_whole(MemoryStore())
+def test_an_empty_journal_has_no_gaps() -> None:
+    check_no_gaps(MemoryStore())
 
 
-def test_an_entry_about_strangers_is_no_entry_of_this_journal() -> None:
+def test_an_entry_with_an_unknown_token_raises() -> None:
     store = MemoryStore()
-    store.put(keys.entry(0), encode(an_entry(Released(Token("t-never-asked-for")))))
-    with pytest.raises(JournalError, match=r"Entry 0 .* speaks of 't-never-asked-for'"):
+    store.put(keys.entry(0), encode(an_entry(GroupsReleased(token=Token("t-never-asked-for")))))
+    with pytest.raises(
+        JournalError, match=r"Journal entry 0 references unknown 't-never-asked-for'"
+    ):
         Journal(store).catch_up()

@@ -1,26 +1,26 @@
-"""The map of the bucket: every key apart from every other, and in the order of its numbers."""
+"""Object keys: distinct, ordered and parsable."""
 
 from spotfit.core.ids import AgentId
 from spotfit.ledger import keys
-from spotfit.testing.builders import an_agent
+from spotfit.testing.builders import an_agent_id
 
-A, B = an_agent(0), an_agent(1)
+A, B = an_agent_id(0), an_agent_id(1)
 
 ALL = [
     keys.entry(7),
     keys.entry(70),
-    keys.snapshot(7),
-    keys.beat(A),
-    keys.beat(B),
-    keys.offer(A),
-    keys.offer(B),
+    keys.cached_view(7),
+    keys.lease(A),
+    keys.lease(B),
+    keys.member(A),
+    keys.member(B),
     keys.manifest("c1", 1, 0),
     keys.manifest("c1", 1, 1),
     keys.manifest("c2", 1, 0),
-    keys.begun("c1", 1, made=True),
-    keys.begun("c1", 1, made=False),
+    keys.name_marker("c1", 1, generated=True),
+    keys.name_marker("c1", 1, generated=False),
     keys.failure(1, 0),
-    keys.machine_failure(A),
+    keys.agent_failure(A),
     keys.failure(2, 0),
     keys.result(1, 0),
     keys.reports(A, 0),
@@ -30,42 +30,57 @@ ALL = [
 ]
 
 
-def test_no_two_things_share_a_key() -> None:
+def test_all_keys_are_distinct() -> None:
     assert len(set(ALL)) == len(ALL)
 
 
-def test_nothing_of_ours_lies_among_the_users_folders() -> None:
-    assert all(key.startswith(keys.OURS) for key in ALL)
+def test_all_reserved_keys_have_the_reserved_prefix() -> None:
+    assert all(key.startswith(keys.RESERVED_PREFIX) for key in ALL)
 
 
-def test_what_lies_among_the_manifests_tells_whose_it_is() -> None:
-    assert keys.read_trace(keys.manifest("a/b", 12, 3)) == keys.Trace("a/b", 12, "json")
-    assert keys.read_trace(keys.begun("c1", 7, made=True)) == keys.Trace("c1", 7, "made")
-    assert keys.read_trace(keys.begun("c1", 7, made=False)) == keys.Trace("c1", 7, "chosen")
+def test_manifest_keys_and_name_markers_are_parsed() -> None:
+    assert keys.parse_manifest_key(keys.manifest("a/b", 12, 3)) == keys.ManifestKey(
+        "a/b", 12, "json"
+    )
+    assert keys.parse_manifest_key(keys.name_marker("c1", 7, generated=True)) == keys.ManifestKey(
+        "c1", 7, "made"
+    )
+    assert keys.parse_manifest_key(keys.name_marker("c1", 7, generated=False)) == keys.ManifestKey(
+        "c1", 7, "chosen"
+    )
     for other in (keys.entry(7), f"{keys.MANIFESTS}c1/notes.txt", f"{keys.MANIFESTS}1.made"):
-        assert keys.read_trace(other) is None
+        assert keys.parse_manifest_key(other) is None
 
 
-def test_a_listing_is_in_the_order_of_the_numbers() -> None:
+def test_a_listing_is_in_numerical_order() -> None:
     slots = [0, 9, 10, 255, 256, 10**12]
     assert sorted(map(keys.entry, slots)) == [keys.entry(slot) for slot in slots]
-    assert sorted(map(keys.snapshot, slots)) == [keys.snapshot(slot) for slot in slots]
+    assert sorted(map(keys.cached_view, slots)) == [keys.cached_view(slot) for slot in slots]
     agent = AgentId("a-0")
     assert sorted(keys.logs(agent, n) for n in (2, 10, 1)) == [
         keys.logs(agent, n) for n in (1, 2, 10)
     ]
 
 
-def test_the_folders_that_are_listed_hold_what_they_are_listed_for() -> None:
+def test_keys_are_below_their_listed_prefixes() -> None:
     assert keys.entry(0).startswith(keys.JOURNAL)
-    assert keys.snapshot(0).startswith(keys.SNAPSHOTS)
-    assert keys.offer(A).startswith(keys.OFFERS)
+    assert keys.cached_view(0).startswith(keys.VIEWS)
+    assert keys.member(A).startswith(keys.MEMBERS)
     assert keys.manifest("c1", 1, 0).startswith(keys.MANIFESTS)
 
 
-def test_who_shares_files_is_told_by_its_key() -> None:
-    key = keys.sharer("a", "b-2", 3, 1)
-    assert keys.read_sharer(key, "a") == keys.Sharer("b-2", 3, 1)
-    assert keys.manifest(*keys.Sharer("b-2", 3, 1)) == keys.manifest("b-2", 3, 1)
-    assert keys.read_sharer(key, "b") is None
-    assert keys.read_sharer(f"{keys.SHARES}a/nonsense", "a") is None
+def test_a_checkpoint_ref_key_is_parsed() -> None:
+    key = keys.checkpoint_ref("a", "b-2", 3, 1)
+    assert keys.parse_checkpoint_ref(key, "a") == keys.CheckpointRef("b-2", 3, 1)
+    assert keys.manifest(*keys.CheckpointRef("b-2", 3, 1)) == keys.manifest("b-2", 3, 1)
+    assert keys.parse_checkpoint_ref(key, "b") is None
+    assert keys.parse_checkpoint_ref(f"{keys.REFS}a/nonsense", "a") is None
+
+
+def test_every_log_line_has_a_source() -> None:
+    assert [keys.format_log_source(rank) for rank in (0, 12, keys.SIDECAR_RANK, keys.RUN_RANK)] == [
+        "rank 0",
+        "rank 12",
+        "sidecar",
+        "run",
+    ]

@@ -3,39 +3,44 @@
 from collections.abc import Callable
 from typing import Any
 
-from spotfit_localsim.dice import Dice
-from spotfit_localsim.engine import Clock, Engine, Process
-from spotfit_localsim.faults import CALM, Faults, Hazards, Season
+from spotfit_localsim.random_streams import SeededStreams
+from spotfit_localsim.virtual.engine import Engine, SimClock, SimProcess
+from spotfit_localsim.virtual.faults import (
+    NO_FAULTS,
+    ActiveFaults,
+    FaultConfig,
+    ProcessFaultInjector,
+)
 
 
-class Ground:
+class SimHarness:
     """An engine with processes on it."""
 
-    def __init__(self, faults: Faults = CALM) -> None:
+    def __init__(self, faults: FaultConfig = NO_FAULTS) -> None:
         self.engine = Engine()
-        self.season = Season(faults)
-        self.dice = Dice(1)
-        self.said: list[tuple[str, str]] = []
-        self.broken: list[BaseException] = []
+        self.season = ActiveFaults(faults)
+        self.rng = SeededStreams(1)
+        self.messages: list[tuple[str, str]] = []
+        self.errors: list[BaseException] = []
 
-    def process(self, name: str = "a1") -> Process:
+    def process(self, name: str = "a1") -> SimProcess:
         """A process that is not started yet."""
-        return Process(
+        return SimProcess(
             self.engine,
             name,
-            clock=Clock(),
-            hazards=Hazards(self.season, self.dice.stream(name)),
-            ended=self._ended,
+            clock=SimClock(),
+            fault_injector=ProcessFaultInjector(self.season, self.rng.stream(name)),
+            on_exit=self._ended,
         )
 
-    def idle(self, name: str) -> Process:
+    def idle(self, name: str) -> SimProcess:
         """A process that lives and does nothing."""
         process = self.process(name)
         process.start(lambda now: now + 1000.0)
         self.engine.run(until=self.engine.now)
         return process
 
-    def do(self, process: Process, *jobs: Callable[[], Any]) -> list[Any]:
+    def run_jobs(self, process: SimProcess, *jobs: Callable[[], Any]) -> list[Any]:
         """Let the process do these one after the other; what they gave, or raised."""
         given: list[Any] = []
 
@@ -51,9 +56,9 @@ class Ground:
         self.engine.run(until=self.engine.now + 1000.0)
         return given
 
-    def say(self, who: str, what: str) -> None:
-        self.said.append((who, what))
+    def record_message(self, who: str, what: str) -> None:
+        self.messages.append((who, what))
 
     def _ended(self, error: BaseException | None) -> None:
         if error is not None:
-            self.broken.append(error)
+            self.errors.append(error)

@@ -1,14 +1,14 @@
-"""The fixtures users get, in test runs of their own: pytest finds them by itself."""
+"""The pytest plugin for users, in pytest runs of its own."""
 
 from __future__ import annotations
 
 import pytest
 
 pytest_plugins = ["pytester"]
-pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+pytestmark = pytest.mark.real_time("starts a simulated cloud")
 
 
-def test_a_test_gets_a_cloud_as_its_mark_or_else_the_command_says(
+def test_cloud_is_chosen_by_the_marker_or_else_by_the_option(
     pytester: pytest.Pytester,
 ) -> None:
     pytester.makepyfile(
@@ -18,12 +18,12 @@ def test_a_test_gets_a_cloud_as_its_mark_or_else_the_command_says(
 
         @pytest.mark.spot_cloud("plain", seed=7)
         def test_marked(spot_cloud):
-            assert spot_cloud.sim.options.cloud == "plain"
-            assert spot_cloud.sim.options.seed == 7
+            assert spot_cloud.provider.options.cloud == "plain"
+            assert spot_cloud.provider.options.seed == 7
             assert os.environ["SPOTFIT_PROVISIONER"] == spot_cloud.provisioner
 
-        def test_told(spot_cloud):
-            assert spot_cloud.sim.options.cloud == "kubernetes"
+        def test_unmarked(spot_cloud):
+            assert spot_cloud.provider.options.cloud == "kubernetes"
             assert spot_cloud.machines() == []
         """
     )
@@ -31,10 +31,10 @@ def test_a_test_gets_a_cloud_as_its_mark_or_else_the_command_says(
     done.assert_outcomes(passed=2)
 
 
-def test_a_step_that_is_never_reached_is_told(pytester: pytest.Pytester) -> None:
+def test_unreached_step_fails_the_test_at_teardown(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
-        def test_nothing_is_trained(reclaim_at):
+        def test_without_training(reclaim_at):
             reclaim_at(step=5)
         """
     )
@@ -43,14 +43,17 @@ def test_a_step_that_is_never_reached_is_told(pytester: pytest.Pytester) -> None
     done.stdout.fnmatch_lines(["*reclaim_at(5) was never reached*"])
 
 
-def test_without_a_cloud_nothing_of_it_is_imported(pytester: pytest.Pytester) -> None:
+def test_plugin_without_its_fixtures_imports_neither_spotfit_nor_the_simulators(
+    pytester: pytest.Pytester,
+) -> None:
     pytester.makepyfile(
         """
         import sys
 
-        def test_light():
-            heavy = [name for name in ("torch", "boto3", "spotfit.worker") if name in sys.modules]
-            assert not heavy
+        def test_imports():
+            packages = ("spotfit.", "spotfit_localsim.", "spotfit_provisioners.")
+            loaded = {name for name in sys.modules if f"{name}.".startswith(packages)}
+            assert loaded == {"spotfit_localsim", "spotfit_localsim.pytest_plugin"}
         """
     )
     pytester.runpytest_subprocess().assert_outcomes(passed=1)

@@ -1,27 +1,27 @@
-"""Moving a script that stands in a test: what comes out is Python, and moves no further."""
+"""Helpers that migrate a script in a string, and check that the result is stable."""
 
 from __future__ import annotations
 
 import textwrap
 
-from spotfit.migrate.rewrite import Rewritten, rewrite
+from spotfit.migrate.rewrite import RewrittenScript, rewrite_script
 
 
-def move(script: str) -> Rewritten:
-    moved = rewrite(textwrap.dedent(script).encode())
-    assert rewrite(moved.text).text == moved.text, "a second move changes nothing"
+def migrate_script(script: str) -> RewrittenScript:
+    moved = rewrite_script(textwrap.dedent(script).encode())
+    assert rewrite_script(moved.text).text == moved.text, "a second move changes nothing"
     compile(moved.text, "<moved>", "exec")
     return moved
 
 
-def moved(script: str) -> str:
-    return move(script).text.decode()
+def migrated_text(script: str) -> str:
+    return migrate_script(script).text.decode()
 
 
-def left(script: str) -> list[str]:
+def manual_work(script: str) -> list[str]:
     """What is left to do by hand, as 'line: what'."""
-    return [f"{note.line}: {note.what}" for note in move(script).left]
+    return [f"{note.line}: {note.what}" for note in migrate_script(script).manual_notes]
 
 
-def text(script: str) -> str:
+def dedent_script(script: str) -> str:
     return textwrap.dedent(script)

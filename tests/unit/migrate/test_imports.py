@@ -1,10 +1,10 @@
-"""Import statements: each way to write one, and what takes its place."""
+"""Every form of import statement and its replacement."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.unit.migrate.before_and_after import left, moved, text
+from tests.unit.migrate.before_and_after import dedent_script, manual_work, migrated_text
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,8 @@ from tests.unit.migrate.before_and_after import left, moved, text
         ("from ray.air import RunConfig, session", "import spotfit as session\nfrom spotfit import RunConfig"),  # noqa: E501
     ],
 )  # fmt: skip
-def test_an_import_is_moved(before: str, after: str) -> None:
-    assert moved(f"{before}\n") == f"{after}\n"
+def test_an_import_is_rewritten(before: str, after: str) -> None:
+    assert migrated_text(f"{before}\n") == f"{after}\n"
 
 
 @pytest.mark.parametrize(
@@ -57,35 +57,33 @@ def test_an_import_is_moved(before: str, after: str) -> None:
         ("ray.train.v2.torch.torch_trainer", "TorchTrainer", "spotfit.torch"),
     ],
 )
-def test_a_name_is_found_in_whatever_module_of_ray_it_was_taken_from(
-    module: str, name: str, ours: str
-) -> None:
-    assert moved(f"from {module} import {name}\n") == f"from {ours} import {name}\n"
+def test_names_are_found_in_internal_modules_of_ray(module: str, name: str, ours: str) -> None:
+    assert migrated_text(f"from {module} import {name}\n") == f"from {ours} import {name}\n"
 
 
-def test_names_of_one_statement_go_where_each_belongs() -> None:
-    script = text("""
+def test_names_of_one_statement_are_split_by_module() -> None:
+    script = dedent_script("""
         from ray import train, tune
         from ray.train import BatchPredictor, Checkpoint, RunConfig
         tune.Tuner, BatchPredictor
     """)
-    assert moved(script) == text("""
+    assert migrated_text(script) == dedent_script("""
         import spotfit as train
         from ray import tune
         from ray.train import BatchPredictor
         from spotfit import Checkpoint, RunConfig
         tune.Tuner, BatchPredictor
     """)
-    assert left(script) == ["4: ray.train.BatchPredictor", "4: ray.tune.Tuner"]
+    assert manual_work(script) == ["4: ray.train.BatchPredictor", "4: ray.tune.Tuner"]
 
 
-def test_brackets_and_their_comments_stay() -> None:
-    assert moved("""
+def test_parentheses_and_their_comments_are_preserved() -> None:
+    assert migrated_text("""
         from ray.train import (  # the configuration
             Checkpoint,  # of files
             RunConfig,
         )
-    """) == text("""
+    """) == dedent_script("""
         from spotfit import (  # the configuration
             Checkpoint,  # of files
             RunConfig,
@@ -93,15 +91,15 @@ def test_brackets_and_their_comments_stay() -> None:
     """)
 
 
-def test_brackets_hold_for_those_that_move_and_those_that_stay() -> None:
-    assert moved("""
+def test_parentheses_are_preserved_in_split_imports() -> None:
+    assert migrated_text("""
         from ray.train import (
             Checkpoint,
             BatchPredictor,
             RunConfig,
         )
         BatchPredictor()
-    """) == text("""
+    """) == dedent_script("""
         from spotfit import (
             Checkpoint,
             RunConfig,
@@ -113,14 +111,14 @@ def test_brackets_hold_for_those_that_move_and_those_that_stay() -> None:
     """)
 
 
-def test_ray_itself_goes_when_only_train_was_used() -> None:
-    assert moved("""
+def test_import_ray_is_removed_if_only_train_was_used() -> None:
+    assert migrated_text("""
         import ray
         import torch
         from ray.train.torch import TorchTrainer
 
         ray.train.report({})
-    """) == text("""
+    """) == dedent_script("""
         import spotfit
         import torch
         from spotfit.torch import TorchTrainer
@@ -129,14 +127,14 @@ def test_ray_itself_goes_when_only_train_was_used() -> None:
     """)
 
 
-def test_ray_stays_beside_us_when_other_things_are_used() -> None:
-    assert moved("""
+def test_import_ray_remains_if_other_names_are_used() -> None:
+    assert migrated_text("""
         import ray
         import ray.train
 
         ray.train.report({})
         ray.get(0)
-    """) == text("""
+    """) == dedent_script("""
         import ray
         import spotfit
 
@@ -145,12 +143,12 @@ def test_ray_stays_beside_us_when_other_things_are_used() -> None:
     """)
 
 
-def test_ray_is_still_imported_where_the_train_package_had_brought_it() -> None:
-    assert moved("""
+def test_import_ray_is_added_if_ray_train_had_bound_it() -> None:
+    assert migrated_text("""
         import ray.train
         ray.train.report({})
         ray.get(0)
-    """) == text("""
+    """) == dedent_script("""
         import spotfit
         import ray
         spotfit.report({})
@@ -158,8 +156,8 @@ def test_ray_is_still_imported_where_the_train_package_had_brought_it() -> None:
     """)
 
 
-def test_an_import_in_a_function_is_moved_there() -> None:
-    assert moved("""
+def test_an_import_in_a_function_is_rewritten_in_place() -> None:
+    assert migrated_text("""
         def train(config):
             import ray.train.torch
             from ray.train import report
@@ -171,7 +169,7 @@ def test_an_import_in_a_function_is_moved_there() -> None:
             import ray
 
             return ray.get(ray.put(1))
-    """) == text("""
+    """) == dedent_script("""
         def train(config):
             import spotfit.torch
             from spotfit import report
@@ -186,8 +184,8 @@ def test_an_import_in_a_function_is_moved_there() -> None:
     """)
 
 
-def test_an_import_for_type_checkers_brings_nothing_at_run_time() -> None:
-    assert moved("""
+def test_a_type_checking_import_adds_no_runtime_import() -> None:
+    assert migrated_text("""
         from typing import TYPE_CHECKING
         import ray
         if TYPE_CHECKING:
@@ -196,7 +194,7 @@ def test_an_import_for_type_checkers_brings_nothing_at_run_time() -> None:
 
         def load(checkpoint: "Checkpoint") -> "ray.train.Checkpoint":
             return ray.train.get_checkpoint()
-    """) == text("""
+    """) == dedent_script("""
         from typing import TYPE_CHECKING
         import spotfit
         if TYPE_CHECKING:
@@ -208,8 +206,8 @@ def test_an_import_for_type_checkers_brings_nothing_at_run_time() -> None:
     """)
 
 
-def test_an_import_that_may_fail() -> None:
-    assert moved("""
+def test_an_import_in_try_except() -> None:
+    assert migrated_text("""
         try:
             import ray
             from ray import train
@@ -219,7 +217,7 @@ def test_an_import_that_may_fail() -> None:
         if ray is not None:
             ray.train.report({})
         train.report({})
-    """) == text("""
+    """) == dedent_script("""
         try:
             import ray
             import spotfit
@@ -233,12 +231,12 @@ def test_an_import_that_may_fail() -> None:
     """)
 
 
-def test_a_module_that_ray_keeps_its_code_in_dissolves() -> None:
-    assert moved("""
+def test_an_internal_module_of_ray_is_replaced() -> None:
+    assert migrated_text("""
         from ray.train.v2.api import config
         import ray.train.torch.config as torch_config
         run = config.RunConfig(), torch_config.TorchConfig()
-    """) == text("""
+    """) == dedent_script("""
         import spotfit
         import spotfit
         run = spotfit.RunConfig(), spotfit.torch.TorchConfig()
@@ -246,21 +244,21 @@ def test_a_module_that_ray_keeps_its_code_in_dissolves() -> None:
 
 
 def test_several_statements_on_a_line() -> None:
-    assert moved("import os; import ray.train as t; t.report({})\n") == (
+    assert migrated_text("import os; import ray.train as t; t.report({})\n") == (
         "import os; import spotfit as t; t.report({})\n"
     )
-    assert moved("import ray; x = 1\nray.train.report({})\n") == (
+    assert migrated_text("import ray; x = 1\nray.train.report({})\n") == (
         "import spotfit; x = 1\nspotfit.report({})\n"
     )
-    assert moved("if True: import ray; ray.init()\n") == "if True: pass\n"
+    assert migrated_text("if True: import ray; ray.init()\n") == "if True: pass\n"
 
 
-def test_our_name_is_not_taken_from_the_script() -> None:
-    assert moved("""
+def test_an_existing_name_spotfit_is_not_overwritten() -> None:
+    assert migrated_text("""
         import ray.train
         from elsewhere import spotfit
         ray.train.report({"fit": spotfit(3)})
-    """) == text("""
+    """) == dedent_script("""
         import spotfit as _spotfit
         from elsewhere import spotfit
         _spotfit.report({"fit": spotfit(3)})
@@ -277,9 +275,9 @@ def test_our_name_is_not_taken_from_the_script() -> None:
         ("from ray.train.nothing import of_the_kind", "ray.train.nothing.of_the_kind"),
     ],
 )  # fmt: skip
-def test_what_has_no_counterpart_stays_and_is_told(statement: str, what: str) -> None:
-    assert moved(f"{statement}\n") == f"{statement}\n"
-    assert left(f"{statement}\n") == [f"1: {what}"]
+def test_names_without_counterpart_remain_and_are_reported(statement: str, what: str) -> None:
+    assert migrated_text(f"{statement}\n") == f"{statement}\n"
+    assert manual_work(f"{statement}\n") == [f"1: {what}"]
 
 
 @pytest.mark.parametrize(
@@ -292,6 +290,6 @@ def test_what_has_no_counterpart_stays_and_is_told(statement: str, what: str) ->
         "",
     ],
 )
-def test_a_script_without_ray_stays_as_it_is(script: str) -> None:
-    assert moved(script) == script
-    assert left(script) == []
+def test_a_script_without_ray_is_unchanged(script: str) -> None:
+    assert migrated_text(script) == script
+    assert manual_work(script) == []

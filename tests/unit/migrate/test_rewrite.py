@@ -1,14 +1,14 @@
-"""Whole scripts, as people write them."""
+"""Migration of complete scripts."""
 
 from __future__ import annotations
 
 import pytest
 
 from spotfit.core.errors import ConfigError
-from spotfit.migrate.rewrite import rewrite
-from tests.unit.migrate.before_and_after import left, moved, text
+from spotfit.migrate.rewrite import rewrite_script
+from tests.unit.migrate.before_and_after import dedent_script, manual_work, migrated_text
 
-SCRIPT = text('''
+SCRIPT = dedent_script('''
     """Train a net."""
     import argparse
     import os
@@ -70,17 +70,17 @@ CHANGES = {
 }
 
 
-def test_a_script_is_moved_whole() -> None:
+def test_a_complete_script_is_migrated() -> None:
     expected = SCRIPT
     for before, after in CHANGES.items():
         assert before in expected
         expected = expected.replace(before, after)
-    assert moved(SCRIPT) == expected
-    assert left(SCRIPT) == []
+    assert migrated_text(SCRIPT) == expected
+    assert manual_work(SCRIPT) == []
 
 
-def test_what_is_no_python_is_told_by_its_name() -> None:
-    with pytest.raises(ConfigError, match=r"train\.py is no Python"):
-        rewrite(b"def (:\n", name="train.py")
-    with pytest.raises(ConfigError, match="is no Python"):
-        rewrite(b"\xff\xfe\x00")
+def test_an_invalid_script_is_reported_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"train\.py is not valid Python"):
+        rewrite_script(b"def (:\n", name="train.py")
+    with pytest.raises(ConfigError, match="is not valid Python"):
+        rewrite_script(b"\xff\xfe\x00")

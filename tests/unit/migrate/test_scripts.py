@@ -1,4 +1,4 @@
-"""Files: which are looked at, and how a new text gets into one."""
+"""Finding scripts and replacing their content."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from spotfit.core.errors import ConfigError
-from spotfit.migrate.scripts import scripts_in, write
+from spotfit.migrate.scripts import find_scripts, write_script
 
 
-def test_a_directory_is_looked_through_but_not_what_others_wrote(tmp_path: Path) -> None:
+def test_a_directory_is_searched_except_installed_packages(tmp_path: Path) -> None:
     for name in (
         "train.py",
         "models/net.py",
@@ -24,26 +24,26 @@ def test_a_directory_is_looked_through_but_not_what_others_wrote(tmp_path: Path)
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert scripts_in([tmp_path]) == [tmp_path / "train.py", tmp_path / "models/net.py"]
+    assert find_scripts([tmp_path]) == [tmp_path / "train.py", tmp_path / "models/net.py"]
 
 
-def test_a_script_that_is_named_is_taken_once_whatever_it_is_called(tmp_path: Path) -> None:
+def test_an_explicit_file_is_returned_once(tmp_path: Path) -> None:
     script = tmp_path / "train"
     script.touch()
-    assert scripts_in([script, script]) == [script]
+    assert find_scripts([script, script]) == [script]
 
 
-def test_a_place_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"There is no .*nothing\.py"):
-        scripts_in([tmp_path / "nothing.py"])
+def test_a_missing_path_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nothing\.py does not exist"):
+        find_scripts([tmp_path / "nothing.py"])
 
 
-def test_a_script_keeps_its_permissions_and_its_link(tmp_path: Path) -> None:
+def test_permissions_and_links_are_preserved(tmp_path: Path) -> None:
     script, link = tmp_path / "train.py", tmp_path / "link.py"
     script.write_text("old")
     script.chmod(0o750)
     link.symlink_to(script)
-    write(link, b"new")
+    write_script(link, b"new")
     assert script.read_text() == "new"
     assert script.stat().st_mode & 0o777 == 0o750
     assert link.is_symlink()

@@ -1,4 +1,4 @@
-"""What the user writes is checked when it is written, in the words of the API it follows."""
+"""User-facing configuration objects: validation, defaults and error messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def parameters(kind: type[Any]) -> list[str]:
     return list(inspect.signature(kind).parameters)
 
 
-def test_positions_are_those_of_ray_train() -> None:
+def test_positional_arguments_match_ray_train() -> None:
     assert parameters(ScalingConfig) == [
         "trainer_resources",
         "num_workers",
@@ -61,30 +61,33 @@ def test_positions_are_those_of_ray_train() -> None:
         lambda: ScalingConfig.from_placement_group_factory(None),
     ],
 )
-def test_what_is_deprecated_raises(make: Any) -> None:
-    with pytest.raises(DeprecationWarning, match=r"no longer supported|no placement groups"):
+def test_a_deprecated_argument_raises(make: Any) -> None:
+    with pytest.raises(DeprecationWarning, match=r"no longer supported|placement groups"):
         make()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected_message"),
     [
         ({"num_workers": "4"}, "must be an int or a tuple of two ints"),
         ({"num_workers": [1, 2]}, "must be an int or a tuple of two ints"),
         ({"num_workers": (1, 2, 3)}, "must be an int or a tuple of two ints"),
         ({"num_workers": -1}, "cannot be negative"),
         ({"num_workers": (4, 2)}, "must be <= max_workers"),
-        ({"num_workers": (0, 4)}, "may shrink to nobody"),
+        ({"num_workers": (0, 4)}, "min workers must be >= 1"),
         ({"elastic_resize_monitor_interval_s": -1}, "must be non-negative"),
         ({"resources_per_worker": {"GPU": 1}}, "`use_gpu` is False but `GPU` was found"),
         ({"resources_per_worker": {"TPU": 1}}, "`use_tpu` is False but `TPU` was found"),
-        ({"resources_per_worker": {"CPU": -1}}, "cannot be -1"),
-        ({"resources_per_worker": {"CPU": math.inf}}, "cannot be inf"),
-        ({"resources_per_worker": {"CPU": "two"}}, "cannot be 'two'"),
+        ({"resources_per_worker": {"CPU": -1}}, "must be a number >= 0, not -1"),
+        ({"resources_per_worker": {"CPU": math.inf}}, "must be a number >= 0, not inf"),
+        ({"resources_per_worker": {"CPU": "two"}}, "must be a number >= 0, not 'two'"),
         ({"resources_per_worker": ["CPU"]}, "must be a dictionary"),
         ({"elastic_resize_monitor_interval_s": "60"}, "must be non-negative"),
         ({"placement_strategy": "SPRAED"}, "Did you mean 'SPREAD'"),
-        ({"use_tpu": True, "topology": "4by4", "accelerator_type": "TPU-V4"}, "is no topology"),
+        (
+            {"use_tpu": True, "topology": "4by4", "accelerator_type": "TPU-V4"},
+            "is not a valid topology",
+        ),
         (
             {
                 "use_tpu": True,
@@ -92,7 +95,7 @@ def test_what_is_deprecated_raises(make: Any) -> None:
                 "accelerator_type": "TPU-V4",
                 "resources_per_worker": {"TPU": 3},
             },
-            "cannot be shared",
+            "cannot be divided among workers",
         ),
         ({"use_gpu": True, "use_tpu": True}, "Cannot specify both"),
         ({"use_tpu": True, "num_workers": 2}, "topology and accelerator_type"),
@@ -103,13 +106,13 @@ def test_what_is_deprecated_raises(make: Any) -> None:
         ({"num_workers": 2, "label_selector": [{}]}, "must be the same length"),
     ],
 )
-def test_a_scaling_that_cannot_be_meant_is_refused(arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_an_invalid_scaling_config_raises(arguments: dict[str, Any], expected_message: str) -> None:
+    with pytest.raises(ValueError, match=expected_message):
         ScalingConfig(**arguments)
 
 
-def test_all_mistakes_of_one_config_are_told_at_once() -> None:
-    with pytest.raises(ConfigErrors) as told:
+def test_all_invalid_values_of_a_config_are_reported_together() -> None:
+    with pytest.raises(ConfigErrors) as message:
         ScalingConfig(
             num_workers=-1,
             use_gpu=True,
@@ -117,10 +120,10 @@ def test_all_mistakes_of_one_config_are_told_at_once() -> None:
             placement_strategy="NEAR",
             elastic_resize_monitor_interval_s=-1,
         )
-    assert len(told.value.errors) == 4
-    with pytest.raises(ConfigErrors) as told:
+    assert len(message.value.errors) == 4
+    with pytest.raises(ConfigErrors) as message:
         ScalingConfig(num_workers=2, label_selector=[{}], resources_per_worker={"GPU": 1})
-    assert len(told.value.errors) == 2
+    assert len(message.value.errors) == 2
     with pytest.raises(ConfigErrors):
         ScalingConfig(resources_per_worker={"CPU": -1, "disk": "big"})  # type: ignore[dict-item]
     with pytest.raises(ConfigErrors):
@@ -129,7 +132,7 @@ def test_all_mistakes_of_one_config_are_told_at_once() -> None:
         FailureConfig(-2, preemption_grace_s=-1)
 
 
-def test_all_deprecated_arguments_are_told_at_once() -> None:
+def test_all_deprecated_arguments_are_reported_together() -> None:
     with pytest.raises(DeprecationWarning, match=r"checkpoint_frequency.*checkpoint_at_end"):
         CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=None)
 
@@ -147,28 +150,30 @@ def test_all_deprecated_arguments_are_told_at_once() -> None:
         {"preemption_grace_s": math.nan},
     ],
 )
-def test_a_budget_is_a_number_or_minus_one(arguments: dict[str, Any]) -> None:
+def test_a_failure_limit_must_be_an_integer_of_at_least_minus_one(
+    arguments: dict[str, Any],
+) -> None:
     with pytest.raises(ValueError, match=next(iter(arguments))):
         FailureConfig(**arguments)
 
 
-def test_the_usual_ones_may_be_given_by_position() -> None:
+def test_common_arguments_may_be_positional() -> None:
     assert FailureConfig(3).max_failures == 3
     assert CheckpointConfig(2, "loss", "min").checkpoint_score_order == "min"
     assert FailureConfig(-1, controller_failure_limit=-1) == FailureConfig(max_failures=-1)
 
 
-def test_what_was_to_be_synced_can_still_be_described() -> None:
+def test_sync_config_can_be_constructed() -> None:
     assert SyncConfig() == SyncConfig(300, 1800, False, True)
 
 
-def test_zero_entries_are_dropped_and_gpu_counts_for_one() -> None:
+def test_zero_amounts_are_dropped_and_use_gpu_defaults_to_one() -> None:
     scaling = ScalingConfig(use_gpu=True, resources_per_worker={"GPU": 0})
     assert scaling.worker_resources == {"GPU": 1}
-    assert scaling.resources_per_worker == {"GPU": 0}, "what was written stays as it is"
+    assert scaling.resources_per_worker == {"GPU": 0}, "the argument is not modified"
 
 
-def test_a_worker_may_need_nothing() -> None:
+def test_a_worker_may_need_no_resources() -> None:
     assert ScalingConfig(resources_per_worker={}).worker_resources == {}
     assert ScalingConfig(resources_per_worker={"CPU": 0}).total_resources == {}
 
@@ -184,7 +189,7 @@ def test_resources_have_the_documented_defaults() -> None:
     assert typed.worker_resources["accelerator_type:L4"] == 0.001
 
 
-def test_explicit_resources_count_with_gpus_and_tpus_beside_them() -> None:
+def test_explicit_resources_are_combined_with_use_gpu_and_use_tpu() -> None:
     tpu = ScalingConfig(use_tpu=True, resources_per_worker={"CPU": 2})
     assert tpu.worker_resources == {"CPU": 2, "TPU": 1}
     assert tpu.additional_resources_per_worker == {"TPU": 1}
@@ -200,10 +205,10 @@ def test_explicit_resources_count_with_gpus_and_tpus_beside_them() -> None:
         ("2x2x2", "TPU-V4", {"TPU": 8}, 1),
     ],
 )
-def test_a_slice_is_taken_whole(
+def test_num_workers_must_be_a_multiple_of_the_tpu_slice(
     topology: str, kind: str, explicit: dict[str, float] | None, workers: int
 ) -> None:
-    def asked(count: int) -> ScalingConfig:
+    def request(count: int) -> ScalingConfig:
         return ScalingConfig(
             num_workers=count,
             use_tpu=True,
@@ -212,42 +217,44 @@ def test_a_slice_is_taken_whole(
             resources_per_worker=explicit,
         )
 
-    assert asked(workers * 2).max_workers == workers * 2
+    assert request(workers * 2).max_workers == workers * 2
     if workers > 1:
         with pytest.raises(ValueError, match=f"has {workers} workers"):
-            asked(workers + 1)
+            request(workers + 1)
 
 
-def test_a_total_is_for_the_greatest_number() -> None:
+def test_total_resources_are_for_max_workers() -> None:
     assert ScalingConfig(num_workers=(2, 4)).total_resources == {"CPU": 4}
 
 
-def test_a_range_is_elastic_even_when_it_holds_one_number() -> None:
+def test_a_tuple_is_elastic_even_with_equal_bounds() -> None:
     scaling = ScalingConfig(num_workers=(3, 3))
     assert scaling.elasticity_enabled
     assert (scaling.min_workers, scaling.max_workers) == (3, 3)
     assert not ScalingConfig(num_workers=3).elasticity_enabled
 
 
-def test_equal_scalings_are_equal_and_tell_themselves() -> None:
+def test_equal_scaling_configs_are_equal_and_have_a_repr() -> None:
     assert ScalingConfig(num_workers=2) == ScalingConfig(num_workers=2)
     assert repr(ScalingConfig(num_workers=2)).startswith("ScalingConfig(trainer_resources=None")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected_message"),
     [
         ({"num_to_keep": 0}, "num_to_keep"),
         ({"num_to_keep": "2"}, "num_to_keep"),
         ({"checkpoint_score_order": "best"}, "'max' or 'min'"),
     ],
 )
-def test_what_to_keep_is_checked(arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_an_invalid_checkpoint_config_raises(
+    arguments: dict[str, Any], expected_message: str
+) -> None:
+    with pytest.raises(ValueError, match=expected_message):
         CheckpointConfig(**arguments)
 
 
-def test_a_log_level_is_known_in_any_case() -> None:
+def test_a_log_level_is_case_insensitive() -> None:
     assert LoggingConfig("debug").log_level == "DEBUG"
     assert LoggingConfig("warn").log_level == "WARN"
     for strange in ("LOUD", 20, None):

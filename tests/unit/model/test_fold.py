@@ -1,4 +1,4 @@
-"""fold: what each event means, and that no sequence a leader may write breaks it."""
+"""`fold`: the effect of every event, and totality over all valid event sequences."""
 
 from __future__ import annotations
 
@@ -12,357 +12,532 @@ from msgspec.structs import replace
 
 from spotfit.core.codec import decoder, encode
 from spotfit.core.ids import AgentId, Token
-from spotfit.model.cadence import Endings
 from spotfit.model.events import (
-    Blame,
     CancelRequested,
     CheckpointDropped,
-    Event,
+    FailureCause,
     FitEnded,
     FitStarted,
-    Intended,
+    GroupPlanned,
+    GroupRefused,
+    GroupsReleased,
+    GroupSubmitted,
+    JournalEvent,
     LeaderElected,
     NodeLost,
-    Noticed,
+    PreemptedNodes,
+    PreemptionNoticed,
     RankFailure,
-    Refused,
-    Released,
     RoundClosed,
     RoundOpened,
-    Submitted,
-    Taken,
     TrainingEnded,
-    ValidationAsked,
-    ValidationBegun,
     ValidationEnded,
+    ValidationRequest,
+    ValidationStarted,
 )
+from spotfit.model.failure_model import LifetimeHistogram
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
 from spotfit.model.reporting import ReportedCheckpointStatus
-from spotfit.model.view import DROPPED, View
+from spotfit.model.view import MAX_DROPPED_CHECKPOINTS, View
 from spotfit.testing.builders import (
     TOKEN,
-    a_commit,
+    a_committed_checkpoint,
     a_notice,
     a_request,
     a_round,
     a_spec,
     a_view,
-    an_agent,
-    told,
+    an_agent_id,
+    fold_events,
 )
 
-PLAN = GroupPlan(TOKEN, "local", 2, 1)
-HANDLE = GroupHandle(TOKEN, "local", "g")
-ASKED = (FitStarted(a_spec()), Intended(a_request(), PLAN))
-GRANTED = (*ASKED, Submitted(TOKEN, HANDLE))
+PLAN = GroupPlan(token=TOKEN, provisioner="local", num_nodes=2, slots_per_node=1)
+HANDLE = GroupHandle(token=TOKEN, provisioner="local", name="g")
+ASKED = (FitStarted(spec=a_spec()), GroupPlanned(request=a_request(), plan=PLAN))
+GRANTED = (*ASKED, GroupSubmitted(token=TOKEN, handle=HANDLE))
 
 
-def test_a_request_for_machines_is_pending_until_its_outcome() -> None:
-    assert told(*ASKED).groups[TOKEN].pending
-    assert told(*GRANTED).groups[TOKEN].handle == HANDLE
-    assert told(*ASKED, Refused(TOKEN, "full")).groups[TOKEN].refused == "full"
+def test_a_planned_group_is_pending_until_its_outcome() -> None:
+    assert fold_events(*ASKED).groups[TOKEN].is_pending
+    assert fold_events(*GRANTED).groups[TOKEN].handle == HANDLE
+    assert (
+        fold_events(*ASKED, GroupRefused(token=TOKEN, reason="full")).groups[TOKEN].refusal
+        == "full"
+    )
 
 
 def test_refusals_are_counted_until_a_group_is_granted() -> None:
-    again = Intended(a_request(Token("t-2")), GroupPlan(Token("t-2"), "local", 2, 1))
-    refused = told(*ASKED, Refused(TOKEN, "full"), again)
+    again = GroupPlanned(
+        request=a_request(Token("t-2")),
+        plan=GroupPlan(token=Token("t-2"), provisioner="local", num_nodes=2, slots_per_node=1),
+    )
+    refused = fold_events(*ASKED, GroupRefused(token=TOKEN, reason="full"), again)
     assert (refused.refusals, refused.last_refusal, refused.final_refusal) == (1, "full", None)
-    granted = told(Submitted(Token("t-2"), HANDLE), view=refused)
+    granted = fold_events(GroupSubmitted(token=Token("t-2"), handle=HANDLE), view=refused)
     assert (granted.refusals, granted.last_refusal) == (0, None)
 
 
-def test_a_final_refusal_is_remembered() -> None:
-    assert told(*ASKED, Refused(TOKEN, "no quota", final=True)).final_refusal == "no quota"
+def test_a_final_refusal_is_recorded() -> None:
+    assert (
+        fold_events(
+            *ASKED, GroupRefused(token=TOKEN, reason="no quota", is_final=True)
+        ).final_refusal
+        == "no quota"
+    )
 
 
-def test_a_market_that_goes_back_on_its_word_has_refused_a_group_once() -> None:
-    refused = [NodeLost(TOKEN, n, None, "no capacity", Blame.PREEMPTION) for n in (0, 1)]
-    view = told(*GRANTED, *refused)
-    assert (view.refusals, view.last_refusal, view.stillborn) == (1, "no capacity", 0)
-    assert view.groups[TOKEN].standing == ()
-    assert view.failures == {}
+def test_a_group_withdrawn_by_the_backend_counts_as_one_refusal() -> None:
+    refused = [
+        NodeLost(
+            token=TOKEN, node=n, agent=None, reason="no capacity", cause=FailureCause.PREEMPTION
+        )
+        for n in (0, 1)
+    ]
+    view = fold_events(*GRANTED, *refused)
+    assert (view.refusals, view.last_refusal, view.boot_failures) == (1, "no capacity", 0)
+    assert view.groups[TOKEN].active_nodes == ()
+    assert view.failure_counts == {}
 
 
-def test_a_lost_machine_takes_its_agent_along_if_one_is_known() -> None:
-    view = told(*GRANTED, NodeLost(TOKEN, 1, None, "gone"))
-    assert (view.groups[TOKEN].lost, view.lost_agents) == (frozenset({1}), frozenset())
-    view = told(NodeLost(TOKEN, 0, an_agent(0), "gone"), view=view)
-    assert (view.groups[TOKEN].standing, view.lost_agents) == ((), frozenset({an_agent(0)}))
+def test_a_lost_node_adds_its_agent_to_the_lost_agents_if_known() -> None:
+    view = fold_events(*GRANTED, NodeLost(token=TOKEN, node=1, agent=None, reason="gone"))
+    assert (view.groups[TOKEN].lost_nodes, view.lost_agents) == (frozenset({1}), frozenset())
+    view = fold_events(
+        NodeLost(token=TOKEN, node=0, agent=an_agent_id(0), reason="gone"), view=view
+    )
+    assert (view.groups[TOKEN].active_nodes, view.lost_agents) == ((), frozenset({an_agent_id(0)}))
 
 
-def test_a_round_is_open_until_it_is_closed_and_the_blame_counted() -> None:
-    opened = told(FitStarted(a_spec()), RoundOpened(a_round(1)))
-    assert (opened.round, opened.round_slot) == (a_round(1), 1)
-    closed = told(RoundClosed(1, Blame.WORKER, "raised"), view=opened)
+def test_a_round_is_open_until_closed_and_its_cause_is_counted() -> None:
+    opened = fold_events(FitStarted(spec=a_spec()), RoundOpened(round=a_round(1)))
+    assert (opened.round, opened.round_opened_slot) == (a_round(1), 1)
+    closed = fold_events(
+        RoundClosed(round_number=1, cause=FailureCause.WORKER, reason="raised"), view=opened
+    )
     assert (closed.round, closed.last_round) == (None, a_round(1))
-    assert closed.failures == {Blame.WORKER: 1}
-    twice = told(RoundOpened(a_round(2)), RoundClosed(2, Blame.WORKER, "raised"), view=closed)
-    assert twice.failures == {Blame.WORKER: 2}
+    assert closed.failure_counts == {FailureCause.WORKER: 1}
+    twice = fold_events(
+        RoundOpened(round=a_round(2)),
+        RoundClosed(round_number=2, cause=FailureCause.WORKER, reason="raised"),
+        view=closed,
+    )
+    assert twice.failure_counts == {FailureCause.WORKER: 2}
 
 
-def test_progress_refills_no_budget() -> None:
-    failed = told(FitStarted(a_spec()), RoundOpened(a_round(1)), RoundClosed(1, Blame.WORKER, ""))
-    saved = told(RoundOpened(a_round(2)), a_commit("c1", round=2), view=failed)
-    assert saved.failures == {Blame.WORKER: 1}
+def test_a_commit_does_not_reset_failure_counts() -> None:
+    failed = fold_events(
+        FitStarted(spec=a_spec()),
+        RoundOpened(round=a_round(1)),
+        RoundClosed(round_number=1, cause=FailureCause.WORKER, reason=""),
+    )
+    saved = fold_events(
+        RoundOpened(round=a_round(2)), a_committed_checkpoint("c1", round=2), view=failed
+    )
+    assert saved.failure_counts == {FailureCause.WORKER: 1}
 
 
-def test_an_entry_is_the_checkpoint_and_another_its_end() -> None:
-    view = told(FitStarted(a_spec()), a_commit("c1"), a_commit("c2"))
+def test_a_checkpoint_exists_from_its_commit_to_its_drop() -> None:
+    view = fold_events(
+        FitStarted(spec=a_spec()), a_committed_checkpoint("c1"), a_committed_checkpoint("c2")
+    )
     assert [one.name for one in view.checkpoints] == ["c1", "c2"]
     assert view.latest_committed_slot == 2
-    view = told(CheckpointDropped("c1", "old"), view=view)
+    view = fold_events(CheckpointDropped(name="c1", reason="old"), view=view)
     assert [one.name for one in view.checkpoints] == ["c2"]
-    assert view.dropped == ("c1",)
-    assert view.latest_committed_slot == 2, "dropping saves nothing"
+    assert view.dropped_checkpoints == ("c1",)
+    assert view.latest_committed_slot == 2, "dropping is not a commit"
 
 
-def test_a_notice_remembers_where_it_stands() -> None:
-    view = told(FitStarted(a_spec()), a_commit("c1"), Noticed(an_agent(0), a_notice()))
-    assert view.notices == {an_agent(0): a_notice()}
-    assert view.noticed_slots[an_agent(0)] > view.latest_committed_slot
+def test_a_notice_records_its_slot() -> None:
+    view = fold_events(
+        FitStarted(spec=a_spec()),
+        a_committed_checkpoint("c1"),
+        PreemptionNoticed(agent=an_agent_id(0), notice=a_notice()),
+    )
+    assert view.notices == {an_agent_id(0): a_notice()}
+    assert view.notice_slots[an_agent_id(0)] > view.latest_committed_slot
 
 
-def test_a_nearer_notice_takes_the_place_of_the_first_and_what_was_saved_since_stays_safe() -> None:
+def test_a_later_notice_replaces_the_first_but_keeps_its_slot() -> None:
     first, nearer = a_notice(seconds_left=None), a_notice(seconds_left=15.0)
-    view = told(FitStarted(a_spec()), Noticed(an_agent(0), first), a_commit("c1"))
-    view = told(Noticed(an_agent(0), nearer), view=view)
-    assert view.notices == {an_agent(0): nearer}
-    assert view.noticed_slots[an_agent(0)] < view.latest_committed_slot
+    view = fold_events(
+        FitStarted(spec=a_spec()),
+        PreemptionNoticed(agent=an_agent_id(0), notice=first),
+        a_committed_checkpoint("c1"),
+    )
+    view = fold_events(PreemptionNoticed(agent=an_agent_id(0), notice=nearer), view=view)
+    assert view.notices == {an_agent_id(0): nearer}
+    assert view.notice_slots[an_agent_id(0)] < view.latest_committed_slot
 
 
-def test_the_end_closes_what_is_open() -> None:
-    view = told(FitStarted(a_spec()), RoundOpened(a_round(1)), FitEnded("finished"))
-    assert (view.round, view.active) == (None, False)
+def test_fit_ended_closes_the_open_round() -> None:
+    view = fold_events(
+        FitStarted(spec=a_spec()), RoundOpened(round=a_round(1)), FitEnded(outcome="finished")
+    )
+    assert (view.round, view.is_active) == (None, False)
     assert view.last_round == a_round(1)
 
 
-def test_the_next_fit_keeps_checkpoints_and_numbers_and_starts_its_counts_afresh() -> None:
+def test_the_next_fit_keeps_checkpoints_and_resets_counts() -> None:
     before = a_view(
         round=a_round(3),
-        checkpoints=(a_commit(),),
-        dropped=("c0",),
-        failures={Blame.WORKER: 1},
-        notices={an_agent(1): a_notice()},
-        lost_agents=frozenset({an_agent(1)}),
-        cancelled="enough",
+        checkpoints=(a_committed_checkpoint(),),
+        dropped_checkpoints=("c0",),
+        failure_counts={FailureCause.WORKER: 1},
+        notices={an_agent_id(1): a_notice()},
+        lost_agents=frozenset({an_agent_id(1)}),
+        cancel_reason="enough",
         final_refusal="no quota",
-        ended=FitEnded("cancelled"),
+        fit_end=FitEnded(outcome="cancelled"),
     )
-    view = told(FitStarted(a_spec(fit_id="f-2")), view=before)
-    assert (view.active, view.fits) == (True, 2)
-    assert (view.checkpoints, view.dropped) == ((a_commit(),), ("c0",))
+    view = fold_events(FitStarted(spec=a_spec(fit_id="f-2")), view=before)
+    assert (view.is_active, view.fit_count) == (True, 2)
+    assert (view.checkpoints, view.dropped_checkpoints) == ((a_committed_checkpoint(),), ("c0",))
     assert view.last_round == a_round(3)
-    assert (view.failures, view.notices, view.lost_agents) == ({}, {}, frozenset())
-    assert (view.cancelled, view.final_refusal, view.round) == (None, None, None)
+    assert (view.failure_counts, view.notices, view.lost_agents) == ({}, {}, frozenset())
+    assert (view.cancel_reason, view.final_refusal, view.round) == (None, None, None)
 
 
-def test_after_a_new_start_nobody_leads_and_epochs_go_on() -> None:
-    led = told(LeaderElected(an_agent(0), 7, "h:1"), view=a_view())
-    assert (led.epoch, led.leads(an_agent(0))) == (7, True)
-    view = told(FitStarted(a_spec()), view=replace(led, ended=FitEnded("finished")))
+def test_the_next_fit_has_no_leader_and_continues_epochs() -> None:
+    led = fold_events(
+        LeaderElected(leader=an_agent_id(0), epoch=7, coordinator_address="h:1"), view=a_view()
+    )
+    assert (led.epoch, led.is_leader(an_agent_id(0))) == (7, True)
+    view = fold_events(
+        FitStarted(spec=a_spec()), view=replace(led, fit_end=FitEnded(outcome="finished"))
+    )
     assert (view.leader, view.epoch) == (None, 7)
 
 
-def test_machines_that_die_at_birth_are_counted_until_a_round_is_opened() -> None:
-    dead = told(*GRANTED, NodeLost(TOKEN, 0, None, "gone"), NodeLost(TOKEN, 1, None, "gone"))
-    assert dead.stillborn == 2
-    assert told(NodeLost(TOKEN, 1, an_agent(1), "gone"), view=dead).stillborn == 2
-    assert told(RoundOpened(a_round()), view=dead).stillborn == 0
+def test_boot_failures_are_counted_until_a_round_is_opened() -> None:
+    dead = fold_events(
+        *GRANTED,
+        NodeLost(token=TOKEN, node=0, agent=None, reason="gone"),
+        NodeLost(token=TOKEN, node=1, agent=None, reason="gone"),
+    )
+    assert dead.boot_failures == 2
+    assert (
+        fold_events(
+            NodeLost(token=TOKEN, node=1, agent=an_agent_id(1), reason="gone"), view=dead
+        ).boot_failures
+        == 2
+    )
+    assert fold_events(RoundOpened(round=a_round()), view=dead).boot_failures == 0
 
 
-def test_groups_let_go_are_forgotten_by_the_next_fit_and_others_are_not() -> None:
-    ended = told(*GRANTED, FitEnded("finished"))
-    assert TOKEN in told(FitStarted(a_spec()), view=ended).groups
-    let_go = told(Released(TOKEN), view=ended)
-    assert TOKEN not in told(FitStarted(a_spec()), view=let_go).groups
+def test_the_next_fit_removes_only_released_groups() -> None:
+    ended = fold_events(*GRANTED, FitEnded(outcome="finished"))
+    assert TOKEN in fold_events(FitStarted(spec=a_spec()), view=ended).groups
+    let_go = fold_events(GroupsReleased(token=TOKEN), view=ended)
+    assert TOKEN not in fold_events(FitStarted(spec=a_spec()), view=let_go).groups
 
 
-def test_a_new_round_forgets_groups_that_are_history() -> None:
-    let_go = told(*GRANTED, Released(TOKEN))
-    assert TOKEN not in told(RoundOpened(a_round()), view=let_go).groups
-    refused = told(*ASKED, Refused(TOKEN, "full"))
-    opened = told(RoundOpened(a_round()), view=refused)
-    assert (opened.groups, opened.last_refusal) == ({}, "full"), "but not that it was refused"
-    assert TOKEN in told(*ASKED, RoundOpened(a_round())).groups, "its outcome is still to come"
-    lost = told(*GRANTED, NodeLost(TOKEN, 0, an_agent(0), "gone"), RoundOpened(a_round()))
-    assert lost.groups[TOKEN].lost == {0}, "it is still to be let go"
+def test_opening_a_round_removes_closed_groups() -> None:
+    let_go = fold_events(*GRANTED, GroupsReleased(token=TOKEN))
+    assert TOKEN not in fold_events(RoundOpened(round=a_round()), view=let_go).groups
+    refused = fold_events(*ASKED, GroupRefused(token=TOKEN, reason="full"))
+    opened = fold_events(RoundOpened(round=a_round()), view=refused)
+    assert (opened.groups, opened.last_refusal) == ({}, "full"), "the refusal itself is kept"
+    assert TOKEN in fold_events(*ASKED, RoundOpened(round=a_round())).groups, (
+        "pending groups are kept"
+    )
+    lost = fold_events(
+        *GRANTED,
+        NodeLost(token=TOKEN, node=0, agent=an_agent_id(0), reason="gone"),
+        RoundOpened(round=a_round()),
+    )
+    assert lost.groups[TOKEN].lost_nodes == {0}, "lost but not released"
 
 
-def test_a_new_round_forgets_notices_of_those_who_went() -> None:
-    noticed = [Noticed(an_agent(n), a_notice()) for n in (0, 1)]
-    gone = told(*GRANTED, *noticed, NodeLost(TOKEN, 1, an_agent(1), "gone"))
-    opened = told(RoundOpened(a_round()), view=gone)
-    assert opened.notices.keys() == opened.noticed_slots.keys() == {an_agent(0)}
+def test_opening_a_round_removes_notices_of_lost_agents() -> None:
+    with_notice = [PreemptionNoticed(agent=an_agent_id(n), notice=a_notice()) for n in (0, 1)]
+    gone = fold_events(
+        *GRANTED, *with_notice, NodeLost(token=TOKEN, node=1, agent=an_agent_id(1), reason="gone")
+    )
+    opened = fold_events(RoundOpened(round=a_round()), view=gone)
+    assert opened.notices.keys() == opened.notice_slots.keys() == {an_agent_id(0)}
 
 
-def test_a_new_round_forgets_who_was_lost_but_for_the_leader_before() -> None:
-    lost = [NodeLost(TOKEN, n, an_agent(n), "gone", Blame.PLATFORM) for n in (0, 1)]
-    gone = told(*GRANTED, LeaderElected(an_agent(2), 2, "h:2", lost=an_agent(0)), *lost)
-    assert gone.lost_agents == gone.outages == {an_agent(0), an_agent(1)}
-    opened = told(RoundOpened(a_round()), view=gone)
-    assert opened.lost_agents == opened.outages == {an_agent(0)}
-    assert opened.groups[TOKEN].standing == (), "and no machine of theirs stands"
+def test_opening_a_round_removes_lost_agents_except_the_former_leader() -> None:
+    lost = [
+        NodeLost(
+            token=TOKEN, node=n, agent=an_agent_id(n), reason="gone", cause=FailureCause.PLATFORM
+        )
+        for n in (0, 1)
+    ]
+    gone = fold_events(
+        *GRANTED,
+        LeaderElected(
+            leader=an_agent_id(2), epoch=2, coordinator_address="h:2", lost_leader=an_agent_id(0)
+        ),
+        *lost,
+    )
+    assert gone.lost_agents == gone.platform_outages == {an_agent_id(0), an_agent_id(1)}
+    opened = fold_events(RoundOpened(round=a_round()), view=gone)
+    assert opened.lost_agents == opened.platform_outages == {an_agent_id(0)}
+    assert opened.groups[TOKEN].active_nodes == (), "closed groups have no active nodes"
 
 
-def test_a_new_round_remembers_that_a_validator_was_lost() -> None:
-    begun = ValidationBegun("c1", "m", 1, an_agent(1), TOKEN, 1)
-    view = told(*GRANTED, begun, NodeLost(TOKEN, 1, an_agent(1), "gone"), RoundOpened(a_round()))
-    assert view.lost_agents == {an_agent(1)}
+def test_opening_a_round_keeps_a_lost_validator() -> None:
+    started = ValidationStarted(
+        checkpoint_name="c1",
+        checkpoint_uid="m",
+        attempt=1,
+        agent=an_agent_id(1),
+        token=TOKEN,
+        node=1,
+    )
+    view = fold_events(
+        *GRANTED,
+        started,
+        NodeLost(token=TOKEN, node=1, agent=an_agent_id(1), reason="gone"),
+        RoundOpened(round=a_round()),
+    )
+    assert view.lost_agents == {an_agent_id(1)}
 
 
-def test_of_what_was_dropped_only_the_last_is_remembered() -> None:
-    names = [f"c{n}" for n in range(DROPPED + 10)]
-    view = told(FitStarted(a_spec()), *(CheckpointDropped(name, "old") for name in names))
-    assert view.dropped == tuple(names[10:])
-    again = told(a_commit("c20"), CheckpointDropped("c15", "again"), view=view)
-    assert again.dropped == (*[name for name in names[10:] if name not in ("c15", "c20")], "c15")
+def test_only_the_last_dropped_checkpoints_are_recorded() -> None:
+    names = [f"c{n}" for n in range(MAX_DROPPED_CHECKPOINTS + 10)]
+    view = fold_events(
+        FitStarted(spec=a_spec()), *(CheckpointDropped(name=name, reason="old") for name in names)
+    )
+    assert view.dropped_checkpoints == tuple(names[10:])
+    again = fold_events(
+        a_committed_checkpoint("c20"), CheckpointDropped(name="c15", reason="again"), view=view
+    )
+    assert again.dropped_checkpoints == (
+        *[name for name in names[10:] if name not in ("c15", "c20")],
+        "c15",
+    )
 
 
-def test_rounds_that_save_nothing_are_counted_until_one_does() -> None:
-    failed = [RoundClosed(n, Blame.WORKER, "raised") for n in (1, 2)]
-    assert told(*failed, view=a_view()).fruitless == 2
-    assert told(*failed, a_commit(), view=a_view()).fruitless == 0
-    assert told(*failed, FitEnded("failed"), FitStarted(a_spec()), view=a_view()).fruitless == 0
+def test_rounds_without_a_commit_are_counted_until_a_commit() -> None:
+    failed = [
+        RoundClosed(round_number=n, cause=FailureCause.WORKER, reason="raised") for n in (1, 2)
+    ]
+    assert fold_events(*failed, view=a_view()).rounds_without_progress == 2
+    assert (
+        fold_events(*failed, a_committed_checkpoint(), view=a_view()).rounds_without_progress == 0
+    )
+    assert (
+        fold_events(
+            *failed, FitEnded(outcome="failed"), FitStarted(spec=a_spec()), view=a_view()
+        ).rounds_without_progress
+        == 0
+    )
 
 
-@pytest.mark.parametrize("blame", [Blame.PREEMPTION, Blame.RESIZE])
-def test_a_round_that_a_machine_ended_was_not_fruitless(blame: Blame) -> None:
-    assert told(RoundClosed(1, blame, "why"), view=a_view(fruitless=3)).fruitless == 3
+@pytest.mark.parametrize("blame", [FailureCause.PREEMPTION, FailureCause.RESIZE])
+def test_a_preempted_round_does_not_count_as_without_progress(blame: FailureCause) -> None:
+    assert (
+        fold_events(
+            RoundClosed(round_number=1, cause=blame, reason="why"),
+            view=a_view(rounds_without_progress=3),
+        ).rounds_without_progress
+        == 3
+    )
 
 
-def test_a_dropped_name_that_is_used_again_is_there_again() -> None:
-    dropped = told(FitStarted(a_spec()), a_commit("c1"), CheckpointDropped("c1", "old"))
-    again = told(a_commit("c1"), view=dropped)
-    assert ([one.name for one in again.checkpoints], again.dropped) == (["c1"], ())
+def test_a_dropped_name_can_be_committed_again() -> None:
+    dropped = fold_events(
+        FitStarted(spec=a_spec()),
+        a_committed_checkpoint("c1"),
+        CheckpointDropped(name="c1", reason="old"),
+    )
+    again = fold_events(a_committed_checkpoint("c1"), view=dropped)
+    assert ([one.name for one in again.checkpoints], again.dropped_checkpoints) == (["c1"], ())
 
 
-# --- a connection that broke, and what came of it -------------------------------------------------
+# --- broken connections and their causes ---------------------------------------------------------
 
 CUT = RoundClosed(
-    1,
-    Blame.NETWORK,
-    "the connection to t-1/1 broke",
-    (RankFailure(1, "lost", "not connected"), RankFailure(0, "raised", "an echo")),
+    round_number=1,
+    cause=FailureCause.NETWORK,
+    reason="the connection to t-1/1 broke",
+    failures=(
+        RankFailure(rank=1, kind="lost", message="not connected"),
+        RankFailure(rank=0, kind="raised", message="an echo"),
+    ),
 )
-BROKEN_OFF = (*GRANTED, RoundOpened(a_round(1)), CUT)
+BROKEN_OFF = (*GRANTED, RoundOpened(round=a_round(1)), CUT)
 
 
-def test_a_connection_that_broke_costs_nothing_as_long_as_no_machine_is_lost() -> None:
-    view = told(*BROKEN_OFF)
-    assert (view.failures, view.fruitless) == ({Blame.NETWORK: 1}, 1)
+def test_a_network_failure_is_not_charged_while_no_node_is_lost() -> None:
+    view = fold_events(*BROKEN_OFF)
+    assert (view.failure_counts, view.rounds_without_progress) == ({FailureCause.NETWORK: 1}, 1)
 
 
 @pytest.mark.parametrize(
     ("blame", "fruitless", "outages"),
-    [(Blame.PREEMPTION, 0, frozenset()), (Blame.PLATFORM, 1, frozenset({an_agent(1)}))],
+    [
+        (FailureCause.PREEMPTION, 0, frozenset()),
+        (FailureCause.PLATFORM, 1, frozenset({an_agent_id(1)})),
+    ],
 )
-def test_a_machine_lost_with_it_is_charged_once_it_is_known(
-    blame: Blame, fruitless: int, outages: frozenset[AgentId]
+def test_a_network_failure_is_charged_once_its_node_is_lost(
+    blame: FailureCause, fruitless: int, outages: frozenset[AgentId]
 ) -> None:
-    view = told(*BROKEN_OFF, NodeLost(TOKEN, 1, an_agent(1), "not heard again", blame))
-    assert view.failures == {blame: 1}
-    assert (view.fruitless, view.outages) == (fruitless, outages)
-    assert view.last_closed is not None
-    assert (view.last_closed.blame, view.last_closed.failures) == (blame, CUT.failures)
-    reclaimed = Taken({"t-1/1": (1,)}) if blame is Blame.PREEMPTION else None
-    assert view.last_closed.taken == reclaimed
-    assert view.last_closed.why.endswith("; t-1/1 is lost: not heard again")
+    view = fold_events(
+        *BROKEN_OFF,
+        NodeLost(token=TOKEN, node=1, agent=an_agent_id(1), reason="unreachable", cause=blame),
+    )
+    assert view.failure_counts == {blame: 1}
+    assert (view.rounds_without_progress, view.platform_outages) == (fruitless, outages)
+    assert view.last_round_closed is not None
+    assert (view.last_round_closed.cause, view.last_round_closed.failures) == (blame, CUT.failures)
+    reclaimed = (
+        PreemptedNodes(node_to_ranks={"t-1/1": (1,)}) if blame is FailureCause.PREEMPTION else None
+    )
+    assert view.last_round_closed.preempted == reclaimed
+    assert view.last_round_closed.reason.endswith("; t-1/1 is lost: unreachable")
 
 
-def test_several_machines_of_one_round_are_one_failure() -> None:
-    both = replace(CUT, failures=(RankFailure(0, "lost", ""), RankFailure(1, "lost", "")))
-    lost = [NodeLost(TOKEN, n, an_agent(n), "gone", Blame.PREEMPTION) for n in (0, 1)]
-    view = told(*GRANTED, RoundOpened(a_round(1)), both, *lost)
-    assert view.failures == {Blame.PREEMPTION: 1}
+def test_several_lost_nodes_of_a_round_are_charged_once() -> None:
+    both = replace(
+        CUT,
+        failures=(
+            RankFailure(rank=0, kind="lost", message=""),
+            RankFailure(rank=1, kind="lost", message=""),
+        ),
+    )
+    lost = [
+        NodeLost(
+            token=TOKEN, node=n, agent=an_agent_id(n), reason="gone", cause=FailureCause.PREEMPTION
+        )
+        for n in (0, 1)
+    ]
+    view = fold_events(*GRANTED, RoundOpened(round=a_round(1)), both, *lost)
+    assert view.failure_counts == {FailureCause.PREEMPTION: 1}
 
 
 @pytest.mark.parametrize(
     "lost",
     [
-        NodeLost(TOKEN, 0, an_agent(0), "gone", Blame.PREEMPTION),
-        NodeLost(TOKEN, 1, an_agent(1), "gone"),
-        NodeLost(TOKEN, 1, an_agent(7), "gone", Blame.PREEMPTION),
+        NodeLost(
+            token=TOKEN, node=0, agent=an_agent_id(0), reason="gone", cause=FailureCause.PREEMPTION
+        ),
+        NodeLost(token=TOKEN, node=1, agent=an_agent_id(1), reason="gone"),
+        NodeLost(
+            token=TOKEN, node=1, agent=an_agent_id(7), reason="gone", cause=FailureCause.PREEMPTION
+        ),
     ],
     ids=["its connection had held", "an older journal", "it had no place"],
 )
-def test_other_losses_change_nothing_of_it(lost: NodeLost) -> None:
-    assert told(*BROKEN_OFF, lost).failures == {Blame.NETWORK: 1}
+def test_other_losses_do_not_recharge_a_round(lost: NodeLost) -> None:
+    assert fold_events(*BROKEN_OFF, lost).failure_counts == {FailureCause.NETWORK: 1}
 
 
-# --- any sequence -------------------------------------------------------------------------------
+# --- arbitrary event sequences -------------------------------------------------------------------
 
 
-def possible(view: View, n: int) -> Iterator[Event]:
-    """What may be written after `view`, by a leader or by anybody."""
-    yield LeaderElected(an_agent(n % 3), view.epoch + 1, None if n % 2 else f"10.0.0.{n}:1")
-    if not view.active:
-        yield FitStarted(a_spec())
+def possible(view: View, n: int) -> Iterator[JournalEvent]:
+    """The events that may follow `view`."""
+    yield LeaderElected(
+        leader=an_agent_id(n % 3),
+        epoch=view.epoch + 1,
+        coordinator_address=None if n % 2 else f"10.0.0.{n}:1",
+    )
+    if not view.is_active:
+        yield FitStarted(spec=a_spec())
     else:
-        yield CancelRequested("enough")
-        yield FitEnded("failed", "why", Blame.WORKER)
-        yield Noticed(an_agent(n % 4), a_notice())
+        yield CancelRequested(reason="enough")
+        yield FitEnded(outcome="failed", reason="why", cause=FailureCause.WORKER)
+        yield PreemptionNoticed(agent=an_agent_id(n % 4), notice=a_notice())
         token = Token(f"t-{view.next_slot}")
-        yield Intended(a_request(token), GroupPlan(token, "local", 1 + n % 3, 1))
-        yield a_commit(f"c{n % 5}")
+        yield GroupPlanned(
+            request=a_request(token),
+            plan=GroupPlan(token=token, provisioner="local", num_nodes=1 + n % 3, slots_per_node=1),
+        )
+        yield a_committed_checkpoint(f"c{n % 5}")
         if view.round is None:
-            yield RoundOpened(a_round((view.last_round.number if view.last_round else 0) + 1))
+            yield RoundOpened(round=a_round((view.last_round.number if view.last_round else 0) + 1))
         else:
-            yield RoundClosed(view.round.number, list(Blame)[n % len(Blame)], "why")
+            yield RoundClosed(
+                round_number=view.round.number,
+                cause=list(FailureCause)[n % len(FailureCause)],
+                reason="why",
+            )
     for token, group in view.groups.items():
-        if group.pending:
-            yield Submitted(token, GroupHandle(token, "local", "g"))
-            yield Refused(token, "full", final=bool(n % 2))
-        elif group.handle is not None and not group.released:
-            yield Released(token)
-        for node in group.standing:
-            blame = Blame.PREEMPTION if n % 3 else None
-            yield NodeLost(token, node, an_agent(node) if n % 2 else None, "gone", blame)
-    for kept in view.checkpoints:
-        yield CheckpointDropped(kept.name, "old")
+        if group.is_pending:
+            yield GroupSubmitted(
+                token=token, handle=GroupHandle(token=token, provisioner="local", name="g")
+            )
+            yield GroupRefused(token=token, reason="full", is_final=bool(n % 2))
+        elif group.handle is not None and not group.is_released:
+            yield GroupsReleased(token=token)
+        for node in group.active_nodes:
+            blame = FailureCause.PREEMPTION if n % 3 else None
+            yield NodeLost(
+                token=token,
+                node=node,
+                agent=an_agent_id(node) if n % 2 else None,
+                reason="gone",
+                cause=blame,
+            )
+    for retained in view.checkpoints:
+        yield CheckpointDropped(name=retained.name, reason="old")
 
 
 @given(st.lists(st.integers(0, 10**6), max_size=60))
-def test_no_sequence_a_leader_may_write_breaks_it(choices: list[int]) -> None:
-    view = told(FitStarted(a_spec()))
+def test_every_valid_event_sequence_folds(choices: list[int]) -> None:
+    view = fold_events(FitStarted(spec=a_spec()))
     for slot, n in enumerate(choices, 1):
         candidates = list(possible(view, n))
         event = candidates[n % len(candidates)]
-        after = told(event, view=view)
-        assert after == told(event, view=view), "equal views, equal entries: equal views"
+        after = fold_events(event, view=view)
+        assert after == fold_events(event, view=view), "equal views, equal entries: equal views"
         assert after.next_slot == slot + 1
         if isinstance(event, CheckpointDropped):
             assert event.name not in {one.name for one in after.checkpoints}
-        assert after.round is None or after.active
+        assert after.round is None or after.is_active
         view = after
-    assert decoder(View).decode(encode(view)) == view, "a snapshot loses nothing"
+    assert decoder(View).decode(encode(view)) == view, "a cached view is complete"
 
 
-@pytest.mark.parametrize("blame", list(Blame))
-def test_every_blame_is_counted_apart(blame: Blame) -> None:
-    assert told(RoundClosed(1, blame, "why"), view=a_view()).failures == {blame: 1}
+@pytest.mark.parametrize("blame", list(FailureCause))
+def test_every_cause_is_counted_separately(blame: FailureCause) -> None:
+    assert fold_events(
+        RoundClosed(round_number=1, cause=blame, reason="why"), view=a_view()
+    ).failure_counts == {blame: 1}
 
 
 # --- validations ---------------------------------------------------------------------------------
 
-PENDING = a_commit("c1", metrics={"loss": 1.0}, validation=ValidationAsked())
-LATER = a_commit("c2", report=1, validation=ValidationAsked())
+PENDING = a_committed_checkpoint("c1", metrics={"loss": 1.0}, validation=ValidationRequest())
+LATER = a_committed_checkpoint("c2", report_index=1, validation=ValidationRequest())
 VALIDATOR = Token("t-v")
-FOR_VALIDATIONS = Intended(
-    GroupRequest(VALIDATOR, 1, 1, role="validate"), GroupPlan(VALIDATOR, "local", 1, 1)
+FOR_VALIDATIONS = GroupPlanned(
+    request=GroupRequest(token=VALIDATOR, num_workers=1, total_workers=1, role="validate"),
+    plan=GroupPlan(token=VALIDATOR, provisioner="local", num_nodes=1, slots_per_node=1),
 )
 
 
-def begun(attempt: int, mark: str = "1-0", token: Token = VALIDATOR) -> ValidationBegun:
-    return ValidationBegun("c1", mark, attempt, an_agent(9), token, 0)
+def started(attempt: int, mark: str = "1-0", token: Token = VALIDATOR) -> ValidationStarted:
+    return ValidationStarted(
+        checkpoint_name="c1",
+        checkpoint_uid=mark,
+        attempt=attempt,
+        agent=an_agent_id(9),
+        token=token,
+        node=0,
+    )
 
 
-def test_what_a_validation_found_belongs_to_its_checkpoint() -> None:
-    view = told(*GRANTED, PENDING, LATER, begun(1))
-    assert view.unvalidated == (PENDING, LATER)
-    assert view.validation == begun(1)
-    view = told(ValidationEnded("c1", "1-0", "validated", {"loss": 0.5, "acc": 1.0}), view=view)
+def test_validation_metrics_are_merged_into_the_checkpoint() -> None:
+    view = fold_events(*GRANTED, PENDING, LATER, started(1))
+    assert view.unvalidated_checkpoints == (PENDING, LATER)
+    assert view.current_validation == started(1)
+    view = fold_events(
+        ValidationEnded(
+            checkpoint_name="c1",
+            checkpoint_uid="1-0",
+            status="validated",
+            metrics={"loss": 0.5, "acc": 1.0},
+        ),
+        view=view,
+    )
     assert view.metrics_of("c1") == {"loss": 0.5, "acc": 1.0}
-    assert (view.unvalidated, view.validation) == ((LATER,), None)
+    assert (view.unvalidated_checkpoints, view.current_validation) == ((LATER,), None)
 
 
 @pytest.mark.parametrize(
@@ -373,123 +548,171 @@ def test_what_a_validation_found_belongs_to_its_checkpoint() -> None:
         ("timeout", ReportedCheckpointStatus.VALIDATION_TIMEOUT),
     ],
 )
-def test_how_far_a_checkpoint_has_come(
+def test_status_of_a_checkpoint_follows_its_validation(
     how: Literal["validated", "failed", "timeout"], status: ReportedCheckpointStatus
 ) -> None:
-    view = told(*GRANTED, PENDING, a_commit("c3", report=2))
+    view = fold_events(*GRANTED, PENDING, a_committed_checkpoint("c3", report_index=2))
     pending, plain = view.checkpoints
     assert view.status_of(pending) is ReportedCheckpointStatus.PENDING_VALIDATION
     assert view.status_of(plain) is ReportedCheckpointStatus.COMMITTED
-    view = told(ValidationEnded("c1", "1-0", how), view=view)
+    view = fold_events(
+        ValidationEnded(checkpoint_name="c1", checkpoint_uid="1-0", status=how), view=view
+    )
     assert view.status_of(view.checkpoints[0]) is status
 
 
-def test_of_two_checkpoints_with_one_name_each_has_its_own_verdict() -> None:
-    again = a_commit("c1", report=1, metrics={"loss": 2.0}, validation=ValidationAsked())
-    view = told(*GRANTED, PENDING, again, ValidationEnded("c1", "1-1", "validated", {"acc": 1.0}))
+def test_checkpoints_with_equal_requested_names_have_separate_results() -> None:
+    again = a_committed_checkpoint(
+        "c1", report_index=1, metrics={"loss": 2.0}, validation=ValidationRequest()
+    )
+    view = fold_events(
+        *GRANTED,
+        PENDING,
+        again,
+        ValidationEnded(
+            checkpoint_name="c1", checkpoint_uid="1-1", status="validated", metrics={"acc": 1.0}
+        ),
+    )
     assert [one.metrics for one in view.checkpoints] == [{"loss": 1.0}, {"loss": 2.0, "acc": 1.0}]
-    assert view.unvalidated == (PENDING,)
+    assert view.unvalidated_checkpoints == (PENDING,)
 
 
-def test_a_verdict_goes_with_its_checkpoint() -> None:
-    view = told(
-        *GRANTED, PENDING, ValidationEnded("c1", "1-0", "failed"), CheckpointDropped("c1", "")
+def test_a_validation_result_is_removed_with_its_checkpoint() -> None:
+    view = fold_events(
+        *GRANTED,
+        PENDING,
+        ValidationEnded(checkpoint_name="c1", checkpoint_uid="1-0", status="failed"),
+        CheckpointDropped(name="c1", reason=""),
     )
-    assert (view.verdicts, view.unvalidated) == ({}, ())
+    assert (view.validation_results, view.unvalidated_checkpoints) == ({}, ())
 
 
-def test_how_often_a_validation_was_begun_is_counted_for_each() -> None:
-    view = told(*GRANTED, FOR_VALIDATIONS, PENDING, LATER, begun(1), begun(2))
-    assert (view.attempts, view.tries) == (2, 2)
-    view = told(ValidationEnded("c1", "1-0", "failed"), begun(3, "1-1"), view=view)
-    assert (view.attempts, view.tries) == (3, 1)
-
-
-def test_machines_for_validations_are_refused_and_die_on_an_account_of_their_own() -> None:
-    died = NodeLost(VALIDATOR, 0, None, "it did not join")
-    view = told(*GRANTED, PENDING, FOR_VALIDATIONS, Submitted(VALIDATOR, HANDLE), died)
-    assert (view.stillborn, view.validator_refusals) == (0, 1)
-    again = Intended(
-        GroupRequest(Token("t-w"), 1, 1, role="validate"), GroupPlan(Token("t-w"), "local", 1, 1)
+def test_validation_attempts_are_counted_per_checkpoint() -> None:
+    view = fold_events(*GRANTED, FOR_VALIDATIONS, PENDING, LATER, started(1), started(2))
+    assert (view.validation_attempts, view.current_validation_tries) == (2, 2)
+    view = fold_events(
+        ValidationEnded(checkpoint_name="c1", checkpoint_uid="1-0", status="failed"),
+        started(3, "1-1"),
+        view=view,
     )
-    view = told(again, Refused(Token("t-w"), "no quota", final=True), view=view)
+    assert (view.validation_attempts, view.current_validation_tries) == (3, 1)
+
+
+def test_refusals_and_boot_failures_of_validators_are_counted_separately() -> None:
+    died = NodeLost(token=VALIDATOR, node=0, agent=None, reason="it did not join")
+    view = fold_events(
+        *GRANTED, PENDING, FOR_VALIDATIONS, GroupSubmitted(token=VALIDATOR, handle=HANDLE), died
+    )
+    assert (view.boot_failures, view.validator_refusals) == (0, 1)
+    again = GroupPlanned(
+        request=GroupRequest(token=Token("t-w"), num_workers=1, total_workers=1, role="validate"),
+        plan=GroupPlan(token=Token("t-w"), provisioner="local", num_nodes=1, slots_per_node=1),
+    )
+    view = fold_events(
+        again, GroupRefused(token=Token("t-w"), reason="no quota", is_final=True), view=view
+    )
     assert (view.refusals, view.final_refusal, view.validator_refusals) == (0, None, 2)
-    assert view.no_validators == "no quota"
-    assert told(begun(1, token=TOKEN), view=view).validator_refusals == 2, "beside the workers"
+    assert view.final_validator_refusal == "no quota"
+    assert fold_events(started(1, token=TOKEN), view=view).validator_refusals == 2, (
+        "beside the workers"
+    )
 
 
-def test_a_machine_that_validates_ends_the_count_of_those_that_were_refused() -> None:
-    view = told(*GRANTED, PENDING, FOR_VALIDATIONS, Refused(VALIDATOR, "full"))
+def test_a_started_validation_on_its_own_machine_resets_the_refusals() -> None:
+    view = fold_events(
+        *GRANTED, PENDING, FOR_VALIDATIONS, GroupRefused(token=VALIDATOR, reason="full")
+    )
     assert view.validator_refusals == 1
-    more = (replace(FOR_VALIDATIONS), Submitted(VALIDATOR, HANDLE), begun(1))
-    assert told(*more, view=view).validator_refusals == 0
+    more = (replace(FOR_VALIDATIONS), GroupSubmitted(token=VALIDATOR, handle=HANDLE), started(1))
+    assert fold_events(*more, view=view).validator_refusals == 0
 
 
-def test_a_machine_for_validations_that_was_let_go_is_forgotten_when_another_is_asked_for() -> None:
+def test_planning_a_validator_removes_released_validators() -> None:
     other = Token("t-w")
-    again = Intended(GroupRequest(other, 1, 1, role="validate"), GroupPlan(other, "local", 1, 1))
-    view = told(*GRANTED, FOR_VALIDATIONS, Submitted(VALIDATOR, HANDLE), Released(VALIDATOR), again)
+    again = GroupPlanned(
+        request=GroupRequest(token=other, num_workers=1, total_workers=1, role="validate"),
+        plan=GroupPlan(token=other, provisioner="local", num_nodes=1, slots_per_node=1),
+    )
+    view = fold_events(
+        *GRANTED,
+        FOR_VALIDATIONS,
+        GroupSubmitted(token=VALIDATOR, handle=HANDLE),
+        GroupsReleased(token=VALIDATOR),
+        again,
+    )
     assert set(view.groups) == {TOKEN, other}
 
 
-def test_when_training_has_ended_no_round_is_open_and_the_fit_goes_on() -> None:
-    end = FitEnded("finished", metrics={"loss": 1.0})
-    view = told(*GRANTED, PENDING, RoundOpened(a_round()), TrainingEnded(end))
-    assert (view.round, view.training_ended, view.active) == (None, end, True)
-    view = told(begun(1), end, view=view)
-    assert (view.ended, view.validation) == (end, None)
+def test_training_ended_closes_the_round_and_keeps_the_fit_active() -> None:
+    end = FitEnded(outcome="finished", metrics={"loss": 1.0})
+    view = fold_events(*GRANTED, PENDING, RoundOpened(round=a_round()), TrainingEnded(fit_end=end))
+    assert (view.round, view.pending_fit_end, view.is_active) == (None, end, True)
+    view = fold_events(started(1), end, view=view)
+    assert (view.fit_end, view.current_validation) == (end, None)
 
 
-def test_the_next_fit_takes_up_what_was_not_validated() -> None:
-    cut_off = told(
-        *GRANTED, PENDING, LATER, ValidationEnded("c1", "1-0", "failed"), begun(4, "1-1")
+def test_the_next_fit_keeps_pending_validations() -> None:
+    cut_off = fold_events(
+        *GRANTED,
+        PENDING,
+        LATER,
+        ValidationEnded(checkpoint_name="c1", checkpoint_uid="1-0", status="failed"),
+        started(4, "1-1"),
     )
-    view = told(FitEnded("cancelled"), FitStarted(a_spec()), view=cut_off)
-    assert (view.unvalidated, view.validation, view.training_ended) == ((LATER,), None, None)
-    assert (view.attempts, list(view.verdicts)) == (4, ["1-0"])
+    view = fold_events(FitEnded(outcome="cancelled"), FitStarted(spec=a_spec()), view=cut_off)
+    assert (view.unvalidated_checkpoints, view.current_validation, view.pending_fit_end) == (
+        (LATER,),
+        None,
+        None,
+    )
+    assert (view.validation_attempts, list(view.validation_results)) == (4, ["1-0"])
 
 
-# --- how long groups live --------------------------------------------------------------------
+# --- lifetimes -----------------------------------------------------------------------------------
 
 
-def closed(lived_s: float | None, blame: Blame = Blame.PREEMPTION) -> RoundClosed:
-    return RoundClosed(1, blame, "gone", lived_s=lived_s)
+def closed(lived_s: float | None, blame: FailureCause = FailureCause.PREEMPTION) -> RoundClosed:
+    return RoundClosed(round_number=1, cause=blame, reason="gone", duration_s=lived_s)
 
 
-OPENED = (*GRANTED, RoundOpened(a_round(1)))
-ANNOUNCED = Noticed(an_agent(0), a_notice())
+OPENED = (*GRANTED, RoundOpened(round=a_round(1)))
+ANNOUNCED = PreemptionNoticed(agent=an_agent_id(0), notice=a_notice())
 
 
-@pytest.mark.parametrize("blame", [one for one in Blame if one is not Blame.RESIZE])
-def test_whatever_ends_a_group_counts_as_its_end(blame: Blame) -> None:
-    view = told(*OPENED, closed(700.0, blame))
-    assert view.endings == Endings().with_end(700.0, saved=False)
+@pytest.mark.parametrize("blame", [one for one in FailureCause if one is not FailureCause.RESIZE])
+def test_every_involuntary_end_is_counted_as_a_lifetime(blame: FailureCause) -> None:
+    view = fold_events(*OPENED, closed(700.0, blame))
+    assert view.lifetimes == LifetimeHistogram().with_end(700.0, saved_in_time=False)
 
 
-def test_a_group_that_changes_its_size_lives_on() -> None:
-    view = told(*OPENED, closed(700.0, Blame.RESIZE), RoundOpened(a_round(2)))
-    assert (view.endings, view.group_age_s) == (Endings(), 700.0)
-    view = told(closed(100.0), view=view)
-    assert view.endings == Endings().with_end(800.0, saved=False)
+def test_a_resize_does_not_end_a_lifetime() -> None:
+    view = fold_events(*OPENED, closed(700.0, FailureCause.RESIZE), RoundOpened(round=a_round(2)))
+    assert (view.lifetimes, view.group_age_s) == (LifetimeHistogram(), 700.0)
+    view = fold_events(closed(100.0), view=view)
+    assert view.lifetimes == LifetimeHistogram().with_end(800.0, saved_in_time=False)
     assert view.group_age_s == 0.0
 
 
-def test_an_end_that_was_announced_counts_so_if_something_was_saved_after_the_notice() -> None:
-    in_time = told(*OPENED, ANNOUNCED, a_commit(), closed(700.0))
-    assert in_time.endings == Endings().with_end(700.0, saved=True)
-    too_early = told(*OPENED, a_commit(), ANNOUNCED, closed(700.0))
-    assert too_early.endings == Endings().with_end(700.0, saved=False)
-    smaller = told(*OPENED, ANNOUNCED, a_commit(), closed(700.0, Blame.RESIZE))
-    assert smaller.endings.announced == 1, "it goes on without the machine that leaves"
+def test_an_end_is_announced_if_saved_after_the_notice() -> None:
+    in_time = fold_events(*OPENED, ANNOUNCED, a_committed_checkpoint(), closed(700.0))
+    assert in_time.lifetimes == LifetimeHistogram().with_end(700.0, saved_in_time=True)
+    too_early = fold_events(*OPENED, a_committed_checkpoint(), ANNOUNCED, closed(700.0))
+    assert too_early.lifetimes == LifetimeHistogram().with_end(700.0, saved_in_time=False)
+    smaller = fold_events(
+        *OPENED, ANNOUNCED, a_committed_checkpoint(), closed(700.0, FailureCause.RESIZE)
+    )
+    assert smaller.lifetimes.announced_count == 1, "a shrinking group with a notice"
 
 
-def test_a_group_that_was_lost_with_its_leader_lived_until_it_last_saved_at_least() -> None:
-    view = told(*OPENED, a_commit(age_s=500.0), closed(None))
-    assert view.endings == Endings().with_end(500.0, saved=False)
-    again = told(RoundOpened(a_round(2)), closed(None), view=view)
-    assert again.endings.ended[0] == 2, "nothing was saved in its second life"
+def test_a_round_lost_with_its_leader_lasted_at_least_until_its_last_commit() -> None:
+    view = fold_events(*OPENED, a_committed_checkpoint(round_age_s=500.0), closed(None))
+    assert view.lifetimes == LifetimeHistogram().with_end(500.0, saved_in_time=False)
+    again = fold_events(RoundOpened(round=a_round(2)), closed(None), view=view)
+    assert again.lifetimes.end_counts[0] == 2, "no save after the notice"
 
 
-def test_what_was_learned_of_groups_serves_the_next_fit() -> None:
-    view = told(*OPENED, closed(700.0), FitEnded("finished"), FitStarted(a_spec()))
-    assert view.endings.all_ended == 1
+def test_the_next_fit_keeps_the_lifetime_histogram() -> None:
+    view = fold_events(
+        *OPENED, closed(700.0), FitEnded(outcome="finished"), FitStarted(spec=a_spec())
+    )
+    assert view.lifetimes.total_count == 1

@@ -1,9 +1,9 @@
-"""Groups: what machines are, and when nothing of them is left."""
+"""Status of machines and groups."""
 
 import pytest
 
-from spotfit.model.group import GroupStatus, NodeState, NodeStatus, gone
-from spotfit.testing.builders import a_status
+from spotfit.model.group import GroupStatus, NodeState, NodeStatus, missing_group_status
+from spotfit.testing.builders import a_group_status
 
 
 @pytest.mark.parametrize(
@@ -15,16 +15,16 @@ from spotfit.testing.builders import a_status
         (NodeState.FAILED, True),
     ],
 )
-def test_a_machine_is_over_once_it_will_not_come_back(state: NodeState, over: bool) -> None:
-    assert NodeStatus(state).over is over
+def test_a_terminated_state_is_permanent(state: NodeState, over: bool) -> None:
+    assert NodeStatus(state=state).is_terminated is over
 
 
-def test_a_group_is_over_with_its_last_machine() -> None:
-    assert not a_status(NodeState.GONE, NodeState.WAITING).over
-    assert a_status(NodeState.GONE, NodeState.FAILED).over
+def test_a_group_is_terminated_with_its_last_machine() -> None:
+    assert not a_group_status(NodeState.GONE, NodeState.WAITING).is_terminated
+    assert a_group_status(NodeState.GONE, NodeState.FAILED).is_terminated
 
 
-def test_of_a_group_nobody_remembers_every_machine_is_gone() -> None:
-    status = gone(3, "expired")
-    assert status == GroupStatus((NodeStatus(NodeState.GONE, "expired"),) * 3)
-    assert status.over
+def test_a_missing_group_has_only_gone_machines() -> None:
+    status = missing_group_status(3, "expired")
+    assert status == GroupStatus(nodes=(NodeStatus(state=NodeState.GONE, reason="expired"),) * 3)
+    assert status.is_terminated

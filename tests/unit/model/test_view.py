@@ -1,10 +1,10 @@
-"""View: what follows from the journal without a word of its own."""
+"""Derived properties of `View`."""
 
 import pytest
 
 from spotfit.model.events import FitEnded
-from spotfit.model.view import Group, View
-from spotfit.testing.builders import a_commit, a_group, a_view, an_agent
+from spotfit.model.view import MachineGroup, View
+from spotfit.testing.builders import a_committed_checkpoint, a_group, a_view, an_agent_id
 
 
 @pytest.mark.parametrize(
@@ -12,41 +12,53 @@ from spotfit.testing.builders import a_commit, a_group, a_view, an_agent
     [
         (a_group(), False, (0, 1)),
         (a_group(handle=None), True, (0, 1)),
-        (a_group(handle=None, refused="full"), False, ()),
-        (a_group(released=True), False, ()),
-        (a_group(lost=frozenset({0})), False, (1,)),
+        (a_group(handle=None, refusal="full"), False, ()),
+        (a_group(is_released=True), False, ()),
+        (a_group(lost_nodes=frozenset({0})), False, (1,)),
     ],
     ids=["granted", "asked for", "refused", "let go", "one lost"],
 )
-def test_which_machines_stand(group: Group, pending: bool, standing: tuple[int, ...]) -> None:
-    assert (group.pending, group.standing) == (pending, standing)
-    assert tuple(node for node in range(-1, 4) if group.stands(node)) == standing
+def test_active_nodes_are_neither_lost_nor_released(
+    group: MachineGroup, pending: bool, standing: tuple[int, ...]
+) -> None:
+    assert (group.is_pending, group.active_nodes) == (pending, standing)
+    assert tuple(node for node in range(-1, 4) if group.is_node_active(node)) == standing
 
 
-def test_a_fit_is_active_from_its_start_to_its_end() -> None:
-    assert not View().active
-    assert a_view().active
-    assert not a_view(ended=FitEnded("finished")).active
+def test_a_fit_is_active_from_start_to_end() -> None:
+    assert not View().is_active
+    assert a_view().is_active
+    assert not a_view(fit_end=FitEnded(outcome="finished")).is_active
 
 
-def test_nobody_leads_before_the_first_election() -> None:
-    assert (View().epoch, View().leads(an_agent(0))) == (0, False)
-    assert a_view().leads(an_agent(0))
-    assert not a_view().leads(an_agent(1))
+def test_there_is_no_leader_before_the_first_election() -> None:
+    assert (View().epoch, View().is_leader(an_agent_id(0))) == (0, False)
+    assert a_view().is_leader(an_agent_id(0))
+    assert not a_view().is_leader(an_agent_id(1))
 
 
 def test_the_latest_checkpoint_is_the_last_committed() -> None:
     assert View().latest_checkpoint is None
-    view = a_view(checkpoints=(a_commit("c2", metrics={"loss": 2}), a_commit("c1")))
-    assert view.latest_checkpoint == a_commit("c1")
+    view = a_view(
+        checkpoints=(
+            a_committed_checkpoint("c2", metrics={"loss": 2}),
+            a_committed_checkpoint("c1"),
+        )
+    )
+    assert view.latest_checkpoint == a_committed_checkpoint("c1")
     assert view.metrics_of("c2") == {"loss": 2}
     assert view.metrics_of("c3") is None
 
 
-def test_what_users_know_by_a_name_is_the_last_that_was_called_so() -> None:
-    again = a_commit("last@2-7", round=2, report=7)
-    view = a_view(checkpoints=(a_commit("last"), again, a_commit("c")), dropped=("gone",))
-    told = [view.last_called(name) for name in ("last", "last@2-7", "c", "gone", "new")]
-    assert told == ["last@2-7", "last@2-7", "c", "", None]
-    only_again = a_view(checkpoints=(again,), dropped=("last",))
-    assert only_again.last_called("last") == "last@2-7"
+def test_a_requested_name_refers_to_the_latest_checkpoint_of_that_name() -> None:
+    again = a_committed_checkpoint("last@2-7", round=2, report_index=7)
+    view = a_view(
+        checkpoints=(a_committed_checkpoint("last"), again, a_committed_checkpoint("c")),
+        dropped_checkpoints=("gone",),
+    )
+    message = [
+        view.latest_checkpoint_named(name) for name in ("last", "last@2-7", "c", "gone", "new")
+    ]
+    assert message == ["last@2-7", "last@2-7", "c", "", None]
+    only_again = a_view(checkpoints=(again,), dropped_checkpoints=("last",))
+    assert only_again.latest_checkpoint_named("last") == "last@2-7"

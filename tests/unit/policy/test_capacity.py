@@ -1,4 +1,4 @@
-"""Capacity: what is missing, what is expected, and which machines are lost for good."""
+"""Capacity: missing workers, requests for machines, and lost nodes."""
 
 from __future__ import annotations
 
@@ -10,106 +10,108 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from spotfit.core.ids import AgentId, Token
-from spotfit.model.events import Blame, LeaderElected
+from spotfit.model.events import FailureCause, LeaderElected
 from spotfit.model.group import NodeState, NodeStatus
-from spotfit.model.spec import Tempo
+from spotfit.model.leader_state import LeaderState
+from spotfit.model.spec import RunTiming
+from spotfit.model.topology import Notice
 from spotfit.model.view import View
-from spotfit.model.watch import Watch
-from spotfit.model.world import Notice
 from spotfit.policy.capacity import (
-    expected_slots,
-    hopeless,
-    lasting,
-    lost_machines,
-    may_ask_at,
+    boot_failure_reason,
+    find_lost_nodes,
     missing_workers,
-    usable_seats,
-    workers_to_order,
+    next_request_at,
+    pending_slots,
+    requeueable_members,
+    usable_members,
+    workers_to_request,
 )
 from spotfit.testing.builders import (
     TOKEN,
+    a_final_group_status,
     a_group,
-    a_last_life,
+    a_group_status,
+    a_leader_state,
     a_member,
+    a_member_status,
     a_notice,
     a_round,
-    a_seat,
     a_spec,
-    a_status,
     a_view,
-    a_watch,
-    an_agent,
-    seats,
+    an_agent_id,
+    member_statuses,
 )
 
-TEMPO = Tempo(rejoin_s=5.0, boot_patience_s=900.0, stop_patience_s=10.0)
+TEMPO = RunTiming(rejoin_timeout_s=5.0, boot_timeout_s=900.0, stop_timeout_s=10.0)
 NOW = 1000.0
 
 
-def usable(view: View, watch: Watch) -> list[str]:
-    return [seat.member.agent for seat in usable_seats(view, watch)]
+def usable(view: View, observations: LeaderState) -> list[str]:
+    return [member_status.member.agent for member_status in usable_members(view, observations)]
 
 
-def losses(view: View, watch: Watch, now: float = NOW) -> dict[int, str]:
-    return {lost.node: lost.why for lost in lost_machines(view, watch, now)}
+def losses(view: View, observations: LeaderState, now: float = NOW) -> dict[int, str]:
+    return {lost.node: lost.reason for lost in find_lost_nodes(view, observations, now)}
 
 
-# --- who may be given work -----------------------------------------------------------------------
+# --- usable members ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("view", "seat"),
+    ("view", "member_status"),
     [
-        (a_view(lost_agents=frozenset({an_agent(1)})), a_seat(1)),
-        (a_view(notices={an_agent(1): a_notice()}), a_seat(1)),
-        (a_view(), a_seat(1, notice=a_notice())),
-        (a_view(groups={TOKEN: a_group(lost=frozenset({1}))}), a_seat(1)),
-        (a_view(), a_seat(1, member=a_member(1, token=Token("t-unknown")))),
+        (a_view(lost_agents=frozenset({an_agent_id(1)})), a_member_status(1)),
+        (a_view(notices={an_agent_id(1): a_notice()}), a_member_status(1)),
+        (a_view(), a_member_status(1, notice=a_notice())),
+        (a_view(groups={TOKEN: a_group(lost_nodes=frozenset({1}))}), a_member_status(1)),
+        (a_view(), a_member_status(1, member=a_member(1, token=Token("t-unknown")))),
     ],
     ids=["lost", "noticed", "notice not yet written", "machine given up", "of no group"],
 )
-def test_who_may_not_be_given_work(view: View, seat: Any) -> None:
-    watch = a_watch(seats=seats(a_seat(0), seat))
-    assert usable(view, watch) == [an_agent(0)]
+def test_lost_leaving_and_released_members_are_not_usable(view: View, member_status: Any) -> None:
+    observations = a_leader_state(members=member_statuses(a_member_status(0), member_status))
+    assert usable(view, observations) == [an_agent_id(0)]
 
 
-def test_of_a_group_let_go_nobody_works() -> None:
-    assert usable(a_view(groups={TOKEN: a_group(released=True)}), a_watch()) == []
+def test_members_of_a_released_group_are_not_usable() -> None:
+    assert usable(a_view(groups={TOKEN: a_group(is_released=True)}), a_leader_state()) == []
 
 
-# --- what is missing -----------------------------------------------------------------------------
+# --- missing workers -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("groups", "seated", "missing"),
+    ("groups", "connected", "missing"),
     [
         ({}, [], 4),
         ({TOKEN: a_group(nodes=4)}, [], 0),
         ({TOKEN: a_group(nodes=4)}, [0, 1], 0),
-        ({TOKEN: a_group(nodes=4, lost=frozenset({3}))}, [0, 1, 2], 1),
+        ({TOKEN: a_group(nodes=4, lost_nodes=frozenset({3}))}, [0, 1, 2], 1),
         ({TOKEN: a_group(nodes=4, handle=None)}, [], 0),
-        ({TOKEN: a_group(nodes=4, handle=None, refused="full")}, [], 4),
+        ({TOKEN: a_group(nodes=4, handle=None, refusal="full")}, [], 4),
         ({TOKEN: a_group(nodes=2, slots=2)}, [], 0),
         ({TOKEN: a_group(nodes=3)}, [], 1),
     ],
-    ids=["nothing", "all granted", "half joined", "one lost", "asked", "refused", "wide", "few"],
+    ids=["nothing", "all granted", "half joined", "one lost", "request", "refused", "wide", "few"],
 )
-def test_what_is_missing(groups: Any, seated: list[int], missing: int) -> None:
-    view = a_view(spec=a_spec(workers_max=4), groups=groups)
-    watch = a_watch(seats=seats(*(a_seat(n) for n in seated)))
-    assert missing_workers(view, watch) == missing
+def test_missing_workers_are_max_minus_joined_and_pending(
+    groups: Any, connected: list[int], missing: int
+) -> None:
+    view = a_view(spec=a_spec(max_workers=4), groups=groups)
+    observations = a_leader_state(members=member_statuses(*(a_member_status(n) for n in connected)))
+    assert missing_workers(view, observations) == missing
 
 
-def test_whoever_leaves_is_replaced_before_it_is_gone() -> None:
-    view = a_view(notices={an_agent(1): a_notice()})
-    assert missing_workers(view, a_watch()) == 1
+def test_a_leaving_node_is_replaced_before_its_deadline() -> None:
+    view = a_view(notices={an_agent_id(1): a_notice()})
+    assert missing_workers(view, a_leader_state()) == 1
 
 
-def test_a_caretaker_counts_what_the_journal_knows() -> None:
-    caretaker = a_watch(seats={}, caretaker=True)
-    assert missing_workers(a_view(), caretaker) == 0
-    leaving = a_view(round=a_round(), notices={an_agent(1): a_notice()})
-    assert missing_workers(leaving, caretaker) == 1
+def test_a_headless_leader_counts_slots_from_the_journal() -> None:
+    headless = a_leader_state(members={}, is_headless=True)
+    assert missing_workers(a_view(), headless) == 0
+    decide_replacement = a_view(round=a_round(), notices={an_agent_id(1): a_notice()})
+    assert missing_workers(decide_replacement, headless) == 1
 
 
 @given(
@@ -119,179 +121,211 @@ def test_a_caretaker_counts_what_the_journal_knows() -> None:
     ),
     st.data(),
 )
-def test_nothing_is_ordered_while_enough_is_here_or_expected(
-    wanted: int, shapes: list[tuple[int, int, set[int]]], data: st.DataObject
+def test_no_workers_are_missing_while_enough_are_joined_or_pending(
+    expected: int, shapes: list[tuple[int, int, set[int]]], data: st.DataObject
 ) -> None:
     groups = {
         Token(f"t-{n}"): a_group(
-            token=Token(f"t-{n}"), nodes=nodes, slots=slots, lost=frozenset(lost)
+            token=Token(f"t-{n}"), nodes=nodes, slots=slots, lost_nodes=frozenset(lost)
         )
         for n, (nodes, slots, lost) in enumerate(shapes)
     }
-    machines = [(token, node) for token, group in groups.items() for node in group.standing]
+    machines = [(token, node) for token, group in groups.items() for node in group.active_nodes]
     joined = [one for one in machines if data.draw(st.booleans())]
-    watch = a_watch(
-        seats=seats(
+    observations = a_leader_state(
+        members=member_statuses(
             *(
-                a_seat(member=a_member(n, token=token, node=node, slots=groups[token].plan.slots))
+                a_member_status(
+                    member=a_member(
+                        n, token=token, node=node, slots=groups[token].plan.slots_per_node
+                    )
+                )
                 for n, (token, node) in enumerate(joined)
             )
         )
     )
-    view = a_view(spec=a_spec(workers_max=wanted), groups=groups)
-    standing = sum(groups[token].plan.slots for token, _ in machines)
-    assert missing_workers(view, watch) == wanted - standing
-    assert expected_slots(view, watch) == standing - sum(
-        seat.member.slots for seat in watch.seats.values()
+    view = a_view(spec=a_spec(max_workers=expected), groups=groups)
+    standing = sum(groups[token].plan.slots_per_node for token, _ in machines)
+    assert missing_workers(view, observations) == expected - standing
+    assert pending_slots(view, observations) == standing - sum(
+        member_status.member.slots for member_status in observations.members.values()
     )
 
 
-# --- how often the market is asked ---------------------------------------------------------------
+# --- backoff of requests -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("refusals", "wait_s"), [(1, 1.0), (2, 2.0), (5, 16.0), (7, 60.0), (5000, 60.0)]
 )
-def test_the_market_is_asked_ever_more_rarely(refusals: int, wait_s: float) -> None:
-    asked = may_ask_at(a_view(refusals=refusals), a_watch(refused_at=100.0))
-    assert asked == 100.0 + wait_s
+def test_requests_back_off_after_refusals(refusals: int, wait_s: float) -> None:
+    request = next_request_at(a_view(refusals=refusals), a_leader_state(refused_at=100.0))
+    assert request == 100.0 + wait_s
 
 
-def test_machines_that_die_at_birth_disappoint_as_much_as_a_refusal() -> None:
-    assert may_ask_at(a_view(stillborn=3), a_watch(refused_at=100.0)) == 104.0
+def test_requests_back_off_after_boot_failures() -> None:
+    assert next_request_at(a_view(boot_failures=3), a_leader_state(refused_at=100.0)) == 104.0
 
 
-def test_far_too_many_of_them_in_a_row_are_hopeless() -> None:
-    assert hopeless(a_view(stillborn=40)) is None, "20 for each of the two"
-    assert hopeless(a_view(stillborn=41)) is not None
-    assert hopeless(a_view(groups={}, stillborn=21)) is not None
+def test_too_many_boot_failures_are_final() -> None:
+    assert boot_failure_reason(a_view(boot_failures=40)) is None, "20 for each of the two"
+    assert boot_failure_reason(a_view(boot_failures=41)) is not None
+    assert boot_failure_reason(a_view(groups={}, boot_failures=21)) is not None
 
 
-def test_who_was_not_refused_may_ask_at_once() -> None:
-    assert may_ask_at(a_view(refusals=3), a_watch(refused_at=None)) == float("-inf")
-    assert may_ask_at(a_view(refusals=0), a_watch(refused_at=NOW)) == float("-inf")
+def test_without_refusals_the_next_request_is_immediate() -> None:
+    assert next_request_at(a_view(refusals=3), a_leader_state(refused_at=None)) == float("-inf")
+    assert next_request_at(a_view(refusals=0), a_leader_state(refused_at=NOW)) == float("-inf")
 
 
-# --- which machines are lost ---------------------------------------------------------------------
+# --- lost nodes ----------------------------------------------------------------------------------
 
-IN_ROUND = a_view(spec=a_spec(tempo=TEMPO), round=a_round())
-FORMING = a_view(spec=a_spec(tempo=TEMPO))
-ONE_SEAT = seats(a_seat(0))
-
-
-def test_as_long_as_all_are_here_nobody_is_lost() -> None:
-    assert losses(IN_ROUND, a_watch()) == {}
+IN_ROUND = a_view(spec=a_spec(timing=TEMPO), round=a_round())
+FORMING = a_view(spec=a_spec(timing=TEMPO))
+ONE_SEAT = member_statuses(a_member_status(0))
 
 
-def test_the_backend_knows_best() -> None:
-    status = a_status(NodeState.RUNNING, NodeState.GONE)
-    watch = a_watch(seats=ONE_SEAT, statuses={TOKEN: status})
-    assert losses(IN_ROUND, watch) == {1: "the backend says it is gone"}
-    told = replace(status, nodes=(status.nodes[0], NodeStatus(NodeState.FAILED, "disk full")))
-    assert losses(IN_ROUND, a_watch(seats=ONE_SEAT, statuses={TOKEN: told})) == {1: "disk full"}
+def test_connected_nodes_are_not_lost() -> None:
+    assert losses(IN_ROUND, a_leader_state()) == {}
 
 
-def test_a_connected_agent_lives_whatever_the_backend_says() -> None:
-    status = a_status(NodeState.RUNNING, NodeState.GONE)
-    assert losses(IN_ROUND, a_watch(statuses={TOKEN: status})) == {}
+def test_a_node_reported_as_terminated_is_lost() -> None:
+    status = a_group_status(NodeState.RUNNING, NodeState.GONE)
+    observations = a_leader_state(members=ONE_SEAT, group_statuses={TOKEN: status})
+    assert losses(IN_ROUND, observations) == {1: "the backend reports it as gone"}
+    message = replace(
+        status, nodes=(status.nodes[0], NodeStatus(state=NodeState.FAILED, reason="disk full"))
+    )
+    assert losses(IN_ROUND, a_leader_state(members=ONE_SEAT, group_statuses={TOKEN: message})) == {
+        1: "disk full"
+    }
 
 
-def test_an_agent_may_come_back_for_a_while() -> None:
-    watch = a_watch(seats=ONE_SEAT, gone={an_agent(1): NOW})
-    assert losses(IN_ROUND, watch, NOW + 5.0) == {}
-    assert losses(IN_ROUND, watch, NOW + 5.1) == {1: "its agent was not heard again for 5 s"}
+def test_a_connected_agent_is_not_lost_whatever_the_backend_reports() -> None:
+    status = a_group_status(NodeState.RUNNING, NodeState.GONE)
+    assert losses(IN_ROUND, a_leader_state(group_statuses={TOKEN: status})) == {}
 
 
-def test_a_new_leader_waits_for_all_to_dial_in() -> None:
-    watch = a_watch(seats=ONE_SEAT, led_since=NOW)
-    assert losses(IN_ROUND, watch, NOW + 5.0) == {}
-    assert 1 in losses(IN_ROUND, watch, NOW + 5.1)
+def test_a_disconnected_agent_is_lost_after_the_rejoin_timeout() -> None:
+    observations = a_leader_state(members=ONE_SEAT, disconnected_since={an_agent_id(1): NOW})
+    assert losses(IN_ROUND, observations, NOW + 5.0) == {}
+    assert losses(IN_ROUND, observations, NOW + 5.1) == {
+        1: "its agent did not reconnect within 5 s"
+    }
 
 
-def test_a_machine_that_was_promised_and_is_refused_is_the_markets_doing() -> None:
+def test_a_new_leader_waits_for_agents_to_connect() -> None:
+    observations = a_leader_state(members=ONE_SEAT, leading_since=NOW)
+    assert losses(IN_ROUND, observations, NOW + 5.0) == {}
+    assert 1 in losses(IN_ROUND, observations, NOW + 5.1)
+
+
+def test_a_withdrawn_machine_is_charged_to_preemption() -> None:
     view = a_view(groups={TOKEN: a_group(nodes=2)})
-    watch = a_watch(seats={}, statuses={TOKEN: a_status(NodeState.REFUSED, NodeState.FAILED)})
-    found = {one.node: one.blame for one in lost_machines(view, watch, NOW)}
-    assert found == {0: Blame.PREEMPTION, 1: None}
+    observations = a_leader_state(
+        members={}, group_statuses={TOKEN: a_group_status(NodeState.REFUSED, NodeState.FAILED)}
+    )
+    found = {one.node: one.cause for one in find_lost_nodes(view, observations, NOW)}
+    assert found == {0: FailureCause.PREEMPTION, 1: None}
 
 
-def test_a_leader_that_vanished_is_lost_at_once() -> None:
-    view = replace(IN_ROUND, leader=LeaderElected(an_agent(0), 2, "h:1", "", lost=an_agent(1)))
-    watch = a_watch(seats=ONE_SEAT, led_since=NOW)
-    assert losses(view, watch, NOW + 0.5) == {}, "the backend may know whether it was taken away"
-    assert losses(view, watch, NOW + 0.6) == {1: "it led, and its connections broke"}
-    runs = replace(watch, statuses={TOKEN: a_status()}, seen={TOKEN: NOW})
-    assert losses(view, runs, NOW) == {1: "it led, and its connections broke"}
+def test_a_vanished_leader_is_lost_at_once() -> None:
+    view = replace(
+        IN_ROUND,
+        leader=LeaderElected(
+            leader=an_agent_id(0),
+            epoch=2,
+            coordinator_address="h:1",
+            reason="",
+            lost_leader=an_agent_id(1),
+        ),
+    )
+    observations = a_leader_state(members=ONE_SEAT, leading_since=NOW)
+    assert losses(view, observations, NOW + 0.5) == {}, "the backend may still report the cause"
+    assert losses(view, observations, NOW + 0.6) == {
+        1: "it was the leader, and its connections broke"
+    }
+    runs = replace(
+        observations, group_statuses={TOKEN: a_group_status()}, status_as_of={TOKEN: NOW}
+    )
+    assert losses(view, runs, NOW) == {1: "it was the leader, and its connections broke"}
 
 
 @pytest.mark.parametrize(
     ("state", "seen", "notices", "blame"),
     [
-        (NodeState.GONE, 0.0, {}, Blame.PREEMPTION),
-        (NodeState.RUNNING, NOW - 1, {}, Blame.PREEMPTION),
-        (NodeState.RUNNING, NOW, {}, Blame.PLATFORM),
-        (NodeState.RUNNING, NOW, {an_agent(1): a_notice()}, Blame.PREEMPTION),
+        (NodeState.GONE, 0.0, {}, FailureCause.PREEMPTION),
+        (NodeState.RUNNING, NOW - 1, {}, FailureCause.PREEMPTION),
+        (NodeState.RUNNING, NOW, {}, FailureCause.PLATFORM),
+        (NodeState.RUNNING, NOW, {an_agent_id(1): a_notice()}, FailureCause.PREEMPTION),
     ],
     ids=["it is gone", "the backend may be late", "it runs", "it announced its end"],
 )
-def test_a_machine_that_runs_on_was_not_taken_away(
-    state: NodeState, seen: float, notices: dict[AgentId, Notice], blame: Blame
+def test_a_running_machine_with_a_lost_agent_is_a_platform_failure(
+    state: NodeState, seen: float, notices: dict[AgentId, Notice], blame: FailureCause
 ) -> None:
-    watch = a_watch(
-        seats=ONE_SEAT,
-        gone={an_agent(1): NOW},
-        statuses={TOKEN: a_status(NodeState.RUNNING, state)},
-        seen={TOKEN: seen},
+    observations = a_leader_state(
+        members=ONE_SEAT,
+        disconnected_since={an_agent_id(1): NOW},
+        group_statuses={TOKEN: a_group_status(NodeState.RUNNING, state)},
+        status_as_of={TOKEN: seen},
     )
-    view = replace(IN_ROUND, notices=notices, noticed_slots=dict.fromkeys(notices, 9))
-    (lost,) = lost_machines(view, watch, NOW + 5.1)
-    assert (lost.agent, lost.blame) == (an_agent(1), blame)
+    view = replace(IN_ROUND, notices=notices, notice_slots=dict.fromkeys(notices, 9))
+    (lost,) = find_lost_nodes(view, observations, NOW + 5.1)
+    assert (lost.agent, lost.cause) == (an_agent_id(1), blame)
 
 
-def test_a_machine_that_never_had_an_agent_is_charged_to_nobody() -> None:
-    watch = a_watch(seats=ONE_SEAT, statuses={TOKEN: a_status(NodeState.RUNNING, NodeState.GONE)})
-    (lost,) = lost_machines(FORMING, watch, NOW)
-    assert (lost.agent, lost.blame) == (None, None)
+def test_a_node_that_never_booted_has_no_cause() -> None:
+    observations = a_leader_state(
+        members=ONE_SEAT, group_statuses={TOKEN: a_group_status(NodeState.RUNNING, NodeState.GONE)}
+    )
+    (lost,) = find_lost_nodes(FORMING, observations, NOW)
+    assert (lost.agent, lost.cause) == (None, None)
 
 
-def test_a_machine_that_never_joins_is_given_up_late_and_counted_from_its_start() -> None:
-    never = a_watch(seats=ONE_SEAT)
-    assert losses(FORMING, never, NOW * 10) == {}, "nobody said that it runs"
-    granted = a_watch(seats=ONE_SEAT, granted={TOKEN: NOW})
+def test_a_node_that_does_not_join_is_lost_after_the_boot_timeout() -> None:
+    never = a_leader_state(members=ONE_SEAT)
+    assert losses(FORMING, never, NOW * 10) == {}, "never granted"
+    granted = a_leader_state(members=ONE_SEAT, granted_at={TOKEN: NOW})
     assert losses(FORMING, granted, NOW + 900) == {}
     assert losses(FORMING, granted, NOW + 901) == {1: "its agent did not join within 900 s"}
 
 
-def test_workers_that_will_not_end_cost_their_machine() -> None:
-    watch = a_watch(seats=seats(a_seat(0), a_seat(1, running=1)), turned_at=NOW)
-    assert losses(FORMING, watch, NOW + 10.0) == {}
-    assert losses(FORMING, watch, NOW + 10.1) == {1: "its workers would not end"}
-    assert losses(IN_ROUND, watch, NOW + 99) == {}, "in a round they are meant to run"
+def test_workers_that_do_not_stop_cost_their_node() -> None:
+    observations = a_leader_state(
+        members=member_statuses(a_member_status(0), a_member_status(1, running_round=1)),
+        phase_changed_at=NOW,
+    )
+    assert losses(FORMING, observations, NOW + 10.0) == {}
+    assert losses(FORMING, observations, NOW + 10.1) == {1: "its workers did not stop in time"}
+    assert losses(IN_ROUND, observations, NOW + 99) == {}, "running workers are expected in a round"
 
 
 WITHOUT_A1 = replace(
     IN_ROUND,
     round=a_round(2, members=[a_member(0)]),
-    round_slot=8,
-    notices={an_agent(1): a_notice()},
-    noticed_slots={an_agent(1): 7},
+    round_opened_slot=8,
+    notices={an_agent_id(1): a_notice()},
+    notice_slots={an_agent_id(1): 7},
 )
 
 
-def test_a_machine_that_announced_its_end_is_given_up_once_a_round_goes_on_without_it() -> None:
-    assert losses(WITHOUT_A1, a_watch()) == {1: "it announced its end, and was replaced"}
+def test_a_node_with_a_notice_is_lost_once_a_round_opens_without_it() -> None:
+    assert losses(WITHOUT_A1, a_leader_state()) == {
+        1: "it was replaced after its preemption notice"
+    }
 
 
-def test_a_machine_that_its_backend_brought_back_has_lost_its_agent_only() -> None:
-    """Kubernetes replaces a pod, AWS Batch tries a job again: the same machine, another agent."""
-    newcomer = a_seat(1, member=a_member(1, agent=AgentId("newcomer")))
-    watch = a_watch(seats=seats(a_seat(0), newcomer))
+def test_a_restarted_machine_loses_only_its_previous_agent() -> None:
+    """Kubernetes replaces pods and AWS Batch retries jobs: the same node, another agent."""
+    newcomer = a_member_status(1, member=a_member(1, agent=AgentId("newcomer")))
+    observations = a_leader_state(members=member_statuses(a_member_status(0), newcomer))
     view = a_view(last_round=a_round())
-    (lost,) = lost_machines(view, watch, NOW)
-    assert (lost.node, lost.agent, lost.comes_back) == (1, an_agent(1), True)
-    assert lost.blame is Blame.PREEMPTION
-    known = replace(view, lost_agents=frozenset({an_agent(1)}))
-    assert list(lost_machines(known, watch, NOW)) == []
+    (lost,) = find_lost_nodes(view, observations, NOW)
+    assert (lost.node, lost.agent, lost.machine_returned) == (1, an_agent_id(1), True)
+    assert lost.cause is FailureCause.PREEMPTION
+    known = replace(view, lost_agents=frozenset({an_agent_id(1)}))
+    assert list(find_lost_nodes(known, observations, NOW)) == []
 
 
 @pytest.mark.parametrize(
@@ -299,95 +333,113 @@ def test_a_machine_that_its_backend_brought_back_has_lost_its_agent_only() -> No
     [
         replace(WITHOUT_A1, round=a_round(2)),
         replace(WITHOUT_A1, round=None),
-        replace(WITHOUT_A1, noticed_slots={an_agent(1): 9}),
-        replace(WITHOUT_A1, notices={}, noticed_slots={}),
+        replace(WITHOUT_A1, notice_slots={an_agent_id(1): 9}),
+        replace(WITHOUT_A1, notices={}, notice_slots={}),
     ],
     ids=["it has a place", "no round yet", "it spoke later", "it announced nothing"],
 )
-def test_until_then_it_stays(view: View) -> None:
-    assert losses(view, a_watch()) == {}
+def test_a_node_with_a_notice_is_kept_until_then(view: View) -> None:
+    assert losses(view, a_leader_state()) == {}
 
 
-def test_who_sat_on_a_machine_is_remembered_even_without_a_place() -> None:
-    watch = a_watch(seats=ONE_SEAT, known={(TOKEN, 1): an_agent(1)}, gone={an_agent(1): NOW})
-    assert losses(FORMING, watch, NOW + 5.0) == {}
-    (lost,) = lost_machines(FORMING, watch, NOW + 5.1)
-    assert lost.agent == an_agent(1)
+def test_the_last_agent_of_a_node_is_known_without_an_assignment() -> None:
+    observations = a_leader_state(
+        members=ONE_SEAT,
+        last_agent_by_node={(TOKEN, 1): an_agent_id(1)},
+        disconnected_since={an_agent_id(1): NOW},
+    )
+    assert losses(FORMING, observations, NOW + 5.0) == {}
+    (lost,) = find_lost_nodes(FORMING, observations, NOW + 5.1)
+    assert lost.agent == an_agent_id(1)
 
 
-def test_a_caretaker_believes_the_backend_until_nobody_takes_the_lead_for_too_long() -> None:
-    caretaker = a_watch(seats={}, caretaker=True, statuses={TOKEN: a_status()})
-    assert losses(IN_ROUND, caretaker, NOW * 10) == {}
-    granted = replace(caretaker, granted={TOKEN: NOW}, led_since=NOW + 100)
+def test_a_headless_leader_waits_for_an_agent_to_take_the_lead() -> None:
+    headless = a_leader_state(
+        members={}, is_headless=True, group_statuses={TOKEN: a_group_status()}
+    )
+    assert losses(IN_ROUND, headless, NOW * 10) == {}
+    granted = replace(headless, granted_at={TOKEN: NOW}, leading_since=NOW + 100)
     assert losses(IN_ROUND, granted, NOW + 1000) == {}
     late = losses(IN_ROUND, granted, NOW + 1001)
-    assert late == dict.fromkeys((0, 1), "nobody on it took the lead within 900 s")
-    gone = replace(caretaker, statuses={TOKEN: a_status(NodeState.GONE, NodeState.GONE)})
+    assert late == dict.fromkeys((0, 1), "none of its agents took the lead within 900 s")
+    gone = replace(headless, group_statuses={TOKEN: a_group_status(NodeState.GONE, NodeState.GONE)})
     assert losses(IN_ROUND, gone).keys() == {0, 1}
 
 
-def test_a_backend_that_tells_of_fewer_machines_than_asked_says_nothing_of_the_rest() -> None:
-    watch = a_watch(seats=ONE_SEAT, statuses={TOKEN: a_status(NodeState.RUNNING)})
-    assert losses(FORMING, watch) == {}
+def test_a_status_with_too_few_nodes_says_nothing_about_the_rest() -> None:
+    observations = a_leader_state(
+        members=ONE_SEAT, group_statuses={TOKEN: a_group_status(NodeState.RUNNING)}
+    )
+    assert losses(FORMING, observations) == {}
 
 
-# --- how many to ask for -------------------------------------------------------------------------
+# --- size of requests ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("refusals", "missing", "ordered"),
     [(0, 8, 8), (1, 8, 4), (2, 8, 3), (9, 8, 3), (0, 4, 4), (2, 4, 1), (9, 4, 1)],
 )
-def test_an_elastic_group_asks_for_less_with_every_refusal_but_for_what_it_needs(
+def test_an_elastic_request_is_halved_per_refusal_down_to_min_workers(
     refusals: int, missing: int, ordered: int
 ) -> None:
-    spec = a_spec(workers_min=3, workers_max=8, elastic=True)
-    assert workers_to_order(a_view(spec=spec, refusals=refusals), missing) == ordered
+    spec = a_spec(min_workers=3, max_workers=8, is_elastic=True)
+    assert workers_to_request(a_view(spec=spec, refusals=refusals), missing) == ordered
 
 
-def test_a_range_of_one_size_is_never_asked_for_in_part() -> None:
-    only = a_spec(workers_min=4, workers_max=4, elastic=True)
+def test_an_elastic_group_of_one_size_is_requested_completely() -> None:
+    only = a_spec(min_workers=4, max_workers=4, is_elastic=True)
     for refusals in range(4):
-        assert workers_to_order(a_view(spec=only, refusals=refusals), 4) == 4
+        assert workers_to_request(a_view(spec=only, refusals=refusals), 4) == 4
 
 
-def test_a_group_of_fixed_size_asks_for_all_it_misses_however_often_it_was_refused() -> None:
-    spec = a_spec(workers_min=8, workers_max=8)
-    assert workers_to_order(a_view(spec=spec, refusals=5), 6) == 6
+def test_a_fixed_group_requests_all_missing_workers_after_refusals() -> None:
+    spec = a_spec(min_workers=8, max_workers=8)
+    assert workers_to_request(a_view(spec=spec, refusals=5), 6) == 6
 
 
-# --- machines that will not be brought back once more --------------------------------------------
+# --- machines on their last backend restart ------------------------------------------------------
 
 SPARE = Token("t-2")
 
 
-def test_a_machine_on_its_last_life_works_on_while_another_is_asked_for() -> None:
-    watch = a_watch(statuses={TOKEN: a_last_life(1)})
-    assert usable(a_view(), watch) == [an_agent(0), an_agent(1)]
-    assert [seat.member.agent for seat in lasting(a_view(), watch)] == [an_agent(0)]
-    assert missing_workers(a_view(), watch) == 1
-    asked = a_view(groups={TOKEN: a_group(), SPARE: a_group(token=SPARE, nodes=1)})
-    assert missing_workers(asked, watch) == 0, "once"
+def test_a_machine_on_its_last_attempt_is_replaced_while_it_works() -> None:
+    observations = a_leader_state(group_statuses={TOKEN: a_final_group_status(1)})
+    assert usable(a_view(), observations) == [an_agent_id(0), an_agent_id(1)]
+    assert [
+        member_status.member.agent for member_status in requeueable_members(a_view(), observations)
+    ] == [an_agent_id(0)]
+    assert missing_workers(a_view(), observations) == 1
+    request = a_view(groups={TOKEN: a_group(), SPARE: a_group(token=SPARE, nodes=1)})
+    assert missing_workers(request, observations) == 0, "once"
 
 
-def relieved(view: View, **given: Any) -> list[Any]:
-    three = seats(a_seat(0), a_seat(1), a_seat(2, member=a_member(2, token=SPARE, node=0)))
-    watch = a_watch(seats=three, **{"statuses": {TOKEN: a_last_life(1)}, **given})
-    return [(lost.agent, lost.blame) for lost in lost_machines(view, watch, NOW)]
+def relieved(view: View, **fields: Any) -> list[Any]:
+    three = member_statuses(
+        a_member_status(0),
+        a_member_status(1),
+        a_member_status(2, member=a_member(2, token=SPARE, node=0)),
+    )
+    observations = a_leader_state(
+        members=three, **{"group_statuses": {TOKEN: a_final_group_status(1)}, **fields}
+    )
+    return [(lost.agent, lost.cause) for lost in find_lost_nodes(view, observations, NOW)]
 
 
-def test_it_is_given_up_once_a_full_round_works_without_it() -> None:
+def test_it_is_released_once_a_full_round_runs_without_it() -> None:
     groups = {TOKEN: a_group(), SPARE: a_group(token=SPARE, nodes=1)}
     fresh = a_member(2, token=SPARE, node=0)
     without = a_view(round=a_round(members=[a_member(0), fresh]), groups=groups)
-    assert relieved(without) == [(an_agent(1), None)], "and nobody is to blame"
-    assert relieved(without, statuses={TOKEN: a_last_life()}) == [], "it would come back"
+    assert relieved(without) == [(an_agent_id(1), None)], "without a cause"
+    assert relieved(without, group_statuses={TOKEN: a_final_group_status()}) == [], (
+        "the backend would restart it"
+    )
     within = a_view(round=a_round(members=[a_member(0), a_member(1)]), groups=groups)
     assert relieved(within) == []
     assert relieved(a_view(groups=groups)) == [], "between rounds"
     small = a_view(
-        spec=a_spec(workers_min=1, workers_max=2),
+        spec=a_spec(min_workers=1, max_workers=2),
         round=a_round(members=[a_member(0)]),
         groups=groups,
     )
-    assert relieved(small) == [], "a round that could grow needs it still"
+    assert relieved(small) == [], "a round below max_workers still needs it"

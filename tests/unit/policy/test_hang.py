@@ -1,4 +1,4 @@
-"""Hangs: who answers no more, who does not get on, and who never began."""
+"""Hang detection: silent workers, missing progress, and rounds that do not start."""
 
 from __future__ import annotations
 
@@ -6,103 +6,117 @@ from typing import Any
 
 import pytest
 
-from spotfit.model.events import Blame, RoundClosed
-from spotfit.model.spec import Vigil
-from spotfit.model.watch import Progress
+from spotfit.model.events import FailureCause, RoundClosed
+from spotfit.model.leader_state import RoundProgress
+from spotfit.model.spec import HangDetectionConfig
 from spotfit.policy.actions import Wait
-from spotfit.policy.hang import Hang, looked_for_at, not_begun, suspected
-from spotfit.testing.builders import a_round, a_spec, a_view, a_watch
+from spotfit.policy.hang import (
+    SuspectedHang,
+    close_unstarted_round,
+    detect_hang,
+    next_hang_check_at,
+)
+from spotfit.testing.builders import a_leader_state, a_round, a_spec, a_view
 
-WATCHED = Vigil(hang_s=60.0)
-
-
-def come(*steps: int, moved_at: float = 100.0, **more: Any) -> Progress:
-    """All begun, and so far."""
-    usual: dict[str, Any] = {"running": frozenset(range(len(steps)))}
-    return Progress(steps, moved_at, **{**usual, **more})
-
-
-# --- who answers no more -------------------------------------------------------------------------
+WATCHED = HangDetectionConfig(no_progress_timeout_s=60.0)
 
 
-def test_while_all_answer_nobody_is_suspected() -> None:
-    assert suspected(Vigil(), {}, come(3, 3), 9e9) is None
+def progress(*steps: int, moved_at: float = 100.0, **more: Any) -> RoundProgress:
+    """All ranks running, with those progress counts."""
+    usual: dict[str, Any] = {"running_ranks": frozenset(range(len(steps)))}
+    return RoundProgress(progress_counts=steps, progressed_at=moved_at, **{**usual, **more})
 
 
-def test_who_does_not_answer_ends_the_round_whatever_the_others_do() -> None:
-    seen = suspected(Vigil(), {2: 601.0, 0: 700.4}, come(3, 3, 9), 100.0)
-    assert seen == Hang((0, 2), "ranks 0, 2 have not answered for 700 s", ends_it=True)
+# --- silent workers ------------------------------------------------------------------------------
 
 
-# --- who does not get on -------------------------------------------------------------------------
+def test_without_silent_workers_no_hang_is_suspected() -> None:
+    assert detect_hang(HangDetectionConfig(), {}, progress(3, 3), 9e9) is None
 
 
-def test_slowness_is_only_looked_for_where_that_is_wanted() -> None:
-    assert suspected(Vigil(), {}, come(3, 3), 9e9) is None
-    assert looked_for_at(Vigil(), come(3, 3)) == float("inf")
-    assert looked_for_at(WATCHED, come(3, 3)) == 160.0
+def test_a_silent_worker_ends_the_round() -> None:
+    seen = detect_hang(HangDetectionConfig(), {2: 601.0, 0: 700.4}, progress(3, 3, 9), 100.0)
+    assert seen == SuspectedHang((0, 2), "ranks 0, 2 have not answered for 700 s", ends_round=True)
+
+
+# --- missing progress ----------------------------------------------------------------------------
+
+
+def test_missing_progress_is_only_checked_if_enabled() -> None:
+    assert detect_hang(HangDetectionConfig(), {}, progress(3, 3), 9e9) is None
+    assert next_hang_check_at(HangDetectionConfig(), progress(3, 3)) == float("inf")
+    assert next_hang_check_at(WATCHED, progress(3, 3)) == 160.0
 
 
 @pytest.mark.parametrize(("now", "hangs"), [(159.9, False), (160.0, True)])
-def test_a_round_in_which_nobody_gets_on_hangs(now: float, hangs: bool) -> None:
-    seen = suspected(WATCHED, {}, come(3, 3), now)
+def test_a_round_without_progress_is_suspected(now: float, hangs: bool) -> None:
+    seen = detect_hang(WATCHED, {}, progress(3, 3), now)
     assert (seen is not None) == hangs
     if seen is not None:
-        told = "no rank has reported, met the others or saved for 60 s"
-        assert seen == Hang((0, 1), told, ends_it=False)
+        message = "no rank has reported, saved or joined a collective for 60 s"
+        assert seen == SuspectedHang((0, 1), message, ends_round=False)
 
 
-def test_those_who_came_least_far_are_the_ones_that_are_waited_for() -> None:
-    seen = suspected(Vigil(hang_s=60.0, hang_ends=True), {}, come(4, 3, 4, 3), 200.0)
+def test_the_ranks_with_the_least_progress_are_named() -> None:
+    seen = detect_hang(
+        HangDetectionConfig(no_progress_timeout_s=60.0, abort_on_hang=True),
+        {},
+        progress(4, 3, 4, 3),
+        200.0,
+    )
     assert seen is not None
-    assert (seen.ranks, seen.ends_it) == ((1, 3), True)
-    assert seen.why.endswith("; ranks 1, 3 have come less far than the others")
+    assert (seen.ranks, seen.ends_round) == ((1, 3), True)
+    assert seen.reason.endswith("; ranks 1, 3 have made less progress than the others")
 
 
-def test_who_has_returned_is_not_waited_for() -> None:
-    seen = suspected(WATCHED, {}, come(1, 9, 9, returned=frozenset({0})), 200.0)
+def test_returned_ranks_are_not_named() -> None:
+    seen = detect_hang(WATCHED, {}, progress(1, 9, 9, returned_ranks=frozenset({0})), 200.0)
     assert seen is not None
     assert seen.ranks == (1, 2)
-    assert "less far" not in seen.why
+    assert "less far" not in seen.reason
 
 
 @pytest.mark.parametrize(
     "busy",
-    [{"running": frozenset({0})}, {"uploading": True}, {"validating": True}],
+    [{"running_ranks": frozenset({0})}, {"is_uploading": True}, {"is_validating": True}],
     ids=["starting", "saving", "being validated"],
 )
-def test_what_takes_its_time_is_no_hang(busy: Any) -> None:
-    assert suspected(WATCHED, {}, come(3, 3, **busy), 9e9) is None
+def test_starting_saving_and_validating_rounds_are_not_suspected(busy: Any) -> None:
+    assert detect_hang(WATCHED, {}, progress(3, 3, **busy), 9e9) is None
 
 
-# --- who never began -----------------------------------------------------------------------------
+# --- rounds that do not start --------------------------------------------------------------------
 
 
-def begun(*ranks: int, now: float, start_s: float = 30.0) -> RoundClosed | Wait | None:
-    """A round of two that was opened at 100."""
-    view = a_view(round=a_round(), spec=a_spec(vigil=Vigil(start_s=start_s)))
+def started(*ranks: int, now: float, start_s: float = 30.0) -> RoundClosed | Wait | None:
+    """A round of two workers opened at 100."""
+    view = a_view(
+        round=a_round(), spec=a_spec(hang_detection=HangDetectionConfig(start_timeout_s=start_s))
+    )
     assert view.round is not None
-    return not_begun(view, a_watch(running=set(ranks), turned_at=100.0), view.round, now)
+    return close_unstarted_round(
+        view, a_leader_state(running_ranks=set(ranks), phase_changed_at=100.0), view.round, now
+    )
 
 
-def test_once_all_have_begun_nothing_is_waited_for() -> None:
-    assert begun(0, 1, now=9e9) is None
+def test_a_started_round_is_not_closed() -> None:
+    assert started(0, 1, now=9e9) is None
 
 
-def test_without_a_limit_a_round_may_take_for_ever_to_begin() -> None:
-    assert begun(now=9e9, start_s=0.0) is None
+def test_without_start_timeout_a_round_may_start_arbitrarily_late() -> None:
+    assert started(now=9e9, start_s=0.0) is None
 
 
-def test_workers_have_some_time_to_begin() -> None:
-    waits = begun(1, now=120.0)
+def test_workers_have_the_start_timeout_to_start() -> None:
+    waits = started(1, now=120.0)
     assert isinstance(waits, Wait)
-    assert (waits.until, waits.why) == (130.0, "1 of 2 workers have not begun")
+    assert (waits.until, waits.reason) == (130.0, "1 of 2 workers are starting")
 
 
-def test_who_takes_too_long_to_begin_is_the_platforms_to_pay() -> None:
-    closed = begun(1, now=130.0)
+def test_a_round_that_does_not_start_is_charged_to_the_platform() -> None:
+    closed = started(1, now=130.0)
     assert isinstance(closed, RoundClosed)
-    assert (closed.blame, closed.number) == (Blame.PLATFORM, 1)
-    assert closed.why == "rank 0 has not begun 30 s after the round was opened"
+    assert (closed.cause, closed.round_number) == (FailureCause.PLATFORM, 1)
+    assert closed.reason == "rank 0 has not started within 30 s"
     [failure] = closed.failures
-    assert (failure.rank, failure.kind, failure.blame) == (0, "timeout", Blame.PLATFORM)
+    assert (failure.rank, failure.kind, failure.cause) == (0, "timeout", FailureCause.PLATFORM)

@@ -1,4 +1,4 @@
-"""Recovery: the newest state that is complete anywhere, one for all, from the nearest holder."""
+"""Recovery: the newest complete snapshot and the nearest source of each shard."""
 
 from __future__ import annotations
 
@@ -9,175 +9,202 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from spotfit.model.holding import Part, State
+from spotfit.model.leader_state import MemberStatus
+from spotfit.model.snapshot_id import SnapshotId, SnapshotShard
+from spotfit.model.topology import Round
 from spotfit.model.view import View
-from spotfit.model.watch import Seat
-from spotfit.model.world import Round
 from spotfit.policy.recovery import (
-    Holder,
-    Memory,
-    Recovery,
-    from_memory,
-    keepers,
-    recover,
-    sources,
+    MemoryRecovery,
+    RecoveryPlan,
+    ShardHolder,
+    assign_replica_peers,
+    peer_store_addresses,
+    plan_memory_recovery,
+    plan_recovery,
 )
-from spotfit.testing.builders import a_commit, a_member, a_round, a_seat, a_view, an_agent
+from spotfit.testing.builders import (
+    a_committed_checkpoint,
+    a_member,
+    a_member_status,
+    a_round,
+    a_view,
+    an_agent_id,
+)
 
-OLD, NEW = State(4, 100), State(4, 120)
-Held = dict[Holder, list[Part]]
+OLD, NEW = SnapshotId(round=4, step=100), SnapshotId(round=4, step=120)
+Held = dict[ShardHolder, list[SnapshotShard]]
 
 
 def group(machines: int) -> Round:
-    """Agents a0, a1, … with a rank each."""
+    """Agents a0, a1, … with one rank each."""
     return a_round(5, members=map(a_member, range(machines)))
 
 
-def parts(state: State, *ranks: int) -> list[Part]:
-    """Of a group of two."""
-    return [Part(state, rank, 2) for rank in ranks]
+def parts(state: SnapshotId, *ranks: int) -> list[SnapshotShard]:
+    """Shards of a group of two."""
+    return [SnapshotShard(snapshot_id=state, rank=rank, world_size=2) for rank in ranks]
 
 
-def ways(found: Recovery) -> list[list[str]]:
-    return [[fetch.way for fetch in found.fetches[rank]] for rank in sorted(found.fetches)]
+def ways(found: RecoveryPlan) -> list[list[str]]:
+    return [
+        [fetch.location for fetch in found.sources_by_rank[rank]]
+        for rank in sorted(found.sources_by_rank)
+    ]
 
 
-A0, A1, A2, A3 = map(an_agent, range(4))
+A0, A1, A2, A3 = map(an_agent_id, range(4))
 
-# --- stories -----------------------------------------------------------------------------------
+# --- scenarios -----------------------------------------------------------------------------------
 
 
-def test_lost_workers_find_their_state_on_their_own_machine() -> None:
+def test_restarted_workers_use_their_local_memory() -> None:
     alone = a_round(5, members=[a_member(0, slots=2)])
-    found = recover(alone.places, {A0: parts(NEW, 0, 1), None: parts(OLD, 0, 1)})
-    assert found.state == NEW
-    assert ways(found) == [["own memory", "own memory"]] * 2
-    assert found.why == (
-        "step 120 of round 4 is the newest that is complete; "
-        "of its parts lie 4 on the machines that read them"
+    found = plan_recovery(alone.assignments, {A0: parts(NEW, 0, 1), None: parts(OLD, 0, 1)})
+    assert found.snapshot_id == NEW
+    assert ways(found) == [["local memory", "local memory"]] * 2
+    assert found.reason == (
+        "step 120 of round 4 is the newest complete snapshot; shard reads: 4 from local memory"
     )
 
 
-def test_a_lost_machines_state_is_with_its_keeper() -> None:
-    """a1 is gone, a2 takes its place, a0 has kept a copy."""
+def test_the_shards_of_a_lost_node_are_on_its_peer() -> None:
+    """a1 is lost and replaced by a2; a0 holds the replica."""
     round_ = a_round(5, members=[a_member(0), a_member(2)])
-    found = recover(round_.places, {A0: parts(NEW, 0, 1), None: parts(OLD, 0, 1)})
-    assert found.state == NEW
-    assert ways(found) == [["own memory", "own memory"], ["peer", "peer"]]
+    found = plan_recovery(round_.assignments, {A0: parts(NEW, 0, 1), None: parts(OLD, 0, 1)})
+    assert found.snapshot_id == NEW
+    assert ways(found) == [["local memory", "local memory"], ["peer", "peer"]]
 
 
-def test_a_torn_state_is_not_used_and_told() -> None:
-    found = recover(group(2).places, {A0: parts(NEW, 0), None: parts(OLD, 0, 1)})
-    assert found.state == OLD
+def test_an_incomplete_snapshot_is_not_used_and_reported() -> None:
+    found = plan_recovery(group(2).assignments, {A0: parts(NEW, 0), None: parts(OLD, 0, 1)})
+    assert found.snapshot_id == OLD
     assert ways(found) == [["bucket", "bucket"]] * 2
-    assert "newer, but torn: step 120 of round 4 (1 of 2 parts)" in found.why
+    assert "newer but incomplete: step 120 of round 4 (1 of 2 shards)" in found.reason
 
 
-def test_what_lies_in_the_bucket_completes_what_is_in_memory() -> None:
-    found = recover(group(2).places, {A0: parts(NEW, 0), None: parts(NEW, 1)})
-    assert found.state == NEW
-    assert ways(found) == [["own memory", "bucket"], ["peer", "bucket"]]
+def test_shards_in_the_bucket_complete_those_in_memory() -> None:
+    found = plan_recovery(group(2).assignments, {A0: parts(NEW, 0), None: parts(NEW, 1)})
+    assert found.snapshot_id == NEW
+    assert ways(found) == [["local memory", "bucket"], ["peer", "bucket"]]
 
 
-def test_a_later_round_has_left_behind_what_it_did_not_begin_from() -> None:
-    resumed = State(5, 105)
+def test_a_later_round_is_newer_whatever_its_steps() -> None:
+    resumed = SnapshotId(round=5, step=105)
     held: Held = {A0: parts(resumed, 0), A1: parts(resumed, 1), None: parts(NEW, 0, 1)}
-    assert recover(group(2).places, held).state == resumed
+    assert plan_recovery(group(2).assignments, held).snapshot_id == resumed
 
 
-def test_another_size_reads_the_same_parts() -> None:
-    found = recover(group(3).places, {A0: parts(NEW, 0), A1: parts(NEW, 1)})
-    assert found.state == NEW
-    assert [[one.part.rank for one in found.fetches[rank]] for rank in range(3)] == [[0, 1]] * 3
+def test_another_world_size_reads_the_same_shards() -> None:
+    found = plan_recovery(group(3).assignments, {A0: parts(NEW, 0), A1: parts(NEW, 1)})
+    assert found.snapshot_id == NEW
+    assert [[one.shard.rank for one in found.sources_by_rank[rank]] for rank in range(3)] == [
+        [0, 1]
+    ] * 3
 
 
-def test_copies_are_asked_for_in_turn() -> None:
+def test_replicas_are_requested_evenly() -> None:
     both = parts(NEW, 0, 1)
-    found = recover(group(6).places, {A0: both, A1: both})
-    asked = [one.holder for rank in range(2, 6) for one in found.fetches[rank]]
-    assert sorted(asked, key=str) == [A0] * 4 + [A1] * 4
+    found = plan_recovery(group(6).assignments, {A0: both, A1: both})
+    request = [one.holder for rank in range(2, 6) for one in found.sources_by_rank[rank]]
+    assert sorted(request, key=str) == [A0] * 4 + [A1] * 4
 
 
-def test_with_nothing_complete_there_is_nothing_to_begin_from() -> None:
-    assert recover(group(2).places, {}) == Recovery(None, {}, "no state is complete: none is held")
-    torn = recover(group(2).places, {A0: parts(NEW, 0)})
-    assert torn.state is None
-    assert "step 120 of round 4 (1 of 2 parts)" in torn.why
+def test_without_a_complete_snapshot_there_is_no_plan() -> None:
+    assert plan_recovery(group(2).assignments, {}) == RecoveryPlan(
+        None, {}, "no snapshot is complete: there are no shards"
+    )
+    torn = plan_recovery(group(2).assignments, {A0: parts(NEW, 0)})
+    assert torn.snapshot_id is None
+    assert "step 120 of round 4 (1 of 2 shards)" in torn.reason
 
 
-def test_each_machine_is_kept_by_the_next_that_stays() -> None:
-    places = group(4).places
-    assert keepers(places) == {A0: A1, A1: A2, A2: A3, A3: A0}
-    assert keepers(places, leaving={A2}) == {A0: A1, A1: A3, A2: A3, A3: A0}
-    assert keepers(places, leaving={A0, A2, A3}) == {A0: A1, A2: A1, A3: A1}
-    assert keepers(group(1).places) == {}
+def test_each_node_replicates_to_the_next_that_stays() -> None:
+    places = group(4).assignments
+    assert assign_replica_peers(places) == {A0: A1, A1: A2, A2: A3, A3: A0}
+    assert assign_replica_peers(places, leaving={A2}) == {A0: A1, A1: A3, A2: A3, A3: A0}
+    assert assign_replica_peers(places, leaving={A0, A2, A3}) == {A0: A1, A2: A1, A3: A1}
+    assert assign_replica_peers(group(1).assignments) == {}
 
 
-# --- from memory alone -------------------------------------------------------------------------
+# --- memory recovery -----------------------------------------------------------------------------
 
 
-def a_group_of(*held: list[Part], vaults: bool = True) -> tuple[Round, list[Seat]]:
-    """a0, a1, … with a rank each, that hold those parts."""
-    members = [a_member(n, vault=f"10.0.0.{n}:9" if vaults else "") for n in range(len(held))]
-    seated = zip(members, held, strict=True)
-    sitting = [a_seat(n, member=one, held=tuple(its)) for n, (one, its) in enumerate(seated)]
+def a_group_of(*held: list[SnapshotShard], vaults: bool = True) -> tuple[Round, list[MemberStatus]]:
+    """Agents a0, a1, … with one rank each that hold those shards."""
+    members = [
+        a_member(n, peer_store_address=f"10.0.0.{n}:9" if vaults else "") for n in range(len(held))
+    ]
+    connected = zip(members, held, strict=True)
+    sitting = [
+        a_member_status(n, member=one, snapshot_shards=tuple(its))
+        for n, (one, its) in enumerate(connected)
+    ]
     return a_round(5, members=members), sitting
 
 
-def begins_from(view: View, *held: list[Part], vaults: bool = True) -> Memory | None:
+def begins_from(
+    view: View, *held: list[SnapshotShard], vaults: bool = True
+) -> MemoryRecovery | None:
     round_, sitting = a_group_of(*held, vaults=vaults)
-    return from_memory(view, round_.places, sitting)
+    return plan_memory_recovery(view, round_.assignments, sitting)
 
 
-def test_memory_is_enough_where_all_of_a_state_is_there() -> None:
-    assert begins_from(a_view(), parts(NEW, 0, 1)) == Memory(NEW, ((A0,), (A0,)))
-    assert begins_from(a_view(), parts(NEW, 0), parts(NEW, 1)) == Memory(NEW, ((A0,), (A1,)))
+def test_memory_suffices_if_a_snapshot_is_complete() -> None:
+    assert begins_from(a_view(), parts(NEW, 0, 1)) == MemoryRecovery(NEW, ((A0,), (A0,)))
+    assert begins_from(a_view(), parts(NEW, 0), parts(NEW, 1)) == MemoryRecovery(
+        NEW, ((A0,), (A1,))
+    )
     assert begins_from(a_view(), parts(NEW, 0), parts(NEW, 0)) is None
 
 
-def test_nobody_is_asked_who_cannot_answer() -> None:
+def test_a_node_without_a_peer_store_is_not_a_source() -> None:
     assert begins_from(a_view(), parts(NEW, 0), parts(NEW, 1), vaults=False) is None
     both = parts(NEW, 0, 1)
-    assert begins_from(a_view(), both, both, vaults=False) == Memory(NEW, ((A0, A1), (A0, A1)))
+    assert begins_from(a_view(), both, both, vaults=False) == MemoryRecovery(
+        NEW, ((A0, A1), (A0, A1))
+    )
 
 
-def test_what_a_machine_holds_that_has_no_place_is_left_out() -> None:
+def test_shards_of_unassigned_nodes_are_ignored() -> None:
     round_, sitting = a_group_of(parts(NEW, 0), parts(NEW, 1))
-    assert from_memory(a_view(), round_.places[:1], sitting) is None
+    assert plan_memory_recovery(a_view(), round_.assignments[:1], sitting) is None
 
 
 @pytest.mark.parametrize(("committed_in", "found"), [(3, True), (4, True), (5, False)])
 def test_a_checkpoint_of_a_later_round_is_newer(committed_in: int, found: bool) -> None:
-    """One of the same round was a snapshot first, and memory keeps the last of them."""
-    view = a_view(checkpoints=(a_commit(round=committed_in),))
+    """A committed snapshot of the same round is at most as new as the one in memory."""
+    view = a_view(checkpoints=(a_committed_checkpoint(round=committed_in),))
     assert (begins_from(view, parts(NEW, 0, 1)) is not None) == found
 
 
 @pytest.mark.parametrize(("step", "found"), [(119, True), (120, True), (121, False), (None, True)])
-def test_what_is_committed_since_is_newer_than_what_is_left_in_memory(
-    step: int | None, found: bool
-) -> None:
-    """Saves of seed 1000: a machine died with its part of what had just been committed, and a copy
-    of the snapshot before lay with its peer."""
-    view = a_view(checkpoints=(a_commit(round=NEW.round, step=step),))
+def test_a_later_checkpoint_is_newer_than_memory(step: int | None, found: bool) -> None:
+    """Found with seed 1000: a node was lost with its shard of the committed snapshot, and its peer
+    held a replica of the previous snapshot."""
+    view = a_view(checkpoints=(a_committed_checkpoint(round=NEW.round, step=step),))
     assert (begins_from(view, parts(NEW, 0, 1)) is not None) == found
 
 
-def test_each_machine_learns_whom_to_ask_for_what_it_does_not_hold() -> None:
+def test_peer_store_addresses_name_the_source_of_each_missing_shard() -> None:
     round_, _ = a_group_of([], [], [])
-    round_ = replace(round_, memory=NEW, holders=((A0, A1), (A1,)))
-    assert sources(round_, A0) == ("", "10.0.0.1:9")
-    assert sources(round_, A1) == ("", "")
-    assert sources(round_, A2) in (("10.0.0.0:9", "10.0.0.1:9"), ("10.0.0.1:9", "10.0.0.1:9"))
+    round_ = replace(round_, memory_snapshot=NEW, shard_holders=((A0, A1), (A1,)))
+    assert peer_store_addresses(round_, A0) == ("", "10.0.0.1:9")
+    assert peer_store_addresses(round_, A1) == ("", "")
+    assert peer_store_addresses(round_, A2) in (
+        ("10.0.0.0:9", "10.0.0.1:9"),
+        ("10.0.0.1:9", "10.0.0.1:9"),
+    )
 
 
-# --- whatever is held --------------------------------------------------------------------------
+# --- arbitrary holders ---------------------------------------------------------------------------
 
 HELD = st.lists(
     st.tuples(
         st.sampled_from([None, A0, A1, A2, A3]),
         st.builds(
-            lambda number, step, rank: Part(State(number, step), rank, 3),
+            lambda number, step, rank: SnapshotShard(
+                snapshot_id=SnapshotId(round=number, step=step), rank=rank, world_size=3
+            ),
             st.integers(1, 2),
             st.integers(1, 3),
             st.integers(0, 2),
@@ -188,7 +215,7 @@ HELD = st.lists(
 GROUPS = st.integers(1, 4).map(group)
 
 
-def by_holder(pairs: list[tuple[Holder, Part]]) -> Held:
+def by_holder(pairs: list[tuple[ShardHolder, SnapshotShard]]) -> Held:
     held: Held = defaultdict(list)
     for holder, part in pairs:
         held[holder].append(part)
@@ -197,49 +224,55 @@ def by_holder(pairs: list[tuple[Holder, Part]]) -> Held:
 
 @given(GROUPS, HELD)
 @settings(max_examples=200)
-def test_the_newest_complete_state_wins_and_nobody_gets_another(
-    round_: Round, pairs: list[tuple[Holder, Part]]
+def test_all_ranks_use_the_newest_complete_snapshot(
+    round_: Round, pairs: list[tuple[ShardHolder, SnapshotShard]]
 ) -> None:
-    found = recover(round_.places, by_holder(pairs))
-    ranks: dict[State, set[int]] = defaultdict(set)
+    found = plan_recovery(round_.assignments, by_holder(pairs))
+    ranks: dict[SnapshotId, set[int]] = defaultdict(set)
     for _, part in pairs:
-        ranks[part.state].add(part.rank)
+        ranks[part.snapshot_id].add(part.rank)
     complete = [state for state, there in ranks.items() if there == {0, 1, 2}]
-    assert found.state == max(complete, default=None)
-    assert {one.part.state for each in found.fetches.values() for one in each} <= {found.state}
+    assert found.snapshot_id == max(complete, default=None)
+    assert {one.shard.snapshot_id for each in found.sources_by_rank.values() for one in each} <= {
+        found.snapshot_id
+    }
 
 
 @given(GROUPS, HELD)
 @settings(max_examples=200)
-def test_every_rank_is_told_the_nearest_holder_of_every_part(
-    round_: Round, pairs: list[tuple[Holder, Part]]
+def test_every_rank_reads_every_shard_from_the_nearest_holder(
+    round_: Round, pairs: list[tuple[ShardHolder, SnapshotShard]]
 ) -> None:
-    found = recover(round_.places, by_holder(pairs))
-    assert set(found.fetches) == (set(range(round_.world_size)) if found.state else set())
-    for rank, fetches in found.fetches.items():
-        here = round_.holder_of(rank).agent
-        assert [one.part.rank for one in fetches] == [0, 1, 2]
+    found = plan_recovery(round_.assignments, by_holder(pairs))
+    assert set(found.sources_by_rank) == (
+        set(range(round_.world_size)) if found.snapshot_id else set()
+    )
+    for rank, fetches in found.sources_by_rank.items():
+        here = round_.assignment_for_rank(rank).agent
+        assert [one.shard.rank for one in fetches] == [0, 1, 2]
         for part, holder, way in fetches:
-            having = {who for who, one in pairs if one == part}
+            having = {agents for agents, one in pairs if one == part}
             assert holder in having
             peers = "peer" if having - {None} else "bucket"
-            assert way == ("own memory" if here in having else peers)
-            assert (holder == here) == (way == "own memory")
+            assert way == ("local memory" if here in having else peers)
+            assert (holder == here) == (way == "local memory")
 
 
 @given(GROUPS, HELD, st.data())
-def test_the_order_in_which_holders_are_heard_changes_nothing(
-    round_: Round, pairs: list[tuple[Holder, Part]], data: st.DataObject
+def test_the_order_of_the_holders_is_irrelevant(
+    round_: Round, pairs: list[tuple[ShardHolder, SnapshotShard]], data: st.DataObject
 ) -> None:
     shuffled = data.draw(st.permutations(pairs))
-    before, after = (recover(round_.places, by_holder(one)) for one in (pairs, shuffled))
+    before, after = (plan_recovery(round_.assignments, by_holder(one)) for one in (pairs, shuffled))
     assert before == after
 
 
 @given(GROUPS, HELD, st.integers(0, 15))
-def test_a_part_that_turns_out_bad_never_leads_to_a_newer_state(
-    round_: Round, pairs: list[tuple[Holder, Part]], bad: int
+def test_a_corrupt_shard_never_leads_to_a_newer_snapshot(
+    round_: Round, pairs: list[tuple[ShardHolder, SnapshotShard]], bad: int
 ) -> None:
-    before = recover(round_.places, by_holder(pairs))
-    after = recover(round_.places, by_holder(pairs[:bad] + pairs[bad + 1 :]))
-    assert after.state is None or (before.state is not None and after.state <= before.state)
+    before = plan_recovery(round_.assignments, by_holder(pairs))
+    after = plan_recovery(round_.assignments, by_holder(pairs[:bad] + pairs[bad + 1 :]))
+    assert after.snapshot_id is None or (
+        before.snapshot_id is not None and after.snapshot_id <= before.snapshot_id
+    )

@@ -1,4 +1,4 @@
-"""What a backend needs is looked at one by one, and what is wrong says how to mend it."""
+"""Every prerequisite of a backend is checked, and a failed check has a remedy."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ import pytest
 
 from spotfit.core.errors import ConfigError, ProvisionPermissionError
 from spotfit.model.group import GroupPlan, GroupRequest
-from spotfit.provision.checkup import Finding, UnseenError, examine, look, unseen_if_refused
+from spotfit.provision.checkup import (
+    AccountCheck,
+    CheckSkippedError,
+    run_account_checks,
+    run_check,
+    skip_if_denied,
+)
 
 
 class Backend:
-    """One whose account may lack something."""
+    """A backend with one failing prerequisite, and optionally without a valid plan."""
 
     def __init__(self, *, planned: bool = True) -> None:
         self.planned = planned
@@ -21,79 +27,83 @@ class Backend:
     def plan(self, request: GroupRequest) -> GroupPlan:
         if not self.planned:
             raise ConfigError("queue not given", do="Give one.")
-        return GroupPlan(request.token, "backend", 1, 4)
+        return GroupPlan(token=request.token, provisioner="backend", num_nodes=1, slots_per_node=4)
 
-    def examine(self, storage: str = "") -> Iterator[Finding]:
-        yield look("who we are", lambda: f"somebody with {storage or 'no bucket'}")
-        yield look("a queue", lambda: 1 / 0, do="Make one.")
-
-
-def findings(backend: Any) -> list[Finding]:
-    return list(examine(backend))
+    def check_account(self, storage: str = "") -> Iterator[AccountCheck]:
+        yield run_check("who we are", lambda: f"user with {storage or 'no bucket'}")
+        yield run_check("a queue", lambda: 1 / 0, do="Make one.")
 
 
-def test_everything_is_looked_at_whatever_is_wrong_before() -> None:
-    assert findings(Backend()) == [
-        Finding("its options make a plan", True, "1 machine, 4 workers on each"),
-        Finding("who we are", True, "somebody with no bucket"),
-        Finding("a queue", False, "ZeroDivisionError: division by zero", "Make one."),
+def run_checks(backend: Any) -> list[AccountCheck]:
+    return list(run_account_checks(backend))
+
+
+def test_a_failed_check_does_not_stop_the_following_ones() -> None:
+    assert run_checks(Backend()) == [
+        AccountCheck("the options are valid for one worker", True, "1 machine with 4 workers"),
+        AccountCheck("who we are", True, "user with no bucket"),
+        AccountCheck("a queue", False, "ZeroDivisionError: division by zero", "Make one."),
     ]
 
 
-def test_without_a_plan_nothing_else_is_asked() -> None:
-    (finding,) = findings(Backend(planned=False))
-    assert finding == Finding("its options make a plan", False, "queue not given", "Give one.")
+def test_without_a_valid_plan_the_backend_is_not_checked() -> None:
+    (finding,) = run_checks(Backend(planned=False))
+    assert finding == AccountCheck(
+        "the options are valid for one worker", False, "queue not given", "Give one."
+    )
 
 
-def test_our_own_errors_bring_their_remedy() -> None:
+def test_the_remedy_of_an_error_becomes_the_remedy_of_the_check() -> None:
     def refuse() -> None:
         raise ProvisionPermissionError("not allowed", do="Ask your administrator.")
 
-    assert look("a right", refuse).do == "Ask your administrator."
+    assert run_check("a right", refuse).do == "Ask your administrator."
 
 
-def test_a_backend_hears_of_the_bucket_its_machines_would_have_to_reach() -> None:
-    _, who, _ = examine(Backend(), "s3://bucket/runs")  # type: ignore[arg-type]
-    assert who.found == "somebody with s3://bucket/runs"
+def test_the_storage_url_is_passed_to_the_backend() -> None:
+    _, who, _ = run_account_checks(Backend(), "s3://bucket/runs")  # type: ignore[arg-type]
+    assert who.detail == "user with s3://bucket/runs"
 
 
-def test_what_cannot_be_looked_at_is_told_and_not_held_to_be_wrong() -> None:
-    def unseen() -> None:
-        raise UnseenError("nobody may ask")
+def test_a_skipped_check_is_inconclusive_and_not_failed() -> None:
+    def skipped() -> None:
+        raise CheckSkippedError("querying is denied")
 
-    finding = look("a right", unseen, do="Ask.")
-    assert finding == Finding("a right", True, "nobody may ask", "Ask.", seen=False)
+    finding = run_check("a right", skipped, do="Ask.")
+    assert finding == AccountCheck("a right", True, "querying is denied", "Ask.", conclusive=False)
 
 
-def test_who_may_not_ask_has_not_looked() -> None:
-    """The remedy is the check's: what would let us ask mends nothing of what was to be seen."""
+def test_a_denied_query_is_a_skipped_check() -> None:
+    """The remedy is the one of the check: permission to query would not fix the prerequisite."""
 
     def ask() -> str:
-        with unseen_if_refused():
-            raise ProvisionPermissionError("nobody may ask", do="Ask your administrator.")
+        with skip_if_denied():
+            raise ProvisionPermissionError("querying is denied", do="Ask your administrator.")
 
-    finding = look("a right", ask, do="Look yourself.")
-    assert finding == Finding("a right", True, "nobody may ask", "Look yourself.", seen=False)
+    finding = run_check("a right", ask, do="Look yourself.")
+    assert finding == AccountCheck(
+        "a right", True, "querying is denied", "Look yourself.", conclusive=False
+    )
 
 
-def test_the_refusal_is_kept_as_the_cause() -> None:
-    refused = ProvisionPermissionError("nobody may ask")
-    with pytest.raises(UnseenError, match="nobody may ask") as told, unseen_if_refused():
+def test_the_denied_query_is_the_cause() -> None:
+    refused = ProvisionPermissionError("querying is denied")
+    with pytest.raises(CheckSkippedError, match="querying is denied") as told, skip_if_denied():
         raise refused
     assert told.value.__cause__ is refused
 
 
-def test_only_a_refusal_makes_a_check_unseen() -> None:
+def test_only_a_refusal_makes_a_check_skipped() -> None:
     def ask() -> str:
-        with unseen_if_refused():
+        with skip_if_denied():
             raise ConfigError("no such queue", do="Make one.")
 
-    assert look("a queue", ask) == Finding("a queue", False, "no such queue", "Make one.")
+    assert run_check("a queue", ask) == AccountCheck("a queue", False, "no such queue", "Make one.")
 
 
 def test_a_check_that_may_ask_gives_what_it_finds() -> None:
     def ask() -> str:
-        with unseen_if_refused():
+        with skip_if_denied():
             return "a right"
 
-    assert look("a right", ask) == Finding("a right", True, "a right")
+    assert run_check("a right", ask) == AccountCheck("a right", True, "a right")

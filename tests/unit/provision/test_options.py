@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from spotfit.core.errors import ConfigError, ConfigErrors
-from spotfit.provision.options import chosen, parse_options
+from spotfit.provision.options import non_default_options, parse_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,6 @@ def test_what_the_options_themselves_refuse_is_refused() -> None:
 
 def test_only_what_differs_from_the_defaults_is_kept_and_reads_back() -> None:
     options = Rented(zones=("a",), boot_s=1.0)
-    assert chosen(options) == {"zones": ("a",), "boot_s": 1.0}
-    assert parse_options(Rented, chosen(options)) == options
-    assert chosen(Rented()) == {}
+    assert non_default_options(options) == {"zones": ("a",), "boot_s": 1.0}
+    assert parse_options(Rented, non_default_options(options)) == options
+    assert non_default_options(Rented()) == {}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spotfit.core.errors import ConfigError
-from spotfit.provision.profile import provisioner_of_profile, resolve
+from spotfit.provision.profile import provisioner_from_profile, resolve_options
 
 PROFILE = """
 provisioner = "local"
@@ -28,54 +28,54 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("folder")
 def test_where_nobody_says_anything_the_defaults_hold() -> None:
-    assert resolve("local", {}) == {}
-    assert provisioner_of_profile() is None
+    assert resolve_options("local", {}) == {}
+    assert provisioner_from_profile() is None
 
 
 def test_the_call_wins_over_the_environment_and_that_over_the_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "spotfit.toml").write_text(PROFILE)
-    assert resolve("local", {}) == {"nodes": 2, "idle_s": 5.0}
+    assert resolve_options("local", {}) == {"nodes": 2, "idle_s": 5.0}
     monkeypatch.setenv("SPOTFIT_LOCAL_NODES", "3")
-    assert resolve("local", {})["nodes"] == 3
-    assert resolve("local", {"nodes": 4}) == {"nodes": 4, "idle_s": 5.0}
-    assert provisioner_of_profile() == "local"
+    assert resolve_options("local", {})["nodes"] == 3
+    assert resolve_options("local", {"nodes": 4}) == {"nodes": 4, "idle_s": 5.0}
+    assert provisioner_from_profile() == "local"
 
 
 def test_a_profile_says_only_what_differs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "spotfit.toml").write_text(PROFILE)
     monkeypatch.setenv("SPOTFIT_PROFILE", "big")
-    assert resolve("local", {}) == {"nodes": 8, "idle_s": 5.0}
+    assert resolve_options("local", {}) == {"nodes": 8, "idle_s": 5.0}
     monkeypatch.setenv("SPOTFIT_PROFILE", "bug")
     with pytest.raises(ConfigError, match=r"no profile 'bug'. Did you mean 'big'"):
-        resolve("local", {})
+        resolve_options("local", {})
 
 
 def test_what_terraform_writes_is_a_profile_and_the_toml_wins(folder: Path) -> None:
     (folder / "spotfit.json").write_text(
         '{"local": {"sensitive": false, "type": "map", "value": {"nodes": 5, "capacity": 9}}}'
     )
-    assert resolve("local", {}) == {"nodes": 5, "capacity": 9}
+    assert resolve_options("local", {}) == {"nodes": 5, "capacity": 9}
     (folder / "spotfit.toml").write_text(PROFILE)
-    assert resolve("local", {}) == {"nodes": 2, "capacity": 9, "idle_s": 5.0}
+    assert resolve_options("local", {}) == {"nodes": 2, "capacity": 9, "idle_s": 5.0}
 
 
 def test_a_named_file_is_the_only_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "spotfit.toml").write_text(PROFILE)
     (folder / "other.toml").write_text("[local]\nnodes = 7\n")
     monkeypatch.setenv("SPOTFIT_CONFIG", str(folder / "other.toml"))
-    assert resolve("local", {}) == {"nodes": 7}
+    assert resolve_options("local", {}) == {"nodes": 7}
     monkeypatch.setenv("SPOTFIT_CONFIG", str(folder / "nowhere.toml"))
-    with pytest.raises(ConfigError, match="which is no file"):
-        resolve("local", {})
+    with pytest.raises(ConfigError, match="the file does not exist"):
+        resolve_options("local", {})
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         ("[local\n", "cannot be read"),
-        ("local = 3\n", "no table of options"),
+        ("local = 3\n", "not a table of options"),
         ("[local]\nnods = 3\n", "Did you mean 'nodes'"),
         ("[local]\nnodes = 'two'\n", "nodes='two'"),
     ],
@@ -83,4 +83,4 @@ def test_a_named_file_is_the_only_one(folder: Path, monkeypatch: pytest.MonkeyPa
 def test_a_file_that_cannot_be_meant_is_told(folder: Path, text: str, told: str) -> None:
     (folder / "spotfit.toml").write_text(text)
     with pytest.raises(ConfigError, match=told):
-        resolve("local", {})
+        resolve_options("local", {})

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 
-def check(told: Any, path: Path) -> None:
+def check_golden(value: Any, path: Path) -> None:
     """Compare with the file, or write it."""
-    body = msgspec.json.format(msgspec.json.encode(told, order="sorted"), indent=2).decode() + "\n"
+    body = msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=2).decode() + "\n"
     if os.environ.get("WRITE_GOLDEN"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(body)

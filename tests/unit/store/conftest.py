@@ -1,4 +1,4 @@
-"""A bucket on loopback whose next answers a test may dictate."""
+"""An S3 server on loopback whose next responses a test can script."""
 
 import threading
 from collections import deque
@@ -11,21 +11,21 @@ import pytest
 
 @dataclass
 class ScriptedBucket:
-    """Keeps objects; answers with the statuses of `script` first, one a request."""
+    """Stores objects; the queued `responses` are sent first, one per request."""
 
-    script: deque[tuple[int, str]] = field(default_factory=deque)
+    responses: deque[tuple[int, str]] = field(default_factory=deque)
     objects: dict[str, bytes] = field(default_factory=dict)
-    asked: list[tuple[str, str]] = field(default_factory=list)
-    signed_by: set[str] = field(default_factory=set)
-    hashes: list[str] = field(default_factory=list)
-    """What each request said of its body."""
+    requests: list[tuple[str, str]] = field(default_factory=list)
+    authorizations: set[str] = field(default_factory=set)
+    body_hashes: list[str] = field(default_factory=list)
+    """`x-amz-content-sha256` of each request."""
     url: str = ""
 
-    def will_answer(self, *statuses: int, code: str = "Code") -> None:
-        self.script.extend((status, code) for status in statuses)
+    def enqueue_responses(self, *statuses: int, code: str = "Code") -> None:
+        self.responses.extend((status, code) for status in statuses)
 
 
-class _Answers(BaseHTTPRequestHandler):
+class _BucketResponder(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # head and body in one packet, or each answer waits for an acknowledgement
     bucket: ScriptedBucket
@@ -33,23 +33,23 @@ class _Answers(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         key = self.path.partition("?")[0]
-        self.bucket.asked.append((self.command, key))
-        self.bucket.signed_by.add(self.headers.get("authorization", ""))
-        self.bucket.hashes.append(self.headers.get("x-amz-content-sha256", ""))
-        if self.bucket.script:
-            status, code = self.bucket.script.popleft()
-            self._say(status, f"<Error><Code>{code}</Code><Message>why</Message></Error>".encode())
+        self.bucket.requests.append((self.command, key))
+        self.bucket.authorizations.add(self.headers.get("authorization", ""))
+        self.bucket.body_hashes.append(self.headers.get("x-amz-content-sha256", ""))
+        if self.bucket.responses:
+            status, code = self.bucket.responses.popleft()
+            self._send(status, f"<Error><Code>{code}</Code><Message>why</Message></Error>".encode())
         elif self.command == "PUT":
             self.bucket.objects[key] = body
-            self._say(200, b"")
+            self._send(200, b"")
         elif key in self.bucket.objects:
-            self._say(200, self.bucket.objects[key])
+            self._send(200, self.bucket.objects[key])
         else:
-            self._say(404, b"<Error><Code>NoSuchKey</Code><Message>why</Message></Error>")
+            self._send(404, b"<Error><Code>NoSuchKey</Code><Message>why</Message></Error>")
 
     do_GET = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815  # http.server's names
 
-    def _say(self, status: int, body: bytes) -> None:
+    def _send(self, status: int, body: bytes) -> None:
         self.send_response(status)
         self.send_header("content-length", str(len(body)))
         self.send_header("last-modified", "Thu, 01 Jan 2026 00:00:00 GMT")
@@ -58,15 +58,15 @@ class _Answers(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # http.server's name
-        """Say nothing."""
+        """Discard the log."""
 
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedBucket]:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test-key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "something")
     scripted = ScriptedBucket()
-    answers = type("Answers", (_Answers,), {"bucket": scripted})
+    answers = type("Answers", (_BucketResponder,), {"bucket": scripted})
     with ThreadingHTTPServer(("127.0.0.1", 0), answers) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))

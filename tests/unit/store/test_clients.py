@@ -3,17 +3,17 @@ from pathlib import Path
 
 import pytest
 
-from spotfit.store.clients import build
-from spotfit.store.opening import open_store
+from spotfit.store.clients import build_client
+from spotfit.store.factory import open_store
 from spotfit.store.url import RootUrl
 from tests.unit.store.conftest import ScriptedBucket
 
 
 def config_of(text: str) -> dict[str, object]:
-    return dict(build(RootUrl.parse(text), {}, insists=False).config)
+    return dict(build_client(RootUrl.parse(text), {}, for_transfers=False).config)
 
 
-def test_an_address_says_endpoint_region_and_account() -> None:
+def test_endpoint_region_and_account_come_from_the_url() -> None:
     s3 = config_of("s3://bucket/x?endpoint_url=http://127.0.0.1:9&region=eu-west-1")
     assert (s3["endpoint_url_s3"], s3["region"]) == ("http://127.0.0.1:9", "eu-west-1")
     assert config_of("gs://bucket?endpoint_url=http://127.0.0.1:9")["base_url"] == (
@@ -22,17 +22,17 @@ def test_an_address_says_endpoint_region_and_account() -> None:
     assert config_of("az://files?account_name=acc")["account_name"] == "acc"
 
 
-def test_credentials_that_were_given_are_used_and_no_others(
+def test_explicit_credentials_replace_those_of_the_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of the environment")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of the environment")
     keys = {"access_key_id": "given", "secret_access_key": "secret"}
-    s3 = dict(build(RootUrl.parse("s3://bucket"), keys, insists=False).config)
+    s3 = dict(build_client(RootUrl.parse("s3://bucket"), keys, for_transfers=False).config)
     assert (s3["access_key_id"], s3["secret_access_key"]) == ("given", "secret")
-    nobody = {"skip_signature": "true"}
+    anonymous = {"skip_signature": "true"}
     for text in ("s3://bucket", "gs://bucket", "az://files?account_name=a"):
-        config = dict(build(RootUrl.parse(text), nobody, insists=False).config)
+        config = dict(build_client(RootUrl.parse(text), anonymous, for_transfers=False).config)
         assert config["skip_signature"] == "true"
 
 
@@ -49,7 +49,7 @@ def test_credentials_that_were_given_are_used_and_no_others(
         ("s3://bucket", {"AWS_UNSIGNED_PAYLOAD": "false"}, False),
     ],
 )
-def test_bodies_are_hashed_for_signatures_only_where_nothing_else_guards_them(
+def test_bodies_are_signed_only_without_tls(
     text: str, variables: dict[str, str], unsigned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():
@@ -57,26 +57,26 @@ def test_bodies_are_hashed_for_signatures_only_where_nothing_else_guards_them(
     assert (config_of(text).get("unsigned_payload") == "true") is unsigned
 
 
-def test_what_goes_over_plain_http_is_signed_unless_the_environment_says_otherwise(
+def test_http_bodies_are_signed_unless_the_environment_disables_it(
     bucket: ScriptedBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(bucket.url)
     store.put("a", b"x")
     monkeypatch.setenv("AWS_UNSIGNED_PAYLOAD", "true")
-    store.under("b").put("c", b"x")
-    assert bucket.hashes == [hashlib.sha256(b"x").hexdigest(), "UNSIGNED-PAYLOAD"]
+    store.subtree("b").put("c", b"x")
+    assert bucket.body_hashes == [hashlib.sha256(b"x").hexdigest(), "UNSIGNED-PAYLOAD"]
 
 
-def test_retries_are_either_outside_or_inside() -> None:
+def test_only_transfer_clients_retry() -> None:
     root = RootUrl.parse("s3://bucket")
-    once, insisting = (build(root, {}, insists=insists) for insists in (False, True))
+    once, insisting = (build_client(root, {}, for_transfers=insists) for insists in (False, True))
     assert once.retry_config is not None
     assert insisting.retry_config is not None
     assert once.retry_config["max_retries"] == 0
     assert insisting.retry_config["max_retries"] > 0
 
 
-def test_the_environment_may_name_the_server(
+def test_the_endpoint_may_come_from_the_environment(
     bucket: ScriptedBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint = RootUrl.parse(bucket.url).endpoint
@@ -90,7 +90,7 @@ def test_the_environment_may_name_the_server(
     ]
 
 
-def test_credentials_of_the_home_are_used(
+def test_credentials_of_the_aws_profile_are_used(
     bucket: ScriptedBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("boto3")
@@ -103,4 +103,4 @@ def test_credentials_of_the_home_are_used(
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_PROFILE", "work")
     open_store(bucket.url).put("a", b"x")
-    assert "Credential=from-profile/" in bucket.signed_by.pop()
+    assert "Credential=from-profile/" in bucket.authorizations.pop()

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from spotfit.core.errors import (
+    AtomicCreateUnsupportedError,
     NotFoundError,
     StoreError,
     StorePermissionError,
     TransientStoreError,
-    UntrustworthyStoreError,
 )
+from spotfit.store.factory import open_store
 from spotfit.store.local import LocalStore
-from spotfit.store.opening import open_store
-from spotfit.store.url import PART_NAME, RootUrl
+from spotfit.store.url import PARTIAL_FILE_PREFIX, RootUrl
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def failing_with(code: int) -> OSError:
     return OSError(code, os.strerror(code))
 
 
-def test_nothing_is_made_before_something_is_written(store: LocalStore, tmp_path: Path) -> None:
+def test_no_directory_is_created_before_the_first_write(store: LocalStore, tmp_path: Path) -> None:
     assert list(store.list()) == []
     store.delete("a/b")
     with pytest.raises(NotFoundError):
@@ -34,7 +34,7 @@ def test_nothing_is_made_before_something_is_written(store: LocalStore, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folders_go_with_their_last_object(store: LocalStore, tmp_path: Path) -> None:
+def test_directories_are_removed_with_their_last_object(store: LocalStore, tmp_path: Path) -> None:
     store.put("a/b/one", b"")
     store.put("a/two", b"")
     store.delete("a/b/one")
@@ -43,7 +43,7 @@ def test_folders_go_with_their_last_object(store: LocalStore, tmp_path: Path) ->
     assert list((tmp_path / "root").iterdir()) == []
 
 
-def test_writers_and_tidiers_do_not_hinder_each_other(store: LocalStore) -> None:
+def test_concurrent_writes_and_deletes_succeed(store: LocalStore) -> None:
     def write_and_delete(n: int) -> None:
         for turn in range(150):
             store.create(f"deep/er/{n}", b"")
@@ -57,16 +57,16 @@ def test_writers_and_tidiers_do_not_hinder_each_other(store: LocalStore) -> None
     assert list(store.list()) == []
 
 
-def test_half_written_files_and_linked_folders_are_no_objects(
+def test_partial_files_and_linked_directories_are_not_listed(
     store: LocalStore, tmp_path: Path
 ) -> None:
     store.put("file", b"")
-    (tmp_path / "root" / f"{PART_NAME}1").write_bytes(b"half")
+    (tmp_path / "root" / f"{PARTIAL_FILE_PREFIX}1").write_bytes(b"half")
     (tmp_path / "root" / "circle").symlink_to(tmp_path / "root")
     assert [found.key for found in store.list()] == ["file"]
 
 
-def test_a_failed_write_leaves_no_part(
+def test_a_failed_write_leaves_no_partial_file(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.put("file", b"old")
@@ -77,22 +77,22 @@ def test_a_failed_write_leaves_no_part(
 
     monkeypatch.setattr(Path, "write_bytes", full)
     for write in (store.put, store.create):
-        with pytest.raises(StoreError, match="no room left"):
+        with pytest.raises(StoreError, match="The disk is full"):
             write("file", b"new")
     assert [path.name for path in (tmp_path / "root").iterdir()] == ["file"]
     assert store.get("file") == b"old"
 
 
-def test_an_object_where_a_folder_is_needed_is_told(store: LocalStore) -> None:
+def test_an_object_in_place_of_a_directory_raises_store_error(store: LocalStore) -> None:
     store.put("a", b"")
-    with pytest.raises(StoreError, match="refused a/b"):
+    with pytest.raises(StoreError, match="Failed to write a/b"):
         store.put("a/b", b"")
     with pytest.raises(NotFoundError):
         store.get("a/b")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may do anything")
-def test_a_directory_that_may_not_be_written_is_told(tmp_path: Path) -> None:
+def test_a_read_only_directory_raises_permission_error(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(StorePermissionError, match="may not write"):
         open_store(tmp_path).put("a", b"")
@@ -106,19 +106,19 @@ def test_a_directory_that_may_not_be_written_is_told(tmp_path: Path) -> None:
         (errno.EROFS, StorePermissionError),
         (errno.ESTALE, TransientStoreError),
         (errno.EIO, TransientStoreError),
-        (errno.EPERM, UntrustworthyStoreError),
-        (errno.EOPNOTSUPP, UntrustworthyStoreError),
+        (errno.EPERM, AtomicCreateUnsupportedError),
+        (errno.EOPNOTSUPP, AtomicCreateUnsupportedError),
         (errno.ENAMETOOLONG, StoreError),
     ],
 )
-def test_what_the_file_system_says_of_a_create(
+def test_errors_of_link_are_translated(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[StoreError]
 ) -> None:
     def refuse(part: Path, file: Path) -> None:
         raise failing_with(code)
 
     monkeypatch.setattr(os, "link", refuse)
-    with pytest.raises(StoreError) as told:
+    with pytest.raises(StoreError) as raised:
         store.create("a", b"")
-    assert type(told.value) is kind
+    assert type(raised.value) is kind
     assert list(store.list()) == []

@@ -11,19 +11,19 @@ from spotfit.core.errors import (
     StorePermissionError,
     TransientStoreError,
 )
-from spotfit.store.budget import Budget
-from spotfit.store.objects import ObjectStore, _ours
+from spotfit.store.objects import ObjectStore, _to_store_error
+from spotfit.store.retry import RetryPolicy
 from spotfit.store.url import RootUrl
 from tests.unit.store.conftest import ScriptedBucket
 
 
 @pytest.fixture
 def store(bucket: ScriptedBucket) -> ObjectStore:
-    return ObjectStore(RootUrl.parse(bucket.url), Budget(attempts=3, longest_pause_s=0.0))
+    return ObjectStore(RootUrl.parse(bucket.url), RetryPolicy(max_attempts=3, max_backoff_s=0.0))
 
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 503])
-def test_what_may_be_repeated_is_repeated(
+def test_idempotent_calls_are_retried(
     bucket: ScriptedBucket, store: ObjectStore, status: int
 ) -> None:
     for call in (
@@ -31,120 +31,118 @@ def test_what_may_be_repeated_is_repeated(
         lambda: store.get("a"),
         lambda: store.delete("a"),
     ):
-        bucket.asked.clear()
-        bucket.will_answer(status, status)
+        bucket.requests.clear()
+        bucket.enqueue_responses(status, status)
         call()
-        assert len(bucket.asked) == 3
+        assert len(bucket.requests) == 3
 
 
-def test_the_budget_ends(bucket: ScriptedBucket, store: ObjectStore) -> None:
-    bucket.will_answer(*[503] * 9)
+def test_the_last_error_is_raised_when_the_budget_is_spent(
+    bucket: ScriptedBucket, store: ObjectStore
+) -> None:
+    bucket.enqueue_responses(*[503] * 9)
     with pytest.raises(TransientStoreError, match="Code: why"):
         store.get("a")
-    assert len(bucket.asked) == 3
+    assert len(bucket.requests) == 3
 
 
 @pytest.mark.parametrize("status", [500, 503, 429])
-def test_a_create_is_never_repeated(
-    bucket: ScriptedBucket, store: ObjectStore, status: int
-) -> None:
-    bucket.will_answer(status)
+def test_create_is_not_retried(bucket: ScriptedBucket, store: ObjectStore, status: int) -> None:
+    bucket.enqueue_responses(status)
     with pytest.raises(TransientStoreError):
         store.create("a", b"x")
-    assert bucket.asked == [("PUT", "/bucket/a")]
+    assert bucket.requests == [("PUT", "/bucket/a")]
 
 
 @pytest.mark.parametrize("status", [409, 412])
-def test_a_create_that_lost_says_so(
+def test_a_lost_create_raises_already_exists(
     bucket: ScriptedBucket, store: ObjectStore, status: int
 ) -> None:
-    bucket.will_answer(status)
+    bucket.enqueue_responses(status)
     with pytest.raises(AlreadyExistsError):
         store.create("a", b"x")
-    assert len(bucket.asked) == 1
+    assert len(bucket.requests) == 1
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "kind", "words"),
+    ("status", "code", "kind", "expected"),
     [
-        (401, "Code", StorePermissionError, "may not"),
+        (401, "Code", StorePermissionError, "do not permit"),
         (403, "AccessDenied", StorePermissionError, "AccessDenied: why"),
-        (404, "NoSuchKey", NotFoundError, "no a in"),
-        (404, "NoSuchBucket", StoreError, "no such bucket"),
+        (404, "NoSuchKey", NotFoundError, "a in .* does not exist"),
+        (404, "NoSuchBucket", StoreError, "The bucket of a .* does not exist"),
         (400, "AuthorizationHeaderMalformed", StoreError, "AWS_REGION"),
         (301, "PermanentRedirect", StoreError, "AWS_REGION"),
-        (400, "Odd", StoreError, "refused"),
+        (400, "Odd", StoreError, "rejected"),
     ],
 )
-def test_what_a_server_says_becomes_ours(
+def test_errors_of_the_server_are_translated(
     bucket: ScriptedBucket,
     store: ObjectStore,
     status: int,
     code: str,
     kind: type[StoreError],
-    words: str,
+    expected: str,
 ) -> None:
     for call in (
         lambda: store.get("a"),
         lambda: store.put("a", b""),
         lambda: store.create("a", b""),
     ):
-        bucket.will_answer(status, code=code)
-        with pytest.raises(StoreError, match=words) as told:
+        bucket.enqueue_responses(status, code=code)
+        with pytest.raises(StoreError, match=expected) as raised:
             call()
-        assert type(told.value) is kind
+        assert type(raised.value) is kind
 
 
 @pytest.mark.parametrize("code", ["RequestTimeout", "ExpiredToken", "SlowDown"])
-def test_what_passes_is_known_by_its_name_where_its_number_says_otherwise(
+def test_transient_error_codes_override_the_status(
     bucket: ScriptedBucket, store: ObjectStore, code: str
 ) -> None:
-    bucket.will_answer(400, code=code)
+    bucket.enqueue_responses(400, code=code)
     store.put("a", b"x")
-    assert len(bucket.asked) == 2
-    bucket.will_answer(400, code=code)
+    assert len(bucket.requests) == 2
+    bucket.enqueue_responses(400, code=code)
     with pytest.raises(TransientStoreError, match=code):
         store.create("b", b"x")
 
 
-def test_credentials_that_do_not_suffice_are_told_of_a_listing_too(
+def test_a_forbidden_listing_raises_permission_error(
     bucket: ScriptedBucket, store: ObjectStore
 ) -> None:
-    bucket.will_answer(403)
+    bucket.enqueue_responses(403)
     with pytest.raises(StorePermissionError):
         list(store.list())
 
 
-def test_a_machine_without_a_role_lacks_credentials() -> None:
+def test_a_machine_without_a_role_reports_missing_credentials() -> None:
     refused = Exception(
         "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 1ms - "
         "Server returned non-2xx status code: 403 Forbidden"
     )
-    told = _ours(refused, "a", creating=True)
-    assert isinstance(told, StorePermissionError)
-    assert isinstance(told, TransientStoreError)
-    assert "no credentials" in str(told)
+    error = _to_store_error(refused, "a", is_create=True)
+    assert isinstance(error, StorePermissionError)
+    assert isinstance(error, TransientStoreError)
+    assert "No credentials" in str(error)
 
 
 @pytest.mark.usefixtures("bucket")
-def test_a_server_that_is_not_there_is_a_passing_failure() -> None:
-    nobody = RootUrl.parse("s3://bucket?endpoint_url=http://127.0.0.1:9")
-    store = ObjectStore(nobody, Budget(attempts=1))
+def test_an_unreachable_server_is_a_transient_error() -> None:
+    unreachable = RootUrl.parse("s3://bucket?endpoint_url=http://127.0.0.1:9")
+    store = ObjectStore(unreachable, RetryPolicy(max_attempts=1))
     with pytest.raises(TransientStoreError):
         store.create("a", b"")
 
 
-def test_the_error_says_nothing_an_address_could_hide(
-    bucket: ScriptedBucket, store: ObjectStore
-) -> None:
-    bucket.will_answer(400)
-    with pytest.raises(StoreError) as told:
+def test_errors_contain_no_query_of_a_url(bucket: ScriptedBucket, store: ObjectStore) -> None:
+    bucket.enqueue_responses(400)
+    with pytest.raises(StoreError) as raised:
         list(store.list())
-    assert "list-type" not in str(told.value)
-    assert told.value.__suppress_context__
+    assert "list-type" not in str(raised.value)
+    assert raised.value.__suppress_context__
 
 
-def test_a_listing_goes_on_where_it_failed(bucket: ScriptedBucket, store: ObjectStore) -> None:
+def test_a_listing_continues_after_a_failure(bucket: ScriptedBucket, store: ObjectStore) -> None:
     page = "<ListBucketResult><IsTruncated>{more}</IsTruncated>{next}{keys}</ListBucketResult>"
     bucket.objects["/bucket"] = b""
     keys = "".join(
@@ -159,17 +157,17 @@ def test_a_listing_goes_on_where_it_failed(bucket: ScriptedBucket, store: Object
     listing = store.list()
     assert next(listing).key == "k0000"
     bucket.objects["/bucket"] = page.format(more="false", next="", keys="").encode()
-    bucket.will_answer(503)
+    bucket.enqueue_responses(503)
     assert [found.key for found in listing] == [f"k{n:04}" for n in range(1, 1000)]
 
 
 @pytest.mark.parametrize(
     ("after", "left"), [("k0", ["k1", "k2"]), ("k11", ["k2"]), ("k2", []), ("z", [])]
 )
-def test_a_server_that_does_not_heed_where_a_listing_begins_is_put_right(
+def test_a_server_that_ignores_the_offset_of_a_listing_is_supported(
     bucket: ScriptedBucket, store: ObjectStore, after: str, left: list[str]
 ) -> None:
-    """Azurite is one."""
+    """Azurite ignores it."""
     keys = "".join(
         f"<Contents><Key>k{n}</Key><Size>1</Size>"
         "<LastModified>2026-01-01T00:00:00Z</LastModified></Contents>"
@@ -181,57 +179,59 @@ def test_a_server_that_does_not_heed_where_a_listing_begins_is_put_right(
 
 
 @pytest.mark.parametrize(
-    "told",
+    "text",
     [
         "Error performing GET - Server returned non-2xx status code: 416 Range Not Satisfiable",
         "Generic MicrosoftAzure error: Wanted range starting at 9, but object was only 9 bytes",
     ],
 )
-def test_a_range_that_begins_at_the_end_is_told_apart(told: str) -> None:
-    wrong = _ours(RuntimeError(told), "a", creating=False)
-    assert "beyond the end" in wrong.what
+def test_a_range_beyond_the_end_is_recognized(text: str) -> None:
+    wrong = _to_store_error(RuntimeError(text), "a", is_create=False)
+    assert "beyond the end" in wrong.message
 
 
-def test_an_impossible_key_is_refused_before_anything_is_sent(
+def test_an_invalid_key_is_rejected_before_any_request(
     bucket: ScriptedBucket, store: ObjectStore
 ) -> None:
     for call in (store.get, store.delete, lambda key: store.create(key, b"")):
         with pytest.raises(ConfigError):
             call("../up")
-    assert bucket.asked == []
+    assert bucket.requests == []
 
 
 def test_a_failed_download_leaves_nothing(
     bucket: ScriptedBucket, store: ObjectStore, tmp_path: Path
 ) -> None:
-    bucket.will_answer(403)
+    bucket.enqueue_responses(403)
     with pytest.raises(StorePermissionError):
         store.get_file("a", tmp_path / "file")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_pickle_holds_no_secret(store: ObjectStore, bucket: ScriptedBucket) -> None:
+def test_a_pickle_contains_no_secret_of_the_environment(
+    store: ObjectStore, bucket: ScriptedBucket
+) -> None:
     pickled = pickle.dumps(store)
     assert b"something" not in pickled
     pickle.loads(pickled).put("a", b"x")
     assert bucket.objects["/bucket/a"] == b"x"
 
 
-def test_a_small_file_is_sent_as_often_as_its_store_insists(
+def test_a_small_file_is_retried_by_the_policy_of_calls(
     bucket: ScriptedBucket, store: ObjectStore, tmp_path: Path
 ) -> None:
-    """Big ones have time limits to their size; a hanging request for a small one must end soon."""
+    """A hanging request for a small file must time out soon."""
     (tmp_path / "small").write_bytes(b"x")
-    bucket.will_answer(503, 503)
+    bucket.enqueue_responses(503, 503)
     store.put_file("a", tmp_path / "small")
-    assert len(bucket.asked) == 3
+    assert len(bucket.requests) == 3
     assert bucket.objects["/bucket/a"] == b"x"
 
 
-def test_a_big_object_is_given_time_as_a_big_file_is(bucket: ScriptedBucket) -> None:
-    """Ten seconds are too short for it on a slow wire, however often it is begun again."""
-    store = ObjectStore(RootUrl.parse(bucket.url), Budget(attempts=1))
-    bucket.will_answer(503)
+def test_a_large_object_uses_the_transfer_timeout(bucket: ScriptedBucket) -> None:
+    """On a slow network the timeout of calls would fail every attempt."""
+    store = ObjectStore(RootUrl.parse(bucket.url), RetryPolicy(max_attempts=1))
+    bucket.enqueue_responses(503)
     store.put("a", bytes(2**20 + 1))
-    assert len(bucket.asked) == 2  # by the client that insists: the store itself tried once
+    assert len(bucket.requests) == 2  # by the client that insists: the store itself tried once
     assert len(bucket.objects["/bucket/a"]) == 2**20 + 1

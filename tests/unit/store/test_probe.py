@@ -4,25 +4,25 @@ import pytest
 
 from spotfit.core.errors import (
     AlreadyExistsError,
+    AtomicCreateUnsupportedError,
     NotFoundError,
     StoreError,
     StorePermissionError,
     TransientStoreError,
-    UntrustworthyStoreError,
 )
 from spotfit.store.api import ObjectInfo
 from spotfit.store.memory import MemoryStore
-from spotfit.store.probe import RACERS, probe_create
+from spotfit.store.probe import WRITER_COUNT, probe_create
 
 
-class AnyoneWins(MemoryStore):
-    """A look-alike that ignores 'If-None-Match'."""
+class EveryoneWins(MemoryStore):
+    """An S3-compatible server that ignores 'If-None-Match'."""
 
     def create(self, key: str, body: bytes) -> None:
         self.put(key, body)
 
 
-class NobodyWins(MemoryStore):
+class NoWinner(MemoryStore):
     def create(self, key: str, body: bytes) -> None:
         raise AlreadyExistsError(key)
 
@@ -32,11 +32,11 @@ class FirstWriterWinsButLastIsKept(MemoryStore):
         try:
             super().create(key, body)
         finally:
-            self.put(key, b"somebody else's")
+            self.put(key, b"of another writer")
 
 
 class Forgetful(MemoryStore):
-    """Shows what was written only later."""
+    """Not consistent: a written object is not found."""
 
     def get(self, key: str) -> bytes:
         raise NotFoundError(key)
@@ -49,67 +49,67 @@ class Blind(MemoryStore):
 
 class Undeletable(MemoryStore):
     def delete(self, key: str) -> None:
-        """Say yes and do nothing."""
+        """Succeed without deleting."""
 
 
 class AcceptsLater(MemoryStore):
-    """Refuses while a race goes on, and accepts a second create once it is over."""
+    """Atomic during the race, but accepts a later create."""
 
     def create(self, key: str, body: bytes) -> None:
-        if body.startswith(b"racer"):
+        if body.startswith(b"writer"):
             super().create(key, body)
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("kind", "expected"),
     [
-        (AnyoneWins, f"{RACERS} won"),
-        (NobodyWins, "0 won"),
-        (FirstWriterWinsButLastIsKept, "only winner"),
-        (Forgetful, "was not there"),
+        (EveryoneWins, f"{WRITER_COUNT} succeeded"),
+        (NoWinner, "0 succeeded"),
+        (FirstWriterWinsButLastIsKept, "only writer"),
+        (Forgetful, "was not found"),
         (Blind, "listing"),
-        (Undeletable, "still there"),
-        (AcceptsLater, "a second time"),
+        (Undeletable, "still found"),
+        (AcceptsLater, "created again"),
     ],
 )
-def test_a_store_that_lies_is_found_out(kind: type[MemoryStore], words: str) -> None:
-    with pytest.raises(UntrustworthyStoreError, match=words):
+def test_a_store_without_the_guarantees_is_rejected(kind: type[MemoryStore], expected: str) -> None:
+    with pytest.raises(AtomicCreateUnsupportedError, match=expected):
         probe_create(kind())
 
 
-def test_an_honest_store_is_left_as_it_was() -> None:
+def test_a_correct_store_is_left_unchanged() -> None:
     store = MemoryStore()
     store.put("mine", b"x")
     probe_create(store)
     assert [found.key for found in store.list()] == ["mine"]
 
 
-def test_a_liar_is_cleaned_up_too() -> None:
-    store = AnyoneWins()
-    with pytest.raises(UntrustworthyStoreError):
+def test_a_rejected_store_is_cleaned_up() -> None:
+    store = EveryoneWins()
+    with pytest.raises(AtomicCreateUnsupportedError):
         probe_create(store)
     assert list(store.list()) == []
 
 
-class AnswersGetLost(MemoryStore):
-    """Writes, and does not say so."""
+class LosesResponses(MemoryStore):
+    """Writes the object, but the response is lost."""
 
     def create(self, key: str, body: bytes) -> None:
         super().create(key, body)
-        if body.startswith(b"racer"):
+        if body.startswith(b"writer"):
             raise TransientStoreError(key)
 
 
-def test_a_lost_answer_is_no_lie() -> None:
-    probe_create(AnswersGetLost())
+def test_a_lost_response_is_accepted() -> None:
+    probe_create(LosesResponses())
 
 
 @pytest.mark.parametrize("kind", [StorePermissionError, StoreError])
-def test_what_the_store_refuses_is_told_as_it_is(kind: type[StoreError]) -> None:
+def test_errors_of_the_store_are_raised_unchanged(kind: type[StoreError]) -> None:
     class Refuses(MemoryStore):
         def create(self, key: str, body: bytes) -> None:
             raise kind("no")
 
-    with pytest.raises(StoreError) as told:
+    with pytest.raises(StoreError) as raised:
         probe_create(Refuses())
-    assert type(told.value) is kind
+    assert type(raised.value) is kind

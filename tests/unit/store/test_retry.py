@@ -1,47 +1,71 @@
+"""Retries of transient errors within the budget of the caller."""
+
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
 
 from spotfit.core.errors import NotFoundError, TransientStoreError
-from spotfit.store.budget import Budget
-from spotfit.store.retry import persistently
+from spotfit.store.factory import open_store
+from spotfit.store.retry import RetryPolicy, call_with_retries
+from tests.unit.store.conftest import ScriptedBucket
 
-AT_ONCE = Budget(attempts=3, longest_pause_s=0.0)
+WITHOUT_DELAYS = RetryPolicy(max_attempts=3, max_backoff_s=0.0)
 
 
 def failing(*errors: Exception) -> tuple[Callable[[], str], list[Exception]]:
-    """A call that raises these, one each time, and then answers; and those still to come."""
-    to_come = list(errors)
+    """Return a function that raises these errors, one per call, and the list of those left."""
+    remaining = list(errors)
 
     def call() -> str:
-        if to_come:
-            raise to_come.pop(0)
-        return "answer"
+        if remaining:
+            raise remaining.pop(0)
+        return "result"
 
-    return call, to_come
+    return call, remaining
 
 
-def test_a_passing_failure_is_overcome() -> None:
+def test_transient_errors_are_retried() -> None:
     call, _ = failing(TransientStoreError("1"), TransientStoreError("2"))
-    assert persistently(call, AT_ONCE) == "answer"
+    assert call_with_retries(call, WITHOUT_DELAYS) == "result"
 
 
-def test_the_last_failure_is_told_when_the_budget_is_spent() -> None:
-    call, to_come = failing(*(TransientStoreError(str(n)) for n in range(5)))
+def test_the_last_error_is_raised_once_all_attempts_failed() -> None:
+    call, remaining = failing(*(TransientStoreError(str(n)) for n in range(5)))
     with pytest.raises(TransientStoreError, match="2"):
-        persistently(call, AT_ONCE)
-    assert len(to_come) == 2
+        call_with_retries(call, WITHOUT_DELAYS)
+    assert len(remaining) == 2
 
 
-def test_time_ends_a_budget_too() -> None:
-    call, to_come = failing(TransientStoreError("1"), TransientStoreError("2"))
+def test_the_timeout_limits_the_attempts() -> None:
+    call, remaining = failing(TransientStoreError("1"), TransientStoreError("2"))
     with pytest.raises(TransientStoreError, match="1"):
-        persistently(call, Budget(attempts=9, within_s=0.0))
-    assert len(to_come) == 1
+        call_with_retries(call, RetryPolicy(max_attempts=9, total_timeout_s=0.0))
+    assert len(remaining) == 1
 
 
-def test_what_will_not_pass_is_not_tried_again() -> None:
-    call, to_come = failing(NotFoundError("gone"), NotFoundError("still"))
+def test_a_permanent_error_is_not_retried() -> None:
+    call, remaining = failing(NotFoundError("gone"), NotFoundError("still"))
     with pytest.raises(NotFoundError, match="gone"):
-        persistently(call, AT_ONCE)
-    assert len(to_come) == 1
+        call_with_retries(call, WITHOUT_DELAYS)
+    assert len(remaining) == 1
+
+
+def test_a_single_attempt_raises_the_first_error(bucket: ScriptedBucket) -> None:
+    bucket.enqueue_responses(503)
+    store = open_store(bucket.url, RetryPolicy(max_attempts=1))
+    with pytest.raises(TransientStoreError):
+        store.get("a")
+    assert len(bucket.requests) == 1
+
+
+def test_opening_a_store_does_not_import_tenacity() -> None:
+    script = """
+import sys
+import spotfit.store.retry, spotfit.store.factory
+assert "tenacity" not in sys.modules
+"""
+    subprocess.run(
+        [sys.executable, "-c", script], check=True, env={"PYTHONPATH": ":".join(sys.path)}
+    )

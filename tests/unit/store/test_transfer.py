@@ -13,24 +13,24 @@ from spotfit.core.errors import (
     StoreError,
     TransientStoreError,
 )
+from spotfit.store.local import temporary_path
 from spotfit.store.memory import MemoryStore
-from spotfit.store.parts import beside
 from spotfit.store.transfer import (
-    BIG_BYTES,
-    MOST_AT_ONCE,
-    SMALL_BYTES,
+    LARGE_FILE_BYTES,
+    MAX_FILE_CONCURRENCY,
+    SMALL_FILE_BYTES,
     FileRecord,
+    download_bytes,
     download_tree,
-    fetched,
     upload_tree,
 )
-from spotfit.store.url import PART_NAME
+from spotfit.store.url import PARTIAL_FILE_PREFIX
 
-BIG = bytes(BIG_BYTES + 1)
+BIG = bytes(LARGE_FILE_BYTES + 1)
 
 
 class Watched(MemoryStore):
-    """Notes which keys were sent and fetched, and fails where it is told to."""
+    """Records uploaded and downloaded keys, and fails for the given ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 # ── up ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_every_file_is_sent_and_told(tree: Path) -> None:
+def test_every_file_is_uploaded_and_recorded(tree: Path) -> None:
     store = Watched()
     assert upload_tree(store, "p", tree) == (
         record("a", b"aaa"),
@@ -88,22 +88,22 @@ def test_every_file_is_sent_and_told(tree: Path) -> None:
     assert [found.key for found in store.list()] == ["p/a", "p/b/big", "p/b/c/empty"]
 
 
-def test_what_a_killed_download_left_is_none_of_the_files_and_what_only_looks_so_is_refused(
+def test_partial_files_are_skipped_and_similar_names_rejected(
     tree: Path,
 ) -> None:
-    beside(tree / "a").write_bytes(b"half")
+    temporary_path(tree / "a").write_bytes(b"half")
     assert [one.name for one in upload_tree(MemoryStore(), "p", tree)] == [
         "a",
         "b/big",
         "b/c/empty",
     ]
-    (tree / "b" / f"{PART_NAME}1").write_bytes(b"mine")
-    with pytest.raises(ConfigError, match=r"'b/\.spotfit-part-1'.* begins with"):
+    (tree / "b" / f"{PARTIAL_FILE_PREFIX}1").write_bytes(b"mine")
+    with pytest.raises(ConfigError, match=r"'b/\.spotfit-part-1'.* starts with"):
         upload_tree(MemoryStore(), "p", tree)
 
 
-class FarAway(MemoryStore):
-    """Answers nobody before so many have asked."""
+class ConcurrentStore(MemoryStore):
+    """Blocks requests until that many run at once."""
 
     def __init__(self, asked: int) -> None:
         super().__init__()
@@ -115,50 +115,50 @@ class FarAway(MemoryStore):
 
 
 @pytest.mark.parametrize(
-    ("size_bytes", "at_once"), [(SMALL_BYTES, MOST_AT_ONCE), (SMALL_BYTES + 1, 8)]
+    ("size_bytes", "at_once"), [(SMALL_FILE_BYTES, MAX_FILE_CONCURRENCY), (SMALL_FILE_BYTES + 1, 8)]
 )
-def test_the_smaller_files_are_the_more_of_them_wait_for_answers_side_by_side(
+def test_smaller_files_are_uploaded_with_more_concurrency(
     tmp_path: Path, size_bytes: int, at_once: int
 ) -> None:
     for n in range(at_once):
         (tmp_path / f"{n}").write_bytes(bytes(size_bytes))
-    assert len(upload_tree(FarAway(at_once), "p", tmp_path)) == at_once
+    assert len(upload_tree(ConcurrentStore(at_once), "p", tmp_path)) == at_once
 
 
-def test_an_attempt_that_failed_is_resumed(tree: Path) -> None:
+def test_a_failed_upload_is_resumed(tree: Path) -> None:
     store = Watched()
     store.fails_at = "p/b/c/empty"
-    with pytest.raises(TransientStoreError) as told:
-        upload_tree(store, "p", tree, workers=1)
-    assert record("a", b"aaa") in told.value.facts["uploaded"]
+    with pytest.raises(TransientStoreError) as raised:
+        upload_tree(store, "p", tree, concurrency=1)
+    assert record("a", b"aaa") in raised.value.details["uploaded"]
     store.sent.clear()
     store.fails_at = None
-    records = upload_tree(store, "p", tree, known=told.value.facts["uploaded"])
+    records = upload_tree(store, "p", tree, previous_records=raised.value.details["uploaded"])
     assert "p/a" not in store.sent
     assert "p/b/c/empty" in store.sent
     assert records == upload_tree(Watched(), "p", tree)
 
 
-def test_a_file_that_changed_since_is_sent_again(tree: Path) -> None:
+def test_a_changed_file_is_uploaded_again(tree: Path) -> None:
     store = Watched()
     known = upload_tree(store, "p", tree)
     (tree / "a").write_bytes(b"bbb")
     store.sent.clear()
-    assert record("a", b"bbb") in upload_tree(store, "p", tree, known=known)
+    assert record("a", b"bbb") in upload_tree(store, "p", tree, previous_records=known)
     assert store.sent == ["p/a"]
 
 
-def test_a_file_that_changes_meanwhile_is_told(tree: Path) -> None:
+def test_a_file_that_changes_during_the_upload_raises_integrity_error(tree: Path) -> None:
     store = Watched()
     store.meanwhile = lambda: os.utime(tree / "b" / "big", (1, 1))
     with pytest.raises(IntegrityError, match="big changed"):
         upload_tree(store, "p", tree)
 
 
-def test_a_file_that_vanishes_meanwhile_is_told(tree: Path) -> None:
+def test_a_file_deleted_during_the_upload_raises_integrity_error(tree: Path) -> None:
     store = Watched()
     store.meanwhile = (tree / "b" / "big").unlink
-    with pytest.raises(IntegrityError, match="big vanished"):
+    with pytest.raises(IntegrityError, match="big was deleted"):
         upload_tree(store, "p", tree)
 
 
@@ -172,14 +172,14 @@ def test_links_within_the_directory_are_followed(tree: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "why"),
     [
-        ("/etc/passwd", "leads out"),
-        ("..", "leads out"),
-        (".", "circles"),
-        ("nothing", "neither a file nor a folder"),
-        ("link", "neither a file nor a folder"),
+        ("/etc/passwd", "outside of the directory"),
+        ("..", "outside of the directory"),
+        (".", "parent directories"),
+        ("nothing", "neither a file nor a directory"),
+        ("link", "neither a file nor a directory"),
     ],
 )
-def test_other_links_are_refused_before_anything_is_sent(tree: Path, target: str, why: str) -> None:
+def test_other_links_are_rejected_before_any_upload(tree: Path, target: str, why: str) -> None:
     (tree / "link").symlink_to(target)
     store = Watched()
     with pytest.raises(ConfigError, match=why):
@@ -187,22 +187,22 @@ def test_other_links_are_refused_before_anything_is_sent(tree: Path, target: str
     assert store.sent == []
 
 
-def test_what_is_no_file_is_refused(tree: Path) -> None:
+def test_a_special_file_is_rejected(tree: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tree / "socket"))
         with pytest.raises(ConfigError, match="neither"):
             upload_tree(Watched(), "p", tree)
 
 
-def test_a_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no directory"):
+def test_a_path_that_is_not_a_directory_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not a directory"):
         upload_tree(Watched(), "p", tmp_path / "nothing")
 
 
 # ── down ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_went_up_comes_down(tree: Path, tmp_path: Path) -> None:
+def test_an_uploaded_tree_is_downloaded_unchanged(tree: Path, tmp_path: Path) -> None:
     store = Watched()
     records = upload_tree(store, "p", tree)
     download_tree(store, "p", tmp_path / "checked", records)
@@ -210,7 +210,7 @@ def test_what_went_up_comes_down(tree: Path, tmp_path: Path) -> None:
     assert contents(tmp_path / "checked") == contents(tmp_path / "all") == contents(tree)
 
 
-def test_only_what_is_missing_or_wrong_is_fetched(tree: Path, tmp_path: Path) -> None:
+def test_only_missing_or_different_files_are_downloaded(tree: Path, tmp_path: Path) -> None:
     store = Watched()
     records = upload_tree(store, "p", tree)
     (tmp_path / "down").mkdir()
@@ -224,18 +224,16 @@ def test_only_what_is_missing_or_wrong_is_fetched(tree: Path, tmp_path: Path) ->
     assert contents(tmp_path / "down") == contents(tree) | {"other": b"mine"}
 
 
-def test_a_file_that_is_not_what_was_sent_is_named_and_not_written(
-    tree: Path, tmp_path: Path
-) -> None:
+def test_a_corrupt_file_is_reported_and_not_written(tree: Path, tmp_path: Path) -> None:
     store = Watched()
     records = upload_tree(store, "p", tree)
     store.put("p/a", b"aaX")
-    with pytest.raises(IntegrityError, match=r"p/a .*is not what was uploaded"):
+    with pytest.raises(IntegrityError, match=r"p/a .*is corrupt"):
         download_tree(store, "p", tmp_path / "down", records)
     assert "a" not in contents(tmp_path / "down")
 
 
-def test_a_file_that_is_missing_is_named(tree: Path, tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tree: Path, tmp_path: Path) -> None:
     store = Watched()
     records = upload_tree(store, "p", tree)
     store.delete("p/a")
@@ -246,15 +244,15 @@ def test_a_file_that_is_missing_is_named(tree: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["../up", "/etc/x", "a/../../up", "a//b", ".", "..", "", "a\x00b", "line\nbreak"]
 )
-def test_a_name_that_climbs_out_stops_all(tree: Path, tmp_path: Path, name: str) -> None:
+def test_an_unsafe_name_prevents_the_download(tree: Path, tmp_path: Path, name: str) -> None:
     store = Watched()
     records = [*upload_tree(store, "p", tree), FileRecord(name, 1, "0")]
-    with pytest.raises(IntegrityError, match="no file may be called"):
+    with pytest.raises(IntegrityError, match="not a valid file name"):
         download_tree(store, "p", tmp_path / "down", records)
     assert store.fetched == []
 
 
-def test_a_link_in_the_way_is_not_followed_out(tree: Path, tmp_path: Path) -> None:
+def test_a_link_out_of_the_directory_is_not_followed(tree: Path, tmp_path: Path) -> None:
     store = Watched()
     records = upload_tree(store, "p", tree)
     (tmp_path / "down").mkdir()
@@ -265,7 +263,7 @@ def test_a_link_in_the_way_is_not_followed_out(tree: Path, tmp_path: Path) -> No
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_a_name_that_is_file_and_folder_stops_all(tmp_path: Path) -> None:
+def test_a_name_that_is_file_and_folder_prevents_the_download(tmp_path: Path) -> None:
     store = Watched()
     store.put("p/a", b"x")
     store.put("p/a/b", b"y")
@@ -274,7 +272,7 @@ def test_a_name_that_is_file_and_folder_stops_all(tmp_path: Path) -> None:
     assert store.fetched == []
 
 
-def test_an_empty_object_that_stands_for_a_folder_is_none_of_the_files(tmp_path: Path) -> None:
+def test_an_empty_placeholder_of_a_folder_is_skipped(tmp_path: Path) -> None:
     store = Watched()
     store.put("p/a", b"")
     store.put("p/a/b", b"y")
@@ -282,7 +280,7 @@ def test_an_empty_object_that_stands_for_a_folder_is_none_of_the_files(tmp_path:
     assert contents(tmp_path / "down") == {"a/b": b"y"}
 
 
-def test_the_first_failure_ends_the_rest(tmp_path: Path) -> None:
+def test_the_first_error_cancels_the_rest(tmp_path: Path) -> None:
     root = tmp_path / "many"
     root.mkdir()
     for n in range(200):
@@ -290,12 +288,12 @@ def test_the_first_failure_ends_the_rest(tmp_path: Path) -> None:
     store = Watched()
     store.fails_at = "p/000"
     with pytest.raises(StoreError):
-        upload_tree(store, "p", root, workers=1)
+        upload_tree(store, "p", root, concurrency=1)
     assert len(store.sent) < 200
 
 
-def test_what_may_be_big_is_fetched_as_a_file_is() -> None:
+def test_download_bytes_uses_get_file() -> None:
     store = Watched()
     store.put("big", BIG)
-    assert fetched(store, "big") == BIG
+    assert download_bytes(store, "big") == BIG
     assert store.fetched == ["big"]

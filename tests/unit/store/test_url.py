@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from spotfit.core.errors import ConfigError
-from spotfit.store.url import PART_NAME, RootUrl, checked_key
+from spotfit.store.url import PARTIAL_FILE_PREFIX, RootUrl, validate_key
 
 
 @pytest.mark.parametrize(
@@ -24,11 +24,11 @@ from spotfit.store.url import PART_NAME, RootUrl, checked_key
         (Path("/srv/a:b"), RootUrl("file", prefix="srv/a:b")),
     ],
 )
-def test_an_address_means_a_root(text: str | Path, root: RootUrl) -> None:
+def test_an_address_is_parsed_to_a_root(text: str | Path, root: RootUrl) -> None:
     assert RootUrl.parse(text) == root
 
 
-def test_home_and_the_working_directory_are_known(
+def test_home_and_working_directory_are_resolved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -44,7 +44,7 @@ def test_home_and_the_working_directory_are_known(
         "scheme=https&endpoint_override=http://127.0.0.1:5000",
     ],
 )
-def test_an_endpoint_may_be_said_as_pyarrow_does(query: str) -> None:
+def test_endpoint_options_of_pyarrow_are_accepted(query: str) -> None:
     root = RootUrl.parse(f"s3://bucket/x?{query}&region=eu-west-1")
     assert (root.endpoint, root.region) == ("http://127.0.0.1:5000", "eu-west-1")
 
@@ -60,20 +60,20 @@ def test_an_endpoint_may_be_said_as_pyarrow_does(query: str) -> None:
         "memory://here/x",
     ],
 )
-def test_what_is_shown_parses_back(text: str) -> None:
+def test_the_text_of_a_root_parses_to_an_equal_root(text: str) -> None:
     root = RootUrl.parse(text)
     assert RootUrl.parse(str(root)) == root
     assert pickle.loads(pickle.dumps(root)) == root
 
 
-def test_the_path_is_the_address_without_scheme_and_options() -> None:
-    assert RootUrl.parse("s3://bucket/a/b?region=x").below("run").path == "bucket/a/b/run"
+def test_the_path_has_no_scheme_and_options() -> None:
+    assert RootUrl.parse("s3://bucket/a/b?region=x").join("run").path == "bucket/a/b/run"
     assert RootUrl.parse("s3://bucket").path == "bucket"
-    assert RootUrl.parse("file:///srv/x").below("run").path == "/srv/x/run"
+    assert RootUrl.parse("file:///srv/x").join("run").path == "/srv/x/run"
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "expected"),
     [
         ("s4://bucket", ("s4:", "mean 's3://'", "memory://")),
         ("https://bucket.example", ("https:", "Known")),
@@ -91,11 +91,11 @@ def test_the_path_is_the_address_without_scheme_and_options() -> None:
         ("a\x00b", ("NUL",)),
     ],
 )
-def test_what_cannot_be_meant_is_told(text: str, words: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError) as told:
+def test_an_invalid_address_is_explained(text: str, expected: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as raised:
         RootUrl.parse(text)
-    for word in words:
-        assert word in str(told.value)
+    for text in expected:
+        assert text in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -107,17 +107,19 @@ def test_what_cannot_be_meant_is_told(text: str, words: tuple[str, ...]) -> None
         "az://container?sig=hush",
     ],
 )
-def test_a_secret_in_an_address_is_refused_and_not_repeated(text: str) -> None:
-    with pytest.raises(ConfigError) as told:
+def test_a_secret_in_an_address_is_rejected_and_not_shown(text: str) -> None:
+    with pytest.raises(ConfigError) as raised:
         RootUrl.parse(text)
-    assert "hush" not in str(told.value)
+    assert "hush" not in str(raised.value)
 
 
-def test_a_key_is_given_back_as_it_is() -> None:
-    assert checked_key("a/..b/.c/d e") == "a/..b/.c/d e"
+def test_a_valid_key_is_returned() -> None:
+    assert validate_key("a/..b/.c/d e") == "a/..b/.c/d e"
 
 
-@pytest.mark.parametrize("key", ["", "/a", "a/", "a//b", "..", "a/../b", "a\n", f"a/{PART_NAME}1"])
-def test_a_key_that_names_no_object_is_refused(key: str) -> None:
-    with pytest.raises(ConfigError, match="cannot be the key"):
-        checked_key(key)
+@pytest.mark.parametrize(
+    "key", ["", "/a", "a/", "a//b", "..", "a/../b", "a\n", f"a/{PARTIAL_FILE_PREFIX}1"]
+)
+def test_an_invalid_key_is_rejected(key: str) -> None:
+    with pytest.raises(ConfigError, match="not a valid object key"):
+        validate_key(key)

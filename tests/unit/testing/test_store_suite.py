@@ -1,4 +1,4 @@
-"""The suite itself: stores known to be wrong must fail it."""
+"""The conformance suite must fail for incorrect stores."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -61,21 +61,21 @@ class LeavesHalfAFile(MemoryStore):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "story"),
+    ("store_type", "test"),
     [
-        (IgnoresThatItExists, StoreSuite.test_what_exists_is_not_created_again),
-        (ChecksThenWrites, StoreSuite.test_of_many_threads_that_create_one_wins),
-        (ListsByBeginning, StoreSuite.test_a_prefix_is_a_folder_not_the_beginning_of_a_name),
-        (ListsInAnyOrder, StoreSuite.test_a_listing_is_in_order_and_tells_sizes),
+        (IgnoresThatItExists, StoreSuite.test_create_refuses_an_existing_object),
+        (ChecksThenWrites, StoreSuite.test_create_has_one_winner_among_threads),
+        (ListsByBeginning, StoreSuite.test_a_prefix_matches_whole_path_components),
+        (ListsInAnyOrder, StoreSuite.test_a_listing_is_sorted_and_contains_sizes),
     ],
 )
-def test_a_store_that_breaks_a_promise_fails(
-    wrong: Callable[[], Store], story: Callable[[StoreSuite, Store], None]
+def test_an_incorrect_store_fails(
+    store_type: Callable[[], Store], test: Callable[[StoreSuite, Store], None]
 ) -> None:
     with pytest.raises(AssertionError):
-        story(MySuite(), wrong())
+        test(MySuite(), store_type())
 
 
-def test_a_store_that_leaves_half_a_file_fails(tmp_path: Path) -> None:
+def test_a_store_that_leaves_a_partial_file_fails(tmp_path: Path) -> None:
     with pytest.raises(AssertionError):
-        MySuite().test_what_is_not_there_is_not_found(LeavesHalfAFile(), tmp_path)
+        MySuite().test_a_missing_object_raises_not_found(LeavesHalfAFile(), tmp_path)

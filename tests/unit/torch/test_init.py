@@ -1,4 +1,4 @@
-"""`spotfit.torch` costs nothing until it is used."""
+"""`spotfit.torch` imports torch only when a name is used."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ assert "torch" not in sys.modules
 """
 
 
-def test_a_trainer_is_made_without_torch() -> None:
+def test_creating_a_trainer_does_not_import_torch() -> None:
     subprocess.run([sys.executable, "-c", PROBE], check=True)
 
 
-def test_every_name_leads_somewhere() -> None:
+def test_every_exported_name_can_be_imported() -> None:
     for name in spotfit.torch.__all__:
         assert getattr(spotfit.torch, name).__doc__
     assert set(spotfit.torch.__all__) <= set(dir(spotfit.torch))
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+def test_an_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         spotfit.torch.no_such_name  # noqa: B018

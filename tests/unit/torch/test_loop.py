@@ -1,4 +1,4 @@
-"""What a training function calls knows the worker it is called in."""
+"""The functions for training loops use the session of their worker."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import spotfit.torch
-from spotfit.frameworks.torch.launched import LaunchedGroup
-from spotfit.model.ranks import Ranks
+from spotfit.frameworks.torch.torchrun_group import LauncherGroup
+from spotfit.model.topology import Ranks
 from spotfit.torch import loop
-from spotfit.worker import current
-from spotfit.worker.local import LocalSession
+from spotfit.worker import current_session
+from spotfit.worker.local_session import LocalSession
 
 NUMBERS = TensorDataset(torch.arange(10))
 
 
 class OnCpus(LocalSession):
-    """A worker that asked for no accelerator."""
+    """A worker without accelerators."""
 
     devices = ()
 
 
 @pytest.fixture
 def one_of_two() -> Iterator[None]:
-    current.enter(OnCpus("run", LaunchedGroup(Ranks(world_rank=1, world_size=2))))
+    current_session.set_session(OnCpus("run", LauncherGroup(Ranks(world_rank=1, world_size=2))))
     yield
-    current.leave()
+    current_session.clear_session()
 
 
 @pytest.mark.usefixtures("one_of_two")
-def test_a_loader_reads_the_share_of_its_rank() -> None:
+def test_a_loader_reads_the_shard_of_its_rank() -> None:
     prepared = loop.prepare_data_loader(DataLoader(NUMBERS, batch_size=5))
     assert [batch.tolist() for (batch,) in prepared] == [[1, 3, 5, 7, 9]]
 
 
 @pytest.mark.usefixtures("one_of_two")
-def test_a_loader_is_shared_and_moved_only_as_asked() -> None:
+def test_a_loader_is_sharded_and_moved_only_if_requested() -> None:
     plain: DataLoader[Any] = DataLoader(NUMBERS)
     assert loop.prepare_data_loader(plain, add_dist_sampler=False, move_to_device=False) is plain
     shared = loop.prepare_data_loader(plain, move_to_device=False)
@@ -49,7 +49,7 @@ def test_a_loader_is_shared_and_moved_only_as_asked() -> None:
 
 
 @pytest.mark.usefixtures("one_of_two")
-def test_a_model_may_stay_or_go_to_a_device_of_its_own() -> None:
+def test_a_model_may_stay_or_move_to_another_device() -> None:
     def prepared(**options: Any) -> str:
         model = torch.nn.Linear(1, 1, device="meta" if options else "cpu")
         made = loop.prepare_model(model, parallel_strategy=None, **options)
@@ -61,22 +61,22 @@ def test_a_model_may_stay_or_go_to_a_device_of_its_own() -> None:
 
 
 class OnGpus(LocalSession):
-    """A worker that owns two of the cards it sees."""
+    """A worker to which two of the visible GPUs are assigned."""
 
     devices = ("cuda:2", "cuda:3")
 
 
-def test_a_worker_s_devices_are_those_it_owns_and_the_first_is_the_device() -> None:
-    current.enter(OnGpus("run"))
+def test_get_device_is_the_first_of_the_assigned_devices() -> None:
+    current_session.set_session(OnGpus("run"))
     try:
         assert loop.get_devices() == [torch.device("cuda:2"), torch.device("cuda:3")]
         assert loop.get_device() == torch.device("cuda:2")
     finally:
-        current.leave()
+        current_session.clear_session()
 
 
 @pytest.mark.parametrize("old", [{"wrap_ddp": False}, {"ddp_kwargs": {}}])
-def test_arguments_of_long_ago_are_unknown(old: dict[str, Any]) -> None:
+def test_arguments_of_old_ray_versions_are_rejected(old: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument"):
         loop.prepare_model(torch.nn.Linear(1, 1), **old)
 
@@ -96,7 +96,7 @@ def test_without_accelerators_the_device_is_the_cpu() -> None:
         ("prepare_data_loader", (DataLoader(NUMBERS),)),
     ],
 )
-def test_outside_of_a_training_function_nobody_answers(name: str, arguments: Any) -> None:
+def test_outside_of_a_training_function_calls_are_rejected(name: str, arguments: Any) -> None:
     with pytest.raises(RuntimeError, match=f"`spotfit.torch.{name}` cannot be used outside"):
         getattr(spotfit.torch, name)(*arguments)
 
@@ -104,6 +104,6 @@ def test_outside_of_a_training_function_nobody_answers(name: str, arguments: Any
 @pytest.mark.parametrize(
     ("name", "arguments"), [("accelerate", ()), ("backward", (1,)), ("prepare_optimizer", (1,))]
 )
-def test_what_is_no_more_raises(name: str, arguments: Any) -> None:
+def test_removed_functions_raise(name: str, arguments: Any) -> None:
     with pytest.raises(DeprecationWarning, match=f"spotfit.torch.{name} is no longer"):
         getattr(spotfit.torch, name)(*arguments)

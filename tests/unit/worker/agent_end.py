@@ -1,4 +1,4 @@
-"""The agent's end of a worker's wire, over a real socket pair, and sessions that speak with it."""
+"""A fake agent at the other end of a worker's socket, and a `StartWorker` for tests."""
 
 from __future__ import annotations
 
@@ -8,50 +8,59 @@ from typing import Any, TypeVar
 import msgspec
 
 from spotfit.core.codec import decoder, encode
-from spotfit.host.frames import FrameReader, framed
-from spotfit.model.wire import FromWorker, Named, Start, ToWorker
-from spotfit.worker.talk import Talk
+from spotfit.protocol.framing import FrameReader, encode_frame
+from spotfit.protocol.worker_agent import CheckpointNamed, FromWorker, StartWorker, ToWorker
+from spotfit.testing.builders import a_spec
+from spotfit.worker.agent_connection import AgentConnection
 
 Frame = TypeVar("Frame")
 _frames: msgspec.json.Decoder[FromWorker] = decoder(FromWorker)  # type: ignore[arg-type]
 
 
-class AgentEnd:
+class FakeAgentConnection:
     def __init__(self) -> None:
-        self._wire, self._theirs = socket.socketpair()
+        self._socket, self._worker_socket = socket.socketpair()
         self._reader = FrameReader()
-        self.talk = Talk(self._theirs)
+        self.connection = AgentConnection(self._worker_socket)
 
     def close(self) -> None:
-        self._wire.close()
-        self._theirs.close()
+        self._socket.close()
+        self._worker_socket.close()
 
-    def say(self, *frames: ToWorker) -> None:
-        """Before the worker waits for it: it will find it there."""
+    def send(self, *frames: ToWorker) -> None:
+        """Send messages; the worker finds them when it reads."""
         for frame in frames:
-            self._wire.sendall(framed(encode(frame)))
+            self._socket.sendall(encode_frame(encode(frame)))
 
-    def name(
+    def name_report(
         self, n: int, name: str, ranks: tuple[int, ...] = (0,), *, base: str = "", **metrics: Any
     ) -> None:
-        """Answer the n-th report."""
-        self.say(Named(n, name, ranks, msgspec.Raw(encode(metrics)), base))
+        """Reply to the n-th report with a checkpoint name."""
+        self.send(
+            CheckpointNamed(
+                report_index=n,
+                checkpoint_name=name,
+                ranks=ranks,
+                metrics=msgspec.Raw(encode(metrics)),
+                parent=base,
+            )
+        )
 
-    def heard(self) -> list[FromWorker]:
-        """What the worker has said until now."""
-        said: list[FromWorker] = []
+    def receive(self) -> list[FromWorker]:
+        """Return the messages that the worker has sent so far."""
+        received: list[FromWorker] = []
         while True:
             try:
-                chunk = self._wire.recv(1 << 20, socket.MSG_DONTWAIT)
+                chunk = self._socket.recv(1 << 20, socket.MSG_DONTWAIT)
             except BlockingIOError:
-                return said
-            said += [_frames.decode(body) for body in self._reader.feed(chunk)]
+                return received
+            received += [_frames.decode(body) for body in self._reader.feed(chunk)]
 
-    def heard_of(self, kind: type[Frame]) -> list[Frame]:
-        return [frame for frame in self.heard() if isinstance(frame, kind)]
+    def receive_of_type(self, frame_type: type[Frame]) -> list[Frame]:
+        return [frame for frame in self.receive() if isinstance(frame, frame_type)]
 
 
-def start(**changes: Any) -> Start:
+def make_start(**changes: Any) -> StartWorker:
     plain: dict[str, Any] = {
         "run_id": "r",
         "run_name": "run",
@@ -65,6 +74,7 @@ def start(**changes: Any) -> Start:
         "storage_url": "",
         "framework": "none",
         "framework_options": {},
-        "luggage": {},
+        "code_bundle": {},
+        "spec": msgspec.Raw(encode(a_spec())),
     }
-    return Start(**(plain | changes))
+    return StartWorker(**(plain | changes))

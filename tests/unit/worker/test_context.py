@@ -1,4 +1,4 @@
-"""A worker knows its place."""
+"""TrainContext and StorageContext."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from spotfit.checkpoint.handle import Checkpoint
-from spotfit.store.opening import open_store
+from spotfit.checkpoint.checkpoint_dir import Checkpoint
+from spotfit.store.factory import open_store
 from spotfit.worker.context import TrainContext
-from tests.unit.checkpoint.kept import directory
-from tests.unit.worker.agent_end import start
+from tests.unit.checkpoint.kept import make_directory
+from tests.unit.worker.agent_end import make_start
 
-PLACE = start(rank=5, local_rank=1, world_size=8, local_world_size=4, node_rank=1)
+START = make_start(rank=5, local_rank=1, world_size=8, local_world_size=4, node_rank=1)
 
 
-def test_it_tells_ranks_sizes_and_names() -> None:
-    context = TrainContext(PLACE, None)
+def test_context_returns_ranks_sizes_and_names() -> None:
+    context = TrainContext(START, None)
     assert context.get_world_rank() == 5
     assert context.get_world_size() == 8
     assert context.get_local_rank() == 1
@@ -30,14 +30,14 @@ def test_it_tells_ranks_sizes_and_names() -> None:
     "name",
     ["get_metadata", "get_trial_name", "get_trial_id", "get_trial_resources", "get_trial_dir"],
 )
-def test_what_is_no_more_raises(name: str) -> None:
+def test_unsupported_methods_raise(name: str) -> None:
     with pytest.raises(DeprecationWarning, match=f"TrainContext.{name} is no longer supported"):
-        getattr(TrainContext(PLACE, None), name)()
+        getattr(TrainContext(START, None), name)()
 
 
-def test_it_tells_where_the_run_is_kept(tmp_path: Path) -> None:
+def test_storage_returns_the_paths_of_the_run(tmp_path: Path) -> None:
     store = open_store(tmp_path / "results" / "run")
-    storage = TrainContext(PLACE, store).get_storage()
+    storage = TrainContext(START, store).get_storage()
     assert storage.storage_fs_path == str(tmp_path / "results")
     assert storage.experiment_dir_name == "run"
     assert storage.experiment_fs_path == str(tmp_path / "results" / "run")
@@ -45,14 +45,14 @@ def test_it_tells_where_the_run_is_kept(tmp_path: Path) -> None:
     assert isinstance(storage.storage_filesystem, fs.LocalFileSystem)
 
 
-def test_files_can_be_brought_there_without_a_report(tmp_path: Path) -> None:
-    storage = TrainContext(PLACE, open_store(tmp_path / "run")).get_storage()
-    mine = Checkpoint.from_directory(directory(tmp_path / "mine", model="w"))
-    there = storage.persist_current_checkpoint(mine, "ck")
-    assert there.path == storage.build_checkpoint_path_from_name("ck")
+def test_persist_current_checkpoint_uploads_without_a_report(tmp_path: Path) -> None:
+    storage = TrainContext(START, open_store(tmp_path / "run")).get_storage()
+    local = Checkpoint.from_directory(make_directory(tmp_path / "local", model="w"))
+    stored = storage.persist_current_checkpoint(local, "ck")
+    assert stored.path == storage.build_checkpoint_path_from_name("ck")
     assert (tmp_path / "run" / "ck" / "model").read_text() == "w"
 
 
-def test_without_storage_there_is_none() -> None:
-    with pytest.raises(RuntimeError, match="no storage"):
-        TrainContext(PLACE, None).get_storage()
+def test_get_storage_raises_in_local_mode() -> None:
+    with pytest.raises(RuntimeError, match="not available in local mode"):
+        TrainContext(START, None).get_storage()

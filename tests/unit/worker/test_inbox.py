@@ -1,4 +1,4 @@
-"""The inbox: whoever waits reads for all, and everybody finds what he waits for."""
+"""Inbox: one waiting thread reads for all, and each thread gets its message."""
 
 from __future__ import annotations
 
@@ -8,73 +8,81 @@ from collections.abc import Iterator
 
 import pytest
 
-from spotfit.host.clocks import SystemClock
-from spotfit.model.wire import Committed, Proceed, ToWorker
+from spotfit.host.system import SystemClock
+from spotfit.protocol.worker_agent import CommitConfirmed, OpenGate, ToWorker
 from spotfit.worker.inbox import Inbox
-from tests.unit.worker.agent_end import AgentEnd
+from tests.unit.worker.agent_end import FakeAgentConnection
 
 LONG_S = 30.0
 
 
 @pytest.fixture
-def agent() -> Iterator[AgentEnd]:
-    with contextlib.closing(AgentEnd()) as agent:
+def agent() -> Iterator[FakeAgentConnection]:
+    with contextlib.closing(FakeAgentConnection()) as agent:
         yield agent
 
 
 class Reader:
-    """Takes frames in, and waits for some."""
+    """Records messages, and waits for some."""
 
-    def __init__(self, agent: AgentEnd) -> None:
-        self.taken: list[ToWorker] = []
-        self.inbox = Inbox(agent.talk, self.taken.append, SystemClock())
+    def __init__(self, agent: FakeAgentConnection) -> None:
+        self.received: list[ToWorker] = []
+        self.inbox = Inbox(agent.connection, self.received.append, SystemClock())
 
     def has(self, name: str) -> str | None:
-        names = [frame.name for frame in self.taken if isinstance(frame, Committed)]
+        names = [
+            frame.checkpoint_name for frame in self.received if isinstance(frame, CommitConfirmed)
+        ]
         return name if name in names else None
 
     def wait(self, name: str, timeout_s: float = LONG_S) -> str | None:
         return self.inbox.wait(lambda: self.has(name), timeout_s)
 
 
-def test_what_is_waited_for_is_found_and_all_before_it_was_taken(agent: AgentEnd) -> None:
+def test_wait_delivers_all_messages_up_to_the_expected_one(
+    agent: FakeAgentConnection,
+) -> None:
     reader = Reader(agent)
-    agent.say(Committed("a", {}), Committed("b", {}), Committed("c", {}))
+    agent.send(
+        CommitConfirmed(checkpoint_name="a", metrics={}),
+        CommitConfirmed(checkpoint_name="b", metrics={}),
+        CommitConfirmed(checkpoint_name="c", metrics={}),
+    )
     assert reader.wait("b") == "b"
-    assert len(reader.taken) == 2
-    assert reader.wait("a") == "a", "it is there already"
+    assert len(reader.received) == 2
+    assert reader.wait("a") == "a", "received before"
     reader.inbox.drain()
-    assert len(reader.taken) == 3
+    assert len(reader.received) == 3
 
 
-def test_a_wait_ends_with_its_time(agent: AgentEnd) -> None:
+def test_wait_returns_none_after_its_timeout(agent: FakeAgentConnection) -> None:
     assert Reader(agent).wait("never", 0.0) is None
     assert Reader(agent).wait("never", 0.01) is None
 
 
-def test_several_threads_wait_at_once_and_each_finds_its_own(agent: AgentEnd) -> None:
+def test_threads_that_wait_at_once_each_receive_their_message(agent: FakeAgentConnection) -> None:
     reader = Reader(agent)
     found: dict[str, str | None] = {}
 
-    def look(name: str) -> None:
+    def wait_for_name(name: str) -> None:
         found[name] = reader.wait(name)
 
-    threads = [threading.Thread(target=look, args=(name,)) for name in "abcd"]
+    threads = [threading.Thread(target=wait_for_name, args=(name,)) for name in "abcd"]
     for thread in threads:
         thread.start()
     for name in "dbca":
-        agent.say(Proceed("form"), Committed(name, {}))
+        agent.send(OpenGate(phase="setup"), CommitConfirmed(checkpoint_name=name, metrics={}))
     for thread in threads:
         thread.join(LONG_S)
     assert found == {name: name for name in "abcd"}
-    assert len(reader.taken) == 8, "each frame was taken once"
+    assert len(reader.received) == 8, "each message is delivered once"
 
 
-def test_who_only_looks_does_not_wait_for_one_who_reads(agent: AgentEnd) -> None:
+def test_drain_does_not_wait_for_a_thread_that_reads(agent: FakeAgentConnection) -> None:
     reader = Reader(agent)
     thread = threading.Thread(target=reader.wait, args=("late",))
     thread.start()
     reader.inbox.drain()
-    agent.say(Committed("late", {}))
+    agent.send(CommitConfirmed(checkpoint_name="late", metrics={}))
     thread.join(LONG_S)
     assert not thread.is_alive()

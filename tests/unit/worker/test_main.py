@@ -1,4 +1,4 @@
-"""What a worker brings home, and how its process ends."""
+"""The worker program: return values, log levels and the exit of the process."""
 
 import atexit
 import logging
@@ -12,88 +12,88 @@ import pytest
 from spotfit.core.errors import ShippingError
 from spotfit.host import log
 from spotfit.worker import main
-from tests.unit.worker.agent_end import AgentEnd, start
+from tests.unit.worker.agent_end import FakeAgentConnection, make_start
 
 
-def test_plain_values_come_home_as_they_are() -> None:
-    assert pickle.loads(main._pickled({"accuracy": 0.97})) == {"accuracy": 0.97}
+def test_plain_values_are_pickled() -> None:
+    assert pickle.loads(main._pickle_result({"accuracy": 0.97})) == {"accuracy": 0.97}
 
 
-def test_tensors_stay_where_they_are() -> None:
+def test_tensors_in_a_return_value_are_rejected() -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(ValueError, match="torch tensors"):
-        main._pickled({"nested": [torch.ones(1)]})
+        main._pickle_result({"nested": [torch.ones(1)]})
 
 
-def test_what_cannot_be_pickled_is_named() -> None:
+def test_a_return_value_that_cannot_be_pickled_is_rejected() -> None:
     with pytest.raises(ShippingError, match="a lock, cannot be pickled"):
-        main._pickled(threading.Lock())
+        main._pickle_result(threading.Lock())
 
 
-def test_a_value_too_big_to_bring_home_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main, "_LARGEST_RESULT_BYTES", 1024)
-    assert main._pickled(b"x" * 900)
-    with pytest.raises(ShippingError, match=r"takes 1\.\d KiB; 1\.0 KiB is the most") as refused:
-        main._pickled(b"x" * 1100)
+def test_a_return_value_that_is_too_large_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "_MAX_RESULT_BYTES", 1024)
+    assert main._pickle_result(b"x" * 900)
+    with pytest.raises(ShippingError, match=r"has 1\.\d KiB; the limit is 1\.0 KiB") as refused:
+        main._pickle_result(b"x" * 1100)
     assert "checkpoint" in refused.value.do
 
 
 @pytest.mark.parametrize("level", ["DEBUG", "ERROR"])
-def test_the_run_s_level_is_ours_and_leaves_the_user_s_own_log_alone(
+def test_the_log_level_of_the_run_does_not_affect_user_loggers(
     level: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def leave_after_a_word(_name: str) -> NoReturn:
-        logging.getLogger("mine").info("the user's word")
-        logging.getLogger("mine").debug("too much")
-        log.warning("our.word")
+    def log_and_exit(_name: str) -> NoReturn:
+        logging.getLogger("user").info("message of the user")
+        logging.getLogger("user").debug("debug of the user")
+        log.warning("spotfit.event")
         os._exit(0)
 
-    agent = AgentEnd()
-    agent.say(start(log_level=level))
+    agent = FakeAgentConnection()
+    agent.send(make_start(log_level=level))
     child = os.fork()
     if child == 0:
         logging.root.handlers.clear()
-        main.open_framework = leave_after_a_word  # type: ignore[assignment, attr-defined]
-        main.main(agent.talk._wire.fileno())
+        main.open_framework = log_and_exit  # type: ignore[assignment, attr-defined]
+        main.main(agent.connection._socket.fileno())
     os.waitpid(child, 0)
     agent.close()
-    said = capfd.readouterr().err
-    assert "INFO mine: the user's word" in said
-    assert "too much" not in said
-    assert ("our.word" in said) == (level == "DEBUG")
+    output = capfd.readouterr().err
+    assert "INFO user: message of the user" in output
+    assert "debug of the user" not in output
+    assert ("spotfit.event" in output) == (level == "DEBUG")
 
 
-def ended(code: int, leave: object) -> tuple[int, bytes]:
+def exit_in_child(code: int, leave: object) -> tuple[int, bytes]:
     reads, writes = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reads)
         atexit._clear()
         atexit.register(os.write, writes, b"flushed ")
-        main.end(code, lambda: leave(writes))  # type: ignore[operator]
+        main.exit_process(code, lambda: leave(writes))  # type: ignore[operator]
     os.close(writes)
     with os.fdopen(reads, "rb") as pipe:
-        said = pipe.read()
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said
+        output = pipe.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), output
 
 
-def test_a_good_end_leaves_the_group_and_lets_libraries_flush() -> None:
-    assert ended(0, lambda pipe: os.write(pipe, b"left ")) == (0, b"left flushed ")
+def test_a_successful_exit_leaves_the_group_and_runs_exit_handlers() -> None:
+    assert exit_in_child(0, lambda pipe: os.write(pipe, b"left ")) == (0, b"left flushed ")
 
 
-def test_after_a_failure_nobody_waits_for_the_group() -> None:
-    assert ended(1, lambda pipe: os.write(pipe, b"left ")) == (1, b"flushed ")
+def test_a_failed_exit_does_not_leave_the_group() -> None:
+    assert exit_in_child(1, lambda pipe: os.write(pipe, b"left ")) == (1, b"flushed ")
 
 
-def test_a_group_that_breaks_on_leaving_ends_it_all_the_same() -> None:
-    def breaks(_: int) -> None:
+def test_the_process_exits_if_leaving_the_group_raises() -> None:
+    def fail(_: int) -> None:
         raise RuntimeError("the group is broken")
 
-    assert ended(0, breaks)[0] == 0
+    assert exit_in_child(0, fail)[0] == 0
 
 
-def test_what_hangs_at_the_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main, "_LAST_WORDS_S", 0.01)
+def test_an_exit_that_hangs_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "_EXIT_TIMEOUT_S", 0.01)
     monkeypatch.setenv("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "0.01")
     reads, _writes = os.pipe()
-    assert ended(0, lambda _: os.read(reads, 1))[0] == 0
+    assert exit_in_child(0, lambda _: os.read(reads, 1))[0] == 0

@@ -1,4 +1,4 @@
-"""What a training function calls, and what it may not write."""
+"""The public functions of `worker.report`: signatures, checks and delegation to the session."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from spotfit.checkpoint.handle import Checkpoint
-from spotfit.model.events import ValidationAsked
+from spotfit.checkpoint.checkpoint_dir import Checkpoint
+from spotfit.checkpoint.reported import CheckpointReport
+from spotfit.model.events import ValidationRequest
 from spotfit.model.reporting import CheckpointConsistencyMode, CheckpointUploadMode
-from spotfit.model.validation import ValidationTaskConfig
-from spotfit.worker import current
-from spotfit.worker.local import LocalSession
+from spotfit.model.validation_config import ValidationTaskConfig
+from spotfit.worker import current_session
+from spotfit.worker.local_session import LocalSession
 from spotfit.worker.report import (
     get_all_reported_checkpoints,
     get_checkpoint,
@@ -23,31 +24,30 @@ from spotfit.worker.report import (
     get_preemption_info,
     report,
 )
-from spotfit.worker.reported import Luggage
 
 
-class Noting(LocalSession):
-    luggage: Luggage | None = None
+class RecordingSession(LocalSession):
+    checkpoint_report: CheckpointReport | None = None
     dir_name: str | None = None
 
     def report_metrics(self, metrics: dict[str, Any], dir_name: str | None = None) -> None:
         super().report_metrics(metrics)
         self.dir_name = dir_name
 
-    def report_files(self, metrics: dict[str, Any], luggage: Luggage) -> None:
-        super().report_files(metrics, luggage)
-        self.luggage = luggage
+    def report_checkpoint(self, metrics: dict[str, Any], report: CheckpointReport) -> None:
+        super().report_checkpoint(metrics, report)
+        self.checkpoint_report = report
 
 
 @pytest.fixture
-def session() -> Iterator[Noting]:
-    session = Noting("run")
-    current.enter(session)
+def session() -> Iterator[RecordingSession]:
+    session = RecordingSession("run")
+    current_session.set_session(session)
     yield session
-    current.leave()
+    current_session.clear_session()
 
 
-def test_positions_are_those_of_ray_train() -> None:
+def test_parameters_have_the_order_of_ray_train() -> None:
     assert list(inspect.signature(report).parameters) == [
         "metrics",
         "checkpoint",
@@ -63,13 +63,17 @@ def test_positions_are_those_of_ray_train() -> None:
     ]
 
 
-def test_a_report_without_a_checkpoint_is_metrics_only(session: Noting) -> None:
+def test_a_report_without_a_checkpoint_is_metrics_only(session: RecordingSession) -> None:
     report({"loss": 1}, checkpoint_dir_name="best")
-    assert (session.metrics, session.dir_name, session.luggage) == ({"loss": 1}, "best", None)
+    assert (session.metrics, session.dir_name, session.checkpoint_report) == (
+        {"loss": 1},
+        "best",
+        None,
+    )
 
 
 @pytest.mark.parametrize(
-    ("mode", "asked", "deletes"),
+    ("mode", "expected", "deletes"),
     [
         (CheckpointUploadMode.SYNC, None, False),
         (CheckpointUploadMode.ASYNC, None, True),
@@ -78,76 +82,82 @@ def test_a_report_without_a_checkpoint_is_metrics_only(session: Noting) -> None:
         (CheckpointUploadMode.ASYNC, False, False),
     ],
 )
-def test_only_async_deletes_the_local_copy_unasked(
-    session: Noting, tmp_path: Path, mode: CheckpointUploadMode, asked: bool | None, deletes: bool
+def test_only_async_deletes_the_local_copy_by_default(
+    session: RecordingSession,
+    tmp_path: Path,
+    mode: CheckpointUploadMode,
+    expected: bool | None,
+    deletes: bool,
 ) -> None:
     checkpoint = Checkpoint.from_directory(tmp_path)
     report(
         {},
         checkpoint,
         checkpoint_upload_mode=mode,
-        delete_local_checkpoint_after_upload=asked,
+        delete_local_checkpoint_after_upload=expected,
     )
-    assert session.luggage == Luggage(checkpoint, mode, deletes)
+    assert session.checkpoint_report == CheckpointReport(checkpoint, mode, deletes)
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", ".spotfit", ""])
 @pytest.mark.parametrize("with_checkpoint", [True, False])
-def test_a_name_that_is_no_folder_is_refused(
-    session: Noting, tmp_path: Path, name: str, with_checkpoint: bool
+def test_an_invalid_directory_name_is_rejected(
+    session: RecordingSession, tmp_path: Path, name: str, with_checkpoint: bool
 ) -> None:
     checkpoint = Checkpoint.from_directory(tmp_path) if with_checkpoint else None
     with pytest.raises(ValueError, match="checkpoint_dir_name"):
         report({}, checkpoint, name)
 
 
-def test_a_path_is_no_checkpoint(session: Noting, tmp_path: Path) -> None:
+def test_a_path_is_rejected_as_checkpoint(session: RecordingSession, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must be a Checkpoint, not a str"):
         report({}, str(tmp_path))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("validation", "asked"),
+    ("validation", "expected"),
     [
         (False, None),
-        (True, ValidationAsked()),
-        (ValidationTaskConfig(), ValidationAsked({})),
+        (True, ValidationRequest()),
+        (ValidationTaskConfig(), ValidationRequest(fn_kwargs={})),
         (
             ValidationTaskConfig({"rate": float("nan")}, timeout_s=5),
-            ValidationAsked({"rate": {"__float__": "nan"}}, 5),
+            ValidationRequest(fn_kwargs={"rate": {"__float__": "nan"}}, timeout_s=5),
         ),
     ],
 )
-def test_a_validation_may_be_asked_for(
-    session: Noting, tmp_path: Path, validation: Any, asked: ValidationAsked | None
+def test_a_validation_is_passed_to_the_session(
+    session: RecordingSession, tmp_path: Path, validation: Any, expected: ValidationRequest | None
 ) -> None:
     report({}, Checkpoint.from_directory(tmp_path), validation=validation)
-    assert session.luggage is not None
-    assert session.luggage.validation == asked
+    assert session.checkpoint_report is not None
+    assert session.checkpoint_report.validation == expected
 
 
 @pytest.mark.parametrize(
-    ("validation", "told"),
+    ("validation", "message"),
     [
         ({"fn_kwargs": {}}, "must be True, False or a ValidationTaskConfig"),
         (ValidationTaskConfig({"fn": print}), r"fn_kwargs\['fn'\] cannot be reported"),
     ],
 )
-def test_a_validation_must_be_a_wish_that_can_be_kept(
-    session: Noting, tmp_path: Path, validation: Any, told: str
+def test_an_invalid_validation_is_rejected(
+    session: RecordingSession, tmp_path: Path, validation: Any, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         report({}, Checkpoint.from_directory(tmp_path), validation=validation)
 
 
-def test_a_validation_needs_a_checkpoint(session: Noting) -> None:
+def test_a_validation_without_a_checkpoint_is_rejected(session: RecordingSession) -> None:
     with pytest.raises(ValueError, match="requires a checkpoint"):
         report({}, validation=True)
     with pytest.raises(ValueError, match="requires a checkpoint"):
         report({}, validation=ValidationTaskConfig())
 
 
-def test_the_session_is_asked_for_the_rest(session: Noting, tmp_path: Path) -> None:
+def test_the_other_functions_delegate_to_the_session(
+    session: RecordingSession, tmp_path: Path
+) -> None:
     assert get_checkpoint() is None
     report({}, Checkpoint.from_directory(tmp_path))
     assert get_checkpoint() == Checkpoint.from_directory(tmp_path)
@@ -168,7 +178,7 @@ def test_the_session_is_asked_for_the_rest(session: Noting, tmp_path: Path) -> N
         ("spotfit.get_dataset_shard", get_dataset_shard),
     ],
 )
-def test_outside_of_a_training_function_nobody_answers(name: str, call: Any) -> None:
-    words = f"`{name}` cannot be used outside of a spotfit training function"
-    with pytest.raises(RuntimeError, match=words):
+def test_calls_outside_of_a_training_function_raise(name: str, call: Any) -> None:
+    message = f"`{name}` cannot be used outside of a spotfit training function"
+    with pytest.raises(RuntimeError, match=message):
         call()

@@ -1,7 +1,7 @@
 # Named and typed as the fields of AzureBatchOptions.
 
 output "endpoint" {
-  description = "Of the Batch account."
+  description = "URL of the Batch account."
   value       = "https://${azurerm_batch_account.spot.account_endpoint}"
 }
 
@@ -11,32 +11,32 @@ output "account_id" {
 }
 
 output "image" {
-  description = "What nodes run."
+  description = "Container image of the nodes."
   value       = var.image != "" ? var.image : local.baked
 }
 
 output "registry" {
-  description = "Where the image is pulled from."
+  description = "Registry of the image."
   value       = azurerm_container_registry.worker.login_server
 }
 
 output "identity" {
-  description = "Who the agents are."
+  description = "Resource id of the identity of the agents."
   value       = azurerm_user_assigned_identity.agents.id
 }
 
 output "identity_client_id" {
-  description = "Which one they are, where nodes have several."
+  description = "Client id of that identity."
   value       = azurerm_user_assigned_identity.agents.client_id
 }
 
 output "vm_size" {
-  description = "Of the nodes."
+  description = "VM size of the nodes."
   value       = var.vm_size
 }
 
 output "subnet" {
-  description = "Where nodes are."
+  description = "Subnet of the nodes."
   value       = var.subnet
 }
 
@@ -45,9 +45,9 @@ output "public_ip" {
   value       = var.public_ip
 }
 
-output "most_nodes" {
-  description = "How many nodes the pool may have."
-  value       = var.most_nodes
+output "max_nodes" {
+  description = "Largest number of nodes of the pool."
+  value       = var.max_nodes
 }
 
 # Beyond the options.

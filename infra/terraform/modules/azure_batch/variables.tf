@@ -47,7 +47,7 @@ variable "public_ip" {
   default     = true
 }
 
-variable "most_nodes" {
+variable "max_nodes" {
   description = "How many nodes the pool may have: 100 at most."
   type        = number
   default     = 100

@@ -15,7 +15,7 @@ output "azure_batch" {
     vm_size            = module.batch.vm_size
     subnet             = module.batch.subnet
     public_ip          = module.batch.public_ip
-    most_nodes         = module.batch.most_nodes
+    max_nodes          = module.batch.max_nodes
   }
 }
 

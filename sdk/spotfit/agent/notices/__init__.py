@@ -1,4 +1,4 @@
-"""Notice sources: how each kind of machine learns that it will be taken away.
+"""Notice sources: each detects preemption notices of one kind of machine.
 
-A source knows only its own machine; nothing of rounds, journals or what will be done about it.
+A source must only know its own machine, not rounds, the journal or the reaction to a notice.
 """

@@ -1,7 +1,7 @@
-"""EC2's own word that this spot instance will be taken away: the instance metadata service, v2.
+"""Spot interruption notices of EC2, from the instance metadata service (IMDSv2).
 
-It comes two minutes before, at best. Nobody sends a SIGTERM: AWS Batch's containers are not
-drained. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+A notice arrives at most two minutes before the interruption. AWS Batch does not drain containers:
+they receive no SIGTERM. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 """
 
 from __future__ import annotations
@@ -11,80 +11,90 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from spotfit.agent.notices.polled import PolledNotice, ask
+from spotfit.agent.notices.polled import PolledNoticeSource, request_metadata
 from spotfit.core.codec import decoder
-from spotfit.host import clocks, env
-from spotfit.model.world import Advice, Notice
+from spotfit.host import env, system
+from spotfit.model.topology import Notice, PreemptionRisk
 
-ENDPOINT = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
-DISABLED = "AWS_EC2_METADATA_DISABLED"
-_ENDPOINT = "http://169.254.169.254"
-_EVERY_S = 1.0
-_TOKEN_FOR_S = 21_600
-_ACTION = "/latest/meta-data/spot/instance-action"
-_REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
-_ADVICE = Advice("EC2 recommends to rebalance: it sees a higher risk for this instance")
-"""https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html"""
+ENDPOINT_ENV = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
+DISABLED_ENV = "AWS_EC2_METADATA_DISABLED"
+_DEFAULT_ENDPOINT = "http://169.254.169.254"
+# AWS recommends to poll at least every 5 s; each second counts within two minutes.
+_POLL_INTERVAL_S = 1.0
+# Six hours, the longest lifetime that the service allows.
+_TOKEN_TTL_S = 21_600
+_ACTION_PATH = "/latest/meta-data/spot/instance-action"
+_REBALANCE_PATH = "/latest/meta-data/events/recommendations/rebalance"
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html
+_REBALANCE_ADVICE = PreemptionRisk(
+    reason="EC2 sent a rebalance recommendation: this instance has an elevated interruption risk"
+)
 
 
-class Action(msgspec.Struct, frozen=True):
-    """What the service says, once there is something to say."""
+class SpotInstanceAction(msgspec.Struct, frozen=True):
+    """The `spot/instance-action` document; the service answers 404 before a notice."""
 
     action: str
     time: datetime
 
 
-_action = decoder(Action)
+_action_decoder = decoder(SpotInstanceAction)
 
 
 class Ec2Metadata:
-    """The service of this instance; its token is renewed when it is refused."""
+    """Client of the metadata service. The session token is renewed when it is rejected."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._token = ""
-        self._warned = False
+        self._is_rebalance_recommended = False
 
-    def look(self) -> Notice | Advice | None:
-        """The notice, if there is one; else the advice, if that was given."""
-        status, body = self._get(_ACTION)
+    def check(self) -> Notice | PreemptionRisk | None:
+        """Return the interruption notice, else the rebalance recommendation, else None."""
+        status, body = self._get(_ACTION_PATH)
         if status != 200:
-            return self._advice()
-        told = _action.decode(body)
-        deadline_ms = int(told.time.astimezone(UTC).timestamp() * 1000)
-        left_s = max(0.0, (deadline_ms - clocks.wall_ms()) / 1000)
-        return Notice(f"EC2 will {told.action} it", left_s, deadline_ms)
+            return self._check_rebalance()
+        notice = _action_decoder.decode(body)
+        deadline_ms = int(notice.time.astimezone(UTC).timestamp() * 1000)
+        left_s = max(0.0, (deadline_ms - system.wall_ms()) / 1000)
+        return Notice(
+            reason=f"EC2 will {notice.action} the instance",
+            seconds_left=left_s,
+            deadline_ms=deadline_ms,
+        )
 
-    def _advice(self) -> Advice | None:
-        """Once given it holds, and is not asked for again."""
-        self._warned = self._warned or self._get(_REBALANCE)[0] == 200
-        return _ADVICE if self._warned else None
+    def _check_rebalance(self) -> PreemptionRisk | None:
+        """Return the recommendation or None. EC2 never withdraws one that it has sent."""
+        self._is_rebalance_recommended = (
+            self._is_rebalance_recommended or self._get(_REBALANCE_PATH)[0] == 200
+        )
+        return _REBALANCE_ADVICE if self._is_rebalance_recommended else None
 
     def _get(self, path: str) -> tuple[int, bytes]:
-        status, body = self._asked(path)
-        if status == 401:
-            self._renew()
-            status, body = self._asked(path)
+        status, body = self._request(path)
+        if status == 401:  # the token is missing or has expired
+            self._renew_token()
+            status, body = self._request(path)
         return status, body
 
-    def _asked(self, path: str) -> tuple[int, bytes]:
-        return ask(self._url, path, headers={"X-aws-ec2-metadata-token": self._token})
+    def _request(self, path: str) -> tuple[int, bytes]:
+        return request_metadata(self._url, path, headers={"X-aws-ec2-metadata-token": self._token})
 
-    def _renew(self) -> None:
-        lasting = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_FOR_S)}
-        status, body = ask(self._url, "/latest/api/token", method="PUT", headers=lasting)
+    def _renew_token(self) -> None:
+        headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_TTL_S)}
+        status, body = request_metadata(
+            self._url, "/latest/api/token", method="PUT", headers=headers
+        )
         if status == 200:
             self._token = body.decode()
 
 
-class AwsNotice(PolledNotice):
-    """Asks once a second, by AWS's advice at least every five."""
+class AwsNoticeSource(PolledNoticeSource):
+    """Polls the EC2 metadata service, unless AWS_EC2_METADATA_DISABLED is true."""
 
-    def __init__(self, wake: Callable[[], None], every_s: float = _EVERY_S) -> None:
-        look = Ec2Metadata(env.lookup(ENDPOINT) or _ENDPOINT).look
-        disabled = (env.lookup(DISABLED) or "").lower() == "true"
-        super().__init__(wake, _nothing if disabled else look, every_s=every_s, name="aws")
-
-
-def _nothing() -> None:
-    return None
+    def __init__(self, wake: Callable[[], None], interval_s: float = _POLL_INTERVAL_S) -> None:
+        check = Ec2Metadata(env.lookup(ENDPOINT_ENV) or _DEFAULT_ENDPOINT).check
+        is_disabled = (env.lookup(DISABLED_ENV) or "").lower() == "true"
+        super().__init__(
+            wake, (lambda: None) if is_disabled else check, interval_s=interval_s, name="aws"
+        )

@@ -1,7 +1,7 @@
-"""Azure's own word that this VM will be taken away: Scheduled Events of its metadata service.
+"""Preemption notices of Azure, from the Scheduled Events of the instance metadata service.
 
-A preemption is told half a minute ahead, at best. Events of other VMs are told, too. An event that
-is acknowledged begins at once: we never do.
+A `Preempt` event is announced at most 30 seconds ahead. The service also lists events of other VMs
+of the same scale set. Events are never acknowledged: an acknowledged event starts immediately.
 https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events
 """
 
@@ -12,94 +12,101 @@ from email.utils import parsedate_to_datetime
 
 import msgspec
 
-from spotfit.agent.notices.polled import PolledNotice, ask
+from spotfit.agent.notices.polled import PolledNoticeSource, request_metadata
 from spotfit.core.codec import decoder
-from spotfit.host import clocks, env, log
-from spotfit.model.world import Notice
+from spotfit.host import env, log, system
+from spotfit.model.topology import Notice
 
-ENDPOINT = "AZURE_POD_IDENTITY_AUTHORITY_HOST"
-"""Where Azure's own identity library looks for the metadata service."""
-_ENDPOINT = "http://169.254.169.254"
-_EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
-_NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
-_METADATA = {"Metadata": "true"}
-_EVERY_S = 1.0
-_PATIENCE_S = 150.0
-"""The first question turns the events on; that may take two minutes."""
-_TAKES_AWAY = ("Preempt", "Terminate", "Redeploy", "Reboot")
-"""What ends processes; a `Freeze` is a pause of seconds."""
+ENDPOINT_ENV = "AZURE_POD_IDENTITY_AUTHORITY_HOST"
+"""The variable by which Azure's identity library finds the metadata service."""
+_DEFAULT_ENDPOINT = "http://169.254.169.254"
+_EVENTS_PATH = "/metadata/scheduledevents?api-version=2020-07-01"
+_NAME_PATH = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+_METADATA_HEADERS = {"Metadata": "true"}
+# Recommended by Azure.
+_POLL_INTERVAL_S = 1.0
+# The first request enables Scheduled Events for the VM, which may take two minutes.
+_FIRST_REQUEST_TIMEOUT_S = 150.0
+_TERMINATING_EVENT_TYPES = ("Preempt", "Terminate", "Redeploy", "Reboot")
+"""Events that terminate processes. `Freeze` is not among them: it pauses a VM for seconds."""
 
 
-class Event(msgspec.Struct, frozen=True, rename="pascal"):
-    """One of the events that are told."""
+class ScheduledEvent(msgspec.Struct, frozen=True, rename="pascal"):
+    """One event of the Scheduled Events document."""
 
     event_id: str = ""
     event_type: str = ""
     resources: tuple[str, ...] = ()
     not_before: str = ""
-    """When it begins at the earliest; '' once it has begun."""
+    """Earliest start; '' once the event has started."""
 
 
-class Events(msgspec.Struct, frozen=True, rename="pascal"):
-    """All that are told."""
+class ScheduledEvents(msgspec.Struct, frozen=True, rename="pascal"):
+    """The Scheduled Events document."""
 
-    events: tuple[Event, ...] = ()
+    events: tuple[ScheduledEvent, ...] = ()
 
 
-_events = decoder(Events)
+_events_decoder = decoder(ScheduledEvents)
 
 
 class AzureMetadata:
-    """The service of this VM."""
+    """Client of the metadata service of this VM."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
-        self._name = ""
-        self._told: set[str] = set()
+        self._vm_name = ""
+        self._logged_event_ids: set[str] = set()
 
-    def look(self) -> Notice | None:
-        """The notice, if there is one for this VM."""
-        status, body = ask(self._url, _EVENTS, headers=_METADATA, within_s=_PATIENCE_S)
+    def check(self) -> Notice | None:
+        """Return the notice for this VM, or None."""
+        status, body = request_metadata(
+            self._url, _EVENTS_PATH, headers=_METADATA_HEADERS, timeout_s=_FIRST_REQUEST_TIMEOUT_S
+        )
         if status != 200:
             return None
-        mine = [event for event in _events.decode(body).events if self._concerns_us(event)]
-        going = [event for event in mine if event.event_type in _TAKES_AWAY]
-        if going:
-            return _notice(min(going, key=_begins_ms))
-        self._tell(mine)
+        events = [
+            event for event in _events_decoder.decode(body).events if self._affects_this_vm(event)
+        ]
+        terminating = [event for event in events if event.event_type in _TERMINATING_EVENT_TYPES]
+        if terminating:
+            return _to_notice(min(terminating, key=_starts_at_ms))
+        self._log_maintenance(events)
         return None
 
-    def _concerns_us(self, event: Event) -> bool:
-        self._name = self._name or self._own_name()
-        return bool(self._name) and self._name in map(str.lower, event.resources)
+    def _affects_this_vm(self, event: ScheduledEvent) -> bool:
+        if not self._vm_name:
+            status, body = request_metadata(self._url, _NAME_PATH, headers=_METADATA_HEADERS)
+            self._vm_name = body.decode().strip().lower() if status == 200 else ""
+        return bool(self._vm_name) and self._vm_name in map(str.lower, event.resources)
 
-    def _own_name(self) -> str:
-        status, body = ask(self._url, _NAME, headers=_METADATA)
-        return body.decode().strip().lower() if status == 200 else ""
-
-    def _tell(self, events: list[Event]) -> None:
+    def _log_maintenance(self, events: list[ScheduledEvent]) -> None:
         for event in events:
-            if event.event_id not in self._told:
-                self._told.add(event.event_id)
-                log.info("notice.maintenance", why=event.event_type, at=event.not_before)
+            if event.event_id not in self._logged_event_ids:
+                self._logged_event_ids.add(event.event_id)
+                log.info("notice.maintenance", reason=event.event_type, at=event.not_before)
 
 
-class AzureNotice(PolledNotice):
-    """Asks once a second, by Azure's advice."""
+class AzureNoticeSource(PolledNoticeSource):
+    """Polls the Scheduled Events of this VM."""
 
-    def __init__(self, wake: Callable[[], None], every_s: float = _EVERY_S) -> None:
-        look = AzureMetadata(env.lookup(ENDPOINT) or _ENDPOINT).look
-        super().__init__(wake, look, every_s=every_s, name="azure")
-
-
-def _notice(event: Event) -> Notice:
-    deadline_ms = _begins_ms(event) or clocks.wall_ms()
-    left_s = max(0.0, (deadline_ms - clocks.wall_ms()) / 1000)
-    return Notice(f"Azure will {event.event_type.lower()} it", left_s, deadline_ms)
+    def __init__(self, wake: Callable[[], None], interval_s: float = _POLL_INTERVAL_S) -> None:
+        check = AzureMetadata(env.lookup(ENDPOINT_ENV) or _DEFAULT_ENDPOINT).check
+        super().__init__(wake, check, interval_s=interval_s, name="azure")
 
 
-def _begins_ms(event: Event) -> int:
-    """0 where it has begun already."""
+def _to_notice(event: ScheduledEvent) -> Notice:
+    deadline_ms = _starts_at_ms(event) or system.wall_ms()
+    left_s = max(0.0, (deadline_ms - system.wall_ms()) / 1000)
+    return Notice(
+        reason=f"Azure will {event.event_type.lower()} the VM",
+        seconds_left=left_s,
+        deadline_ms=deadline_ms,
+    )
+
+
+def _starts_at_ms(event: ScheduledEvent) -> int:
+    """Return the start in milliseconds since 1970, or 0 if the event has started."""
     if not event.not_before:
         return 0
     return int(parsedate_to_datetime(event.not_before).timestamp() * 1000)

@@ -1,4 +1,4 @@
-"""A file appears: how the live simulator tells a machine that it will be taken away."""
+"""Preemption notices from a file, used by the live simulator and by site-specific scripts."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ from pathlib import Path
 import msgspec
 
 from spotfit.core.codec import decoder
-from spotfit.host import clocks, env, log
-from spotfit.model.world import Notice
+from spotfit.host import env, log, system
+from spotfit.model.topology import Notice
 
 
-class Announcement(msgspec.Struct, frozen=True):
-    """What the file holds, as JSON."""
+class NoticeFileContent(msgspec.Struct, frozen=True):
+    """The contents of the file, as JSON."""
 
     reason: str = "reclaimed"
     seconds_left: float | None = None
 
 
-_announcement = decoder(Announcement)
+_content_decoder = decoder(NoticeFileContent)
 
 
-class FileNotice:
-    """Watches the path in SPOTFIT_NOTICE_FILE, which is to appear whole (by a rename)."""
+class FileNoticeSource:
+    """Watches the path in SPOTFIT_NOTICE_FILE. Create the file atomically, by a rename."""
 
     def __init__(self, wake: Callable[[], None], path: Path | None = None) -> None:
-        told = env.value(env.NOTICE_FILE)
-        self._path = path or (Path(told) if told else None)
+        configured = env.read(env.NOTICE_FILE)
+        self._path = path or (Path(configured) if configured else None)
 
     def poll(self, now: float) -> Notice | None:
         if self._path is None:
             return None
         try:
             body = self._path.read_bytes()
-        except OSError:  # not there (yet), or not to be read: no notice
+        except OSError:  # the file does not exist yet, or is not readable
             return None
-        return _notice(body)
+        return _parse_notice(body)
 
 
-def _notice(body: bytes) -> Notice:
-    """Even a file that nobody can read says that something is coming."""
+def _parse_notice(body: bytes) -> Notice:
+    """Return the notice. An invalid file counts as a notice without a deadline."""
     try:
-        told = _announcement.decode(body)
-    except (msgspec.ValidationError, msgspec.DecodeError) as garbage:
-        log.warning("notice.file", why=str(garbage))
-        told = Announcement()
-    left = told.seconds_left
-    deadline_ms = 0 if left is None else clocks.wall_ms() + int(left * 1000)
-    return Notice(told.reason, left, deadline_ms)
+        content = _content_decoder.decode(body)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        log.warning("notice.file_invalid", reason=str(error))
+        content = NoticeFileContent()
+    left_s = content.seconds_left
+    deadline_ms = 0 if left_s is None else system.wall_ms() + int(left_s * 1000)
+    return Notice(reason=content.reason, seconds_left=left_s, deadline_ms=deadline_ms)

@@ -1,8 +1,8 @@
-"""Google's own word that this VM will be taken away: its metadata server.
+"""Preemption notices of Google Compute Engine, from the metadata server of the VM.
 
-`instance/preempted` turns TRUE when the shutdown begins, at most half a minute before the end,
-unless an instance template asks for two minutes more; hence a question that waits for its
-answer. That containers get a SIGTERM then is not documented. https://docs.cloud.google.com/compute/docs/instances/spot,
+`instance/preempted` becomes TRUE when the shutdown starts, at most 30 seconds before the end unless
+the instance template extends it by up to two minutes. The request is therefore a long poll. Google
+does not document a SIGTERM for containers. https://docs.cloud.google.com/compute/docs/instances/spot,
 https://docs.cloud.google.com/compute/docs/metadata/getting-live-migration-notice
 """
 
@@ -10,64 +10,66 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spotfit.agent.notices.polled import PolledNotice, whole_answer
-from spotfit.host import clocks, env, log
-from spotfit.model.world import Notice
+from spotfit.agent.notices.polled import PolledNoticeSource, http_request
+from spotfit.host import env, log, system
+from spotfit.model.topology import Notice
 
-ENDPOINT = "GCE_METADATA_HOST"
-_ENDPOINT = "169.254.169.254"
-_INSTANCE = "/computeMetadata/v1/instance/"
-_PREEMPTED = "preempted"
-_EVERY_S = 0.5
-_WAIT_S = 3
-"""How long the server may keep a question back for a change: less than `ask` has patience."""
-_STAYS_S = 30.0
-"""From the flag to the end, at best, where nobody says otherwise."""
+ENDPOINT_ENV = "GCE_METADATA_HOST"
+_DEFAULT_ENDPOINT = "169.254.169.254"
+_INSTANCE_PATH = "/computeMetadata/v1/instance/"
+_PREEMPTED_KEY = "preempted"
+_POLL_INTERVAL_S = 0.5
+# The server answers after this time at the latest; shorter than the timeout of `http_request`.
+_LONG_POLL_S = 3
+# Time from `preempted` to the end of a VM, unless SPOTFIT_SIGNAL_GRACE_S is set.
+_DEFAULT_GRACE_S = 30.0
 
 
 class GceMetadata:
-    """The server of this VM."""
+    """Client of the metadata server of this VM."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._etag = ""
         self._maintenance = "NONE"
 
-    def look(self) -> Notice | None:
-        """The notice, if there is one; waits a few seconds for it."""
-        if self._asked(_PREEMPTED, self._until_changed()) == "TRUE":
-            stays_s = env.value(env.SIGNAL_GRACE_S) or _STAYS_S
-            deadline_ms = clocks.wall_ms() + int(stays_s * 1000)
-            return Notice("Google preempts it", stays_s, deadline_ms)
-        return self._look_for_maintenance()
+    def check(self) -> Notice | None:
+        """Return the notice or None, after at most `_LONG_POLL_S`."""
+        if self._request(_PREEMPTED_KEY, self._long_poll_query()) == "TRUE":
+            grace_s = env.read(env.SIGNAL_GRACE_S) or _DEFAULT_GRACE_S
+            deadline_ms = system.wall_ms() + int(grace_s * 1000)
+            return Notice(
+                reason="Google preempts the VM", seconds_left=grace_s, deadline_ms=deadline_ms
+            )
+        return self._check_maintenance()
 
-    def _look_for_maintenance(self) -> Notice | None:
-        """A VM that moves to another host goes on; one with GPUs is ended, an hour after this."""
-        told = self._asked("maintenance-event")
-        if told == "TERMINATE_ON_HOST_MAINTENANCE":
-            return Notice("Google will end it for maintenance of its host")
-        if told not in ("", self._maintenance):
-            log.info("notice.maintenance", why=told)
-            self._maintenance = told
+    def _check_maintenance(self) -> Notice | None:
+        """A live migration is only logged. VMs with GPUs cannot migrate: they end an hour later."""
+        event = self._request("maintenance-event")
+        if event == "TERMINATE_ON_HOST_MAINTENANCE":
+            return Notice(reason="Google will terminate the VM for host maintenance")
+        if event not in ("", self._maintenance):
+            log.info("notice.maintenance", reason=event)
+            self._maintenance = event
         return None
 
-    def _until_changed(self) -> str:
+    def _long_poll_query(self) -> str:
         if not self._etag:
             return ""
-        return f"?wait_for_change=true&timeout_sec={_WAIT_S}&last_etag={self._etag}"
+        return f"?wait_for_change=true&timeout_sec={_LONG_POLL_S}&last_etag={self._etag}"
 
-    def _asked(self, what: str, query: str = "") -> str:
-        """'' where the server does not know it."""
-        path = f"{_INSTANCE}{what}{query}"
-        answer = whole_answer(self._url, path, headers={"Metadata-Flavor": "Google"})
-        if what == _PREEMPTED:
-            self._etag = answer.headers.get("etag", "")
-        return answer.body.decode().strip() if answer.status == 200 else ""
+    def _request(self, key: str, query: str = "") -> str:
+        """Return the value, or '' if the server does not have that key."""
+        path = f"{_INSTANCE_PATH}{key}{query}"
+        response = http_request(self._url, path, headers={"Metadata-Flavor": "Google"})
+        if key == _PREEMPTED_KEY:
+            self._etag = response.headers.get("etag", "")
+        return response.body.decode().strip() if response.status == 200 else ""
 
 
-class GcpNotice(PolledNotice):
-    """Asks again as soon as it has its answer."""
+class GcpNoticeSource(PolledNoticeSource):
+    """Long-polls the metadata server."""
 
-    def __init__(self, wake: Callable[[], None], every_s: float = _EVERY_S) -> None:
-        url = f"http://{env.lookup(ENDPOINT) or _ENDPOINT}"
-        super().__init__(wake, GceMetadata(url).look, every_s=every_s, name="gcp")
+    def __init__(self, wake: Callable[[], None], interval_s: float = _POLL_INTERVAL_S) -> None:
+        url = f"http://{env.lookup(ENDPOINT_ENV) or _DEFAULT_ENDPOINT}"
+        super().__init__(wake, GceMetadata(url).check, interval_s=interval_s, name="gcp")

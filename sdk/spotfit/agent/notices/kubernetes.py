@@ -1,9 +1,9 @@
-"""What a cluster knows of the node below this pod: taints of a node that will be drained.
+"""Preemption notices of Kubernetes, from the taints of the node that runs this pod.
 
-Whoever hears of a reclaim first (a termination handler, Karpenter, the autoscaler, GKE before it
-maintains a host) taints the node, and evicts its pods later. The pod's own SIGTERM comes with the
-eviction: what is heard here is earlier. To read a node takes the right to `get` nodes, for the
-pod's service account; without it, SIGTERM is all there is.
+Termination handlers, Karpenter, the cluster autoscaler and GKE taint a node before they evict its
+pods. The pod receives SIGTERM only with the eviction, so the taint is the earlier notice. Reading
+the node requires the permission `get nodes` for the pod's service account; without it, SIGTERM is
+the only notice.
 https://github.com/aws/aws-node-termination-handler, https://karpenter.sh/docs/concepts/disruption/,
 https://docs.cloud.google.com/kubernetes-engine/docs/concepts/handle-disruption-gpu-tpu
 """
@@ -16,27 +16,28 @@ from pathlib import Path
 
 import msgspec
 
-from spotfit.agent.notices.polled import PolledNotice, whole_answer
+from spotfit.agent.notices.polled import PolledNoticeSource, http_request
 from spotfit.host import env, log
-from spotfit.model.world import Advice, Notice
+from spotfit.model.topology import Notice, PreemptionRisk
 
-_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_EVERY_S = 5.0
-_SOON = {
-    "aws-node-termination-handler/rebalance-recommendation": "EC2 sees a higher risk for the node",
+_SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+# 1,000 nodes make 200 small requests a second to the API server.
+_POLL_INTERVAL_S = 5.0
+_RISK_TAINTS = {
+    "aws-node-termination-handler/rebalance-recommendation": "EC2 recommends to replace the node",
 }
-"""Taints of nodes that are in danger, and will perhaps never go."""
-_GOES = {
-    "aws-node-termination-handler/spot-itn": "AWS takes it back",
-    "aws-node-termination-handler/asg-lifecycle-termination": "its scaling group ends it",
-    "aws-node-termination-handler/scheduled-maintenance": "AWS will maintain it",
-    "cloud.google.com/impending-node-termination": "Google ends it",
-    "karpenter.sh/disrupted": "Karpenter disrupts it",
-    "karpenter.sh/disruption": "Karpenter disrupts it",
-    "node.cloudprovider.kubernetes.io/shutdown": "it shuts down",
-    "ToBeDeletedByClusterAutoscaler": "the autoscaler deletes it",
+"""Taints of nodes with an elevated risk of interruption."""
+_EVICTION_TAINTS = {
+    "aws-node-termination-handler/spot-itn": "AWS interrupts the spot instance",
+    "aws-node-termination-handler/asg-lifecycle-termination": "its scaling group terminates it",
+    "aws-node-termination-handler/scheduled-maintenance": "AWS will maintain the host",
+    "cloud.google.com/impending-node-termination": "Google terminates the node",
+    "karpenter.sh/disrupted": "Karpenter replaces the node",
+    "karpenter.sh/disruption": "Karpenter replaces the node",
+    "node.cloudprovider.kubernetes.io/shutdown": "the node shuts down",
+    "ToBeDeletedByClusterAutoscaler": "the autoscaler deletes the node",
 }
-"""Taints of nodes whose pods will be evicted, and what they mean."""
+"""Taints of nodes whose pods will be evicted, with the reason for users."""
 
 
 class _Taint(msgspec.Struct):
@@ -51,57 +52,74 @@ class _Node(msgspec.Struct):
     spec: _Spec = msgspec.field(default_factory=_Spec)
 
 
-class ClusterNode:
-    """This pod's node, as the API server describes it."""
+class KubernetesNodeTaints:
+    """Client of the API server, for the node of this pod."""
 
-    def __init__(self, url: str, node: str, account: Path = _ACCOUNT) -> None:
+    def __init__(
+        self, url: str, node: str, service_account_dir: Path = _SERVICE_ACCOUNT_DIR
+    ) -> None:
         self._url = url
         self._path = f"/api/v1/nodes/{node}"
-        self._account = account
-        self._trust: ssl.SSLContext | None = None
-        self._may_read = bool(url and node)
+        self._service_account_dir = service_account_dir
+        self._tls_context: ssl.SSLContext | None = None
+        self._can_read_node = bool(url and node)
 
-    def look(self) -> Notice | Advice | None:
-        """The notice, if the node bears a taint that is one; else the advice, if one is that."""
-        taints = self._taints() if self._may_read else []
+    def check(self) -> Notice | PreemptionRisk | None:
+        """Return a notice or a risk according to the node's taints, or None."""
+        taints = self._fetch_taints() if self._can_read_node else []
         for key in taints:
-            if key in _GOES:
-                return Notice(f"{_GOES[key]} ({key})")
-        return next((Advice(f"{_SOON[key]} ({key})") for key in taints if key in _SOON), None)
+            if key in _EVICTION_TAINTS:
+                return Notice(reason=f"{_EVICTION_TAINTS[key]} ({key})")
+        return next(
+            (
+                PreemptionRisk(reason=f"{_RISK_TAINTS[key]} ({key})")
+                for key in taints
+                if key in _RISK_TAINTS
+            ),
+            None,
+        )
 
-    def _taints(self) -> list[str]:
-        answer = whole_answer(self._url, self._path, headers=self._proof(), trust=self._trusted())
-        if answer.status in (401, 403):
-            self._may_read = False
-            log.info("notice.node_unreadable", what_holds="SIGTERM tells when this pod must go")
+    def _fetch_taints(self) -> list[str]:
+        response = http_request(
+            self._url,
+            self._path,
+            headers=self._auth_headers(),
+            tls_context=self._load_tls_context(),
+        )
+        if response.status in (401, 403):
+            self._can_read_node = False
+            log.info(
+                "notice.node_access_denied",
+                reason="the service account may not `get` nodes; SIGTERM is the only notice",
+            )
             return []
-        if answer.status != 200:
-            raise ConnectionError(f"the API server answers {answer.status}")
-        return [taint.key for taint in msgspec.json.decode(answer.body, type=_Node).spec.taints]
+        if response.status != 200:
+            raise ConnectionError(f"the API server returned status {response.status}")
+        return [taint.key for taint in msgspec.json.decode(response.body, type=_Node).spec.taints]
 
-    def _proof(self) -> dict[str, str]:
-        """Read anew each time: such tokens last an hour."""
-        token = self._account / "token"
+    def _auth_headers(self) -> dict[str, str]:
+        """Read the token for each request: Kubernetes rotates it every hour."""
+        token = self._service_account_dir / "token"
         return {"Authorization": f"Bearer {token.read_text().strip()}"} if token.exists() else {}
 
-    def _trusted(self) -> ssl.SSLContext | None:
-        authority = self._account / "ca.crt"
-        if self._trust is None and authority.exists():
-            self._trust = ssl.create_default_context(cafile=str(authority))
-        return self._trust
+    def _load_tls_context(self) -> ssl.SSLContext | None:
+        authority = self._service_account_dir / "ca.crt"
+        if self._tls_context is None and authority.exists():
+            self._tls_context = ssl.create_default_context(cafile=str(authority))
+        return self._tls_context
 
 
-class KubernetesNotice(PolledNotice):
-    """Asks every few seconds: a thousand nodes are two hundred small requests a second."""
+class KubernetesNoticeSource(PolledNoticeSource):
+    """Polls the taints of this pod's node."""
 
-    def __init__(self, wake: Callable[[], None], every_s: float = _EVERY_S) -> None:
-        url = env.value(env.KUBERNETES_API) or _in_cluster()
-        node = ClusterNode(url, env.value(env.KUBERNETES_NODE))
-        super().__init__(wake, node.look, every_s=every_s, name="kubernetes")
+    def __init__(self, wake: Callable[[], None], interval_s: float = _POLL_INTERVAL_S) -> None:
+        url = env.read(env.KUBERNETES_API) or _in_cluster_url()
+        node = KubernetesNodeTaints(url, env.read(env.KUBERNETES_NODE))
+        super().__init__(wake, node.check, interval_s=interval_s, name="kubernetes")
 
 
-def _in_cluster() -> str:
-    """As Kubernetes tells its pods; '' where this is none."""
+def _in_cluster_url() -> str:
+    """Return the API server's URL from the pod's environment; '' outside of a cluster."""
     host, port = env.lookup("KUBERNETES_SERVICE_HOST"), env.lookup("KUBERNETES_SERVICE_PORT")
     if not host:
         return ""

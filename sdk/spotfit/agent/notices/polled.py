@@ -1,4 +1,4 @@
-"""A source that has to ask: in a thread of its own, so that nobody waits for the answer."""
+"""`PolledNoticeSource`: a source that polls in a thread, and HTTP requests for such sources."""
 
 from __future__ import annotations
 
@@ -10,104 +10,110 @@ from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from spotfit.host import log
-from spotfit.model.world import Advice, Notice
+from spotfit.model.topology import Notice, PreemptionRisk
 
-_ANSWER_WITHIN_S = 5.0
+# Metadata services answer within milliseconds; a stuck request must not hide a notice for long.
+_RESPONSE_TIMEOUT_S = 5.0
 
-Look = Callable[[], Notice | Advice | None]
+NoticeCheck = Callable[[], Notice | PreemptionRisk | None]
 
 
-class PolledNotice:
-    """Calls `look` every so often until it gives a notice; what is less than one is remembered
-    meanwhile. What `look` raises is logged once."""
+class PolledNoticeSource:
+    """Calls `check` every `interval_s` in a thread until it returns a notice.
 
-    def __init__(self, wake: Callable[[], None], look: Look, *, every_s: float, name: str) -> None:
+    Until then the last `PreemptionRisk` is returned by `poll`. An exception of `check` is logged
+    when its text changes.
+    """
+
+    def __init__(
+        self, wake: Callable[[], None], check: NoticeCheck, *, interval_s: float, name: str
+    ) -> None:
         self._wake = wake
-        self._look = look
-        self._every_s = every_s
+        self._check = check
+        self._interval_s = interval_s
         self._name = name
         self._notice: Notice | None = None
-        self._advice: Advice | None = None
-        self._trouble = ""
-        self._ended = threading.Event()
+        self._advice: PreemptionRisk | None = None
+        self._last_error = ""
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"spotfit-{name}", daemon=True)
         self._thread.start()
 
-    def poll(self, now: float) -> Notice | Advice | None:
+    def poll(self, now: float) -> Notice | PreemptionRisk | None:
         return self._notice or self._advice
 
     def close(self) -> None:
-        """Ask no more."""
-        self._ended.set()
+        """Stop polling."""
+        self._closed.set()
 
     def _run(self) -> None:
-        while self._notice is None and not self._ended.wait(self._every_s):
+        while self._notice is None and not self._closed.wait(self._interval_s):
             try:
-                self._take(self._look())
-            except Exception as error:  # noqa: BLE001  # a source that fails must not end the agent
-                self._complain(f"{type(error).__name__}: {error}")
+                self._record(self._check())
+            except Exception as error:  # noqa: BLE001  # a failing source must not stop the agent
+                self._log_failure(f"{type(error).__name__}: {error}")
 
-    def _take(self, seen: Notice | Advice | None) -> None:
-        if seen is None or seen == self._advice:
+    def _record(self, notice: Notice | PreemptionRisk | None) -> None:
+        if notice is None or notice == self._advice:
             return
-        if isinstance(seen, Notice):
-            self._notice = seen
+        if isinstance(notice, Notice):
+            self._notice = notice
         else:
-            self._advice = seen
+            self._advice = notice
         self._wake()
 
-    def _complain(self, why: str) -> None:
-        if why != self._trouble:
-            self._trouble = why
-            log.warning("notice.unreadable", source=self._name, why=why)
+    def _log_failure(self, reason: str) -> None:
+        if reason != self._last_error:
+            self._last_error = reason
+            log.warning("notice.poll_failed", source=self._name, reason=reason)
 
 
-class Answer(NamedTuple):
-    """What a metadata service says. Names of headers are in lower case."""
+class HttpResponse(NamedTuple):
+    """The response of an HTTP server; header names are in lower case."""
 
     status: int
     body: bytes
     headers: Mapping[str, str]
 
 
-def ask(
+def request_metadata(
     url: str,
     path: str,
     *,
     method: str = "GET",
     headers: Mapping[str, str] | None = None,
-    within_s: float = _ANSWER_WITHIN_S,
+    timeout_s: float = _RESPONSE_TIMEOUT_S,
 ) -> tuple[int, bytes]:
-    """One request to a metadata service: status and body. Never by a proxy."""
-    answer = whole_answer(url, path, method=method, headers=headers, within_s=within_s)
-    return answer.status, answer.body
+    """Send a request without a proxy and return its status and body."""
+    response = http_request(url, path, method=method, headers=headers, timeout_s=timeout_s)
+    return response.status, response.body
 
 
-def whole_answer(
+def http_request(
     url: str,
     path: str,
     *,
     method: str = "GET",
     headers: Mapping[str, str] | None = None,
-    trust: ssl.SSLContext | None = None,
-    within_s: float = _ANSWER_WITHIN_S,
-) -> Answer:
-    """As `ask`, for whoever needs the headers, too, or trusts an authority of its own."""
+    tls_context: ssl.SSLContext | None = None,
+    timeout_s: float = _RESPONSE_TIMEOUT_S,
+) -> HttpResponse:
+    """Like `request_metadata`, with the response headers and an optional TLS context."""
     address = urlsplit(url)
-    wire = _wire(address, trust, within_s=within_s)
+    connection = _open_connection(address, tls_context, timeout_s=timeout_s)
     try:
-        wire.request(method, address.path.rstrip("/") + path, headers=dict(headers or {}))
-        reply = wire.getresponse()
-        told = {name.lower(): text for name, text in reply.getheaders()}
-        return Answer(reply.status, reply.read(), told)
+        connection.request(method, address.path.rstrip("/") + path, headers=dict(headers or {}))
+        response = connection.getresponse()
+        response_headers = {name.lower(): text for name, text in response.getheaders()}
+        return HttpResponse(response.status, response.read(), response_headers)
     finally:
-        wire.close()
+        connection.close()
 
 
-def _wire(
-    address: SplitResult, trust: ssl.SSLContext | None, *, within_s: float
+def _open_connection(
+    url: SplitResult, tls_context: ssl.SSLContext | None, *, timeout_s: float
 ) -> http.client.HTTPConnection:
-    host, port = str(address.hostname), address.port
-    if address.scheme == "https":
-        return http.client.HTTPSConnection(host, port, timeout=within_s, context=trust)
-    return http.client.HTTPConnection(host, port, timeout=within_s)
+    host, port = str(url.hostname), url.port
+    if url.scheme == "https":
+        return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=tls_context)
+    return http.client.HTTPConnection(host, port, timeout=timeout_s)

@@ -1,4 +1,4 @@
-"""SIGTERM: what every scheduler sends before it takes a machine away."""
+"""Preemption notices by SIGTERM, which most schedulers send before they stop a machine."""
 
 from __future__ import annotations
 
@@ -7,26 +7,30 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-from spotfit.host import clocks, env
-from spotfit.model.world import Notice
+from spotfit.host import env, system
+from spotfit.model.topology import Notice
 
 
-class SignalNotice:
-    """Turns SIGTERM from an end into a notice. Made outside the main thread it hears nothing."""
+class SignalNoticeSource:
+    """Handles SIGTERM as a notice instead of the end of the process.
+
+    The deadline follows from SPOTFIT_SIGNAL_GRACE_S. Signals can only be handled in the main
+    thread: a source that is created in another thread never returns a notice.
+    """
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._came = False
+        self._received = False
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._hear)
+            signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def poll(self, now: float) -> Notice | None:
-        if not self._came:
+        if not self._received:
             return None
-        grace_s = env.value(env.SIGNAL_GRACE_S) or None
-        deadline_ms = 0 if grace_s is None else clocks.wall_ms() + int(grace_s * 1000)
-        return Notice("SIGTERM", grace_s, deadline_ms)
+        grace_s = env.read(env.SIGNAL_GRACE_S) or None
+        deadline_ms = 0 if grace_s is None else system.wall_ms() + int(grace_s * 1000)
+        return Notice(reason="SIGTERM", seconds_left=grace_s, deadline_ms=deadline_ms)
 
-    def _hear(self, _number: int, _frame: FrameType | None) -> None:
-        self._came = True
+    def _on_sigterm(self, _number: int, _frame: FrameType | None) -> None:
+        self._received = True
         self._wake()

@@ -1,4 +1,4 @@
-"""The torch dialect: process group, model, data loader and device of one worker.
+"""Adapter for PyTorch: process groups for torch, torchft and torch_xla, and their configurations.
 
-It knows its own place in the round, but no agent, no journal and no cloud.
+It must not know agents, the journal or clouds, and it imports torch only inside functions.
 """

@@ -1,4 +1,4 @@
-"""Graphs for AWS Neuron: extracted while a function runs, compiled all at once afterwards."""
+"""AWS Neuron: extract a model's graphs while the training function runs, then compile them all."""
 
 from __future__ import annotations
 
@@ -7,34 +7,35 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from spotfit.frameworks.torch.backend import bring
+from spotfit.frameworks.torch.process_group import import_optional
 from spotfit.host import env
 
-EXTRACTING = {
+GRAPH_EXTRACTION_VARIABLES = {
     "NEURON_PARALLEL_COMPILE": "1",
     "NEURON_EXTRACT_GRAPHS_ONLY": "1",
     "NEURON_FALL_BACK_TO_NULL_NEFF": "1",
 }
-"""Variables under which a model yields its graphs and nothing of meaning."""
+"""Variables under which a model only emits its graphs; the values it computes are meaningless."""
 
 
 @contextmanager
-def compiling_graphs() -> Iterator[None]:
-    """Compile what was extracted within, by the first worker of each node."""
+def compile_extracted_graphs() -> Iterator[None]:
+    """After the block, compile the graphs that were extracted in it into the node's cache."""
     yield
+    # The cache is shared by the node's workers: one compilation per node is enough.
     if env.lookup("LOCAL_RANK") == "0":
         _compile()
 
 
 def cache_folder(flags: str) -> str | None:
-    """The folder that NEURON_CC_FLAGS name for what is compiled, if they do."""
+    """Return the `--cache_dir` of NEURON_CC_FLAGS, or None if the flags do not set it."""
     found = re.search(r"--cache_dir[= ](\S+)", flags)
     return found and found[1]
 
 
 def _compile() -> None:
-    cache = bring("libneuronxla.neuron_cc_cache", package="libneuronxla")
-    compiler = bring("libneuronxla.neuron_parallel_compile", package="libneuronxla")
-    place = cache.CacheUrl.get_cache_url(cache_folder(env.lookup("NEURON_CC_FLAGS") or ""))
+    cache = import_optional("libneuronxla.neuron_cc_cache", package="libneuronxla")
+    compiler = import_optional("libneuronxla.neuron_parallel_compile", package="libneuronxla")
+    url = cache.CacheUrl.get_cache_url(cache_folder(env.lookup("NEURON_CC_FLAGS") or ""))
     with tempfile.TemporaryDirectory() as folder:
-        compiler.parallel_compile(f"{folder}/", place)
+        compiler.parallel_compile(f"{folder}/", url)

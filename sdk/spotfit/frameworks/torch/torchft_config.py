@@ -1,47 +1,70 @@
-"""TorchftConfig: torch with torchft, each worker a replica group of its own."""
+"""TorchftConfig and its framework: fault-tolerant training with torchft.
+
+Every worker is a replica group of its own: torch's process group contains one rank, and torchft's
+managers exchange gradients between the workers. They find each other through a lighthouse, which
+`TorchftBackend` runs beside the leader for the duration of a round.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 from urllib.parse import urlsplit
 
-from spotfit.frameworks.config import Backend
-from spotfit.frameworks.torch.backend import bring
-from spotfit.frameworks.torch.config import TorchConfig
+import msgspec
+
+from spotfit.frameworks.backend_config import Backend
+from spotfit.frameworks.framework import BroadcastBytesFn
+from spotfit.frameworks.torch.process_group import TorchFramework, import_optional
+from spotfit.frameworks.torch.torch_config import TorchConfig
 from spotfit.host import env, machine
+from spotfit.protocol.worker_agent import StartWorker
 
 LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"
-"""Where torchft's managers look for their lighthouse."""
+"""Environment variable from which torchft's managers read the lighthouse's URL."""
+
+
+class TorchftFramework(TorchFramework):
+    """Framework for torchft: a process group of one rank per worker.
+
+    Ranks in the environment and in the train context are still those among all workers.
+    """
+
+    def form_group(self, start: StartWorker, broadcast: BroadcastBytesFn) -> None:
+        """Form the group of one rank; its store listens on this node's address."""
+        # torchft replaces failed replicas without a new round, which torch's group could not do.
+        alone = msgspec.structs.replace(start, rank=0, world_size=1)
+        super().form_group(alone, lambda _, value: value)
 
 
 class TorchftBackend(Backend):
-    """Keeps the lighthouse of an attempt, beside its leader, and tells the workers where it is."""
+    """Runs one lighthouse per round beside the leader and publishes its URL to the workers."""
 
+    # torchft's process groups use NCCL between workers of a node, which needs both GPUs visible.
     share_cuda_visible_devices = True
     _lighthouse: Any = None
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        """A lighthouse of its own for every attempt: nobody finds what a dead one left."""
+        """Start a new lighthouse: a previous one may still list workers that no longer exist."""
         self.on_shutdown(worker_group, backend_config)
-        coordination = bring("torchft.coordination", package="torchft")
-        here = machine.own_address()
-        asked = {"bind": f"{_bracketed(here)}:0", **backend_config.lighthouse_kwargs}
-        self._lighthouse = coordination.LighthouseServer(**asked)
+        coordination = import_optional("torchft.coordination", package="torchft")
+        host = _bracketed(machine.own_address())
+        options = {"bind": f"{host}:0", **backend_config.lighthouse_kwargs}
+        self._lighthouse = coordination.LighthouseServer(**options)
         port = urlsplit(self._lighthouse.address()).port
-        worker_group.execute(env.update, {LIGHTHOUSE: f"http://{_bracketed(here)}:{port}"})
+        worker_group.execute(env.update, {LIGHTHOUSE: f"http://{host}:{port}"})
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
-        """Put it out."""
+        """Stop the lighthouse. Idempotent."""
         if self._lighthouse is not None:
             self._lighthouse.shutdown()
             self._lighthouse = None
 
 
 class TorchftConfig(TorchConfig):
-    """A process group of its own for every worker; torchft connects them, step by step.
+    """Configuration for torchft, with one replica group per worker.
 
-    `lighthouse_kwargs` go to torchft's LighthouseServer (`min_replicas` and others); all else is
-    as in `TorchConfig`. The machines need the package torchft.
+    `lighthouse_kwargs` are passed to torchft's `LighthouseServer` (`min_replicas` and others); all
+    other arguments are those of `TorchConfig`. The machines need the package torchft.
     """
 
     def __init__(self, lighthouse_kwargs: dict[str, Any], **kwargs: Any) -> None:
@@ -50,14 +73,14 @@ class TorchftConfig(TorchConfig):
 
     @property
     def backend_cls(self) -> type[Backend]:
-        """Keeps the lighthouse."""
+        """The hooks that start and stop the lighthouse."""
         return TorchftBackend
 
     @property
     def framework(self) -> str:
-        """The name under which the workers find torchft."""
+        """The name under which workers look up the framework."""
         return "torchft"
 
 
 def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+    return f"[{host}]" if ":" in host else host  # IPv6 addresses need brackets before a port

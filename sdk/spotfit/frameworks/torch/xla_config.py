@@ -1,4 +1,4 @@
-"""TorchXLAConfig: torch on AWS Neuron, through torch_xla."""
+"""TorchXLAConfig: training with torch_xla on AWS Neuron."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from spotfit.frameworks.torch.config import TorchConfig
-from spotfit.frameworks.torch.neuron import compiling_graphs
+from spotfit.frameworks.torch.neuron import compile_extracted_graphs
+from spotfit.frameworks.torch.torch_config import TorchConfig
 
 
 @dataclass
 class TorchXLAConfig(TorchConfig):
-    """A process group of torch_xla, on machines with AWS Neuron; its backend is always xla.
+    """Configuration of torch_xla's process group on AWS Neuron; its backend is always xla.
 
-    With `neuron_parallel_compile` the function only extracts the graphs of its model, which are
-    then compiled into the cache: what it computes meanwhile means nothing.
+    With `neuron_parallel_compile` the training function only extracts the model's graphs, which
+    are compiled into the cache afterwards. Values computed in such a run are meaningless.
     """
 
     neuron_parallel_compile: bool = False
 
     @property
     def framework(self) -> str:
-        """The name under which the workers find torch_xla."""
+        """The name under which workers look up the framework."""
         return "torch_xla"
 
     @property
     def train_func_context(self) -> Callable[[], AbstractContextManager[Any]]:
-        """Compiles what the function has extracted, if it was to."""
+        """Compile the extracted graphs after the function if `neuron_parallel_compile` is set."""
         if self.neuron_parallel_compile:
-            return compiling_graphs
+            return compile_extracted_graphs
         return super().train_func_context

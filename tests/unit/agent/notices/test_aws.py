@@ -1,4 +1,4 @@
-"""EC2's word that an instance goes: behind a token, two minutes ahead, and never a false one."""
+"""Tests of the EC2 notice source."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from spotfit.agent.notices.aws import Ec2Metadata
-from spotfit.host import clocks
-from spotfit.model.world import Advice, Notice
-from spotfit_localsim.wire.http import Reply, Request, Server
+from spotfit.host import system
+from spotfit.model.topology import Notice, PreemptionRisk
+from spotfit_localsim.clouds.http_server import WireRequest, WireResponse, WireServer
 
 
 class Instance:
@@ -21,17 +21,17 @@ class Instance:
         self.token = "1"
         self.tokens_given = 0
 
-    def answer(self, request: Request) -> Reply:
+    def answer(self, request: WireRequest) -> WireResponse:
         if request.path == "/latest/api/token":
             self.tokens_given += 1
-            return Reply(200, self.token.encode())
+            return WireResponse(200, self.token.encode())
         if request.headers.get("x-aws-ec2-metadata-token") != self.token:
-            return Reply(401)
+            return WireResponse(401)
         if request.path.endswith("/spot/instance-action") and self.action:
-            return Reply(200, self.action)
+            return WireResponse(200, self.action)
         if request.path.endswith("/rebalance") and self.rebalance:
-            return Reply(200, b"{}")
-        return Reply(404)
+            return WireResponse(200, b"{}")
+        return WireResponse(404)
 
 
 @pytest.fixture
@@ -41,48 +41,46 @@ def instance() -> Instance:
 
 @pytest.fixture
 def metadata(instance: Instance) -> Iterator[Ec2Metadata]:
-    server = Server(instance.answer)
+    server = WireServer(instance.answer)
     yield Ec2Metadata(server.url)
     server.close()
 
 
-def test_nothing_is_said_until_the_instance_goes(metadata: Ec2Metadata, instance: Instance) -> None:
-    assert metadata.look() is None
+def test_no_notice_before_the_interruption(metadata: Ec2Metadata, instance: Instance) -> None:
+    assert metadata.check() is None
     instance.action = b'{"action": "terminate", "time": "2099-09-18T08:22:00Z"}'
-    notice = metadata.look()
+    notice = metadata.check()
     assert isinstance(notice, Notice)
-    assert notice.reason == "EC2 will terminate it"
+    assert notice.reason == "EC2 will terminate the instance"
     assert notice.deadline_ms == 4_093_402_920_000
     assert notice.seconds_left == pytest.approx(
-        (notice.deadline_ms - clocks.wall_ms()) / 1000, abs=5
+        (notice.deadline_ms - system.wall_ms()) / 1000, abs=5
     )
 
 
-def test_a_time_that_is_over_leaves_nothing(metadata: Ec2Metadata, instance: Instance) -> None:
+def test_a_past_deadline_leaves_0_seconds(metadata: Ec2Metadata, instance: Instance) -> None:
     instance.action = b'{"action": "stop", "time": "2017-09-18T08:22:00Z"}'
-    notice = metadata.look()
+    notice = metadata.check()
     assert isinstance(notice, Notice)
     assert notice.seconds_left == 0.0
 
 
-def test_a_token_is_asked_for_once_and_again_when_it_is_refused(
-    metadata: Ec2Metadata, instance: Instance
-) -> None:
+def test_a_rejected_token_is_renewed(metadata: Ec2Metadata, instance: Instance) -> None:
     for _ in range(3):
-        metadata.look()
+        metadata.check()
     assert instance.tokens_given == 1
     instance.token = "2"
-    metadata.look()
+    metadata.check()
     assert instance.tokens_given == 2
 
 
-def test_a_recommendation_to_rebalance_is_advice_until_the_notice_comes(
+def test_a_rebalance_recommendation_is_a_risk_until_the_notice(
     metadata: Ec2Metadata, instance: Instance
 ) -> None:
-    """Most instances it is told of are never taken away."""
+    """Most instances with a recommendation are never interrupted."""
     instance.rebalance = True
-    first, again = metadata.look(), metadata.look()
-    assert isinstance(first, Advice)
+    first, again = metadata.check(), metadata.check()
+    assert isinstance(first, PreemptionRisk)
     assert again == first
     instance.action = b'{"action": "terminate", "time": "2099-09-18T08:22:00Z"}'
-    assert isinstance(metadata.look(), Notice)
+    assert isinstance(metadata.check(), Notice)

@@ -1,4 +1,4 @@
-"""Azure's word that a VM goes: half a minute ahead, among events of others, never acknowledged."""
+"""Tests of the Azure notice source."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from spotfit.agent.notices.azure import AzureMetadata, AzureNotice
-from spotfit.host import clocks
-from spotfit.host.clocks import SystemClock
-from spotfit_localsim.wire.http import Reply, Request, Server
+from spotfit.agent.notices.azure import AzureMetadata, AzureNoticeSource
+from spotfit.host import system
+from spotfit.host.system import SystemClock
+from spotfit_localsim.clouds.http_server import WireRequest, WireResponse, WireServer
 
 NAME = "vmss_7"
 
@@ -23,20 +23,22 @@ class Instance:
     def __init__(self) -> None:
         self.name = NAME
         self.events: list[dict[str, Any]] = []
-        self.asked: list[Request] = []
+        self.asked: list[WireRequest] = []
 
-    def answer(self, request: Request) -> Reply:
+    def answer(self, request: WireRequest) -> WireResponse:
         self.asked.append(request)
         if request.headers.get("metadata") != "true":
-            return Reply.json({"error": "Bad request. Required metadata header"}, 400)
+            return WireResponse.json({"error": "Bad request. Required metadata header"}, 400)
         if request.path == "/metadata/scheduledevents":
-            return Reply.json({"DocumentIncarnation": len(self.asked), "Events": self.events})
+            return WireResponse.json(
+                {"DocumentIncarnation": len(self.asked), "Events": self.events}
+            )
         if request.path == "/metadata/instance/compute/name" and self.name:
-            return Reply(200, self.name.encode())
-        return Reply(404)
+            return WireResponse(200, self.name.encode())
+        return WireResponse(404)
 
     def will(self, kind: str, *names: str, in_s: float | None = 40.0, event_id: str = "1") -> None:
-        """From now on that event is told."""
+        """Add that event to the document."""
         at = datetime.now(UTC) + timedelta(seconds=in_s or 0)
         event = {
             "EventId": event_id,
@@ -58,35 +60,33 @@ def instance() -> Instance:
 
 
 @pytest.fixture
-def server(instance: Instance) -> Iterator[Server]:
-    server = Server(instance.answer)
+def server(instance: Instance) -> Iterator[WireServer]:
+    server = WireServer(instance.answer)
     yield server
     server.close()
 
 
 @pytest.fixture
-def metadata(server: Server) -> AzureMetadata:
+def metadata(server: WireServer) -> AzureMetadata:
     return AzureMetadata(server.url)
 
 
 @pytest.mark.parametrize("kind", ["Preempt", "Terminate", "Redeploy", "Reboot"])
-def test_what_ends_processes_is_a_notice_with_its_time(
+def test_a_terminating_event_is_a_notice_with_its_time(
     metadata: AzureMetadata, instance: Instance, kind: str
 ) -> None:
-    assert metadata.look() is None
+    assert metadata.check() is None
     instance.will(kind)
-    notice = metadata.look()
+    notice = metadata.check()
     assert notice is not None
-    assert notice.reason == f"Azure will {kind.lower()} it"
+    assert notice.reason == f"Azure will {kind.lower()} the VM"
     assert notice.seconds_left == pytest.approx(40.0, abs=10.0)
-    assert notice.deadline_ms == pytest.approx(clocks.wall_ms() + 40_000, abs=10_000)
+    assert notice.deadline_ms == pytest.approx(system.wall_ms() + 40_000, abs=10_000)
 
 
-def test_an_event_that_has_begun_leaves_nothing(
-    metadata: AzureMetadata, instance: Instance
-) -> None:
+def test_a_started_event_leaves_0_seconds(metadata: AzureMetadata, instance: Instance) -> None:
     instance.will("Preempt", in_s=None)
-    notice = metadata.look()
+    notice = metadata.check()
     assert notice is not None
     assert notice.seconds_left == pytest.approx(0.0, abs=1.0)
     assert notice.deadline_ms > 0
@@ -95,34 +95,32 @@ def test_an_event_that_has_begun_leaves_nothing(
 def test_the_earliest_of_several_counts(metadata: AzureMetadata, instance: Instance) -> None:
     instance.will("Reboot", in_s=900.0)
     instance.will("Preempt", in_s=30.0, event_id="2")
-    notice = metadata.look()
+    notice = metadata.check()
     assert notice is not None
     assert "preempt" in notice.reason
 
 
-def test_events_of_others_are_not_ours(metadata: AzureMetadata, instance: Instance) -> None:
-    """Azure tells every VM of all in its placement group."""
+def test_events_of_other_vms_are_ignored(metadata: AzureMetadata, instance: Instance) -> None:
+    """Azure lists the events of all VMs of a placement group."""
     instance.will("Preempt", "vmss_8", "vmss_70")
-    assert metadata.look() is None
+    assert metadata.check() is None
     instance.will("Preempt", "vmss_9", NAME.upper())
-    assert metadata.look() is not None
+    assert metadata.check() is not None
 
 
-def test_who_does_not_know_its_name_does_not_flee_from_events_of_others(
-    metadata: AzureMetadata, instance: Instance
-) -> None:
+def test_without_a_vm_name_events_are_ignored(metadata: AzureMetadata, instance: Instance) -> None:
     instance.name = ""
     instance.will("Preempt")
-    assert metadata.look() is None
+    assert metadata.check() is None
     instance.name = NAME
-    assert metadata.look() is not None
+    assert metadata.check() is not None
 
 
-def test_a_pause_of_seconds_is_told_once_and_is_no_notice(
+def test_a_freeze_is_logged_once_and_is_not_a_notice(
     metadata: AzureMetadata, instance: Instance, capsys: pytest.CaptureFixture[str]
 ) -> None:
     instance.will("Freeze")
-    assert [metadata.look() for _ in range(3)] == [None] * 3
+    assert [metadata.check() for _ in range(3)] == [None] * 3
     assert capsys.readouterr().err.count("Freeze") <= 1
 
 
@@ -130,21 +128,21 @@ def test_no_event_is_ever_acknowledged(metadata: AzureMetadata, instance: Instan
     """That would begin it at once."""
     instance.will("Preempt")
     instance.will("Freeze", event_id="2")
-    metadata.look()
+    metadata.check()
     assert {request.method for request in instance.asked} == {"GET"}
 
 
-def test_a_service_that_does_not_know_events_gives_no_notice(server: Server) -> None:
-    assert AzureMetadata(f"{server.url}/elsewhere").look() is None
+def test_a_service_without_events_returns_none(server: WireServer) -> None:
+    assert AzureMetadata(f"{server.url}/elsewhere").check() is None
 
 
 @pytest.mark.real_time("a source asks in a thread of its own")
-def test_an_agent_asks_where_azure_s_own_libraries_ask(
-    server: Server, instance: Instance, monkeypatch: pytest.MonkeyPatch
+def test_the_endpoint_variable_of_azure_is_used(
+    server: WireServer, instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", f"{server.url}/")
     instance.will("Preempt")
-    source = AzureNotice(lambda: None, every_s=0.01)
+    source = AzureNoticeSource(lambda: None, interval_s=0.01)
     clock = SystemClock()
     give_up_at = clock.now() + 20
     while source.poll(clock.now()) is None:

@@ -1,4 +1,4 @@
-"""Google's word that a VM goes: asked for with patience, and never a false one."""
+"""Tests of the Google notice source."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from spotfit.agent.notices.gcp import GceMetadata, GcpNotice
-from spotfit.host.clocks import SystemClock
-from spotfit_localsim.wire.http import Reply, Request, Server
+from spotfit.agent.notices.gcp import GceMetadata, GcpNoticeSource
+from spotfit.host.system import SystemClock
+from spotfit_localsim.clouds.http_server import WireRequest, WireResponse, WireServer
 
 pytestmark = pytest.mark.real_time("the metadata server keeps its answers back")
 _BASE = "/computeMetadata/v1/instance/"
@@ -22,17 +22,17 @@ class Instance:
         self.maintenance = "NONE"
         self.asked: list[dict[str, str]] = []
 
-    def answer(self, request: Request) -> Reply:
+    def answer(self, request: WireRequest) -> WireResponse:
         if request.headers.get("metadata-flavor") != "Google":
-            return Reply(403)
+            return WireResponse(403)
         if request.path == f"{_BASE}maintenance-event":
-            return Reply(200, self.maintenance.encode())
+            return WireResponse(200, self.maintenance.encode())
         if request.path != f"{_BASE}preempted":
-            return Reply(404)
+            return WireResponse(404)
         self.asked.append(dict(request.query))
         same = request.query.get("last_etag") == self.preempted
         headers = {"ETag": self.preempted}
-        return Reply(200, self.preempted.encode(), headers, hold_s=0.2 if same else 0.0)
+        return WireResponse(200, self.preempted.encode(), headers, hold_s=0.2 if same else 0.0)
 
 
 @pytest.fixture
@@ -41,43 +41,39 @@ def instance() -> Instance:
 
 
 @pytest.fixture
-def server(instance: Instance) -> Iterator[Server]:
-    server = Server(instance.answer)
+def server(instance: Instance) -> Iterator[WireServer]:
+    server = WireServer(instance.answer)
     yield server
     server.close()
 
 
 @pytest.fixture
-def metadata(server: Server) -> GceMetadata:
+def metadata(server: WireServer) -> GceMetadata:
     return GceMetadata(server.url)
 
 
-def test_nothing_is_said_until_the_vm_is_preempted(
-    metadata: GceMetadata, instance: Instance
-) -> None:
-    assert metadata.look() is None
+def test_no_notice_before_the_preemption(metadata: GceMetadata, instance: Instance) -> None:
+    assert metadata.check() is None
     instance.preempted = "TRUE"
-    notice = metadata.look()
+    notice = metadata.check()
     assert notice is not None
-    assert notice.reason == "Google preempts it"
+    assert notice.reason == "Google preempts the VM"
     assert notice.seconds_left == 30.0
 
 
-def test_who_knows_how_long_the_vm_stays_says_so(
+def test_the_configured_grace_period_is_used(
     metadata: GceMetadata, instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPOTFIT_SIGNAL_GRACE_S", "150")
     instance.preempted = "TRUE"
-    notice = metadata.look()
+    notice = metadata.check()
     assert notice is not None
     assert notice.seconds_left == 150.0
 
 
-def test_it_asks_at_once_first_and_then_for_a_change(
-    metadata: GceMetadata, instance: Instance
-) -> None:
-    metadata.look()
-    metadata.look()
+def test_later_requests_are_long_polls(metadata: GceMetadata, instance: Instance) -> None:
+    metadata.check()
+    metadata.check()
     assert instance.asked[0] == {}
     assert instance.asked[-1] == {
         "wait_for_change": "true",
@@ -86,24 +82,24 @@ def test_it_asks_at_once_first_and_then_for_a_change(
     }
 
 
-def test_a_vm_that_moves_to_another_host_stays_and_one_that_is_ended_there_goes(
+def test_only_terminating_maintenance_is_a_notice(
     metadata: GceMetadata, instance: Instance, capsys: pytest.CaptureFixture[str]
 ) -> None:
     instance.maintenance = "MIGRATE_ON_HOST_MAINTENANCE"
-    assert [metadata.look() for _ in range(3)] == [None] * 3
+    assert [metadata.check() for _ in range(3)] == [None] * 3
     assert capsys.readouterr().err.count("MIGRATE") <= 1
     instance.maintenance = "TERMINATE_ON_HOST_MAINTENANCE"
-    notice = metadata.look()
+    notice = metadata.check()
     assert notice is not None
     assert "maintenance" in notice.reason
 
 
-def test_an_agent_asks_where_google_s_own_libraries_ask(
-    server: Server, instance: Instance, monkeypatch: pytest.MonkeyPatch
+def test_the_endpoint_variable_of_google_is_used(
+    server: WireServer, instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GCE_METADATA_HOST", f"{server.host}:{server.port}")
     instance.preempted = "TRUE"
-    source = GcpNotice(lambda: None, every_s=0.01)
+    source = GcpNoticeSource(lambda: None, interval_s=0.01)
     clock = SystemClock()
     give_up_at = clock.now() + 20
     while source.poll(clock.now()) is None:

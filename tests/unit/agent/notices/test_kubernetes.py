@@ -1,4 +1,4 @@
-"""What the cluster says of a pod's node: only what means its end, while it may be asked."""
+"""Tests of the Kubernetes notice source."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from spotfit.agent.notices.kubernetes import ClusterNode, KubernetesNotice
-from spotfit.host.clocks import SystemClock
-from spotfit.model.world import Advice, Notice
-from spotfit_localsim.wire.http import Reply, Request, Server
+from spotfit.agent.notices.kubernetes import KubernetesNodeTaints, KubernetesNoticeSource
+from spotfit.host.system import SystemClock
+from spotfit.model.topology import Notice, PreemptionRisk
+from spotfit_localsim.clouds.http_server import WireRequest, WireResponse, WireServer
 
 pytestmark = pytest.mark.real_time("an API server answers in real time")
 
@@ -22,15 +22,15 @@ class Cluster:
     def __init__(self) -> None:
         self.taints: list[str] | None = []
         self.status = 200
-        self.asked: list[Request] = []
+        self.asked: list[WireRequest] = []
 
-    def answer(self, request: Request) -> Reply:
+    def answer(self, request: WireRequest) -> WireResponse:
         self.asked.append(request)
         if request.path != "/api/v1/nodes/spot-1":
-            return Reply(404)
+            return WireResponse(404)
         taints = None if self.taints is None else [{"key": key} for key in self.taints]
         node = {"kind": "Node", "spec": {} if taints is None else {"taints": taints}}
-        return Reply(self.status, json.dumps(node).encode())
+        return WireResponse(self.status, json.dumps(node).encode())
 
 
 @pytest.fixture
@@ -39,15 +39,15 @@ def cluster() -> Cluster:
 
 
 @pytest.fixture
-def server(cluster: Cluster) -> Iterator[Server]:
-    server = Server(cluster.answer)
+def server(cluster: Cluster) -> Iterator[WireServer]:
+    server = WireServer(cluster.answer)
     yield server
     server.close()
 
 
 @pytest.fixture
-def node(server: Server, tmp_path: Path) -> ClusterNode:
-    return ClusterNode(server.url, "spot-1", account=tmp_path)
+def node(server: WireServer, tmp_path: Path) -> KubernetesNodeTaints:
+    return KubernetesNodeTaints(server.url, "spot-1", service_account_dir=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -60,11 +60,11 @@ def node(server: Server, tmp_path: Path) -> ClusterNode:
         ["node.kubernetes.io/unschedulable"],
     ],
 )
-def test_a_node_that_stays_gives_no_notice(
-    node: ClusterNode, cluster: Cluster, taints: list[str] | None
+def test_an_untainted_node_has_no_notice(
+    node: KubernetesNodeTaints, cluster: Cluster, taints: list[str] | None
 ) -> None:
     cluster.taints = taints
-    assert node.look() is None
+    assert node.check() is None
 
 
 @pytest.mark.parametrize(
@@ -76,69 +76,73 @@ def test_a_node_that_stays_gives_no_notice(
         "ToBeDeletedByClusterAutoscaler",
     ],
 )
-def test_a_taint_of_a_node_that_goes_is_a_notice_without_a_time(
-    node: ClusterNode, cluster: Cluster, key: str
+def test_an_eviction_taint_is_a_notice_without_deadline(
+    node: KubernetesNodeTaints, cluster: Cluster, key: str
 ) -> None:
     cluster.taints = ["nvidia.com/gpu", key]
-    notice = node.look()
+    notice = node.check()
     assert isinstance(notice, Notice)
     assert notice.reason.endswith(f"({key})")
     assert notice.seconds_left is None
 
 
-def test_a_taint_of_a_node_in_danger_is_advice_until_it_goes(
-    node: ClusterNode, cluster: Cluster
+def test_a_risk_taint_is_a_risk_until_the_eviction_taint(
+    node: KubernetesNodeTaints, cluster: Cluster
 ) -> None:
     cluster.taints = ["aws-node-termination-handler/rebalance-recommendation"]
-    advice = node.look()
-    assert isinstance(advice, Advice)
-    assert node.look() == advice
+    advice = node.check()
+    assert isinstance(advice, PreemptionRisk)
+    assert node.check() == advice
     cluster.taints.append("aws-node-termination-handler/spot-itn")
-    assert isinstance(node.look(), Notice)
+    assert isinstance(node.check(), Notice)
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_who_may_not_read_nodes_asks_once(node: ClusterNode, cluster: Cluster, status: int) -> None:
+def test_a_denied_request_is_not_repeated(
+    node: KubernetesNodeTaints, cluster: Cluster, status: int
+) -> None:
     cluster.status = status
-    assert node.look() is None
+    assert node.check() is None
     cluster.status, cluster.taints = 200, ["karpenter.sh/disrupted"]
-    assert node.look() is None
+    assert node.check() is None
     assert len(cluster.asked) == 1
 
 
-def test_a_server_in_trouble_is_asked_again(node: ClusterNode, cluster: Cluster) -> None:
+def test_a_server_error_is_retried(node: KubernetesNodeTaints, cluster: Cluster) -> None:
     cluster.status = 503
     with pytest.raises(ConnectionError, match="503"):
-        node.look()
+        node.check()
     cluster.status, cluster.taints = 200, ["karpenter.sh/disrupted"]
-    assert node.look() is not None
+    assert node.check() is not None
 
 
-def test_it_shows_the_token_of_the_moment(
-    node: ClusterNode, cluster: Cluster, tmp_path: Path
+def test_the_current_token_is_sent(
+    node: KubernetesNodeTaints, cluster: Cluster, tmp_path: Path
 ) -> None:
     for token in ("first", "second"):
         (tmp_path / "token").write_text(f"{token}\n")
-        node.look()
+        node.check()
         assert cluster.asked[-1].headers["authorization"] == f"Bearer {token}"
 
 
-def test_outside_a_cluster_nobody_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_outside_a_cluster_no_request_is_sent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in ("KUBERNETES_SERVICE_HOST", "SPOTFIT_KUBERNETES_API", "SPOTFIT_KUBERNETES_NODE"):
         monkeypatch.delenv(name, raising=False)
-    source = KubernetesNotice(lambda: None, every_s=0.01)
+    source = KubernetesNoticeSource(lambda: None, interval_s=0.01)
     SystemClock().wait(0.05)
     assert source.poll(0.0) is None
     source.close()
 
 
 def test_the_agent_is_woken(
-    server: Server, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    server: WireServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPOTFIT_KUBERNETES_API", server.url)
     monkeypatch.setenv("SPOTFIT_KUBERNETES_NODE", "spot-1")
     woken: list[bool] = []
-    source = KubernetesNotice(lambda: woken.append(True), every_s=0.01)
+    source = KubernetesNoticeSource(lambda: woken.append(True), interval_s=0.01)
     cluster.taints = ["karpenter.sh/disrupted"]
     clock = SystemClock()
     give_up_at = clock.now() + 20.0

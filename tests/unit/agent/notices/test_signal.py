@@ -1,4 +1,4 @@
-"""SIGTERM becomes a notice, and wakes whoever sleeps."""
+"""Tests of the SIGTERM notice source."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from spotfit.agent.notices.signal import SignalNotice
+from spotfit.agent.notices.signal import SignalNoticeSource
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def _sigterm_as_before() -> Iterator[None]:
 
 def test_sigterm_is_a_notice() -> None:
     woken: list[bool] = []
-    source = SignalNotice(lambda: woken.append(True))
+    source = SignalNoticeSource(lambda: woken.append(True))
     assert source.poll(0) is None
     os.kill(os.getpid(), signal.SIGTERM)
     notice = source.poll(0)
@@ -28,9 +28,9 @@ def test_sigterm_is_a_notice() -> None:
     assert woken == [True]
 
 
-def test_how_long_a_machine_stays_after_it_may_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_grace_period_sets_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPOTFIT_SIGNAL_GRACE_S", "25s")
-    source = SignalNotice(lambda: None)
+    source = SignalNoticeSource(lambda: None)
     os.kill(os.getpid(), signal.SIGTERM)
     notice = source.poll(0)
     assert notice is not None
@@ -38,9 +38,9 @@ def test_how_long_a_machine_stays_after_it_may_be_known(monkeypatch: pytest.Monk
     assert notice.deadline_ms > 0
 
 
-def test_in_another_thread_it_leaves_signals_alone() -> None:
+def test_in_another_thread_no_handler_is_installed() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    thread = threading.Thread(target=SignalNotice, args=(print,))
+    thread = threading.Thread(target=SignalNoticeSource, args=(print,))
     thread.start()
     thread.join()
     assert signal.getsignal(signal.SIGTERM) is before

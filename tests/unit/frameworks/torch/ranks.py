@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process: each gives something, and gets what all gave."""
+"""Simulated ranks: threads of one process with an all-gather."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Any, TypeVar
 
-from spotfit.frameworks.torch.shares import Gather
+from spotfit.torch.checkpoint.save_plan import AllGatherObjectFn
 
-Told = TypeVar("Told")
+RankResult = TypeVar("RankResult")
 
 
-def on_ranks(world_size: int, work: Callable[[int, Gather], Told]) -> list[Told]:
-    """What `work` returned on each of so many ranks."""
-    meeting = Barrier(world_size, timeout=60)
-    given: list[Any] = [None] * world_size
+def run_on_ranks(
+    world_size: int, work: Callable[[int, AllGatherObjectFn], RankResult]
+) -> list[RankResult]:
+    """Run `work(rank, all_gather)` on each rank and return the results."""
+    barrier = Barrier(world_size, timeout=60)
+    values: list[Any] = [None] * world_size
 
-    def gather(rank: int) -> Gather:
-        def gathered(mine: Any) -> list[Any]:
-            given[rank] = mine
-            meeting.wait()
-            all_s = list(given)
-            meeting.wait()
-            return all_s
+    def gather(rank: int) -> AllGatherObjectFn:
+        def all_gather(value: Any) -> list[Any]:
+            values[rank] = value
+            barrier.wait()
+            result = list(values)
+            barrier.wait()
+            return result
 
-        return gathered
+        return all_gather
 
     with ThreadPoolExecutor(world_size) as threads:
         return list(threads.map(lambda rank: work(rank, gather(rank)), range(world_size)))

@@ -1,4 +1,4 @@
-"""Graphs are compiled once a node, where the flags say."""
+"""Extracted graphs are compiled once per node, into the configured folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spotfit.core.errors import MissingExtraError
-from spotfit.frameworks.torch.neuron import cache_folder, compiling_graphs
+from spotfit.frameworks.torch.neuron import cache_folder, compile_extracted_graphs
 
 
 @pytest.mark.parametrize(
@@ -22,13 +22,13 @@ from spotfit.frameworks.torch.neuron import cache_folder, compiling_graphs
         ("-O1 --cache_dir s3://bucket/neuron", "s3://bucket/neuron"),
     ],
 )
-def test_the_flags_may_name_a_folder(flags: str, folder: str | None) -> None:
+def test_the_cache_folder_is_read_from_the_flags(flags: str, folder: str | None) -> None:
     assert cache_folder(flags) == folder
 
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """A compiler that notes where it was sent: the real one comes with Neuron's machines only."""
+    """A fake compiler that records its arguments; the real one needs Neuron's software."""
     done: list[Any] = []
 
     def parallel_compile(folder: str, place: str) -> None:
@@ -50,16 +50,16 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.parametrize(("local_rank", "times"), [("0", 1), ("1", 0)])
-def test_the_first_worker_of_a_node_compiles_when_the_function_is_done(
+def test_the_first_worker_of_a_node_compiles_after_the_function(
     local_rank: str, times: int, compiled: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCAL_RANK", local_rank)
-    with compiling_graphs():
+    with compile_extracted_graphs():
         assert compiled == []
     assert compiled == [(True, "/", "at /cache")] * times
 
 
-def test_without_the_compiler_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "0")
-    with pytest.raises(MissingExtraError, match="libneuronxla"), compiling_graphs():
+    with pytest.raises(MissingExtraError, match="libneuronxla"), compile_extracted_graphs():
         pass

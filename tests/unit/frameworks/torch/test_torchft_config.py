@@ -1,4 +1,4 @@
-"""TorchftConfig: a lighthouse beside the leader, whose place every worker is told."""
+"""torchft: a process group per worker, and a lighthouse whose address every worker gets."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported in fact
 
 from spotfit.core.errors import MissingExtraError
-from spotfit.frameworks.torch.config import TorchConfig
-from spotfit.frameworks.torch.torchft_config import TorchftBackend, TorchftConfig
+from spotfit.frameworks.registry import open_framework
+from spotfit.frameworks.torch.torch_config import TorchConfig
+from spotfit.frameworks.torch.torchft_config import TorchftBackend, TorchftConfig, TorchftFramework
 from spotfit.model.config import ScalingConfig
+from tests.unit.frameworks.workers import a_worker_start
 
 
 class OneWorker:
@@ -42,7 +46,7 @@ def test_it_is_a_torch_config_with_a_lighthouse() -> None:
     assert options["lighthouse_kwargs"] == {"min_replicas": 1}
 
 
-def test_every_attempt_has_a_lighthouse_of_its_own(backend: TorchftBackend) -> None:
+def test_every_round_has_a_new_lighthouse(backend: TorchftBackend) -> None:
     pytest.importorskip("torchft", reason="torchft is not installed")
     places = set()
     for _ in range(2):
@@ -52,9 +56,32 @@ def test_every_attempt_has_a_lighthouse_of_its_own(backend: TorchftBackend) -> N
     assert all(place.startswith("http://127.0.0.1:") for place in places)
 
 
-def test_without_torchft_it_is_named(backend: TorchftBackend) -> None:
+def test_a_missing_torchft_is_named(backend: TorchftBackend) -> None:
     try:
         import torchft  # noqa: F401
     except ImportError:
         with pytest.raises(MissingExtraError, match="needs the package torchft"):
             backend.on_start(OneWorker(), TorchftConfig({"min_replicas": 1}))
+
+
+def test_torchft_is_registered() -> None:
+    assert isinstance(open_framework("torchft"), TorchftFramework)
+
+
+def test_each_worker_has_a_separate_group_and_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "")
+
+    def no_broadcast(_kind: str, _value: bytes) -> bytes:
+        raise AssertionError("a group of one needs no broadcast")
+
+    second = a_worker_start(rank=1, world_size=2)
+    framework = TorchftFramework()
+    try:
+        framework.form_group(second, no_broadcast)
+        assert (dist.get_rank(), dist.get_world_size()) == (0, 1)
+        port = int(os.environ["MASTER_PORT"])
+        TCPStore(os.environ["MASTER_ADDR"], port, is_master=False).set("key", "value")
+    finally:
+        framework.leave_group()
+    assert framework.environment(second)["RANK"] == "1"

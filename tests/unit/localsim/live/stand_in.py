@@ -1,4 +1,4 @@
-"""A stand-in for the agent, and the town its tests play in: it tells that it is up, and waits.
+"""A stand-in for the agent, and a local cloud for tests: it reports its start, and waits.
 
 Everything waits for a pipe or for the end of a process, nothing for a clock.
 """
@@ -16,41 +16,46 @@ import pytest
 
 from spotfit.core.ids import RunId, Token
 from spotfit.model.group import GroupHandle, GroupRequest, GroupStatus
-from spotfit.provision.launch import Assignment, Launch
-from spotfit_localsim.live import pool
-from spotfit_localsim.live.options import LocalOptions
-from spotfit_localsim.live.places import Root
-from spotfit_localsim.live.processes import Process, find, here, kill
-from spotfit_localsim.live.provisioner import LocalProvisioner
+from spotfit.provision.launch import AgentAssignment, AgentLaunchSpec
+from spotfit_provisioners.local import machine_pool
+from spotfit_provisioners.local.options import LocalOptions
+from spotfit_provisioners.local.processes import (
+    ProcessIdentity,
+    current_process,
+    find_process,
+    kill_process_tree,
+)
+from spotfit_provisioners.local.provisioner import LocalProvisioner
+from spotfit_provisioners.local.state_dir import LocalCloudDir
 from tests.house.tree import ROOT as REPOSITORY
 
 AGENT = f"{__name__}:serve"
 SECRET = "the key of the run"
-PATIENCE_S = 60
-ONE_WRITE = select.PIPE_BUF
+TIMEOUT_S = 60
+MESSAGE_BYTES = select.PIPE_BUF
 """So many bytes are written and read at once, whoever else writes."""
-TOLD = ("SPOTFIT_HOST", "SPOTFIT_NOTICE_FILE", "SPOTFIT_SCRATCH", "TMPDIR", "FLAVOUR")
+REPORTED_VARIABLES = ("SPOTFIT_HOST", "SPOTFIT_NOTICE_FILE", "SPOTFIT_SCRATCH", "TMPDIR", "FLAVOUR")
 
 
-def serve(assignment: Assignment, **_: Any) -> int:
+def serve(assignment: AgentAssignment, **_: Any) -> int:
     """The agent: starts a worker, says who it is, and ends with the code it is told."""
-    town = Path(assignment.launch.run_url)
+    local_cloud = Path(assignment.launch_spec.run_url)
     worker = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    order = town / f"{assignment.token}-{assignment.node}-{os.getpid()}"
+    order = local_cloud / f"{assignment.token}-{assignment.node}-{os.getpid()}"
     os.mkfifo(order)
     told = {
         "token": assignment.token,
         "node": assignment.node,
         "slots": assignment.slots,
-        "secret": assignment.launch.secret,
-        "machine": str(here()),
+        "secret": assignment.launch_spec.secret,
+        "machine": str(current_process()),
         "worker": worker.pid,
         "group": os.getpgid(0),
         "argv": Path("/proc/self/cmdline").read_text().split("\0"),
-        "environment": {name: os.environ.get(name) for name in TOLD},
+        "environment": {name: os.environ.get(name) for name in REPORTED_VARIABLES},
     }
-    with (town / "up").open("wb", buffering=0) as up:
-        up.write(json.dumps(told).encode().ljust(ONE_WRITE))
+    with (local_cloud / "up").open("wb", buffering=0) as up:
+        up.write(json.dumps(told).encode().ljust(MESSAGE_BYTES))
     with order.open() as orders:
         code = int(orders.read())
     worker.communicate(b"\n")
@@ -59,35 +64,37 @@ def serve(assignment: Assignment, **_: Any) -> int:
 
 
 @dataclass(frozen=True)
-class Up:
+class StartedAgent:
     """An agent that said it is up."""
 
-    town: Path
-    told: dict[str, Any]
+    directory: Path
+    message: dict[str, Any]
 
     @property
-    def machine(self) -> Process:
-        machine = Process.parse(self.told["machine"])
+    def machine(self) -> ProcessIdentity:
+        machine = ProcessIdentity.parse(self.message["machine"])
         assert machine is not None
         return machine
 
     def end(self, code: int = 0) -> None:
         """Let it return."""
-        order = self.town / f"{self.told['token']}-{self.told['node']}-{self.machine.pid}"
+        order = (
+            self.directory / f"{self.message['token']}-{self.message['node']}-{self.machine.pid}"
+        )
         order.write_text(str(code))
 
 
-class Town:
+class LocalCloudHarness:
     """A local cloud of its own, with the stand-in for an agent."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        self.folder = folder
-        self.root = Root(folder / "root")
+        self.directory = folder
+        self.root = LocalCloudDir(folder / "root")
         self.configure(**options)
-        self.launch = Launch(str(folder), RunId("run"), SECRET)
+        self.launch = AgentLaunchSpec(str(folder), RunId("run"), SECRET)
         if not (folder / "up").exists():
             os.mkfifo(folder / "up")
-        self._up = os.open(folder / "up", os.O_RDWR)
+        self._up_pipe = os.open(folder / "up", os.O_RDWR)
 
     def configure(self, **options: Any) -> None:
         """Other options from here on."""
@@ -95,7 +102,7 @@ class Town:
         self.provisioner = LocalProvisioner(LocalOptions(**told | options))
 
     def submit(self, token: str, workers: int, *, of: int = 4) -> GroupHandle:
-        request = GroupRequest(Token(token), workers, of)
+        request = GroupRequest(token=Token(token), num_workers=workers, total_workers=of)
         handle = self.provisioner.submit(self.provisioner.plan(request), self.launch)
         assert isinstance(handle, GroupHandle)
         return handle
@@ -103,16 +110,16 @@ class Town:
     def observe(self, handle: GroupHandle) -> GroupStatus:
         return self.provisioner.observe(handle)
 
-    def next_up(self) -> Up:
+    def next_agent(self) -> StartedAgent:
         """The next agent that says it is up."""
-        assert select.select([self._up], [], [], PATIENCE_S)[0], "no agent came up"
-        return Up(self.folder, json.loads(os.read(self._up, ONE_WRITE)))
+        assert select.select([self._up_pipe], [], [], TIMEOUT_S)[0], "no agent came up"
+        return StartedAgent(self.directory, json.loads(os.read(self._up_pipe, MESSAGE_BYTES)))
 
-    def quiet(self) -> bool:
+    def is_quiet(self) -> bool:
         """Whether no agent has said anything that was not read."""
-        return not select.select([self._up], [], [], 0)[0]
+        return not select.select([self._up_pipe], [], [], 0)[0]
 
-    def machines(self) -> set[Process]:
+    def machines(self) -> set[ProcessIdentity]:
         """Every machine that anybody remembers."""
         nodes = [node for group in self.root.groups() for node in group.nodes()]
         return {*self.root.machines(), *filter(None, (node.machine() for node in nodes))}
@@ -120,26 +127,26 @@ class Town:
     def close(self) -> None:
         """Nobody stays, whatever the test left behind."""
         for machine in self.machines():
-            kill(machine)
-        os.close(self._up)
+            kill_process_tree(machine)
+        os.close(self._up_pipe)
 
 
-def see_out(pid: int) -> None:
+def wait_for_exit(pid: int) -> None:
     """Wait for the end of a process that is not our child."""
     try:
         watched = os.pidfd_open(pid)
     except ProcessLookupError:
         return
     try:
-        if find(pid) is not None:
-            assert select.select([watched], [], [], PATIENCE_S)[0], f"{pid} lives on"
+        if find_process(pid) is not None:
+            assert select.select([watched], [], [], TIMEOUT_S)[0], f"{pid} lives on"
     finally:
         os.close(watched)
 
 
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+def make_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Machines find this module."""
     paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    for name in (pool.OWNER, pool.ROOT, pool.TMPDIR):
+    for name in (machine_pool.OWNER_ENV, machine_pool.ROOT_ENV, machine_pool.TMPDIR_ENV):
         monkeypatch.delenv(name, raising=False)

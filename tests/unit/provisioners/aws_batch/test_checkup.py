@@ -8,14 +8,14 @@ from unittest.mock import Mock
 
 import pytest
 
-from spotfit.provision.checkup import Finding, UnseenError
-from spotfit_localsim.wire.aws_batch import ACCOUNT, GONE, AwsBatchCloud
-from spotfit_localsim.wire.options import SimOptions
-from spotfit_localsim.wire.simulator import Simulator, serving
+from spotfit.provision.checkup import AccountCheck, CheckSkippedError
+from spotfit_localsim.clouds.aws_batch import ACCOUNT, MISSING_QUEUE, AwsBatchCloud
+from spotfit_localsim.clouds.options import SimOptions
+from spotfit_localsim.clouds.simulator import Simulator, running_simulator
 from spotfit_provisioners.aws_batch import checkup
 from spotfit_provisioners.aws_batch import client as calls
 from spotfit_provisioners.aws_batch import provisioner as verbs
-from spotfit_provisioners.aws_batch.checkup import Who
+from spotfit_provisioners.aws_batch.checkup import AwsPrincipal
 from spotfit_provisioners.aws_batch.provisioner import AwsBatchProvisioner
 
 pytest.importorskip("boto3")
@@ -36,77 +36,81 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulator]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ACCESS_KEY_ID", "somebody")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "something")
-        for cache in (calls._client, verbs._client_of):
+        for cache in (calls._client, verbs._client_for_region):
             cache.cache_clear()
         options = SimOptions(cloud="aws_batch", boot_s=0.0)
-        with serving(tmp_path_factory.mktemp("cloud"), options) as simulator:
+        with running_simulator(tmp_path_factory.mktemp("cloud"), options) as simulator:
             yield simulator
 
 
 @pytest.fixture
 def sim(cloud: Simulator) -> Simulator:
     """As sound as on its first day."""
-    cloud.cloud.__init__(cloud.site, cloud.troubles)  # type: ignore[misc]
-    cloud.troubles.forbid([])
+    cloud.cloud.__init__(cloud.datacenter, cloud.faults)  # type: ignore[misc]
+    cloud.faults.deny_permissions([])
     return cloud
 
 
 def opened(sim: Simulator, **options: Any) -> AwsBatchProvisioner:
-    access = AwsBatchCloud.access(sim.server.url)
+    access = AwsBatchCloud.client_access(sim.server.url)
     sound = {"job_role": AGENTS, "execution_role": EXECUTION, "image": f"{IMAGE}:sim"}
     return AwsBatchProvisioner.with_options(**{**access.options, **sound, **options})
 
 
-def examined(sim: Simulator, storage: str = BUCKET, **options: Any) -> dict[str, Finding]:
-    return {one.what: one for one in opened(sim, **options).examine(storage)}
+def examined(sim: Simulator, storage: str = BUCKET, **options: Any) -> dict[str, AccountCheck]:
+    return {one.name: one for one in opened(sim, **options).check_account(storage)}
 
 
-def wrong(findings: dict[str, Finding]) -> dict[str, Finding]:
-    return {what: one for what, one in findings.items() if not one.well}
+def wrong(findings: dict[str, AccountCheck]) -> dict[str, AccountCheck]:
+    return {what: one for what, one in findings.items() if not one.passed}
 
 
 def test_of_a_sound_account_everything_is_told(sim: Simulator) -> None:
     findings = examined(sim)
     assert not wrong(findings)
-    assert all(one.seen for one in findings.values())
+    assert all(one.conclusive for one in findings.values())
     assert list(findings) == [
-        "AWS knows who asks",
-        "the queue spot takes jobs",
-        "its environment spot rents spot machines",
-        "we may rent machines",
-        "the agents' role can be taken on",
+        "AWS credentials are valid",
+        "job queue spot accepts jobs",
+        "compute environment spot has spot instances",
+        "the caller may rent machines",
+        "the agents' role can be assumed",
         "agents may rent machines",
         "agents may use s3://bucket/runs",
-        "the execution role can be taken on",
-        "what machines print is kept",
-        "the image is there",
+        "the execution role can be assumed",
+        "machine output is stored",
+        "the image exists",
     ]
-    assert findings["AWS knows who asks"].found.endswith(":user/sim")
-    assert "will be made" in findings["what machines print is kept"].found
+    assert findings["AWS credentials are valid"].detail.endswith(":user/sim")
+    assert "will be created" in findings["machine output is stored"].detail
 
 
 def test_everything_that_is_wrong_is_told_at_once(sim: Simulator) -> None:
-    sim.cloud.environments["spot"] = {  # type: ignore[attr-defined]
+    sim.cloud.compute_environment_overrides["spot"] = {  # type: ignore[attr-defined]
         "state": "DISABLED",
         "status": "INVALID",
         "statusReason": "CLIENT_ERROR - subnet-1 does not exist",
         "computeResources": {"type": "EC2", "maxvCpus": 0, "instanceTypes": ["g5.xlarge"]},
     }
     sim.cloud.roles["agents"] = "ec2.amazonaws.com"  # type: ignore[attr-defined]
-    sim.troubles.forbid(["batch:TerminateJob", "agents s3:PutObject", "agents s3:DeleteObject"])
+    sim.faults.deny_permissions(
+        ["batch:TerminateJob", "agents s3:PutObject", "agents s3:DeleteObject"]
+    )
     told = wrong(examined(sim, image=f"{IMAGE}:other", execution_role=f"{EXECUTION}-2"))
-    environment = told.pop("its environment spot rents spot machines")
-    for what in ("disabled", "INVALID: CLIENT_ERROR - subnet-1", "type EC2", "0 vCPUs"):
-        assert what in environment.found
-    assert {what: one.found for what, one in told.items()} == {
-        "we may rent machines": f"arn:aws:iam::{ACCOUNT}:user/sim lacks batch:TerminateJob.",
-        "the agents' role can be taken on": (
-            f"{AGENTS} does not let ecs-tasks.amazonaws.com take it on."
+    environment = told.pop("compute environment spot has spot instances")
+    for what in ("disabled", "INVALID: CLIENT_ERROR - subnet-1", "type is EC2", "is 0 vCPUs"):
+        assert what in environment.detail
+    assert {what: one.detail for what, one in told.items()} == {
+        "the caller may rent machines": (
+            f"arn:aws:iam::{ACCOUNT}:user/sim lacks batch:TerminateJob."
+        ),
+        "the agents' role can be assumed": (
+            f"The trust policy of {AGENTS} does not allow ecs-tasks.amazonaws.com."
         ),
         "agents may rent machines": f"{AGENTS} lacks batch:TerminateJob.",
         "agents may use s3://bucket/runs": f"{AGENTS} lacks s3:PutObject, s3:DeleteObject.",
-        "the execution role can be taken on": f"There is no role {EXECUTION}-2.",
-        "the image is there": f"The registry has no {IMAGE}:other.",
+        "the execution role can be assumed": f"The role {EXECUTION}-2 does not exist.",
+        "the image exists": f"The image {IMAGE}:other does not exist in the registry.",
     }
     assert all(one.do for one in told.values())
 
@@ -114,19 +118,19 @@ def test_everything_that_is_wrong_is_told_at_once(sim: Simulator) -> None:
 @pytest.mark.parametrize(
     ("queue", "told"),
     [
-        (GONE, "There is no queue 'spot' in sim-east-1."),
+        (MISSING_QUEUE, "The queue 'spot' does not exist in sim-east-1."),
         (
             {"state": "DISABLED", "statusReason": "by hand"},
-            "It is DISABLED and VALID: by hand.",
+            "The queue is DISABLED and VALID: by hand.",
         ),
     ],
 )
 def test_a_queue_that_takes_nothing_is_told_and_the_rest_all_the_same(
     sim: Simulator, queue: dict[str, Any], told: str
 ) -> None:
-    sim.cloud.queues["spot"] = queue  # type: ignore[attr-defined]
+    sim.cloud.queue_overrides["spot"] = queue  # type: ignore[attr-defined]
     findings = examined(sim)
-    assert [one.found for one in wrong(findings).values()] == [told]
+    assert [one.detail for one in wrong(findings).values()] == [told]
     assert "agents may rent machines" in findings
 
 
@@ -134,35 +138,35 @@ def test_an_environment_that_is_gone_is_told(sim: Simulator) -> None:
     calls_ = opened(sim)
     [finding] = [
         one
-        for one in checkup._queue("spot", lambda _: (NoEnvironments(calls_), "spot"))  # type: ignore[arg-type,return-value]
-        if not one.well
+        for one in checkup._check_queue("spot", lambda _: (NoEnvironments(calls_), "spot"))  # type: ignore[arg-type,return-value]
+        if not one.passed
     ]
-    assert finding.found == "It is gone."
+    assert finding.detail == "The compute environment does not exist."
 
 
 class NoEnvironments:
     """A region whose queue is there, and what stands behind it is not."""
 
     def __init__(self, provisioner: AwsBatchProvisioner) -> None:
-        self._client, _ = provisioner._at("spot")
+        self._client, _ = provisioner._resolve_queue("spot")
 
-    def queue(self, name: str) -> Any:
-        return self._client.queue(name)
+    def find_queue(self, name: str) -> Any:
+        return self._client.find_queue(name)
 
-    def environments(self, _: Any) -> list[Any]:
+    def describe_compute_environments(self, _: Any) -> list[Any]:
         return []
 
 
 def test_who_may_not_ask_iam_tries_calls_that_come_to_nothing(sim: Simulator) -> None:
-    sim.troubles.forbid(["iam:SimulatePrincipalPolicy", "iam:GetRole", "batch:SubmitJob"])
+    sim.faults.deny_permissions(["iam:SimulatePrincipalPolicy", "iam:GetRole", "batch:SubmitJob"])
     findings = examined(sim)
-    assert list(wrong(findings)) == ["we have batch:SubmitJob"]
-    tried = [one for what, one in findings.items() if what.startswith("we have ")]
+    assert list(wrong(findings)) == ["the caller has batch:SubmitJob"]
+    tried = [one for what, one in findings.items() if what.startswith("the caller has ")]
     assert len(tried) == 6
-    unseen = {what for what, one in findings.items() if not one.seen}
-    assert {"agents may rent machines", "the agents' role can be taken on"} <= unseen
-    assert not sim.cloud.memory.jobs
-    assert not sim.cloud.memory.definitions
+    unseen = {what for what, one in findings.items() if not one.conclusive}
+    assert {"agents may rent machines", "the agents' role can be assumed"} <= unseen
+    assert not sim.cloud.state.jobs
+    assert not sim.cloud.state.definitions
 
 
 def test_of_an_iam_that_gives_no_answer_nothing_is_held_to_be_wrong(
@@ -171,33 +175,35 @@ def test_of_an_iam_that_gives_no_answer_nothing_is_held_to_be_wrong(
     """Nor of one that answers what nobody can read, as some stand-ins for AWS do."""
     nonsense = "Unable to parse response, invalid XML received:\n<!doctype html>"
     for trouble in (ResponseParserError(nonsense), EndpointConnectionError(endpoint_url="iam")):
-        monkeypatch.setattr(calls.Account, "denied", Mock(side_effect=trouble))
+        monkeypatch.setattr(
+            calls.AwsAccountClient, "list_denied_actions", Mock(side_effect=trouble)
+        )
         findings = examined(sim)
         assert not wrong(findings)
         told = findings["agents may rent machines"]
-        assert (told.seen, told.found.count("\n")) == (False, 0)
-        assert sum(what.startswith("we have ") for what in findings) == 6, "so it is tried"
+        assert (told.conclusive, told.detail.count("\n")) == (False, 0)
+        assert sum(what.startswith("the caller has ") for what in findings) == 6, "so it is tried"
 
 
 def test_who_is_not_known_hears_of_it_and_of_what_nobody_needs_to_be_known_for(
     sim: Simulator,
 ) -> None:
-    sim.troubles.expect("credentials", 1)
-    findings = list(opened(sim).examine())
-    assert [one.well for one in findings] == [False, True, True]
+    sim.faults.inject("credentials", 1)
+    findings = list(opened(sim).check_account())
+    assert [one.passed for one in findings] == [False, True, True]
     assert "get-caller-identity" in findings[0].do
 
 
 def test_what_cannot_be_looked_at_is_not_held_to_be_wrong(sim: Simulator) -> None:
-    sim.troubles.forbid(["logs:DescribeLogGroups", "ecr:DescribeImages"])
+    sim.faults.deny_permissions(["logs:DescribeLogGroups", "ecr:DescribeImages"])
     findings = examined(sim, storage="gs://elsewhere", job_role="", execution_role="")
     assert not wrong(findings)
-    assert {what for what, one in findings.items() if not one.seen} == {
-        "agents may do what they must",
-        "what machines print is kept",
-        "the image is there",
+    assert {what for what, one in findings.items() if not one.conclusive} == {
+        "agents have the required permissions",
+        "machine output is stored",
+        "the image exists",
     }
-    assert not examined(sim, image="docker.io/spotfit:1")["the image is there"].seen
+    assert not examined(sim, image="docker.io/spotfit:1")["the image exists"].conclusive
 
 
 @pytest.mark.parametrize(
@@ -210,18 +216,30 @@ def test_what_cannot_be_looked_at_is_not_held_to_be_wrong(sim: Simulator) -> Non
     ],
 )
 def test_an_identity_is_taken_apart(arn: str, kind: str, role: str) -> None:
-    who = Who(arn)
-    assert (who.partition, who.account, who.kind, who.role) == ("aws", "1", kind, role)
+    who = AwsPrincipal(arn)
+    assert (who.partition, who.account, who.principal_type, who.role_name) == (
+        "aws",
+        "1",
+        kind,
+        role,
+    )
 
 
 def test_of_a_session_the_role_is_asked_about_and_of_root_nobody(sim: Simulator) -> None:
     options = opened(sim).options
-    session = Who(f"arn:aws:sts::{ACCOUNT}:assumed-role/agents/me")
-    assert checkup._Examiner(options, "", opened(sim)._at, session)._own_arn() == AGENTS
+    session = AwsPrincipal(f"arn:aws:sts::{ACCOUNT}:assumed-role/agents/me")
+    assert (
+        checkup._AwsAccountChecks(
+            options, "", opened(sim)._resolve_queue, session
+        )._own_principal_arn()
+        == AGENTS
+    )
     root = f"arn:aws:iam::{ACCOUNT}:root"
-    examiner = checkup._Examiner(options, "", opened(sim)._at, Who(root))
-    with pytest.raises(UnseenError, match="what a root may do"):
-        examiner._allowed(root, examiner._needs())
+    examiner = checkup._AwsAccountChecks(
+        options, "", opened(sim)._resolve_queue, AwsPrincipal(root)
+    )
+    with pytest.raises(CheckSkippedError, match="IAM cannot simulate a root"):
+        examiner._require_permissions(root, examiner._required_permissions())
 
 
 @pytest.mark.parametrize(
@@ -235,7 +253,7 @@ def test_of_a_session_the_role_is_asked_about_and_of_root_nobody(sim: Simulator)
     ],
 )
 def test_whom_a_role_trusts(policy: dict[str, Any], trusts: bool) -> None:
-    assert checkup._trusts(policy, "s") is trusts
+    assert checkup._allows_service(policy, "s") is trusts
 
 
 @pytest.mark.parametrize(
@@ -247,4 +265,4 @@ def test_whom_a_role_trusts(policy: dict[str, Any], trusts: bool) -> None:
     ],
 )
 def test_an_image_is_taken_apart(path: str, repository: str, which: dict[str, str]) -> None:
-    assert checkup._taken_apart(path) == (repository, which)
+    assert checkup._parse_image_path(path) == (repository, which)

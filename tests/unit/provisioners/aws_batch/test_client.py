@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from spotfit.core.errors import ConfigError, ProvisionError, ProvisionPermissionError, QuotaError
-from spotfit_localsim.wire.aws_batch import REGION
-from spotfit_localsim.wire.options import SimOptions
-from spotfit_localsim.wire.simulator import Simulator, serving
+from spotfit_localsim.clouds.aws_batch import REGION
+from spotfit_localsim.clouds.options import SimOptions
+from spotfit_localsim.clouds.simulator import Simulator, running_simulator
 from spotfit_provisioners.aws_batch import client as calls
-from spotfit_provisioners.aws_batch.client import BatchClient, caller, cheapest_usd_per_hour
+from spotfit_provisioners.aws_batch.client import AwsBatchClient, caller_arn, lowest_spot_price_usd
 
 pytest.importorskip("boto3")
 pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
@@ -23,26 +23,26 @@ def sim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulator]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "something")
     calls._client.cache_clear()
-    with serving(tmp_path, SimOptions(cloud="aws_batch")) as simulator:
+    with running_simulator(tmp_path, SimOptions(cloud="aws_batch")) as simulator:
         yield simulator
     calls._client.cache_clear()
 
 
 @pytest.fixture
-def client(sim: Simulator) -> BatchClient:
-    return BatchClient(REGION, sim.server.url)
+def client(sim: Simulator) -> AwsBatchClient:
+    return AwsBatchClient(REGION, sim.server.url)
 
 
-def test_a_definition_is_registered_once(client: BatchClient) -> None:
+def test_a_definition_is_registered_once(client: AwsBatchClient) -> None:
     definition = {
         "jobDefinitionName": "spotfit-1",
         "type": "container",
         "containerProperties": {"image": "i", "command": ["true"]},
     }
-    assert client.register(definition) == client.register(definition)
+    assert client.register_definition(definition) == client.register_definition(definition)
 
 
-def test_children_of_an_array_are_no_jobs_of_their_own(client: BatchClient) -> None:
+def test_children_of_an_array_are_no_jobs_of_their_own(client: AwsBatchClient) -> None:
     """Moto lists them beside their parent, under its name."""
 
     class Pages:
@@ -56,12 +56,12 @@ def test_children_of_an_array_are_no_jobs_of_their_own(client: BatchClient) -> N
             }
 
     client._batch = Pages()
-    assert [job["jobId"] for job in client.named("spot", "t-one")] == ["a", "b"]
+    assert [job["jobId"] for job in client.list_jobs_by_name("spot", "t-one")] == ["a", "b"]
 
 
 def test_who_we_are_and_what_machines_cost_can_be_asked(sim: Simulator) -> None:
-    assert caller(REGION, sim.server.url).endswith(":user/sim")
-    assert cheapest_usd_per_hour(REGION, ["g5.xlarge"], sim.server.url) == 0.4321, "of today"
+    assert caller_arn(REGION, sim.server.url).endswith(":user/sim")
+    assert lowest_spot_price_usd(REGION, ["g5.xlarge"], sim.server.url) == 0.4321, "of today"
 
 
 def test_without_credentials_it_says_whom_to_ask(
@@ -69,15 +69,15 @@ def test_without_credentials_it_says_whom_to_ask(
 ) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(ProvisionPermissionError, match="does not know who asks") as told:
-        caller(REGION, sim.server.url)
+    with pytest.raises(ProvisionPermissionError, match="authentication failed") as told:
+        caller_arn(REGION, sim.server.url)
     assert "get-caller-identity" in told.value.do
 
 
 def test_without_a_region_it_says_where_to_set_one() -> None:
     calls._client.cache_clear()
     with pytest.raises(ConfigError, match="region"):
-        BatchClient("", "http://127.0.0.1:1")
+        AwsBatchClient("", "http://127.0.0.1:1")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_without_a_region_it_says_where_to_set_one() -> None:
 def test_what_waiting_does_not_cure_is_told_apart(
     code: str, message: str, error: type[ProvisionError]
 ) -> None:
-    told = calls._translated("submit", code, message)
+    told = calls._to_provision_error("submit", code, message)
     assert type(told) is error
     assert message in str(told)
 
@@ -103,4 +103,4 @@ def test_what_waiting_does_not_cure_is_told_apart(
     "code", ["TooManyRequestsException", "ServerException", "ThrottlingException"]
 )
 def test_what_may_pass_is_left_to_be_tried_again(code: str) -> None:
-    assert calls._translated("submit", code, "x") is None
+    assert calls._to_provision_error("submit", code, "x") is None

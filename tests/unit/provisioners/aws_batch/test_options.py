@@ -16,9 +16,9 @@ from spotfit_provisioners.aws_batch.options import AwsBatchOptions
         ({"attempts": 11}, "1 to 10"),
         ({"attempts": 0}, "1 to 10"),
         ({"workers_per_node": 0}, "workers_per_node"),
-        ({"dwell_s": -1.0}, "below zero"),
-        ({"order": "price"}, "instance_types"),
-        ({"order": "score"}, "instance_types"),
+        ({"pending_timeout_s": -1.0}, "must be >= 0"),
+        ({"queue_order": "price"}, "instance_types"),
+        ({"queue_order": "score"}, "instance_types"),
     ],
 )
 def test_what_cannot_be_meant_is_told(wrong: dict[str, Any], told: str) -> None:

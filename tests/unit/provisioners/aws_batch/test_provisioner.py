@@ -10,14 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from spotfit.core.ids import Token
-from spotfit.host.clocks import SystemClock
-from spotfit.host.dice import new_run_id
+from spotfit.host.system import SystemClock, new_run_id
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, NodeState
-from spotfit.provision.launch import Launch
-from spotfit_localsim.wire import aws_batch as wire
-from spotfit_localsim.wire.aws_batch import AwsBatchCloud
-from spotfit_localsim.wire.options import SimOptions
-from spotfit_localsim.wire.simulator import Simulator, serving
+from spotfit.provision.launch import AgentLaunchSpec
+from spotfit_localsim.clouds import aws_batch as wire
+from spotfit_localsim.clouds.aws_batch import AwsBatchCloud
+from spotfit_localsim.clouds.options import SimOptions
+from spotfit_localsim.clouds.simulator import Simulator, running_simulator
 from spotfit_provisioners.aws_batch import client as calls
 from spotfit_provisioners.aws_batch import provisioner as verbs
 from spotfit_provisioners.aws_batch.provisioner import AwsBatchProvisioner
@@ -25,21 +24,21 @@ from spotfit_provisioners.aws_batch.provisioner import AwsBatchProvisioner
 pytest.importorskip("boto3")
 pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
 
-REQUEST = GroupRequest(Token("t-0123456789ab"), 1, 1)
+REQUEST = GroupRequest(token=Token("t-0123456789ab"), num_workers=1, total_workers=1)
 
 
 @pytest.fixture
 def sim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulator]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "something")
-    for cache in (calls._client, verbs._client_of):
+    for cache in (calls._client, verbs._client_for_region):
         cache.cache_clear()
-    with serving(tmp_path, SimOptions(cloud="aws_batch", boot_s=0.0)) as simulator:
+    with running_simulator(tmp_path, SimOptions(cloud="aws_batch", boot_s=0.0)) as simulator:
         yield simulator
 
 
 def opened(sim: Simulator, **options: Any) -> AwsBatchProvisioner:
-    access = AwsBatchCloud.access(sim.server.url)
+    access = AwsBatchCloud.client_access(sim.server.url)
     return AwsBatchProvisioner.with_options(**{**access.options, **options})
 
 
@@ -47,9 +46,9 @@ def running(
     provisioner: AwsBatchProvisioner, tmp_path: Path, command: str, token: str = REQUEST.token
 ) -> GroupHandle:
     """A group whose machine runs that instead of an agent."""
-    plan = provisioner.plan(GroupRequest(Token(token), 1, 1))
+    plan = provisioner.plan(GroupRequest(token=Token(token), num_workers=1, total_workers=1))
     plan.body["definition"]["containerProperties"]["command"] = ["/bin/sh", "-c", command]
-    launch = Launch(str(tmp_path), new_run_id(), "secret")
+    launch = AgentLaunchSpec(str(tmp_path), new_run_id(), "secret")
     handle = provisioner.submit(plan, launch)
     assert isinstance(handle, GroupHandle)
     return handle
@@ -76,11 +75,11 @@ def test_of_two_who_asked_at_the_same_time_the_older_job_stays(
         def blind(self: Any, plan: GroupPlan) -> GroupHandle | None:
             return next(looks, found(self, plan))
 
-        found = AwsBatchProvisioner._found
-        patch.setattr(AwsBatchProvisioner, "_found", blind)
+        found = AwsBatchProvisioner._find_group
+        patch.setattr(AwsBatchProvisioner, "_find_group", blind)
         second = running(provisioner, tmp_path, "exec sleep 100")
     assert second == first
-    until(lambda: len(list(sim.site.standing())) == 1)
+    until(lambda: len(list(sim.datacenter.active_machines())) == 1)
 
 
 def test_an_agent_whose_host_is_lost_is_started_again_until_the_ceiling(
@@ -89,10 +88,10 @@ def test_an_agent_whose_host_is_lost_is_started_again_until_the_ceiling(
     provisioner = opened(sim, attempts=3)
     handle = running(provisioner, tmp_path, "exec sleep 100")
     for lost in range(1, 4):
-        until(lambda: [m for m in sim.site.standing() if m.state == "up"])
-        sim.site.reclaim(next(sim.site.standing()), notice=False)
+        until(lambda: [m for m in sim.datacenter.active_machines() if m.state == "up"])
+        sim.datacenter.reclaim(next(sim.datacenter.active_machines()), notice=False)
         until(lambda count=lost: len(_attempts(sim)) == count)  # type: ignore[misc]
-    until(lambda: provisioner.observe(handle).over)
+    until(lambda: provisioner.observe(handle).is_terminated)
     (node,) = provisioner.observe(handle).nodes
     assert node.state == NodeState.GONE
     assert "Host EC2 (instance i-" in node.reason
@@ -104,12 +103,12 @@ def test_only_our_own_word_for_a_drained_machine_is_tried_again(
 ) -> None:
     provisioner = opened(sim, attempts=3)
     handle = running(provisioner, tmp_path, f"exit {code}")
-    until(lambda: provisioner.observe(handle).over)
+    until(lambda: provisioner.observe(handle).is_terminated)
     assert len(_attempts(sim)) == tries
 
 
 def test_a_queue_without_capacity_says_so(sim: Simulator, tmp_path: Path) -> None:
-    sim.troubles.expect("capacity", 1)
+    sim.faults.inject("capacity", 1)
     provisioner = opened(sim)
     handle = running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: "INSUFFICIENT_INSTANCE_CAPACITY" in provisioner.observe(handle).refusal)
@@ -119,50 +118,50 @@ def test_a_queue_without_capacity_says_so(sim: Simulator, tmp_path: Path) -> Non
 def test_where_one_queue_has_none_the_next_is_asked_and_in_the_last_one_waits(
     sim: Simulator, tmp_path: Path
 ) -> None:
-    sim.troubles.expect("capacity", 1_000_000)
+    sim.faults.inject("capacity", 1_000_000)
     provisioner = opened(sim, queues=("spot", "other"))
     first = running(provisioner, tmp_path, "exec sleep 100")
-    until(lambda: provisioner.observe(first).over)
+    until(lambda: provisioner.observe(first).is_terminated)
     (status,) = provisioner.observe(first).nodes
     assert status.state is NodeState.REFUSED
-    assert "other is asked next" in status.reason
+    assert "the next queue is other" in status.reason
     provisioner.cancel(first)
     until(lambda: provisioner.observe(first).nodes[0].state is NodeState.FAILED)
     second = running(provisioner, tmp_path, "exec sleep 100", token="t-second")
     assert second.detail["queue"] == "other"
     until(lambda: provisioner.observe(second).refusal)
-    assert not provisioner.observe(second).over, "there is no third"
-    sim.troubles.expect("capacity", 0)
+    assert not provisioner.observe(second).is_terminated, "there is no third"
+    sim.faults.inject("capacity", 0)
     until(lambda: provisioner.observe(second).nodes[0].state is NodeState.RUNNING)
     third = running(provisioner, tmp_path, "exec sleep 100", token="t-third")
     assert third.detail["queue"] == "spot", "since one came, all are as good as before"
 
 
 def test_no_queue_is_given_up_before_it_had_its_time(sim: Simulator, tmp_path: Path) -> None:
-    sim.troubles.expect("capacity", 1_000_000)
-    provisioner = opened(sim, queues=("spot", "other"), dwell_s=600.0)
+    sim.faults.inject("capacity", 1_000_000)
+    provisioner = opened(sim, queues=("spot", "other"), pending_timeout_s=600.0)
     handle = running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: provisioner.observe(handle).refusal)
-    assert not provisioner.observe(handle).over
+    assert not provisioner.observe(handle).is_terminated
 
 
 def test_a_group_that_runs_on_says_nothing_of_its_queue(sim: Simulator, tmp_path: Path) -> None:
     provisioner = opened(sim, queues=("spot", "other"))
     working = running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: provisioner.observe(working).nodes[0].state is NodeState.RUNNING)
-    sim.troubles.expect("capacity", 1_000_000)
+    sim.faults.inject("capacity", 1_000_000)
     missing = running(provisioner, tmp_path, "exec sleep 100", token="t-missing")
-    until(lambda: provisioner.observe(missing).over)
+    until(lambda: provisioner.observe(missing).is_terminated)
     provisioner.observe(working)
     again = running(provisioner, tmp_path, "exec sleep 100", token="t-again")
     assert again.detail["queue"] == "other"
 
 
 def test_a_queue_names_its_region_or_has_it_in_its_arn() -> None:
-    assert verbs._parts("spot") == ("", "spot")
-    assert verbs._parts("eu-west-1:spot") == ("eu-west-1", "spot")
+    assert verbs._parse_queue("spot") == ("", "spot")
+    assert verbs._parse_queue("eu-west-1:spot") == ("eu-west-1", "spot")
     arn = "arn:aws:batch:us-east-1:1:job-queue/spot"
-    assert verbs._parts(arn) == ("us-east-1", arn)
+    assert verbs._parse_queue(arn) == ("us-east-1", arn)
 
 
 EAST, WEST = "sim-east-1", "sim-west-1"
@@ -173,8 +172,8 @@ TWO_REGIONS: dict[str, Any] = {"queues": ("east", f"{WEST}:west"), "instance_typ
 def test_the_queue_where_machines_are_cheapest_is_asked_first(
     sim: Simulator, tmp_path: Path, east: str, first: str
 ) -> None:
-    cloud(sim).usd_per_hour = {EAST: east, WEST: "0.5"}
-    handle = running(opened(sim, order="price", **TWO_REGIONS), tmp_path, "exec sleep 100")
+    cloud(sim).spot_prices_usd_per_hour = {EAST: east, WEST: "0.5"}
+    handle = running(opened(sim, queue_order="price", **TWO_REGIONS), tmp_path, "exec sleep 100")
     assert handle.detail["queue"] == first
 
 
@@ -192,42 +191,44 @@ def test_the_queue_where_machines_are_cheapest_is_asked_first(
 def test_the_queue_that_most_likely_has_machines_is_asked_first(
     sim: Simulator, tmp_path: Path, scores: dict[str, int], first: str
 ) -> None:
-    cloud(sim).scores = scores
-    handle = running(opened(sim, order="score", **TWO_REGIONS), tmp_path, "exec sleep 100")
+    cloud(sim).placement_scores = scores
+    handle = running(opened(sim, queue_order="score", **TWO_REGIONS), tmp_path, "exec sleep 100")
     assert handle.detail["queue"] == first
 
 
 def test_where_ec2_tells_no_more_scores_today_the_order_is_as_given(
     sim: Simulator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cloud(sim).scores, cloud(sim).has_asked_enough = {EAST: 3, WEST: 9}, True
-    handle = running(opened(sim, order="score", **TWO_REGIONS), tmp_path, "exec sleep 100")
+    cloud(sim).placement_scores, cloud(sim).has_exhausted_scores = {EAST: 3, WEST: 9}, True
+    handle = running(opened(sim, queue_order="score", **TWO_REGIONS), tmp_path, "exec sleep 100")
     assert handle.detail["queue"] == "east"
-    assert "aws_batch.no_scores" in capsys.readouterr().err
+    assert "aws_batch.placement_scores_unavailable" in capsys.readouterr().err
 
 
 def test_a_job_is_found_again_behind_a_hundred_others(sim: Simulator, tmp_path: Path) -> None:
     """A page that holds none of it is not the last one."""
     provisioner = opened(sim)
-    sim.tide.limit = 0
+    sim.market.max_machines = 0
     first = running(provisioner, tmp_path, "exec sleep 100", token="t-other")
-    (other,) = cloud(sim).memory.jobs.values()
+    (other,) = cloud(sim).state.jobs.values()
     for n in range(210):
         copy = replace(other, id=f"{other.id}-{n}", name=f"t-other-{n}", created_ms=n)
-        cloud(sim).memory.jobs[copy.id] = copy
+        cloud(sim).state.jobs[copy.id] = copy
     mine = running(provisioner, tmp_path, "exec sleep 100", token="t-mine")
     assert running(provisioner, tmp_path, "exec sleep 100", token="t-mine") == mine
     assert running(provisioner, tmp_path, "exec sleep 100", token="t-other") == first
-    assert len(cloud(sim).memory.jobs) == 212
+    assert len(cloud(sim).state.jobs) == 212
 
 
 def test_a_large_array_is_seen_whole(sim: Simulator, tmp_path: Path) -> None:
     """More children than one call describes."""
-    sim.tide.limit = 1
+    sim.market.max_machines = 1
     provisioner = opened(sim)
-    plan = provisioner.plan(GroupRequest(Token("t-large"), 250, 250))
+    plan = provisioner.plan(
+        GroupRequest(token=Token("t-large"), num_workers=250, total_workers=250)
+    )
     plan.body["definition"]["containerProperties"]["command"] = ["/bin/sh", "-c", "exec sleep 100"]
-    handle = provisioner.submit(plan, Launch(str(tmp_path), new_run_id(), "secret"))
+    handle = provisioner.submit(plan, AgentLaunchSpec(str(tmp_path), new_run_id(), "secret"))
     assert isinstance(handle, GroupHandle)
     until(lambda: provisioner.observe(handle).nodes[0].state is NodeState.RUNNING)
     assert len(provisioner.observe(handle).nodes) == 250
@@ -235,16 +236,16 @@ def test_a_large_array_is_seen_whole(sim: Simulator, tmp_path: Path) -> None:
 
 def test_a_misconfiguration_counts_only_when_it_lasts(sim: Simulator, tmp_path: Path) -> None:
     """Batch tells of one for minutes while an environment grows from nothing."""
-    sim.troubles.expect("misconfiguration", 1_000_000)
-    patient = opened(sim, queues=("spot", "other"), dwell_s=600.0)
+    sim.faults.inject("misconfiguration", 1_000_000)
+    patient = opened(sim, queues=("spot", "other"), pending_timeout_s=600.0)
     handle = running(patient, tmp_path, "exec sleep 100")
-    until(lambda: cloud(sim).memory.jobs[handle.name].kids[0].reason)
+    until(lambda: cloud(sim).state.jobs[handle.name].children[0].status_reason)
     status = patient.observe(handle)
-    assert (status.refusal, status.over) == ("", False)
-    hasty = opened(sim, queues=("spot", "other"), dwell_s=0.5)
-    until(lambda: hasty.observe(handle).over)
+    assert (status.refusal, status.is_terminated) == ("", False)
+    hasty = opened(sim, queues=("spot", "other"), pending_timeout_s=0.5)
+    until(lambda: hasty.observe(handle).is_terminated)
     assert "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT" in hasty.observe(handle).nodes[0].reason
-    sim.troubles.expect("misconfiguration", 0)
+    sim.faults.inject("misconfiguration", 0)
     until(lambda: patient.observe(handle).nodes[0].state is NodeState.RUNNING)
 
 
@@ -257,21 +258,21 @@ def test_what_each_attempt_printed_is_told_when_the_cloud_knows_it(
     sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CloudWatch is late: an attempt has the name of its stream before there is one."""
-    monkeypatch.setattr(wire, "LOGS_LATE_S", 1_000_000.0)
+    monkeypatch.setattr(wire, "LOG_DELAY_S", 1_000_000.0)
     provisioner = opened(sim, attempts=2)
     handle = running(
         provisioner, tmp_path, "echo no module; echo attempt $AWS_BATCH_JOB_ATTEMPT; exit 85"
     )
-    until(lambda: provisioner.observe(handle).over)
-    first, second = provisioner.said(handle, 0, last=10)
-    assert first.where.startswith("attempt 1, /aws/batch/job spotfit/default/")
+    until(lambda: provisioner.observe(handle).is_terminated)
+    first, second = provisioner.fetch_machine_output(handle, 0, max_lines=10)
+    assert first.source.startswith("attempt 1, /aws/batch/job spotfit/default/")
     assert (first.lines, second.lines) == ((), ())
-    monkeypatch.setattr(wire, "LOGS_LATE_S", 0.0)
-    first, second = provisioner.said(handle, 0, last=10)
+    monkeypatch.setattr(wire, "LOG_DELAY_S", 0.0)
+    first, second = provisioner.fetch_machine_output(handle, 0, max_lines=10)
     assert first.lines == ("no module", "attempt 1")
-    assert provisioner.said(handle, 0, last=1)[1].lines == ("attempt 2",)
+    assert provisioner.fetch_machine_output(handle, 0, max_lines=1)[1].lines == ("attempt 2",)
 
 
 def _attempts(sim: Simulator) -> list[Any]:
-    (job,) = sim.cloud.memory.jobs.values()
-    return list(job.kids[0].attempts)
+    (job,) = sim.cloud.state.jobs.values()
+    return list(job.children[0].attempts)

@@ -9,18 +9,30 @@ import pytest
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId, Token
 from spotfit.model.group import GroupRequest
-from spotfit.provision.launch import Exit, Launch
+from spotfit.provision.launch import AgentExitCode, AgentLaunchSpec
 from spotfit_provisioners.aws_batch.options import AwsBatchOptions
-from spotfit_provisioners.aws_batch.render import ARRAY_INDEX, RETRIES, children, job, plan
+from spotfit_provisioners.aws_batch.render import (
+    ARRAY_INDEX_VARIABLE,
+    RETRY_RULES,
+    child_job_ids,
+    job_request,
+    plan,
+)
 from tests.unit.provisioners import golden
 
 GOLDEN = Path(__file__).parent / "golden"
 OPTIONS = AwsBatchOptions(queues=("spot",), image="registry/spotfit:1")
-LAUNCH = Launch("s3://bucket/run", RunId("r" * 32), "secret", ("aws", "signal"), "torch")
+LAUNCH = AgentLaunchSpec("s3://bucket/run", RunId("r" * 32), "secret", ("aws", "signal"), "torch")
 
 
 def a_request(workers: int = 4, **resources: float) -> GroupRequest:
-    return GroupRequest(Token("t-0123456789ab"), workers, workers, resources, run_name="Digits 1")
+    return GroupRequest(
+        token=Token("t-0123456789ab"),
+        num_workers=workers,
+        total_workers=workers,
+        resources_per_worker=resources,
+        run_name="Digits 1",
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,22 +57,28 @@ def a_request(workers: int = 4, **resources: float) -> GroupRequest:
     ],
 )
 def test_a_plan_is_as_it_was(name: str, request_: GroupRequest, options: AwsBatchOptions) -> None:
-    golden.check(plan(request_, options), GOLDEN / f"plan_{name}.json")
+    golden.check_golden(plan(request_, options), GOLDEN / f"plan_{name}.json")
 
 
 def test_a_job_is_as_it_was() -> None:
     planned = plan(a_request(4), OPTIONS)
-    environment = LAUNCH.environment(planned.token, 0, planned.slots, node_from=ARRAY_INDEX)
-    told = job(planned, queue="spot", definition="arn:1", environment=environment, share="x")
-    golden.check(told, GOLDEN / "job_array.json")
+    environment = LAUNCH.environment_for(
+        planned.token, 0, planned.slots_per_node, node_index_variable=ARRAY_INDEX_VARIABLE
+    )
+    told = job_request(
+        planned, queue="spot", definition="arn:1", environment=environment, share="x"
+    )
+    golden.check_golden(told, GOLDEN / "job_array.json")
 
 
 def test_one_machine_is_no_array() -> None:
     """Batch refuses arrays of one."""
-    told = job(plan(a_request(1), OPTIONS), queue="q", definition="d", environment={}, share="")
+    told = job_request(
+        plan(a_request(1), OPTIONS), queue="q", definition="d", environment={}, share=""
+    )
     assert "arrayProperties" not in told
-    assert children("j", 1) == ["j"]
-    assert children("j", 3) == ["j:0", "j:1", "j:2"]
+    assert child_job_ids("j", 1) == ["j"]
+    assert child_job_ids("j", 3) == ["j:0", "j:1", "j:2"]
 
 
 def test_the_definition_of_equal_machines_has_one_name_and_any_other_its_own() -> None:
@@ -77,20 +95,20 @@ def test_the_definition_of_equal_machines_has_one_name_and_any_other_its_own() -
 
 
 def test_only_a_lost_host_and_our_own_word_are_tried_again() -> None:
-    assert [rule for rule in RETRIES if rule["action"] == "RETRY"] == [
+    assert [rule for rule in RETRY_RULES if rule["action"] == "RETRY"] == [
         {"onStatusReason": "Host EC2*", "action": "RETRY"},
-        {"onExitCode": str(int(Exit.DRAINED)), "action": "RETRY"},
+        {"onExitCode": str(int(AgentExitCode.DRAINED)), "action": "RETRY"},
     ]
-    assert RETRIES[-1] == {"onExitCode": "*", "action": "EXIT"}, "no match would mean RETRY"
-    assert len(RETRIES) <= 5
+    assert RETRY_RULES[-1] == {"onExitCode": "*", "action": "EXIT"}, "no match would mean RETRY"
+    assert len(RETRY_RULES) <= 5
 
 
 @pytest.mark.parametrize(
     ("request_", "options", "told"),
     [
-        (a_request(), AwsBatchOptions(), "queues, image not given"),
-        (a_request(4, TPU=1.0), OPTIONS, "knows nothing of the resource TPU"),
-        (a_request(10_001), OPTIONS, "gives 10000 at most"),
+        (a_request(), AwsBatchOptions(), "queues, image not set"),
+        (a_request(4, TPU=1.0), OPTIONS, "does not support the resource TPU"),
+        (a_request(10_001), OPTIONS, "allows at most 10000"),
     ],
 )
 def test_what_cannot_be_asked_for_is_told(

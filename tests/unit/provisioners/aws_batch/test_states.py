@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from spotfit.model.group import NodeState
-from spotfit.provision.launch import Exit
-from spotfit_provisioners.aws_batch.states import STATES, status, waits_for
+from spotfit.provision.launch import AgentExitCode
+from spotfit_provisioners.aws_batch.states import STATES, node_status, pending_reason
 
 
 def test_every_state_aws_knows_is_translated() -> None:
@@ -32,12 +32,12 @@ def an_end(reason: str, code: int | None = None) -> dict[str, Any]:
         (an_end("Host EC2 (instance i-1) terminated."), NodeState.GONE, "Host EC2"),
         (an_end("Essential container in task exited", 1), NodeState.FAILED, "exit code 1"),
         (
-            an_end("Essential container in task exited", Exit.GIVEN_UP),
+            an_end("Essential container in task exited", AgentExitCode.RELEASED),
             NodeState.GONE,
             "exit code 75",
         ),
         (
-            an_end("Essential container in task exited", Exit.DRAINED),
+            an_end("Essential container in task exited", AgentExitCode.DRAINED),
             NodeState.GONE,
             "exit code 85",
         ),
@@ -45,7 +45,7 @@ def an_end(reason: str, code: int | None = None) -> dict[str, Any]:
     ],
 )
 def test_a_job_in_our_words(job: dict[str, Any], state: NodeState, reason: str) -> None:
-    told = status(job)
+    told = node_status(job)
     assert told.state == state
     assert reason in told.reason
 
@@ -60,7 +60,7 @@ def test_the_last_of_several_attempts_is_told(
     """Whether an attempt that has not ended is listed is not documented: both are understood."""
     listed = [{"stoppedAt": 1_000 + n} for n in range(ended)] + [{}] * under_way
     job = {"status": "RUNNING", "retryStrategy": {"attempts": attempts}, "attempts": listed}
-    assert status(job).last is last
+    assert node_status(job).is_last_attempt is last
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_a_reason_to_wait_counts_once_it_has_lasted(reason: str, waited_s: int, 
     """Batch cries wolf for minutes while an environment grows from nothing."""
     job = {"status": "RUNNABLE", "statusReason": reason, "createdAt": 1_000_000}
     now_ms = 1_000_000 + waited_s * 1000
-    assert bool(waits_for(job, now_ms=now_ms, dwell_s=600.0)) is told
-    assert waits_for({**job, "status": "STARTING"}, now_ms=now_ms, dwell_s=0.0) == ""
+    assert bool(pending_reason(job, now_ms=now_ms, pending_timeout_s=600.0)) is told
+    assert pending_reason({**job, "status": "STARTING"}, now_ms=now_ms, pending_timeout_s=0.0) == ""
 
 
 def test_a_job_that_lost_its_host_has_waited_since_then() -> None:
@@ -88,5 +88,5 @@ def test_a_job_that_lost_its_host_has_waited_since_then() -> None:
         "createdAt": 0,
         "attempts": [{"stoppedAt": 9_000_000}],
     }
-    assert waits_for(job, now_ms=9_060_000, dwell_s=600.0) == ""
-    assert waits_for(job, now_ms=9_700_000, dwell_s=600.0)
+    assert pending_reason(job, now_ms=9_060_000, pending_timeout_s=600.0) == ""
+    assert pending_reason(job, now_ms=9_700_000, pending_timeout_s=600.0)

@@ -12,11 +12,11 @@ import pytest
 
 from spotfit.core.errors import ProvisionError, ProvisionPermissionError, QuotaError
 from spotfit.host import env
-from spotfit_localsim.wire.azure_batch import ACCOUNT_ID, AzureBatchCloud
-from spotfit_localsim.wire.options import SimOptions
-from spotfit_localsim.wire.simulator import Simulator, serving
+from spotfit_localsim.clouds.azure_batch import ACCOUNT_ID, AzureBatchCloud
+from spotfit_localsim.clouds.options import SimOptions
+from spotfit_localsim.clouds.simulator import Simulator, running_simulator
 from spotfit_provisioners.azure_batch import client as calls
-from spotfit_provisioners.azure_batch.client import BatchClient, Management
+from spotfit_provisioners.azure_batch.client import AzureBatchClient, AzureResourceManagerClient
 
 exceptions = pytest.importorskip("azure.core.exceptions")
 pytest.importorskip("azure.batch")
@@ -37,68 +37,68 @@ def tasks(count: int, command: str = "sleep 100") -> list[dict[str, Any]]:
 
 @pytest.fixture
 def sim(tmp_path: Path) -> Iterator[Simulator]:
-    with serving(tmp_path, SimOptions(cloud="azure_batch", boot_s=0.0)) as simulator:
+    with running_simulator(tmp_path, SimOptions(cloud="azure_batch", boot_s=0.0)) as simulator:
         yield simulator
-    for cache in (calls._service, calls._management):
+    for cache in (calls._batch_service, calls._management_pipeline):
         cache.cache_clear()
 
 
 @pytest.fixture
-def client(sim: Simulator) -> BatchClient:
-    return BatchClient(sim.server.url)
+def client(sim: Simulator) -> AzureBatchClient:
+    return AzureBatchClient(sim.server.url)
 
 
 def memory_of(sim: Simulator) -> Any:
-    return sim.cloud.memory
+    return sim.cloud.state
 
 
-def test_a_job_of_the_same_id_is_the_same_job(sim: Simulator, client: BatchClient) -> None:
+def test_a_job_of_the_same_id_is_the_same_job(sim: Simulator, client: AzureBatchClient) -> None:
     for _ in range(2):
-        client.create(JOB, tasks(3))
+        client.create_job(JOB, tasks(3))
     assert list(memory_of(sim).jobs) == ["t-1"]
-    assert sorted(client.tasks("t-1")) == ["0", "1", "2"]
+    assert sorted(client.list_tasks("t-1")) == ["0", "1", "2"]
 
 
 def test_who_died_between_a_job_and_its_tasks_left_nothing_that_cannot_be_completed(
-    sim: Simulator, client: BatchClient
+    sim: Simulator, client: AzureBatchClient
 ) -> None:
-    client.create(JOB, tasks(1))
+    client.create_job(JOB, tasks(1))
     memory_of(sim).jobs["t-1"].body |= {"onAllTasksComplete": "noaction"}
-    client.create(JOB, tasks(3))
-    assert len(client.tasks("t-1")) == 3
+    client.create_job(JOB, tasks(3))
+    assert len(client.list_tasks("t-1")) == 3
     assert memory_of(sim).jobs["t-1"].body["onAllTasksComplete"] == "terminatejob"
 
 
 def test_more_tasks_than_azure_takes_at_once_go_one_hundred_after_the_other(
-    client: BatchClient,
+    client: AzureBatchClient,
 ) -> None:
-    client.create(JOB, tasks(201))
-    assert len(client.tasks("t-1")) == 201
+    client.create_job(JOB, tasks(201))
+    assert len(client.list_tasks("t-1")) == 201
 
 
 def test_a_job_that_is_over_gets_no_tasks_and_that_is_no_error(
-    sim: Simulator, client: BatchClient
+    sim: Simulator, client: AzureBatchClient
 ) -> None:
-    client.create(JOB, tasks(1))
-    client.terminate("t-1")
-    client.create(JOB, tasks(2))
-    assert list(client.tasks("t-1")) == ["0"]
-    while (client.job("t-1") or {})["state"] != "completed":
-        sim.leave.wait(0.02)
-    client.terminate("t-1")
-    client.create(JOB, tasks(2))
+    client.create_job(JOB, tasks(1))
+    client.terminate_job("t-1")
+    client.create_job(JOB, tasks(2))
+    assert list(client.list_tasks("t-1")) == ["0"]
+    while (client.find_job("t-1") or {})["state"] != "completed":
+        sim.stop_event.wait(0.02)
+    client.terminate_job("t-1")
+    client.create_job(JOB, tasks(2))
 
 
-def test_what_is_not_there_is_told_as_nothing(client: BatchClient) -> None:
-    assert client.job("nobody") is None
-    assert client.pool("nobody") is None
-    assert client.tasks("nobody") == {}
-    assert client.nodes("nobody") == {}
-    client.terminate("nobody")
+def test_what_is_not_there_is_told_as_nothing(client: AzureBatchClient) -> None:
+    assert client.find_job("nobody") is None
+    assert client.find_pool("nobody") is None
+    assert client.list_tasks("nobody") == {}
+    assert client.list_nodes("nobody") == {}
+    client.terminate_job("nobody")
 
 
-def test_a_pool_is_made_once(sim: Simulator, client: BatchClient) -> None:
-    management = Management(sim.server.url)
+def test_a_pool_is_made_once(sim: Simulator, client: AzureBatchClient) -> None:
+    management = AzureResourceManagerClient(sim.server.url)
     body = {
         "identity": {"type": "UserAssigned", "userAssignedIdentities": {"me": {}}},
         "properties": {
@@ -109,8 +109,8 @@ def test_a_pool_is_made_once(sim: Simulator, client: BatchClient) -> None:
     }
     for size in ("Standard_D4s_v5", "Standard_D8s_v5"):
         body["properties"]["vmSize"] = size
-        management.make(f"{ACCOUNT_ID}/pools/spot", body)
-    pool = client.pool("spot")
+        management.create_if_absent(f"{ACCOUNT_ID}/pools/spot", body)
+    pool = client.find_pool("spot")
     assert pool is not None
     assert pool["vmSize"] == "Standard_D4s_v5"
     assert pool["identity"]["userAssignedIdentities"] == [{"resourceId": "me"}]
@@ -124,8 +124,10 @@ def test_a_pool_that_azure_refuses_is_told_with_its_reason(sim: Simulator) -> No
             "scaleSettings": {"autoScale": {"formula": "nonsense"}},
         }
     }
-    with pytest.raises(ProvisionError, match=r"make a pool.*'nonsense' sets nothing"):
-        Management(sim.server.url).make(f"{ACCOUNT_ID}/pools/spot", body)
+    with pytest.raises(ProvisionError, match=r"create a pool.*'nonsense' is not an assignment"):
+        AzureResourceManagerClient(sim.server.url).create_if_absent(
+            f"{ACCOUNT_ID}/pools/spot", body
+        )
 
 
 def test_without_credentials_it_says_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,11 +135,11 @@ def test_without_credentials_it_says_what_to_run(monkeypatch: pytest.MonkeyPatch
         def get_token(self, *_: Any, **__: Any) -> None:
             raise exceptions.ClientAuthenticationError("no credential is to be had")
 
-    monkeypatch.setattr(calls, "_credential", Nobody)
-    client = BatchClient("https://training.westeurope.batch.azure.com")
-    calls._service.cache_clear()
-    with pytest.raises(ProvisionPermissionError, match="does not know who asks") as told:
-        client.look_around()
+    monkeypatch.setattr(calls, "_default_credential", Nobody)
+    client = AzureBatchClient("https://training.westeurope.batch.azure.com")
+    calls._batch_service.cache_clear()
+    with pytest.raises(ProvisionPermissionError, match="authentication failed") as told:
+        client.check_access()
     assert "az login" in told.value.do
 
 
@@ -146,21 +148,23 @@ def test_on_a_node_an_identity_that_is_not_to_be_had_now_is_asked_for_again(
 ) -> None:
     """A node's service of identities has its bad moments; no run must end of one."""
     monkeypatch.setenv("AZ_BATCH_NODE_ID", "tvmps_1_p")
-    with pytest.raises(exceptions.ClientAuthenticationError), calls._told_as_ours("list jobs"):
+    with pytest.raises(exceptions.ClientAuthenticationError), calls._translate_errors("list jobs"):
         raise exceptions.ClientAuthenticationError("busy")
 
 
 def test_a_plain_wire_gets_no_credentials(monkeypatch: pytest.MonkeyPatch, sim: Simulator) -> None:
-    monkeypatch.setattr(calls, "_credential", lambda: pytest.fail("nobody may ask for them"))
+    monkeypatch.setattr(
+        calls, "_default_credential", lambda: pytest.fail("nobody may ask for them")
+    )
     heard: list[dict[str, str]] = []
-    answer = AzureBatchCloud.answer
+    answer = AzureBatchCloud.answer_request
 
     def listening(cloud: AzureBatchCloud, request: Any) -> Any:
         heard.append(dict(request.headers))
         return answer(cloud, request)
 
-    monkeypatch.setattr(AzureBatchCloud, "answer", listening)
-    BatchClient(sim.server.url).look_around()
+    monkeypatch.setattr(AzureBatchCloud, "answer_request", listening)
+    AzureBatchClient(sim.server.url).check_access()
     assert heard
     assert not any("authorization" in headers for headers in heard)
 
@@ -173,14 +177,14 @@ print(told.token)
 
 
 def test_the_identity_of_a_simulated_machine_is_who_its_agent_is(
-    sim: Simulator, client: BatchClient
+    sim: Simulator, client: AzureBatchClient
 ) -> None:
     """As on a node: no key anywhere, everything from the metadata service."""
-    sim.cloud.answer(_post("/pools", POOL))
-    client.create(JOB, tasks(1))
-    while not (up := [m for m in list(sim.site.machines.values()) if m.state == "up"]):
-        sim.leave.wait(0.02)
-    environment = {**env.everything(), **sim.cloud.environment(up[0])}
+    sim.cloud.answer_request(_post("/pools", POOL))
+    client.create_job(JOB, tasks(1))
+    while not (up := [m for m in list(sim.datacenter.machines.values()) if m.state == "up"]):
+        sim.stop_event.wait(0.02)
+    environment = {**env.copy_environment(), **sim.cloud.task_environment(up[0])}
     told = subprocess.run(
         [sys.executable, "-c", WHO], env=environment, capture_output=True, text=True, check=True
     )
@@ -190,9 +194,9 @@ def test_the_identity_of_a_simulated_machine_is_who_its_agent_is(
 def _post(path: str, body: Any) -> Any:
     import msgspec
 
-    from spotfit_localsim.wire.http import Request
+    from spotfit_localsim.clouds.http_server import WireRequest
 
-    return Request("POST", path, {"api-version": "x"}, {"host": "x"}, msgspec.json.encode(body))
+    return WireRequest("POST", path, {"api-version": "x"}, {"host": "x"}, msgspec.json.encode(body))
 
 
 @pytest.mark.parametrize(
@@ -210,14 +214,14 @@ def _post(path: str, body: Any) -> Any:
 def test_what_waiting_does_not_cure_is_told_apart(
     status: int, code: str, error: type[ProvisionError]
 ) -> None:
-    told = calls._translated("submit", status, code, "the message")
+    told = calls._to_provision_error("submit", status, code, "the message")
     assert type(told) is error
     assert "the message" in str(told)
 
 
 def test_a_key_that_is_wrong_is_no_missing_role_though_both_are_forbidden() -> None:
-    who = calls._translated("submit", 403, "AuthenticationFailed", "x")
-    role = calls._translated("submit", 403, "AuthorizationFailed", "x")
+    who = calls._to_provision_error("submit", 403, "AuthenticationFailed", "x")
+    role = calls._to_provision_error("submit", 403, "AuthorizationFailed", "x")
     assert who is not None
     assert role is not None
     assert "az login" in who.do
@@ -236,19 +240,19 @@ def test_a_key_that_is_wrong_is_no_missing_role_though_both_are_forbidden() -> N
     ],
 )
 def test_what_may_pass_is_left_to_be_tried_again(status: int, code: str) -> None:
-    assert calls._translated("submit", status, code, "x") is None
+    assert calls._to_provision_error("submit", status, code, "x") is None
 
 
 @pytest.mark.parametrize("kind", ["unavailable", "throttled"])
 def test_a_service_out_of_order_is_asked_once(
-    sim: Simulator, client: BatchClient, kind: str
+    sim: Simulator, client: AzureBatchClient, kind: str
 ) -> None:
     """The library would ask for minutes, and for ever when it adds tasks."""
-    sim.troubles.expect(kind, 1)
+    sim.faults.inject(kind, 1)
     with pytest.raises(exceptions.HttpResponseError):
-        client.job("t-1")
-    assert client.job("t-1") is None
-    sim.troubles.expect(kind, 2)
+        client.find_job("t-1")
+    assert client.find_job("t-1") is None
+    sim.faults.inject(kind, 2)
     with pytest.raises(exceptions.HttpResponseError):
-        client.create(JOB, tasks(1))
-    assert sim.troubles.now(kind), "it has asked again by itself"  # type: ignore[arg-type]
+        client.create_job(JOB, tasks(1))
+    assert sim.faults.is_active(kind), "it has asked again by itself"  # type: ignore[arg-type]

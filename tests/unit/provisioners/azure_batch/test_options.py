@@ -15,12 +15,12 @@ SIGNED = "https://x.blob.core.windows.net/c/f?sv=2024-01-01&sig=abc"
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"most_nodes": 101}, "1 to 100"),
-        ({"most_nodes": 0}, "1 to 100"),
+        ({"max_nodes": 101}, "1 to 100"),
+        ({"max_nodes": 0}, "1 to 100"),
         ({"workers_per_node": 0}, "workers_per_node"),
-        ({"vm_image": "ubuntu"}, "names no system"),
-        ({"public_ip": False}, "subnet of your own"),
-        ({"resource_files": (SIGNED,)}, "written down"),
+        ({"vm_image": "ubuntu"}, "not a valid image reference"),
+        ({"public_ip": False}, "needs a subnet"),
+        ({"resource_files": (SIGNED,)}, "stored unencrypted"),
     ],
 )
 def test_what_cannot_be_meant_is_told(wrong: dict[str, Any], told: str) -> None:
@@ -30,12 +30,17 @@ def test_what_cannot_be_meant_is_told(wrong: dict[str, Any], told: str) -> None:
 
 def test_all_mistakes_are_told_at_once() -> None:
     with pytest.raises(ConfigErrors) as told:
-        AzureBatchOptions(most_nodes=0, public_ip=False, vm_image="x")
+        AzureBatchOptions(max_nodes=0, public_ip=False, vm_image="x")
     assert len(told.value.errors) == 3
 
 
 def test_a_pool_that_is_there_needs_nothing_that_makes_one() -> None:
     there = AzureBatchOptions(endpoint="https://a.b.batch.azure.com", image="i", pool="spot")
-    assert not there.missing
-    assert not there.makes_pool
-    assert AzureBatchOptions(image="i").missing == ["endpoint", "account_id", "vm_size", "identity"]
+    assert not there.missing_options
+    assert not there.can_create_pool
+    assert AzureBatchOptions(image="i").missing_options == [
+        "endpoint",
+        "account_id",
+        "vm_size",
+        "identity",
+    ]

@@ -11,16 +11,15 @@ import pytest
 
 from spotfit.core.errors import ProvisionError
 from spotfit.core.ids import Token
-from spotfit.host.clocks import SystemClock
-from spotfit.host.dice import new_run_id
+from spotfit.host.system import SystemClock, new_run_id
 from spotfit.model.group import GroupHandle, GroupRequest, NodeState
 from spotfit.provision.api import Refusal
-from spotfit.provision.launch import Launch
-from spotfit_localsim.wire import azure_batch as cloud
-from spotfit_localsim.wire.azure_batch import AzureBatchCloud
-from spotfit_localsim.wire.options import SimOptions
-from spotfit_localsim.wire.simulator import Simulator, serving
-from spotfit_localsim.wire.site import Machine
+from spotfit.provision.launch import AgentLaunchSpec
+from spotfit_localsim.clouds import azure_batch as cloud
+from spotfit_localsim.clouds.azure_batch import AzureBatchCloud
+from spotfit_localsim.clouds.cloud_host import SimulatedMachine
+from spotfit_localsim.clouds.options import SimOptions
+from spotfit_localsim.clouds.simulator import Simulator, running_simulator
 from spotfit_provisioners.azure_batch import client as calls
 from spotfit_provisioners.azure_batch import provisioner as verbs
 from spotfit_provisioners.azure_batch.provisioner import AzureBatchProvisioner
@@ -34,17 +33,17 @@ AGENT = "python -m spotfit.agent"
 
 @pytest.fixture
 def sim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulator]:
-    monkeypatch.setattr(cloud, "_ANEW_AFTER_S", 0.0)
-    monkeypatch.setattr(cloud, "_EVALUATE_S", 0.04)
-    monkeypatch.setattr(cloud, "_SAMPLE_S", 0.02)
-    with serving(tmp_path, SimOptions(cloud="azure_batch", boot_s=0.0)) as simulator:
+    monkeypatch.setattr(cloud, "_RESCHEDULE_DELAY_S", 0.0)
+    monkeypatch.setattr(cloud, "_EVALUATION_INTERVAL_S", 0.04)
+    monkeypatch.setattr(cloud, "_SAMPLING_INTERVAL_S", 0.02)
+    with running_simulator(tmp_path, SimOptions(cloud="azure_batch", boot_s=0.0)) as simulator:
         yield simulator
-    for cache in (calls._service, calls._management, verbs._client_at):
+    for cache in (calls._batch_service, calls._management_pipeline, verbs._client_for_endpoint):
         cache.cache_clear()
 
 
 def opened(sim: Simulator, **options: Any) -> AzureBatchProvisioner:
-    access = AzureBatchCloud.access(sim.server.url)
+    access = AzureBatchCloud.client_access(sim.server.url)
     return AzureBatchProvisioner.with_options(**{**access.options, **options})
 
 
@@ -57,10 +56,10 @@ def running(
     workers: int = 1,
 ) -> GroupHandle:
     """A group whose machines run that instead of an agent."""
-    plan = provisioner.plan(GroupRequest(token, workers, workers))
+    plan = provisioner.plan(GroupRequest(token=token, num_workers=workers, total_workers=workers))
     task = plan.body["task"]
     task["commandLine"] = task["commandLine"].replace(AGENT, command)
-    handle = provisioner.submit(plan, Launch(str(tmp_path), new_run_id(), "secret"))
+    handle = provisioner.submit(plan, AgentLaunchSpec(str(tmp_path), new_run_id(), "secret"))
     assert isinstance(handle, GroupHandle)
     return handle
 
@@ -89,7 +88,7 @@ def test_of_two_who_ask_at_the_same_time_both_get_the_same_job(
         asker.join()
     assert len(got) == 2
     assert got[0] == got[1]
-    memory = sim.cloud.memory
+    memory = sim.cloud.state
     assert (len(memory.jobs), len(memory.pools)) == (1, 1)
     assert [len(job.tasks) for job in memory.jobs.values()] == [2]
 
@@ -99,30 +98,30 @@ def test_a_node_that_is_preempted_again_and_again_is_the_same_machine(
     sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notice: bool
 ) -> None:
     """There is no ceiling: a task that was requeued has not failed."""
-    monkeypatch.setattr(cloud, "_UNUSABLE_S", 0.0)
-    sim.tide.options = SimOptions(cloud="azure_batch", notice_s=0.05, boot_s=0.0)
+    monkeypatch.setattr(cloud, "_UNUSABLE_DURATION_S", 0.0)
+    sim.market.options = SimOptions(cloud="azure_batch", notice_s=0.05, boot_s=0.0)
     provisioner = opened(sim)
     handle = running(provisioner, tmp_path, "sleep 100")
     for lost in range(1, 13):
-        until(lambda count=lost: len(sim.site.machines) == count and _up(sim))  # type: ignore[misc]
+        until(lambda count=lost: len(sim.datacenter.machines) == count and _up(sim))  # type: ignore[misc]
         _reclaim(sim, notice=notice)
-    until(lambda: len(sim.site.machines) == 13)
+    until(lambda: len(sim.datacenter.machines) == 13)
     until(lambda: provisioner.observe(handle).nodes[0].state == NodeState.RUNNING)
-    (pool,) = sim.cloud.memory.pools.values()
-    assert len(pool.nodes) == pool.made == 1
+    (pool,) = sim.cloud.state.pools.values()
+    assert len(pool.nodes) == pool.created_node_count == 1
 
 
 def test_a_node_that_is_told_as_unusable_is_not_given_up(
     sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cloud, "_UNUSABLE_S", 1e6)
+    monkeypatch.setattr(cloud, "_UNUSABLE_DURATION_S", 1e6)
     provisioner = opened(sim)
     handle = running(provisioner, tmp_path, "sleep 100")
     until(lambda: provisioner.observe(handle).nodes[0].state == NodeState.RUNNING)
     _reclaim(sim, notice=False)
     until(lambda: provisioner.observe(handle).nodes[0].state == NodeState.WAITING)
     assert provisioner.observe(handle).nodes[0].reason == "its node is unusable"
-    monkeypatch.setattr(cloud, "_UNUSABLE_S", 0.0)
+    monkeypatch.setattr(cloud, "_UNUSABLE_DURATION_S", 0.0)
     until(lambda: provisioner.observe(handle).nodes[0].state == NodeState.RUNNING)
 
 
@@ -135,10 +134,10 @@ def test_an_agent_that_has_ended_is_not_tried_again(
 ) -> None:
     provisioner = opened(sim)
     handle = running(provisioner, tmp_path, f"(exit {code})")
-    until(lambda: provisioner.observe(handle).over)
+    until(lambda: provisioner.observe(handle).is_terminated)
     assert provisioner.observe(handle).nodes[0].state == state
-    assert len(sim.site.machines) == 1
-    until(lambda: provisioner._client().job(handle.name)["state"] == "completed")  # type: ignore[index]
+    assert len(sim.datacenter.machines) == 1
+    until(lambda: provisioner._client().find_job(handle.name)["state"] == "completed")  # type: ignore[index]
 
 
 def test_an_agent_that_has_drained_waits_for_the_end_of_its_machine_and_comes_back(
@@ -152,11 +151,11 @@ def test_an_agent_that_has_drained_waits_for_the_end_of_its_machine_and_comes_ba
     until(before.exists)
     until(lambda: provisioner.observe(handle).nodes[0].state == NodeState.RUNNING)
     _reclaim(sim, notice=False)
-    until(lambda: provisioner.observe(handle).over)
+    until(lambda: provisioner.observe(handle).is_terminated)
     (node,) = provisioner.observe(handle).nodes
     assert node.state == NodeState.GONE
     assert "exit code 75" in node.reason
-    assert len(sim.site.machines) == 2
+    assert len(sim.datacenter.machines) == 2
 
 
 def test_all_groups_share_one_pool_which_is_empty_when_they_are_over(
@@ -166,39 +165,39 @@ def test_all_groups_share_one_pool_which_is_empty_when_they_are_over(
     first = running(provisioner, tmp_path, "sleep 100", token=Token("t-1"), workers=2)
     second = running(provisioner, tmp_path, "sleep 100", token=Token("t-2"))
     until(lambda: len(_up(sim)) == 3)
-    (pool,) = sim.cloud.memory.pools.values()
+    (pool,) = sim.cloud.state.pools.values()
     assert len(pool.nodes) == 3
     provisioner.cancel(first)
-    until(lambda: len(pool.nodes) == pool.target == 1)
+    until(lambda: len(pool.nodes) == pool.target_nodes == 1)
     assert provisioner.observe(second).nodes[0].state == NodeState.RUNNING
     provisioner.cancel(second)
-    until(lambda: len(pool.nodes) == pool.target == 0)
+    until(lambda: len(pool.nodes) == pool.target_nodes == 0)
 
 
 def test_a_group_that_is_let_go_before_it_got_machines_gets_none(
     sim: Simulator, tmp_path: Path
 ) -> None:
     """Azure leaves its tasks `active`; they are not run any more."""
-    sim.troubles.expect("capacity", 1)
+    sim.faults.inject("capacity", 1)
     provisioner = opened(sim)
     handle = running(provisioner, tmp_path, "sleep 100")
     provisioner.cancel(handle)
-    until(lambda: provisioner.observe(handle).over)
-    sim.troubles.expect("capacity", 0)
-    until(lambda: provisioner._client().job(handle.name)["state"] == "completed")  # type: ignore[index]
-    assert provisioner._client().tasks(handle.name)["0"]["state"] == "active"
-    assert not sim.site.machines
+    until(lambda: provisioner.observe(handle).is_terminated)
+    sim.faults.inject("capacity", 0)
+    until(lambda: provisioner._client().find_job(handle.name)["state"] == "completed")  # type: ignore[index]
+    assert provisioner._client().list_tasks(handle.name)["0"]["state"] == "active"
+    assert not sim.datacenter.machines
 
 
 def test_a_region_without_capacity_says_so_until_there_is_some(
     sim: Simulator, tmp_path: Path
 ) -> None:
-    sim.troubles.expect("capacity", 1)
+    sim.faults.inject("capacity", 1)
     provisioner = opened(sim)
     handle = running(provisioner, tmp_path, "sleep 100")
     until(lambda: "AllocationFailed" in provisioner.observe(handle).refusal)
     assert provisioner.observe(handle).nodes[0].state == NodeState.WAITING
-    sim.troubles.expect("capacity", 0)
+    sim.faults.inject("capacity", 0)
     until(lambda: provisioner.observe(handle).nodes[0].state == NodeState.RUNNING)
     assert not provisioner.observe(handle).refusal
 
@@ -207,21 +206,21 @@ def test_a_pool_that_is_not_there_and_cannot_be_made_is_told(
     sim: Simulator, tmp_path: Path
 ) -> None:
     provisioner = opened(sim, pool="spot", account_id="")
-    with pytest.raises(ProvisionError, match="no pool 'spot'"):
+    with pytest.raises(ProvisionError, match="pool 'spot' does not exist"):
         running(provisioner, tmp_path, "sleep 100")
-    assert not sim.cloud.memory.jobs
+    assert not sim.cloud.state.jobs
 
 
 def test_a_pool_that_is_being_deleted_is_waited_for(sim: Simulator, tmp_path: Path) -> None:
     provisioner = opened(sim)
     handle = running(provisioner, tmp_path, "sleep 100")
     until(lambda: _up(sim))
-    (pool,) = sim.cloud.memory.pools.values()
-    pool.deleting = True
-    plan = provisioner.plan(GroupRequest(Token("t-2"), 1, 1))
-    answer = provisioner.submit(plan, Launch(str(tmp_path), new_run_id(), "secret"))
+    (pool,) = sim.cloud.state.pools.values()
+    pool.is_deleting = True
+    plan = provisioner.plan(GroupRequest(token=Token("t-2"), num_workers=1, total_workers=1))
+    answer = provisioner.submit(plan, AgentLaunchSpec(str(tmp_path), new_run_id(), "secret"))
     assert isinstance(answer, Refusal)
-    assert "being deleted" in answer.why
+    assert "being deleted" in answer.reason
     provisioner.cancel(handle)
 
 
@@ -230,22 +229,22 @@ def test_what_a_task_printed_is_told_while_its_node_is_there(
 ) -> None:
     provisioner = opened(sim)
     handle = running(provisioner, tmp_path, "printf no_module\\\\nat_all\\\\n; sleep 100")
-    until(lambda: provisioner.said(handle, 0, last=1))
-    [said] = provisioner.said(handle, 0, last=1)
-    assert said.where.endswith("/0/stdout.txt")
+    until(lambda: provisioner.fetch_machine_output(handle, 0, max_lines=1))
+    [said] = provisioner.fetch_machine_output(handle, 0, max_lines=1)
+    assert said.source.endswith("/0/stdout.txt")
     assert said.lines == ("at_all",)
-    sim.troubles.expect("capacity", 1_000_000)
+    sim.faults.inject("capacity", 1_000_000)
     _reclaim(sim, notice=False)
-    assert provisioner.said(handle, 0, last=1) == []
+    assert provisioner.fetch_machine_output(handle, 0, max_lines=1) == []
     provisioner.cancel(handle)
 
 
-def _up(sim: Simulator) -> list[Machine]:
+def _up(sim: Simulator) -> list[SimulatedMachine]:
     with sim._lock:
-        return [machine for machine in sim.site.standing() if machine.state == "up"]
+        return [machine for machine in sim.datacenter.active_machines() if machine.state == "up"]
 
 
 def _reclaim(sim: Simulator, *, notice: bool) -> None:
     """Under the simulator's lock, for it goes on meanwhile."""
     with sim._lock:
-        sim.site.reclaim(next(sim.site.standing()), notice=notice)
+        sim.datacenter.reclaim(next(sim.datacenter.active_machines()), notice=notice)

@@ -14,11 +14,17 @@ import pytest
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId, Token
 from spotfit.model.group import GroupRequest
-from spotfit.provision.launch import Launch
-from spotfit_localsim.wire.azure_autoscale import evaluate
+from spotfit.provision.launch import AgentLaunchSpec
+from spotfit_localsim.clouds.azure_autoscale import evaluate
 from spotfit_provisioners.azure_batch import render
 from spotfit_provisioners.azure_batch.options import AzureBatchOptions
-from spotfit_provisioners.azure_batch.render import formula, job_id, plan, pool_id, task
+from spotfit_provisioners.azure_batch.render import (
+    autoscale_formula,
+    job_id,
+    plan,
+    pool_id,
+    task_request,
+)
 from tests.unit.provisioners import golden
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -36,17 +42,25 @@ MADE = AzureBatchOptions(
     vm_size="Standard_NC64as_T4_v3",
     subnet=f"{GROUP}/Microsoft.Network/virtualNetworks/training/subnets/nodes",
     public_ip=False,
-    most_nodes=20,
+    max_nodes=20,
     workers_per_node=4,
     container_options=("--volume=/mnt/data:/data",),
     resource_files=("https://training.blob.core.windows.net/certificates/our%20ca.pem",),
     labels={"team": "vision"},
 )
-LAUNCH = Launch("az://runs/digits", RunId("r" * 32), "secret", ("azure", "signal"), "torch")
+LAUNCH = AgentLaunchSpec(
+    "az://runs/digits", RunId("r" * 32), "secret", ("azure", "signal"), "torch"
+)
 
 
 def a_request(workers: int = 4, **resources: float) -> GroupRequest:
-    return GroupRequest(TOKEN, workers, workers, resources, run_name="Digits 1")
+    return GroupRequest(
+        token=TOKEN,
+        num_workers=workers,
+        total_workers=workers,
+        resources_per_worker=resources,
+        run_name="Digits 1",
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,13 +72,13 @@ def a_request(workers: int = 4, **resources: float) -> GroupRequest:
     ],
 )
 def test_a_plan_is_as_it_was(name: str, request_: GroupRequest, options: AzureBatchOptions) -> None:
-    golden.check(plan(request_, options), GOLDEN / f"plan_{name}.json")
+    golden.check_golden(plan(request_, options), GOLDEN / f"plan_{name}.json")
 
 
 def test_a_task_is_as_it_was_and_azure_s_library_understands_it() -> None:
     planned = plan(a_request(8, GPU=1.0), MADE)
-    told = task(planned, 1, LAUNCH.environment(TOKEN, 1, planned.slots))
-    golden.check(told, GOLDEN / "task_gpus.json")
+    told = task_request(planned, 1, LAUNCH.environment_for(TOKEN, 1, planned.slots_per_node))
+    golden.check_golden(told, GOLDEN / "task_gpus.json")
     models = pytest.importorskip("azure.batch.models")
     read = models.BatchTaskCreateOptions(told)
     settings = {one.name: one.value for one in read.environment_settings}
@@ -93,7 +107,7 @@ def test_groups_of_one_kind_of_machines_share_a_pool_whatever_their_size() -> No
 def test_a_pool_has_as_many_nodes_as_tasks_and_none_without(
     samples: Sequence[float], target: int
 ) -> None:
-    told = evaluate(formula(20, begin_with=3), {"$PendingTasks": samples})
+    told = evaluate(autoscale_formula(20, initial_nodes=3), {"$PendingTasks": samples})
     assert told["$TargetLowPriorityNodes"] == target
     assert told["$TargetDedicatedNodes"] == 0
     assert told["$NodeDeallocationOption"] == "taskcompletion"
@@ -154,14 +168,14 @@ def test_who_ends_the_task_ends_the_agent_and_it_is_not_started_again(tmp_path: 
 @pytest.mark.parametrize(
     ("request_", "options", "told"),
     [
-        (a_request(), AzureBatchOptions(pool="spot"), "endpoint, image not given"),
+        (a_request(), AzureBatchOptions(pool="spot"), "endpoint, image not set"),
         (
             a_request(),
             AzureBatchOptions(endpoint=ENDPOINT, image="i"),
-            "account_id, vm_size, identity not given",
+            "account_id, vm_size, identity not set",
         ),
-        (a_request(4, TPU=1.0), THERE, "knows nothing of the resource TPU"),
-        (a_request(101), THERE, "gives 100 at most"),
+        (a_request(4, TPU=1.0), THERE, "does not support the resource TPU"),
+        (a_request(101), THERE, "allows at most 100"),
     ],
 )
 def test_what_cannot_be_asked_for_is_told(

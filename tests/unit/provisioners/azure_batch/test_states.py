@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from spotfit.model.group import NodeState
-from spotfit.provision.launch import Exit
+from spotfit.provision.launch import AgentExitCode
 from spotfit_provisioners.azure_batch.states import (
-    STARTS_TASKS,
+    CAN_START_TASKS,
+    IS_NODE_WORKING,
     TASK_STATES,
-    WORKS,
-    status,
-    waits_for,
+    node_status,
+    pending_reason,
 )
 
 ACTIVE = {"state": "active"}
@@ -23,8 +23,8 @@ LOST = ("preempted", "unusable", "unknown", "creating", "starting", "rebooting",
 def test_every_state_azure_knows_is_translated() -> None:
     models = pytest.importorskip("azure.batch.models")
     assert set(TASK_STATES) == {state.value for state in models.BatchTaskState}
-    assert set(STARTS_TASKS) == {state.value for state in models.BatchJobState}
-    assert set(WORKS) == {state.value for state in models.BatchNodeState}
+    assert set(CAN_START_TASKS) == {state.value for state in models.BatchJobState}
+    assert set(IS_NODE_WORKING) == {state.value for state in models.BatchNodeState}
 
 
 def a_task(state: str, **ended: Any) -> dict[str, Any]:
@@ -45,9 +45,9 @@ def failed(code: str, exit_code: int | None = None, **more: Any) -> dict[str, An
         (a_task("running"), NodeState.RUNNING, ""),
         (a_task("something new"), NodeState.WAITING, ""),
         (a_task("completed", result="success", exitCode=0), NodeState.GONE, ""),
-        (failed("FailureExitCode", Exit.GIVEN_UP), NodeState.GONE, "why (exit code 75)"),
-        (failed("FailureExitCode", Exit.DRAINED), NodeState.GONE, "why (exit code 85)"),
-        (failed("FailureExitCode", Exit.CRASHED), NodeState.FAILED, "why (exit code 70)"),
+        (failed("FailureExitCode", AgentExitCode.RELEASED), NodeState.GONE, "why (exit code 75)"),
+        (failed("FailureExitCode", AgentExitCode.DRAINED), NodeState.GONE, "why (exit code 85)"),
+        (failed("FailureExitCode", AgentExitCode.CRASHED), NodeState.FAILED, "why (exit code 70)"),
         (failed("TaskEnded"), NodeState.GONE, "why"),
         (
             failed("ContainerInvalidImage", details=[{"name": "Message", "value": "no such tag"}]),
@@ -57,34 +57,36 @@ def failed(code: str, exit_code: int | None = None, **more: Any) -> dict[str, An
     ],
 )
 def test_a_task_in_our_words(task: dict[str, Any] | None, state: NodeState, reason: str) -> None:
-    told = status(ACTIVE, task, {})
+    told = node_status(ACTIVE, task, {})
     assert (told.state, told.reason) == (state, reason)
 
 
 @pytest.mark.parametrize("of_node", LOST)
 def test_a_node_that_is_lost_comes_back_whatever_it_is_called_meanwhile(of_node: str) -> None:
     """`unusable` is how Azure tells of a preempted node at first; its task will be requeued."""
-    told = status(ACTIVE, a_task("running"), {"n": {"state": of_node}})
+    told = node_status(ACTIVE, a_task("running"), {"n": {"state": of_node}})
     assert (told.state, told.reason) == (NodeState.WAITING, f"its node is {of_node}")
 
 
 @pytest.mark.parametrize("of_node", ["running", "idle", "leavingpool", "offline", "new to us"])
 def test_a_task_goes_on_while_its_node_is_kept_from_new_ones(of_node: str) -> None:
-    told = status(ACTIVE, a_task("running"), {"n": {"state": of_node}})
+    told = node_status(ACTIVE, a_task("running"), {"n": {"state": of_node}})
     assert told.state == NodeState.RUNNING
 
 
 @pytest.mark.parametrize("task", [None, a_task("active"), a_task("preparing")])
-@pytest.mark.parametrize("of_job", [state for state, starts in STARTS_TASKS.items() if not starts])
+@pytest.mark.parametrize(
+    "of_job", [state for state, starts in CAN_START_TASKS.items() if not starts]
+)
 def test_a_job_that_is_over_starts_no_task_any_more(
     of_job: str, task: dict[str, Any] | None
 ) -> None:
     """Azure leaves such tasks `active` for ever."""
-    assert status({"state": of_job}, task, {}).state == NodeState.GONE
+    assert node_status({"state": of_job}, task, {}).state == NodeState.GONE
 
 
 def test_a_task_of_a_job_that_is_ending_runs_until_it_does_not() -> None:
-    assert status({"state": "terminating"}, a_task("running"), {}).state == NodeState.RUNNING
+    assert node_status({"state": "terminating"}, a_task("running"), {}).state == NodeState.RUNNING
 
 
 def an_error(code: str) -> dict[str, str]:
@@ -94,18 +96,22 @@ def an_error(code: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("pool", "nodes", "told"),
     [
-        (None, [], "the pool is gone"),
+        (None, [], "the pool does not exist"),
         ({"state": "deleting"}, [], "the pool is being deleted"),
         ({"state": "active"}, [{"state": "creating"}], ""),
         ({"resizeErrors": [an_error("AllocationFailed")]}, [], "AllocationFailed: Alloc"),
-        ({"autoScaleRun": {"error": an_error("Oops")}}, [], "the pool's formula fails: Oops"),
+        (
+            {"autoScaleRun": {"error": an_error("Oops")}},
+            [],
+            "the autoscale formula of the pool fails: Oops",
+        ),
         ({}, [{"state": "unusable", "errors": [an_error("DiskFull")]}], "a node is unusable: Disk"),
         ({}, [{"state": "unusable"}], ""),
         ({}, [{"state": "starttaskfailed"}], "the start task of the pool fails"),
     ],
 )
 def test_why_nothing_comes(pool: dict[str, Any] | None, nodes: list[Any], told: str) -> None:
-    found = waits_for(pool, nodes)
+    found = pending_reason(pool, nodes)
     assert found.startswith(told)
     assert bool(found) is bool(told)
     assert "Time" not in found

@@ -8,10 +8,16 @@ from typing import Any
 
 import pytest
 
-from spotfit.provision.checkup import Finding
-from spotfit_localsim.wire.gcp_batch import AGENTS, NUMBER, PROJECT, REGION, GcpBatchCloud
-from spotfit_localsim.wire.options import SimOptions
-from spotfit_localsim.wire.simulator import Simulator, serving
+from spotfit.provision.checkup import AccountCheck
+from spotfit_localsim.clouds.gcp_batch import (
+    AGENT_SERVICE_ACCOUNT,
+    PROJECT,
+    PROJECT_NUMBER,
+    REGION,
+    GcpBatchCloud,
+)
+from spotfit_localsim.clouds.options import SimOptions
+from spotfit_localsim.clouds.simulator import Simulator, running_simulator
 from spotfit_provisioners.gcp_batch import checkup
 from spotfit_provisioners.gcp_batch import client as calls
 from spotfit_provisioners.gcp_batch import provisioner as verbs
@@ -25,57 +31,65 @@ IMAGE = f"sim-docker.pkg.dev/{PROJECT}/spotfit/worker"
 
 @pytest.fixture
 def sim(tmp_path: Path) -> Iterator[Simulator]:
-    with serving(tmp_path, SimOptions(cloud="gcp_batch", boot_s=0.0)) as simulator:
+    with running_simulator(tmp_path, SimOptions(cloud="gcp_batch", boot_s=0.0)) as simulator:
         yield simulator
-    for cache in (calls._service, calls._session, verbs._client_in):
+    for cache in (calls._batch_service, calls._rest_session, verbs._client_for_region):
         cache.cache_clear()
 
 
-def examined(sim: Simulator, **options: Any) -> dict[str, Finding]:
-    access = GcpBatchCloud.access(sim.server.url)
+def examined(sim: Simulator, **options: Any) -> dict[str, AccountCheck]:
+    access = GcpBatchCloud.client_access(sim.server.url)
     told = {"image": f"{IMAGE}:sim", "machine_type": "g2-standard-8", **options}
     provisioner = GcpBatchProvisioner.with_options(**{**access.options, **told})
-    return {one.what: one for one in provisioner.examine()}
+    return {one.name: one for one in provisioner.check_account()}
 
 
-def wrong(findings: dict[str, Finding]) -> dict[str, str]:
-    assert all(one.do for one in findings.values() if not one.well)
-    return {what: one.found for what, one in findings.items() if not one.well}
+def wrong(findings: dict[str, AccountCheck]) -> dict[str, str]:
+    assert all(one.do for one in findings.values() if not one.passed)
+    return {what: one.detail for what, one in findings.items() if not one.passed}
 
 
 def test_of_a_sound_project_everything_is_told(sim: Simulator) -> None:
     findings = examined(sim, accelerator="nvidia-l4", service_account="")
     assert not wrong(findings)
-    assert all(one.seen for one in findings.values())
-    assert findings["Google knows who asks"].found == f"project {PROJECT}"
-    assert findings["its machines are to be had there"].found == f"{REGION}-a"
-    assert f"{NUMBER}-compute@" in findings["agents may be who they are to be"].found
+    assert all(one.conclusive for one in findings.values())
+    assert findings["Google Cloud credentials are valid"].detail == f"project {PROJECT}"
+    assert findings["the machine type is available"].detail == f"{REGION}-a"
+    assert (
+        f"{PROJECT_NUMBER}-compute@" in findings["the agents' service account can be used"].detail
+    )
 
 
 def test_everything_that_is_wrong_is_told_at_once(sim: Simulator) -> None:
-    sim.troubles.forbid(["batch.jobs.create", "batch.jobs.delete", checkup.ACTS_AS])
+    sim.faults.deny_permissions(
+        ["batch.jobs.create", "batch.jobs.delete", checkup.ACT_AS_PERMISSION]
+    )
     told = wrong(examined(sim, image=f"{IMAGE}:other", zones=(f"{REGION}-c",)))
     assert told == {
-        "its machines are to be had there": f"The region {REGION} has no zone {REGION}-c.",
-        "we may rent machines": "We lack batch.jobs.create, batch.jobs.delete.",
-        "agents may be who they are to be": f"We lack {checkup.ACTS_AS} on {AGENTS}.",
-        "the image is there": f"The registry has no {IMAGE}:other.",
+        "the machine type is available": f"The region {REGION} has no zone {REGION}-c.",
+        "the caller may rent machines": (
+            "Missing permissions: batch.jobs.create, batch.jobs.delete."
+        ),
+        "the agents' service account can be used": (
+            f"Missing permissions: {checkup.ACT_AS_PERMISSION} on {AGENT_SERVICE_ACCOUNT}."
+        ),
+        "the image exists": f"The image {IMAGE}:other does not exist in the registry.",
     }
 
 
 @pytest.mark.parametrize(
     ("options", "what", "told"),
     [
-        ({"machine_type": "a9"}, "its machines are to be had there", "No zone that may be used"),
+        ({"machine_type": "a9"}, "the machine type is available", "None of the zones has"),
         (
             {"zones": (f"{REGION}-b",)},
-            "its machines are to be had there",
-            "No zone that may be used has g2-standard-8",
+            "the machine type is available",
+            "None of the zones has g2-standard-8",
         ),
         (
             {"service_account": "nobody@x.iam.gserviceaccount.com"},
-            "agents may be who they are to be",
-            "There is no nobody@x",
+            "the agents' service account can be used",
+            "The service account nobody@x",
         ),
     ],
 )
@@ -89,12 +103,12 @@ def test_what_is_not_there_is_named(
 
 def test_a_region_that_is_none_is_named(sim: Simulator) -> None:
     told = wrong(examined(sim, region="mars-east1"))
-    assert "no location 'mars-east1'" in told["Batch is at home in mars-east1"]
-    assert told["its machines are to be had there"] == "There is no region mars-east1."
+    assert "no location 'mars-east1'" in told["Batch is available in mars-east1"]
+    assert told["the machine type is available"] == "The region mars-east1 does not exist."
 
 
 def test_what_we_may_not_see_is_not_held_to_be_wrong(sim: Simulator) -> None:
-    sim.troubles.forbid(
+    sim.faults.deny_permissions(
         [
             "compute.regions.get",
             "resourcemanager.projects.getIamPolicy",
@@ -103,27 +117,27 @@ def test_what_we_may_not_see_is_not_held_to_be_wrong(sim: Simulator) -> None:
     )
     findings = examined(sim)
     assert not wrong(findings)
-    assert {what for what, one in findings.items() if not one.seen} == {
-        "its machines are to be had there",
-        "agents may do what they must",
-        "the image is there",
+    assert {what for what, one in findings.items() if not one.conclusive} == {
+        "the machine type is available",
+        "agents have the required roles",
+        "the image exists",
     }
-    assert not examined(sim, image="docker.io/spotfit:1")["the image is there"].seen
+    assert not examined(sim, image="docker.io/spotfit:1")["the image exists"].conclusive
 
 
 def test_roles_that_agents_have_by_no_name_may_come_from_elsewhere(sim: Simulator) -> None:
     sim.cloud.roles = {"roles/batch.jobsEditor"}  # type: ignore[attr-defined]
-    finding = examined(sim)["agents may do what they must"]
-    assert not finding.seen
-    assert "roles/batch.agentReporter" in finding.found
+    finding = examined(sim)["agents have the required roles"]
+    assert not finding.conclusive
+    assert "roles/batch.agentReporter" in finding.detail
     sim.cloud.roles = {"roles/editor"}  # type: ignore[attr-defined]
-    assert examined(sim)["agents may do what they must"].seen
+    assert examined(sim)["agents have the required roles"].conclusive
 
 
 def test_who_is_not_known_hears_of_it(sim: Simulator) -> None:
-    sim.troubles.expect("credentials", 100)
+    sim.faults.inject("credentials", 100)
     told = wrong(examined(sim))
-    assert "does not know who asks" in told[f"jobs can be listed in {REGION}"]
+    assert "authentication failed" in told[f"jobs can be listed in {REGION}"]
 
 
 @pytest.mark.parametrize(
@@ -142,4 +156,4 @@ def test_who_is_not_known_hears_of_it(sim: Simulator) -> None:
     ],
 )
 def test_where_the_registry_tells_of_an_image(image: str, path: str | None) -> None:
-    assert checkup._in_registry(image) == path
+    assert checkup._artifact_registry_path(image) == path

@@ -13,12 +13,15 @@ from spotfit_provisioners.gcp_batch.options import GcpBatchOptions
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"retries": 11}, "0 to 10"),
-        ({"retries": -1}, "0 to 10"),
+        ({"max_retries": 11}, "0 to 10"),
+        ({"max_retries": -1}, "0 to 10"),
         ({"workers_per_node": 0}, "workers_per_node"),
-        ({"notice_s": -1.0}, "below zero"),
-        ({"region": "us-central1", "zones": ("europe-west4-a",)}, "no zones of the region"),
-        ({"instance_template": "t", "machine_type": "n2-standard-4"}, "replaces machine_type"),
+        ({"notice_s": -1.0}, "must be >= 0"),
+        ({"region": "us-central1", "zones": ("europe-west4-a",)}, "are not zones of the region"),
+        (
+            {"instance_template": "t", "machine_type": "n2-standard-4"},
+            "conflicts with machine_type",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_told(wrong: dict[str, Any], told: str) -> None:
@@ -28,5 +31,5 @@ def test_what_cannot_be_meant_is_told(wrong: dict[str, Any], told: str) -> None:
 
 def test_all_mistakes_are_told_at_once() -> None:
     with pytest.raises(ConfigErrors) as told:
-        GcpBatchOptions(retries=11, zones=("a-b-c",), instance_template="t", network="n")
+        GcpBatchOptions(max_retries=11, zones=("a-b-c",), instance_template="t", network="n")
     assert len(told.value.errors) == 3

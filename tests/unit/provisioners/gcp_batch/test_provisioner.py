@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 
 from spotfit.core.ids import Token
-from spotfit.host.clocks import SystemClock
-from spotfit.host.dice import new_run_id
+from spotfit.host.system import SystemClock, new_run_id
 from spotfit.model.group import GroupHandle, GroupRequest, NodeState
-from spotfit.provision.launch import Launch
-from spotfit_localsim.wire import gcp_batch as cloud
-from spotfit_localsim.wire.gcp_batch import GcpBatchCloud
-from spotfit_localsim.wire.options import SimOptions
-from spotfit_localsim.wire.simulator import Simulator, serving
-from spotfit_localsim.wire.site import Machine
+from spotfit.provision.launch import AgentLaunchSpec
+from spotfit_localsim.clouds import gcp_batch as cloud
+from spotfit_localsim.clouds.cloud_host import SimulatedMachine
+from spotfit_localsim.clouds.gcp_batch import GcpBatchCloud
+from spotfit_localsim.clouds.options import SimOptions
+from spotfit_localsim.clouds.simulator import Simulator, running_simulator
 from spotfit_provisioners.gcp_batch import client as calls
 from spotfit_provisioners.gcp_batch import provisioner as verbs
 from spotfit_provisioners.gcp_batch.provisioner import GcpBatchProvisioner
@@ -26,20 +25,20 @@ from spotfit_provisioners.gcp_batch.provisioner import GcpBatchProvisioner
 pytest.importorskip("google.cloud.batch_v1")
 pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
 
-REQUEST = GroupRequest(Token("t-0123456789ab"), 1, 1)
+REQUEST = GroupRequest(token=Token("t-0123456789ab"), num_workers=1, total_workers=1)
 
 
 @pytest.fixture
 def sim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulator]:
-    monkeypatch.setattr(cloud, "_ANEW_AFTER_S", 0.0)
-    with serving(tmp_path, SimOptions(cloud="gcp_batch", boot_s=0.0)) as simulator:
+    monkeypatch.setattr(cloud, "_RESCHEDULE_DELAY_S", 0.0)
+    with running_simulator(tmp_path, SimOptions(cloud="gcp_batch", boot_s=0.0)) as simulator:
         yield simulator
-    for cache in (calls._service, verbs._client_in):
+    for cache in (calls._batch_service, verbs._client_for_region):
         cache.cache_clear()
 
 
 def opened(sim: Simulator, **options: Any) -> GcpBatchProvisioner:
-    access = GcpBatchCloud.access(sim.server.url)
+    access = GcpBatchCloud.client_access(sim.server.url)
     return GcpBatchProvisioner.with_options(**{**access.options, **options})
 
 
@@ -48,7 +47,7 @@ def running(provisioner: GcpBatchProvisioner, tmp_path: Path, command: str) -> G
     plan = provisioner.plan(REQUEST)
     container = plan.body["taskGroups"][0]["taskSpec"]["runnables"][-1]["container"]
     container |= {"entrypoint": "/bin/sh", "commands": ["-c", command]}
-    handle = provisioner.submit(plan, Launch(str(tmp_path), new_run_id(), "secret"))
+    handle = provisioner.submit(plan, AgentLaunchSpec(str(tmp_path), new_run_id(), "secret"))
     assert isinstance(handle, GroupHandle)
     return handle
 
@@ -77,20 +76,20 @@ def test_of_two_who_ask_at_the_same_time_both_get_the_same_job(
         asker.join()
     assert len(got) == 2
     assert got[0] == got[1]
-    assert len(sim.cloud.memory.jobs) == 1
+    assert len(sim.cloud.state.jobs) == 1
 
 
 @pytest.mark.parametrize("notice", [False, True])
 def test_an_agent_whose_vm_is_lost_is_started_again_until_the_ceiling(
     sim: Simulator, tmp_path: Path, notice: bool
 ) -> None:
-    sim.tide.options = SimOptions(cloud="gcp_batch", notice_s=0.1)
-    provisioner = opened(sim, retries=2)
+    sim.market.options = SimOptions(cloud="gcp_batch", notice_s=0.1)
+    provisioner = opened(sim, max_retries=2)
     handle = running(provisioner, tmp_path, "exec sleep 100")
     for lost in range(1, 4):
-        until(lambda count=lost: len(sim.site.machines) == count and _up(sim))  # type: ignore[misc]
+        until(lambda count=lost: len(sim.datacenter.machines) == count and _up(sim))  # type: ignore[misc]
         _reclaim(sim, notice=notice)
-    until(lambda: provisioner.observe(handle).over)
+    until(lambda: provisioner.observe(handle).is_terminated)
     (node,) = provisioner.observe(handle).nodes
     assert node.state == NodeState.GONE
     assert "preempted" in node.reason
@@ -101,10 +100,10 @@ def test_an_agent_whose_vm_is_lost_is_started_again_until_the_ceiling(
 def test_only_our_own_word_for_a_drained_machine_is_tried_again(
     sim: Simulator, tmp_path: Path, code: int, tries: int
 ) -> None:
-    provisioner = opened(sim, retries=2)
+    provisioner = opened(sim, max_retries=2)
     handle = running(provisioner, tmp_path, f"exit {code}")
-    until(lambda: provisioner.observe(handle).over)
-    assert len(sim.site.machines) == tries
+    until(lambda: provisioner.observe(handle).is_terminated)
+    assert len(sim.datacenter.machines) == tries
     state = provisioner.observe(handle).nodes[0].state
     assert state == (NodeState.FAILED if code == 70 else NodeState.GONE)
 
@@ -117,7 +116,7 @@ def test_what_went_well_after_a_preemption_went_well(sim: Simulator, tmp_path: P
     handle = running(provisioner, tmp_path, command)
     until(before.exists)
     _reclaim(sim, notice=False)
-    until(lambda: provisioner.observe(handle).over)
+    until(lambda: provisioner.observe(handle).is_terminated)
     (node,) = provisioner.observe(handle).nodes
     assert (node.state, node.reason) == (NodeState.GONE, "")
     assert _ends(sim) == 1
@@ -126,12 +125,12 @@ def test_what_went_well_after_a_preemption_went_well(sim: Simulator, tmp_path: P
 def test_a_region_without_capacity_says_so_until_there_is_some(
     sim: Simulator, tmp_path: Path
 ) -> None:
-    sim.troubles.expect("capacity", 1)
+    sim.faults.inject("capacity", 1)
     provisioner = opened(sim)
     handle = running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: "ZONE_RESOURCE_POOL_EXHAUSTED" in provisioner.observe(handle).refusal)
     assert provisioner.observe(handle).nodes[0].state == NodeState.WAITING
-    sim.troubles.expect("capacity", 0)
+    sim.faults.inject("capacity", 0)
     until(lambda: provisioner.observe(handle).nodes[0].state == NodeState.RUNNING)
     assert not provisioner.observe(handle).refusal
 
@@ -139,34 +138,34 @@ def test_a_region_without_capacity_says_so_until_there_is_some(
 def test_what_each_try_printed_is_told_when_the_cloud_knows_it(
     sim: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cloud, "_ANEW_AFTER_S", 0.0)
-    provisioner = opened(sim, retries=1)
+    monkeypatch.setattr(cloud, "_RESCHEDULE_DELAY_S", 0.0)
+    provisioner = opened(sim, max_retries=1)
     handle = running(
         provisioner, tmp_path, "echo no module; echo try $BATCH_TASK_RETRY_ATTEMPT; exit 85"
     )
-    until(lambda: provisioner.observe(handle).over)
-    assert provisioner.said(handle, 0, last=10) == []
-    monkeypatch.setattr(cloud, "LOGS_LATE_S", 0.0)
-    first, second = provisioner.said(handle, 0, last=10)
-    assert "labels.task_id:" in first.where
+    until(lambda: provisioner.observe(handle).is_terminated)
+    assert provisioner.fetch_machine_output(handle, 0, max_lines=10) == []
+    monkeypatch.setattr(cloud, "LOG_DELAY_S", 0.0)
+    first, second = provisioner.fetch_machine_output(handle, 0, max_lines=10)
+    assert "labels.task_id:" in first.source
     assert (first.lines, second.lines) == (("no module", "try 0"), ("no module", "try 1"))
-    [last] = provisioner.said(handle, 0, last=1)
+    [last] = provisioner.fetch_machine_output(handle, 0, max_lines=1)
     assert last.lines == ("try 1",)
-    assert not opened(sim, logs=False).traits.keeps_output
+    assert not opened(sim, cloud_logging=False).traits.keeps_output
 
 
-def _up(sim: Simulator) -> list[Machine]:
+def _up(sim: Simulator) -> list[SimulatedMachine]:
     with sim._lock:
-        return [machine for machine in sim.site.standing() if machine.state == "up"]
+        return [machine for machine in sim.datacenter.active_machines() if machine.state == "up"]
 
 
 def _reclaim(sim: Simulator, *, notice: bool) -> None:
     """Under the simulator's lock, for it goes on meanwhile."""
     with sim._lock:
-        sim.site.reclaim(next(sim.site.standing()), notice=notice)
+        sim.datacenter.reclaim(next(sim.datacenter.active_machines()), notice=notice)
 
 
 def _ends(sim: Simulator) -> int:
     """How many executions of the task have failed."""
-    (job,) = sim.cloud.memory.jobs.values()
+    (job,) = sim.cloud.state.jobs.values()
     return sum("taskExecution" in event for event in job.tasks[0].events)

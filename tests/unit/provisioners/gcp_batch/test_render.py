@@ -10,13 +10,13 @@ import pytest
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId, Token
 from spotfit.model.group import GroupRequest
-from spotfit.provision.launch import Exit, Launch
+from spotfit.provision.launch import AgentExitCode, AgentLaunchSpec
 from spotfit_provisioners.gcp_batch.options import GcpBatchOptions
 from spotfit_provisioners.gcp_batch.render import (
-    RETRIED,
-    TASK_INDEX,
-    job,
+    RETRIED_EXIT_CODES,
+    TASK_INDEX_VARIABLE,
     job_id,
+    job_request,
     max_nodes,
     plan,
     request_id,
@@ -39,8 +39,8 @@ GPUS = GcpBatchOptions(
     external_ip=False,
     workers_per_node=4,
     shared_memory_mib=32_768,
-    retries=3,
-    logs=False,
+    max_retries=3,
+    cloud_logging=False,
     labels={"team": "vision"},
 )
 TEMPLATE = GcpBatchOptions(
@@ -49,11 +49,17 @@ TEMPLATE = GcpBatchOptions(
     instance_template="early-notice",
     notice_s=120.0,
 )
-LAUNCH = Launch("gs://bucket/run", RunId("r" * 32), "secret", ("gcp", "signal"), "torch")
+LAUNCH = AgentLaunchSpec("gs://bucket/run", RunId("r" * 32), "secret", ("gcp", "signal"), "torch")
 
 
 def a_request(workers: int = 4, **resources: float) -> GroupRequest:
-    return GroupRequest(TOKEN, workers, workers, resources, run_name="Digits 1")
+    return GroupRequest(
+        token=TOKEN,
+        num_workers=workers,
+        total_workers=workers,
+        resources_per_worker=resources,
+        run_name="Digits 1",
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,13 +72,18 @@ def a_request(workers: int = 4, **resources: float) -> GroupRequest:
     ],
 )
 def test_a_plan_is_as_it_was(name: str, request_: GroupRequest, options: GcpBatchOptions) -> None:
-    golden.check(plan(request_, options), GOLDEN / f"plan_{name}.json")
+    golden.check_golden(plan(request_, options), GOLDEN / f"plan_{name}.json")
 
 
 def test_a_job_is_as_it_was_and_google_s_library_understands_it() -> None:
     planned = plan(a_request(8, GPU=1.0), GPUS)
-    told = job(planned, LAUNCH.environment(TOKEN, 0, planned.slots, node_from=TASK_INDEX))
-    golden.check(told, GOLDEN / "job_gpus.json")
+    told = job_request(
+        planned,
+        LAUNCH.environment_for(
+            TOKEN, 0, planned.slots_per_node, node_index_variable=TASK_INDEX_VARIABLE
+        ),
+    )
+    golden.check_golden(told, GOLDEN / "job_gpus.json")
     batch = pytest.importorskip("google.cloud.batch_v1")
     read = batch.Job.from_json(msgspec.json.encode(told))
     (group,) = read.task_groups
@@ -84,7 +95,7 @@ def test_a_job_is_as_it_was_and_google_s_library_understands_it() -> None:
 
 def test_what_a_template_adds_for_agents_is_in_their_environment() -> None:
     planned = plan(a_request(2), TEMPLATE)
-    (group,) = job(planned, {"A": "b"})["taskGroups"]
+    (group,) = job_request(planned, {"A": "b"})["taskGroups"]
     told = group["taskSpec"]["environment"]["variables"]
     assert told == {"A": "b", "SPOTFIT_SIGNAL_GRACE_S": "150"}
 
@@ -96,8 +107,13 @@ def test_the_same_token_is_the_same_job_and_the_same_request() -> None:
 
 def test_only_a_lost_host_and_our_own_word_are_tried_again() -> None:
     """Of RETRY_TASK whatever is not named fails: the opposite of AWS Batch."""
-    assert {50001, 50002, int(Exit.DRAINED)} <= set(RETRIED)
-    assert not set(RETRIED) & {1, 50000, 50005, *(set(Exit) - {Exit.DRAINED})}
+    assert {50001, 50002, int(AgentExitCode.DRAINED)} <= set(RETRIED_EXIT_CODES)
+    assert not set(RETRIED_EXIT_CODES) & {
+        1,
+        50000,
+        50005,
+        *(set(AgentExitCode) - {AgentExitCode.DRAINED}),
+    }
 
 
 def test_one_zone_has_fewer_machines_than_a_region() -> None:
@@ -108,10 +124,10 @@ def test_one_zone_has_fewer_machines_than_a_region() -> None:
 @pytest.mark.parametrize(
     ("request_", "options", "told"),
     [
-        (a_request(), GcpBatchOptions(), "region, image not given"),
-        (a_request(4, TPU=1.0), OPTIONS, "knows nothing of the resource TPU"),
-        (a_request(4, GPU=1.0), OPTIONS, "nothing says of which kind"),
-        (a_request(4_001), OPTIONS, "gives 4000 at most"),
+        (a_request(), GcpBatchOptions(), "region, image not set"),
+        (a_request(4, TPU=1.0), OPTIONS, "does not support the resource TPU"),
+        (a_request(4, GPU=1.0), OPTIONS, "no GPU type is set"),
+        (a_request(4_001), OPTIONS, "allows at most 4000"),
     ],
 )
 def test_what_cannot_be_asked_for_is_told(

@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 
 from spotfit.model.group import NodeState
-from spotfit.provision.launch import Exit
-from spotfit_provisioners.gcp_batch.states import STARTS_TASKS, TASK_STATES, status, waits_for
+from spotfit.provision.launch import AgentExitCode
+from spotfit_provisioners.gcp_batch.states import (
+    CAN_START_TASKS,
+    TASK_STATES,
+    node_status,
+    pending_reason,
+)
 
 PREEMPTED = "Task state is updated from RUNNING to FAILED on zones/z/instances/1 due to Spot VM"
 
@@ -16,7 +21,7 @@ PREEMPTED = "Task state is updated from RUNNING to FAILED on zones/z/instances/1
 def test_every_state_google_knows_is_translated() -> None:
     batch = pytest.importorskip("google.cloud.batch_v1")
     assert set(TASK_STATES) == {state.name for state in batch.TaskStatus.State}
-    assert set(STARTS_TASKS) == {state.name for state in batch.JobStatus.State}
+    assert set(CAN_START_TASKS) == {state.name for state in batch.JobStatus.State}
 
 
 def a_job(state: str, *said: str) -> dict[str, Any]:
@@ -42,18 +47,18 @@ def an_event(at: str, code: int, said: str = "Task state is updated") -> dict[st
         ("RUNNING", a_task("SOMETHING_NEW"), NodeState.WAITING, ""),
         ("SUCCEEDED", a_task("SUCCEEDED"), NodeState.GONE, ""),
         ("FAILED", a_task("FAILED", an_event("t1", 50001)), NodeState.GONE, "was preempted"),
-        ("FAILED", a_task("FAILED", an_event("t1", 50002)), NodeState.GONE, "heard no more"),
+        ("FAILED", a_task("FAILED", an_event("t1", 50002)), NodeState.GONE, "stopped reporting"),
         ("FAILED", a_task("FAILED", an_event("t1", 50005)), NodeState.FAILED, "exit code 50005"),
         ("FAILED", a_task("FAILED", an_event("t1", 1)), NodeState.FAILED, "exit code 1"),
         ("FAILED", a_task("FAILED"), NodeState.FAILED, ""),
-        ("RUNNING", a_task("FAILED", an_event("t1", Exit.GIVEN_UP)), NodeState.GONE, "75"),
-        ("RUNNING", a_task("FAILED", an_event("t1", Exit.DRAINED)), NodeState.GONE, "85"),
+        ("RUNNING", a_task("FAILED", an_event("t1", AgentExitCode.RELEASED)), NodeState.GONE, "75"),
+        ("RUNNING", a_task("FAILED", an_event("t1", AgentExitCode.DRAINED)), NodeState.GONE, "85"),
     ],
 )
 def test_a_task_in_our_words(
     of_job: str, task: dict[str, Any] | None, state: NodeState, reason: str
 ) -> None:
-    told = status(a_job(of_job), task)
+    told = node_status(a_job(of_job), task)
     assert told.state == state
     assert reason in told.reason
 
@@ -61,28 +66,30 @@ def test_a_task_in_our_words(
 def test_a_task_that_went_well_at_last_is_not_judged_by_the_codes_of_before() -> None:
     """The event of a success has no execution, and those of failures stay."""
     task = a_task("SUCCEEDED", an_event("t1", 50001, PREEMPTED), an_event("t2", 0))
-    told = status(a_job("SUCCEEDED"), task)
+    told = node_status(a_job("SUCCEEDED"), task)
     assert (told.state, told.reason) == (NodeState.GONE, "")
 
 
 def test_the_last_execution_counts_in_whatever_order_they_are_told() -> None:
     events = [an_event("12:00:05.5Z", 1), an_event("12:00:09Z", 85), an_event("12:00:05Z", 50001)]
-    told = status(a_job("FAILED"), a_task("FAILED", *events))
+    told = node_status(a_job("FAILED"), a_task("FAILED", *events))
     assert "exit code 85" in told.reason
 
 
 @pytest.mark.parametrize("task", [None, a_task("PENDING"), a_task("ASSIGNED")])
-@pytest.mark.parametrize("of_job", [state for state, starts in STARTS_TASKS.items() if not starts])
+@pytest.mark.parametrize(
+    "of_job", [state for state, starts in CAN_START_TASKS.items() if not starts]
+)
 def test_a_job_that_is_over_starts_no_task_any_more(
     of_job: str, task: dict[str, Any] | None
 ) -> None:
-    told = status(a_job(of_job, "no agent reported"), task)
+    told = node_status(a_job(of_job, "no agent reported"), task)
     assert (told.state, told.reason) == (NodeState.GONE, "no agent reported")
 
 
 def test_a_task_goes_on_where_another_has_failed_its_job() -> None:
-    assert status(a_job("FAILED"), a_task("RUNNING")).state == NodeState.RUNNING
-    assert status(a_job("CANCELLED"), a_task("RUNNING")).state == NodeState.GONE
+    assert node_status(a_job("FAILED"), a_task("RUNNING")).state == NodeState.RUNNING
+    assert node_status(a_job("CANCELLED"), a_task("RUNNING")).state == NodeState.GONE
 
 
 @pytest.mark.parametrize(
@@ -95,8 +102,8 @@ def test_a_task_goes_on_where_another_has_failed_its_job() -> None:
     ],
 )
 def test_a_reason_to_wait_holds_until_the_state_changes(said: tuple[str, ...], told: str) -> None:
-    assert told in waits_for(a_job("SCHEDULED", *said))
-    assert bool(waits_for(a_job("SCHEDULED", *said))) is bool(told)
+    assert told in pending_reason(a_job("SCHEDULED", *said))
+    assert bool(pending_reason(a_job("SCHEDULED", *said))) is bool(told)
 
 
 @pytest.mark.parametrize(
@@ -107,4 +114,4 @@ def test_the_last_of_several_tries_is_told(retries: int, failures: int, *, last:
     events = [an_event(f"t{n:02}", 50001) for n in range(failures)]
     running = a_task("RUNNING", *events, an_event("t99", 0))
     job = a_job("RUNNING") | {"task_groups": [{"task_spec": {"max_retry_count": retries}}]}
-    assert status(job, running).last is last
+    assert node_status(job, running).is_last_attempt is last

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from spotfit.core.ids import Token
-from spotfit.host.clocks import SystemClock
-from spotfit.host.dice import new_run_id
+from spotfit.host.system import SystemClock, new_run_id
 from spotfit.model.group import GroupHandle, GroupRequest, NodeState
-from spotfit.provision.launch import Launch
-from spotfit_localsim.wire.kubernetes import KubernetesCloud, StatusError
-from spotfit_localsim.wire.options import SimOptions
-from spotfit_localsim.wire.simulator import Simulator, serving
-from spotfit_provisioners.kubernetes.client import Cluster
+from spotfit.provision.launch import AgentLaunchSpec
+from spotfit_localsim.clouds.kubernetes import KubernetesCloud, KubernetesStatusError
+from spotfit_localsim.clouds.options import SimOptions
+from spotfit_localsim.clouds.simulator import Simulator, running_simulator
+from spotfit_provisioners.kubernetes.client import KubernetesClient
 from spotfit_provisioners.kubernetes.provisioner import KubernetesProvisioner
 
 pytest.importorskip("kubernetes")
@@ -25,21 +24,27 @@ pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
 
 @pytest.fixture
 def sim(tmp_path: Path) -> Iterator[Simulator]:
-    with serving(tmp_path, SimOptions(cloud="kubernetes", boot_s=0.0)) as simulator:
+    with running_simulator(tmp_path, SimOptions(cloud="kubernetes", boot_s=0.0)) as simulator:
         yield simulator
 
 
 @pytest.fixture
 def provisioner(sim: Simulator) -> KubernetesProvisioner:
-    return KubernetesProvisioner.with_options(**KubernetesCloud.access(sim.server.url).options)
+    return KubernetesProvisioner.with_options(
+        **KubernetesCloud.client_access(sim.server.url).options
+    )
 
 
 def running(provisioner: KubernetesProvisioner, tmp_path: Path, command: str) -> GroupHandle:
     """A group whose pod runs that instead of an agent."""
-    plan = provisioner.plan(GroupRequest(Token("t-0123456789ab"), 1, 1))
+    plan = provisioner.plan(
+        GroupRequest(token=Token("t-0123456789ab"), num_workers=1, total_workers=1)
+    )
     container = plan.body["spec"]["template"]["spec"]["containers"][0]
     container["command"] = ["/bin/sh", "-c", command]
-    handle = provisioner.submit(plan, Launch(str(tmp_path), new_run_id(), "the secret itself"))
+    handle = provisioner.submit(
+        plan, AgentLaunchSpec(str(tmp_path), new_run_id(), "the secret itself")
+    )
     assert isinstance(handle, GroupHandle)
     return handle
 
@@ -53,15 +58,15 @@ def until(happens: Callable[[], object]) -> None:
 
 
 def pods(sim: Simulator) -> list[Any]:
-    return list(sim.cloud.memory.objects["pods"].values())
+    return list(sim.cloud.state.objects["pods"].values())
 
 
 def test_a_pod_finds_its_secret_its_address_and_its_number(
     sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
 ) -> None:
     handle = running(provisioner, tmp_path, "env; exit 0")
-    until(lambda: provisioner.observe(handle).over)
-    told = sim.site.output(sim.site.machines[1])
+    until(lambda: provisioner.observe(handle).is_terminated)
+    told = sim.datacenter.output(sim.datacenter.machines[1])
     assert "SPOTFIT_RUN_SECRET=the secret itself" in told
     assert "JOB_COMPLETION_INDEX=0" in told
     assert "SPOTFIT_HOST=127." in told
@@ -82,9 +87,9 @@ def test_only_our_own_word_for_a_drained_machine_brings_a_pod_back(
     handle = running(provisioner, tmp_path, f"exit {code}")
     if comes_back:
         until(lambda: len(pods(sim)) >= 3)
-        assert not provisioner.observe(handle).over
+        assert not provisioner.observe(handle).is_terminated
     else:
-        until(lambda: provisioner.observe(handle).over)
+        until(lambda: provisioner.observe(handle).is_terminated)
         assert len(pods(sim)) == 1
         assert provisioner.observe(handle).nodes[0].state == state
 
@@ -96,12 +101,14 @@ def test_who_asks_again_gives_the_job_what_an_interrupted_first_try_did_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Cluster, "own", lambda *_: (_ for _ in ()).throw(OSError("cut off")))
+        patch.setattr(
+            KubernetesClient, "set_owner", lambda *_: (_ for _ in ()).throw(OSError("cut off"))
+        )
         with pytest.raises(OSError, match="cut off"):
             running(provisioner, tmp_path, "exec sleep 100")
     running(provisioner, tmp_path, "exec sleep 100")
-    (secret,) = sim.cloud.memory.objects["secrets"].values()
-    (job,) = sim.cloud.memory.objects["jobs"].values()
+    (secret,) = sim.cloud.state.objects["secrets"].values()
+    (job,) = sim.cloud.state.objects["jobs"].values()
     assert secret["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
 
 
@@ -111,24 +118,24 @@ def test_nothing_is_left_of_a_group_that_is_let_go(
     handle = running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: provisioner.observe(handle).nodes[0].state == NodeState.RUNNING)
     provisioner.cancel(handle)
-    until(lambda: not any(sim.cloud.memory.objects.values()))
-    assert not list(sim.site.standing())
+    until(lambda: not any(sim.cloud.state.objects.values()))
+    assert not list(sim.datacenter.active_machines())
 
 
 def test_a_quota_that_stands_against_pods_is_told_from_a_lack_of_nodes(
     sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
 ) -> None:
     """The Job is taken; that its pods are not, its events alone say."""
-    sim.troubles.expect("pod_quota", 1_000_000)
+    sim.faults.inject("pod_quota", 1_000_000)
     handle = running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: provisioner.observe(handle).refusal)
     refusal = provisioner.observe(handle).refusal
-    assert refusal.startswith("a quota of the namespace stands against it")
+    assert refusal.startswith("a ResourceQuota of the namespace is exceeded")
     assert "limited: pods=4" in refusal
-    sim.troubles.expect("pod_quota", 0)
-    sim.troubles.expect("capacity", 1_000_000)
+    sim.faults.inject("pod_quota", 0)
+    sim.faults.inject("capacity", 1_000_000)
     until(lambda: "nodes are available" in provisioner.observe(handle).refusal)
-    sim.troubles.expect("capacity", 0)
+    sim.faults.inject("capacity", 0)
     until(lambda: provisioner.observe(handle).nodes[0].state is NodeState.RUNNING)
     assert provisioner.observe(handle).refusal == ""
 
@@ -143,13 +150,13 @@ def test_who_may_not_list_events_sees_less(
 
     def forbidden(self: Any, kind: str, *asked: Any) -> Any:
         if kind == "events":
-            raise StatusError(403, "Forbidden", "events is forbidden")
+            raise KubernetesStatusError(403, "Forbidden", "events is forbidden")
         return listed(self, kind, *asked)
 
     monkeypatch.setattr(KubernetesCloud, "_list", forbidden)
-    sim.troubles.expect("pod_quota", 1_000_000)
+    sim.faults.inject("pod_quota", 1_000_000)
     handle = running(provisioner, tmp_path, "exec sleep 100")
-    until(lambda: sim.cloud.memory.objects["events"])
+    until(lambda: sim.cloud.state.objects["events"])
     assert provisioner.observe(handle).refusal == ""
 
 
@@ -158,29 +165,29 @@ def test_a_machine_whose_node_falls_silent_is_not_said_to_run(
 ) -> None:
     handle = running(provisioner, tmp_path, "exec sleep 100")
     until(lambda: provisioner.observe(handle).nodes[0].state is NodeState.RUNNING)
-    sim.site.silence(next(sim.site.standing()))
+    sim.datacenter.silence(next(sim.datacenter.active_machines()))
     until(lambda: provisioner.observe(handle).nodes[0].reason)
-    assert provisioner.observe(handle).nodes[0].reason == "its node has fallen silent"
+    assert provisioner.observe(handle).nodes[0].reason == "its node is unreachable"
 
 
 def test_what_each_pod_printed_is_told_while_the_cluster_has_it(
     sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
 ) -> None:
     handle = running(provisioner, tmp_path, "echo no module; echo at all; exit 1")
-    until(lambda: provisioner.observe(handle).over)
-    [said] = provisioner.said(handle, 0, last=1)
-    assert said.where.startswith("pod t-0123456789ab-0-")
+    until(lambda: provisioner.observe(handle).is_terminated)
+    [said] = provisioner.fetch_machine_output(handle, 0, max_lines=1)
+    assert said.source.startswith("pod t-0123456789ab-0-")
     assert said.lines == ("at all",)
     provisioner.cancel(handle)
     until(lambda: not pods(sim))
-    assert provisioner.said(handle, 0, last=1) == []
+    assert provisioner.fetch_machine_output(handle, 0, max_lines=1) == []
 
 
 def test_of_a_pod_that_does_not_start_the_cluster_says_why(
     sim: Simulator, provisioner: KubernetesProvisioner, tmp_path: Path
 ) -> None:
-    sim.troubles.expect("capacity", 1)
+    sim.faults.inject("capacity", 1)
     handle = running(provisioner, tmp_path, "exit 0")
     until(lambda: pods(sim))
-    [said] = provisioner.said(handle, 0, last=10)
+    [said] = provisioner.fetch_machine_output(handle, 0, max_lines=10)
     assert "is waiting to start" in said.lines[0]

@@ -10,9 +10,14 @@ import pytest
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId, Token
 from spotfit.model.group import GroupRequest
-from spotfit.provision.launch import Exit, Launch
+from spotfit.provision.launch import AgentExitCode, AgentLaunchSpec
 from spotfit_provisioners.kubernetes.options import KubernetesOptions
-from spotfit_provisioners.kubernetes.render import INDEX, plan, secret, service
+from spotfit_provisioners.kubernetes.render import (
+    INDEX_VARIABLE,
+    plan,
+    secret_manifest,
+    service_manifest,
+)
 from tests.unit.provisioners import golden
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -20,7 +25,13 @@ OPTIONS = KubernetesOptions(image="registry/spotfit:1")
 
 
 def a_request(workers: int = 4, **resources: float) -> GroupRequest:
-    return GroupRequest(Token("t-0123456789ab"), workers, workers, resources, run_name="Digits 1")
+    return GroupRequest(
+        token=Token("t-0123456789ab"),
+        num_workers=workers,
+        total_workers=workers,
+        resources_per_worker=resources,
+        run_name="Digits 1",
+    )
 
 
 @pytest.mark.parametrize(
@@ -47,22 +58,24 @@ def a_request(workers: int = 4, **resources: float) -> GroupRequest:
     ],
 )
 def test_a_plan_is_as_it_was(name: str, request_: GroupRequest, options: KubernetesOptions) -> None:
-    golden.check(plan(request_, options), GOLDEN / f"plan_{name}.json")
+    golden.check_golden(plan(request_, options), GOLDEN / f"plan_{name}.json")
 
 
 def test_the_secret_is_apart_from_the_job() -> None:
     planned = plan(a_request(), OPTIONS)
-    launch = Launch("s3://bucket/run", RunId("r" * 32), "the secret itself")
-    told = secret(planned, launch.environment(planned.token, 0, 1, node_from=INDEX))
+    launch = AgentLaunchSpec("s3://bucket/run", RunId("r" * 32), "the secret itself")
+    told = secret_manifest(
+        planned, launch.environment_for(planned.token, 0, 1, node_index_variable=INDEX_VARIABLE)
+    )
     assert told["stringData"]["SPOTFIT_RUN_SECRET"] == "the secret itself"
     assert b"the secret itself" not in msgspec.json.encode(planned)
-    assert service(planned)["spec"]["publishNotReadyAddresses"]
+    assert service_manifest(planned)["spec"]["publishNotReadyAddresses"]
 
 
 def test_only_disruptions_and_our_own_word_bring_a_pod_back() -> None:
     disrupted, drained, final = plan(a_request(), OPTIONS).body["spec"]["podFailurePolicy"]["rules"]
     assert disrupted["action"] == drained["action"] == "Ignore"
-    assert drained["onExitCodes"]["values"] == [int(Exit.DRAINED)]
+    assert drained["onExitCodes"]["values"] == [int(AgentExitCode.DRAINED)]
     assert final["action"] == "FailIndex"
     assert final["onExitCodes"]["operator"] == "NotIn"
 

@@ -9,7 +9,12 @@ import pytest
 
 from spotfit.model.group import NodeState
 from spotfit_provisioners.kubernetes.render import INDEX_LABEL
-from spotfit_provisioners.kubernetes.states import PHASES, group, indexes, lacks_pods
+from spotfit_provisioners.kubernetes.states import (
+    PHASES,
+    group_status,
+    has_missing_pods,
+    parse_indexes,
+)
 
 
 def a_job(nodes: int = 1, **status: Any) -> dict[str, Any]:
@@ -45,13 +50,13 @@ def test_every_phase_is_translated() -> None:
 def test_the_newest_pod_of_an_index_counts_until_the_job_has_judged(
     job: dict[str, Any], pods: list[dict[str, Any]], state: NodeState
 ) -> None:
-    assert [node.state for node in group(job, pods).nodes] == [state]
+    assert [node.state for node in group_status(job, pods).nodes] == [state]
 
 
 def test_a_phase_that_nobody_knows_is_told_and_harmless() -> None:
-    (node,) = group(a_job(), [a_pod("Hibernating")]).nodes
+    (node,) = group_status(a_job(), [a_pod("Hibernating")]).nodes
     assert node.state is NodeState.WAITING
-    assert node.reason == "its phase is Hibernating, which nobody here knows"
+    assert node.reason == "its phase Hibernating is unknown"
 
 
 @pytest.mark.parametrize(
@@ -62,44 +67,50 @@ def test_a_pod_whose_node_has_fallen_silent_is_not_said_to_run(
 ) -> None:
     """For more than five minutes its phase says so."""
     conditions = [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": ready}]
-    (node,) = group(a_job(), [a_pod("Running", conditions=conditions)]).nodes
+    (node,) = group_status(a_job(), [a_pod("Running", conditions=conditions)]).nodes
     assert node.state is state
 
 
 @pytest.mark.parametrize(
     ("complaint", "told"),
     [
-        ("pods is forbidden: exceeded quota: compute", "a quota of the namespace stands"),
-        ('serviceaccount "agent" not found', "no pod can be made: serviceaccount"),
+        (
+            "pods is forbidden: exceeded quota: compute",
+            "a ResourceQuota of the namespace is exceeded",
+        ),
+        ('serviceaccount "agent" not found', "pods cannot be created: serviceaccount"),
         ("", ""),
     ],
 )
 def test_why_a_pod_cannot_be_made_is_told(complaint: str, told: str) -> None:
-    refusal = group(a_job(2), [a_pod("Running")], complaint).refusal
+    refusal = group_status(a_job(2), [a_pod("Running")], complaint).refusal
     assert refusal.startswith(told)
     assert bool(refusal) == bool(told)
 
 
 def test_an_old_complaint_about_pods_that_are_there_now_is_none() -> None:
     there = [a_pod("Running"), a_pod("Pending", index=1)]
-    assert group(a_job(2), there, "exceeded quota").refusal == ""
-    assert lacks_pods(a_job(2), there[:1])
-    assert not lacks_pods(a_job(2), there)
-    assert not lacks_pods({"spec": {"completions": 1, "suspend": True}}, [])
+    assert group_status(a_job(2), there, "exceeded quota").refusal == ""
+    assert has_missing_pods(a_job(2), there[:1])
+    assert not has_missing_pods(a_job(2), there)
+    assert not has_missing_pods({"spec": {"completions": 1, "suspend": True}}, [])
 
 
 def test_why_a_machine_failed_is_told() -> None:
     ended = [{"state": {"terminated": {"exitCode": 70}}}]
     pod = a_pod("Failed", reason="Evicted", message="out of disk", containerStatuses=ended)
-    (node,) = group(a_job(failedIndexes="0"), [pod]).nodes
+    (node,) = group_status(a_job(failedIndexes="0"), [pod]).nodes
     assert node.reason == "Evicted; out of disk; exit code 70"
 
 
 def test_why_nothing_comes_is_told() -> None:
     waits = [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}]
-    assert group(a_job(), [a_pod("Pending", conditions=waits)]).refusal == "0/3 nodes are available"
+    assert (
+        group_status(a_job(), [a_pod("Pending", conditions=waits)]).refusal
+        == "0/3 nodes are available"
+    )
     suspended = {"spec": {"completions": 1, "suspend": True}}
-    assert "suspended" in group(suspended, []).refusal
+    assert "suspended" in group_status(suspended, []).refusal
 
 
 @pytest.mark.parametrize(
@@ -112,11 +123,11 @@ def test_why_nothing_comes_is_told() -> None:
 )
 def test_an_image_that_cannot_be_had_is_told(waiting: dict[str, str], told: str) -> None:
     pod = a_pod("Pending", containerStatuses=[{"state": {"waiting": waiting}}])
-    assert group(a_job(), [pod]).refusal == told
+    assert group_status(a_job(), [pod]).refusal == told
 
 
 @pytest.mark.parametrize(
     ("text", "found"), [(None, set()), ("", set()), ("1,3-5,7", {1, 3, 4, 5, 7})]
 )
 def test_indexes_are_read_as_kubernetes_writes_them(text: str | None, found: set[int]) -> None:
-    assert indexes(text) == found
+    assert parse_indexes(text) == found

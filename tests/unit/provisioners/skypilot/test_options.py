@@ -13,15 +13,15 @@ from spotfit_provisioners.skypilot.options import SkyPilotOptions
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"via": "pool"}, "via='pool'"),
-        ({"order": "random"}, "order='random'"),
+        ({"launch_mode": "pool"}, "launch_mode='pool'"),
+        ({"infra_order": "random"}, "infra_order='random'"),
         ({"spot": "maybe"}, "spot='maybe'"),
-        ({"recovery": "NEVER"}, "recovery='NEVER'"),
+        ({"recovery_strategy": "NEVER"}, "recovery_strategy='NEVER'"),
         ({"workers_per_node": 0}, "workers_per_node"),
         ({"disk_gib": -1}, "disk_gib"),
-        ({"patience_s": 0.0}, "patience_s"),
+        ({"request_timeout_s": 0.0}, "request_timeout_s"),
         ({"environment": {"A B": "1"}}, "A B"),
-        ({"endpoint": "sky.example.com"}, "no address"),
+        ({"endpoint": "sky.example.com"}, "is not a URL"),
     ],
 )
 def test_what_cannot_be_meant_is_told(wrong: dict[str, Any], told: str) -> None:

@@ -14,59 +14,59 @@ import pytest
 from spotfit.core.errors import ProvisionError
 from spotfit.core.ids import RunId, Token
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatus, NodeState
-from spotfit.provision.launch import Launch
-from spotfit.provision.output import Said
-from spotfit_provisioners.skypilot.client import Failure, Request, SkyClient
+from spotfit.provision.launch import AgentLaunchSpec
+from spotfit.provision.machine_output import MachineOutput
+from spotfit_provisioners.skypilot.client import LaunchFailure, SkyPilotClient, SkyPilotRequest
 from spotfit_provisioners.skypilot.provisioner import SkyPilotProvisioner
-from spotfit_provisioners.skypilot.states import Job
+from spotfit_provisioners.skypilot.states import SkyPilotJob
 
-NO_ROOM = Failure("no p4d anywhere", no_room=True)
-LAUNCH = Launch("s3://b/run", RunId("r-1"), "the secret itself")
+NO_ROOM = LaunchFailure("no p4d anywhere", is_capacity_error=True)
+LAUNCH = AgentLaunchSpec("s3://b/run", RunId("r-1"), "the secret itself")
 
 
 @dataclass
-class Server(SkyClient):
+class Server(SkyPilotClient):
     """Jobs and clusters of an API server, as its client tells them."""
 
-    queue: list[Job] = field(default_factory=list)
+    queue: list[SkyPilotJob] = field(default_factory=list)
     under_way: dict[str, str] = field(default_factory=dict)
     up: dict[str, str] = field(default_factory=dict)
-    asked: dict[str, list[Request]] = field(default_factory=dict)
+    asked: dict[str, list[SkyPilotRequest]] = field(default_factory=dict)
     tasks: list[Mapping[str, Any]] = field(default_factory=list)
     enabled: tuple[str, ...] = ("aws",)
     trouble: Exception | None = None
-    failure: Failure = NO_ROOM
-    late: list[Job] = field(default_factory=list)
+    failure: LaunchFailure = NO_ROOM
+    late: list[SkyPilotJob] = field(default_factory=list)
     """Jobs that somebody else launches while we wait for ours."""
     printed: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By jobs, by their ids, and by clusters, by their names."""
 
-    def server(self) -> str:
+    def describe_server(self) -> str:
         return "version 0"
 
-    def clouds(self) -> list[str]:
+    def list_clouds(self) -> list[str]:
         return list(self.enabled)
 
-    def would_take(self, task: Mapping[str, Any]) -> None:
+    def check_catalog(self, task: Mapping[str, Any]) -> None:
         if task["resources"].get("accelerators", "").startswith("none-such"):
             raise ProvisionError("no such machine")
 
     def launch_job(self, task: Mapping[str, Any]) -> str:
         self.tasks.append(task)
-        self.queue.append(Job(len(self.queue) + 1, task["name"], "PENDING"))
+        self.queue.append(SkyPilotJob(len(self.queue) + 1, task["name"], "PENDING"))
         return f"request-{task['name']}"
 
-    def jobs(self, prefix: str) -> list[Job]:
+    def list_jobs(self, prefix: str) -> list[SkyPilotJob]:
         return sorted((j for j in self.queue if j.name.startswith(prefix)), key=lambda j: j.id)
 
-    def launching_jobs(self) -> dict[str, str]:
+    def list_launching_jobs(self) -> dict[str, str]:
         return self.under_way
 
     def cancel_jobs(self, ids: Sequence[int]) -> None:
         for id_ in ids:
             self.turn(id_, "CANCELLED")
 
-    def wait(self, request: str) -> None:
+    def wait_for(self, request: str) -> None:
         if self.trouble is not None:
             raise self.trouble
         self.queue += self.late
@@ -74,34 +74,35 @@ class Server(SkyClient):
 
     def turn(self, id_: int, state: str, why: str = "") -> None:
         self.queue = [
-            Job(job.id, job.name, state, why) if job.id == id_ else job for job in self.queue
+            SkyPilotJob(job.id, job.name, state, why) if job.id == id_ else job
+            for job in self.queue
         ]
 
     def launch_cluster(self, task: Mapping[str, Any]) -> str:
         self.tasks.append(task)
-        self.asked.setdefault(task["name"], []).insert(0, Request("r", "RUNNING"))
+        self.asked.setdefault(task["name"], []).insert(0, SkyPilotRequest("r", "RUNNING"))
         return "r"
 
-    def clusters(self, names: Sequence[str]) -> dict[str, str]:
+    def cluster_states(self, names: Sequence[str]) -> dict[str, str]:
         return {name: self.up[name] for name in names if name in self.up}
 
-    def launches(self, cluster: str) -> list[Request]:
+    def list_launches(self, cluster: str) -> list[SkyPilotRequest]:
         return self.asked.get(cluster, [])
 
-    def why_failed(self, request: str) -> Failure:
+    def find_failure(self, request: str) -> LaunchFailure:
         return self.failure
 
-    def abort(self, requests: Sequence[str]) -> None:
-        self.asked = {name: [Request("r", "CANCELLED")] for name in self.asked}
+    def abort_requests(self, requests: Sequence[str]) -> None:
+        self.asked = {name: [SkyPilotRequest("r", "CANCELLED")] for name in self.asked}
 
-    def take_down(self, cluster: str) -> None:
+    def tear_down(self, cluster: str) -> None:
         del self.up[cluster]
 
-    def printed_by_job(self, id_: int, last: int) -> tuple[str, ...]:
-        return self.printed.get(str(id_), ())[-last:]
+    def read_job_log(self, id_: int, max_lines: int) -> tuple[str, ...]:
+        return self.printed.get(str(id_), ())[-max_lines:]
 
-    def printed_by_cluster(self, cluster: str, last: int) -> tuple[str, ...]:
-        return self.printed.get(cluster, ())[-last:]
+    def read_cluster_log(self, cluster: str, max_lines: int) -> tuple[str, ...]:
+        return self.printed.get(cluster, ())[-max_lines:]
 
 
 @pytest.fixture
@@ -116,7 +117,14 @@ def by(server: Server, **options: Any) -> SkyPilotProvisioner:
 
 
 def a_plan(provisioner: SkyPilotProvisioner, workers: int = 2, **resources: float) -> GroupPlan:
-    return provisioner.plan(GroupRequest(Token("t-1"), workers, workers, resources))
+    return provisioner.plan(
+        GroupRequest(
+            token=Token("t-1"),
+            num_workers=workers,
+            total_workers=workers,
+            resources_per_worker=resources,
+        )
+    )
 
 
 def submitted(provisioner: SkyPilotProvisioner) -> GroupHandle:
@@ -156,7 +164,7 @@ def test_what_is_being_launched_is_waited_for_and_not_launched_again(server: Ser
 
 
 def test_of_two_who_asked_at_the_same_time_the_older_stays(server: Server) -> None:
-    server.late = [Job(7, "t-1-0", "STARTING"), Job(8, "t-1-1", "STARTING")]
+    server.late = [SkyPilotJob(7, "t-1-0", "STARTING"), SkyPilotJob(8, "t-1-1", "STARTING")]
     provisioner = by(server)
     handle = submitted(provisioner)
     assert [job.id for job in server.queue if job.state == "CANCELLED"] == [7, 8]
@@ -172,9 +180,9 @@ def test_a_launch_that_fails_half_way_leaves_no_job_that_nobody_looks_after(
     provisioner = by(server)
     with pytest.raises(OSError, match="broke"):
         submitted(provisioner)
-    assert all(job.over for job in server.queue)
+    assert all(job.is_over for job in server.queue)
     server.trouble = None
-    assert provisioner.observe(submitted(provisioner)).over
+    assert provisioner.observe(submitted(provisioner)).is_terminated
 
 
 def test_a_machine_that_no_catalog_has_is_refused_before_anything_is_launched(
@@ -203,8 +211,13 @@ def test_a_group_that_is_let_go_leaves_no_job(server: Server) -> None:
 
 
 def test_a_group_nobody_remembers_is_gone(server: Server) -> None:
-    handle = GroupHandle(Token("t-9"), "skypilot", "t-9", {"nodes": 2, "via": "jobs"})
-    assert by(server).observe(handle).over
+    handle = GroupHandle(
+        token=Token("t-9"),
+        provisioner="skypilot",
+        name="t-9",
+        detail={"nodes": 2, "launch_mode": "jobs"},
+    )
+    assert by(server).observe(handle).is_terminated
     by(server).cancel(handle)
 
 
@@ -213,13 +226,13 @@ def test_what_a_job_printed_is_asked_of_its_controller_and_of_no_other_job(serve
     handle = submitted(provisioner)
     server.turn(1, "RECOVERING")
     server.turn(2, "RUNNING")
-    server.queue += [Job(3, "t-1-10", "RUNNING"), Job(4, "t-1-1", "CANCELLED")]
+    server.queue += [SkyPilotJob(3, "t-1-10", "RUNNING"), SkyPilotJob(4, "t-1-1", "CANCELLED")]
     server.printed = {"1": ("waits",), "2": ("one", "two", "three"), "3": ("no",), "4": ("twice",)}
-    assert provisioner.said(handle, 1, last=2) == [
-        Said("sky jobs logs 2", ("two", "three")),
-        Said("sky jobs logs 4", ("twice",)),
+    assert provisioner.fetch_machine_output(handle, 1, max_lines=2) == [
+        MachineOutput("sky jobs logs 2", ("two", "three")),
+        MachineOutput("sky jobs logs 4", ("twice",)),
     ]
-    assert provisioner.said(handle, 0, last=2) == []
+    assert provisioner.fetch_machine_output(handle, 0, max_lines=2) == []
     assert provisioner.traits.keeps_output
 
 
@@ -227,7 +240,7 @@ def test_what_a_job_printed_is_asked_of_its_controller_and_of_no_other_job(serve
 
 
 def test_a_cluster_comes_runs_and_goes(server: Server) -> None:
-    provisioner = by(server, via="clusters")
+    provisioner = by(server, launch_mode="clusters")
     handle = submitted(provisioner)
     assert lives(provisioner.observe(handle)) == [NodeState.WAITING] * 2
     server.up = {"t-1-0": "UP", "t-1-1": "INIT"}
@@ -236,33 +249,40 @@ def test_a_cluster_comes_runs_and_goes(server: Server) -> None:
     assert len(server.tasks) == 2
     provisioner.cancel(handle)
     assert not server.up
-    assert provisioner.observe(handle).over
+    assert provisioner.observe(handle).is_terminated
 
 
 def test_a_cluster_that_could_not_be_launched_says_why(server: Server) -> None:
-    provisioner = by(server, via="clusters")
+    provisioner = by(server, launch_mode="clusters")
     handle = submitted(provisioner)
-    server.asked["t-1-1"] = [Request("r", "FAILED")]
+    server.asked["t-1-1"] = [SkyPilotRequest("r", "FAILED")]
     status = provisioner.observe(handle)
     assert lives(status) == [NodeState.WAITING, NodeState.REFUSED]
     assert status.refusal == "FAILED: no p4d anywhere"
-    server.failure = Failure("the setup failed")
+    server.failure = LaunchFailure("the setup failed")
     status = provisioner.observe(handle)
     assert lives(status) == [NodeState.WAITING, NodeState.FAILED]
     assert (status.nodes[1].reason, status.refusal) == ("FAILED: the setup failed", "")
 
 
 def test_what_a_cluster_printed_is_told_while_it_is_there(server: Server) -> None:
-    provisioner = by(server, via="clusters")
+    provisioner = by(server, launch_mode="clusters")
     handle = submitted(provisioner)
     server.printed = {"t-1-1": ("one", "two")}
-    assert provisioner.said(handle, 1, last=1) == [Said("sky logs t-1-1", ("two",))]
-    assert provisioner.said(handle, 0, last=1) == []
+    assert provisioner.fetch_machine_output(handle, 1, max_lines=1) == [
+        MachineOutput("sky logs t-1-1", ("two",))
+    ]
+    assert provisioner.fetch_machine_output(handle, 0, max_lines=1) == []
 
 
 def test_a_cluster_nobody_remembers_is_gone(server: Server) -> None:
-    handle = GroupHandle(Token("t-9"), "skypilot", "t-9", {"nodes": 1, "via": "clusters"})
-    assert by(server).observe(handle).over
+    handle = GroupHandle(
+        token=Token("t-9"),
+        provisioner="skypilot",
+        name="t-9",
+        detail={"nodes": 1, "launch_mode": "clusters"},
+    )
+    assert by(server).observe(handle).is_terminated
     by(server).cancel(handle)
 
 
@@ -270,26 +290,28 @@ def test_a_cluster_nobody_remembers_is_gone(server: Server) -> None:
 
 
 def test_notices_are_those_of_the_cloud_that_a_machine_turns_out_to_be_of(server: Server) -> None:
-    assert by(server).traits.notices == ("machine", "signal")
+    assert by(server).traits.notice_sources == ("machine", "signal")
     assert by(server).traits.notice_s == 0.0
-    assert by(server, infra=("aws/us-east-1",)).traits.notices == ("machine", "signal")
+    assert by(server, infra=("aws/us-east-1",)).traits.notice_sources == ("machine", "signal")
     assert by(server, infra=("aws", "gcp")).traits.notice_s == 30.0
     assert by(server, infra=("aws", "k8s")).traits.notice_s == 0.0
-    assert by(server, infra=("k8s",)).traits.notices == ("machine", "signal")
+    assert by(server, infra=("k8s",)).traits.notice_sources == ("machine", "signal")
 
 
 def test_only_jobs_come_back_by_themselves(server: Server) -> None:
     assert by(server).traits.requeues_itself
-    assert not by(server, via="clusters").traits.requeues_itself
+    assert not by(server, launch_mode="clusters").traits.requeues_itself
 
 
 def test_a_check_up_looks_at_the_server_its_clouds_and_the_catalog(server: Server) -> None:
-    assert [finding.well for finding in by(server, infra=("aws/us-east-1",)).examine()] == [
+    assert [finding.passed for finding in by(server, infra=("aws/us-east-1",)).check_account()] == [
         True
     ] * 3
     server.enabled = ("AWS", "Kubernetes")
-    assert [finding.well for finding in by(server, infra=("k8s/here",)).examine()] == [True] * 3
-    _, clouds, _ = by(server, infra=("gcp",)).examine()
-    assert not clouds.well
-    assert "gcp" in clouds.found
+    assert [finding.passed for finding in by(server, infra=("k8s/here",)).check_account()] == [
+        True
+    ] * 3
+    _, clouds, _ = by(server, infra=("gcp",)).check_account()
+    assert not clouds.passed
+    assert "gcp" in clouds.detail
     assert "sky check" in clouds.do

@@ -13,7 +13,7 @@ import pytest
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId, Token
 from spotfit.model.group import GroupRequest
-from spotfit.provision.launch import Launch
+from spotfit.provision.launch import AgentLaunchSpec
 from spotfit_provisioners.skypilot import render
 from spotfit_provisioners.skypilot.options import SkyPilotOptions
 from tests.unit.provisioners import golden
@@ -22,7 +22,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 EVERYTHING = SkyPilotOptions(
     infra=("aws/us-east-1", "gcp"),
-    order="given",
+    infra_order="given",
     spot="preferred",
     accelerator="A100",
     workers_per_node=4,
@@ -32,13 +32,19 @@ EVERYTHING = SkyPilotOptions(
     python="python3",
     environment={"NCCL_DEBUG": "WARN"},
     labels={"team": "lab"},
-    recovery="FAILOVER",
+    recovery_strategy="FAILOVER",
     endpoint="https://sky.example.com",
 )
 
 
 def a_request(workers: int = 4, **resources: float) -> GroupRequest:
-    return GroupRequest(Token("t-0123456789ab"), workers, workers, resources, run_name="Digits 1")
+    return GroupRequest(
+        token=Token("t-0123456789ab"),
+        num_workers=workers,
+        total_workers=workers,
+        resources_per_worker=resources,
+        run_name="Digits 1",
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,20 +55,22 @@ def a_request(workers: int = 4, **resources: float) -> GroupRequest:
         (
             "clusters",
             a_request(2, CPU=2.0),
-            SkyPilotOptions(via="clusters", infra=("aws", "azure"), spot="never"),
+            SkyPilotOptions(launch_mode="clusters", infra=("aws", "azure"), spot="never"),
         ),
         ("instance_type", a_request(1, GPU=8.0), SkyPilotOptions(instance_type="p4d.24xlarge")),
     ],
 )
 def test_a_plan_is_as_it_was(name: str, request_: GroupRequest, options: SkyPilotOptions) -> None:
     told = msgspec.to_builtins(render.plan(request_, options))
-    golden.check(told, GOLDEN / f"plan_{name}.json")
+    golden.check_golden(told, GOLDEN / f"plan_{name}.json")
 
 
 def the_task(options: SkyPilotOptions) -> dict[str, Any]:
-    launch = Launch("s3://b/run", RunId("r-1"), "the secret itself", storage_keys="keys")
+    launch = AgentLaunchSpec(
+        "s3://b/run", RunId("r-1"), "the secret itself", storage_credentials="keys"
+    )
     plan = render.plan(a_request(2), options)
-    return render.task(plan, 1, launch.environment(plan.token, 1, plan.slots))
+    return render.task_request(plan, 1, launch.environment_for(plan.token, 1, plan.slots_per_node))
 
 
 def test_what_is_secret_is_declared_so() -> None:
@@ -77,14 +85,14 @@ def test_what_is_secret_is_declared_so() -> None:
 
 def test_no_machine_starts_an_api_server_of_its_own() -> None:
     envs = the_task(SkyPilotOptions())["envs"]
-    assert envs[render.NO_LOCAL_SERVER] == "1"
-    assert render.ENDPOINT not in envs
+    assert envs[render.NO_LOCAL_SERVER_VARIABLE] == "1"
+    assert render.ENDPOINT_VARIABLE not in envs
     remote = the_task(SkyPilotOptions(endpoint="https://sky"))["envs"]
-    assert remote[render.ENDPOINT] == "https://sky"
+    assert remote[render.ENDPOINT_VARIABLE] == "https://sky"
 
 
 def test_gpus_of_no_kind_are_refused() -> None:
-    with pytest.raises(ConfigError, match="kind") as told:
+    with pytest.raises(ConfigError, match="GPU type") as told:
         render.plan(a_request(1, GPU=1.0), SkyPilotOptions())
     assert "accelerator=" in told.value.do
 
@@ -130,6 +138,6 @@ def test_an_agent_that_is_not_wanted_has_not_failed(tmp_path: Path, code: int, t
 
 
 def test_a_cluster_that_is_launched_twice_has_one_agent(tmp_path: Path) -> None:
-    options = SkyPilotOptions(via="clusters")
+    options = SkyPilotOptions(launch_mode="clusters")
     assert run(options, tmp_path, "echo agent; exit 70") == (70, "agent\n")
     assert run(options, tmp_path, "echo agent; exit 70") == (0, "")

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from spotfit.core.errors import (
-    MachineError,
+    InfrastructureError,
     ProvisionError,
     ProvisionPermissionError,
     QuotaError,
     SpotfitError,
 )
-from spotfit_provisioners.slurm.client import Slurm, complaint
-from spotfit_provisioners.slurm.states import Task
+from spotfit_provisioners.slurm.client import SlurmClient, to_provision_error
+from spotfit_provisioners.slurm.states import SlurmTask
 
 SUBMISSION = "sbatch: error: Batch job submission failed: "
 
@@ -22,9 +22,9 @@ SUBMISSION = "sbatch: error: Batch job submission failed: "
 @pytest.mark.parametrize(
     ("message", "error"),
     [
-        ("Unable to contact slurm controller (connect failure)", MachineError),
-        ("Socket timed out on send/recv operation", MachineError),
-        ("Slurm temporarily unable to accept job, sleeping and retrying", MachineError),
+        ("Unable to contact slurm controller (connect failure)", InfrastructureError),
+        ("Socket timed out on send/recv operation", InfrastructureError),
+        ("Slurm temporarily unable to accept job, sleeping and retrying", InfrastructureError),
         (
             "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
             QuotaError,
@@ -42,7 +42,7 @@ SUBMISSION = "sbatch: error: Batch job submission failed: "
     ],
 )
 def test_what_waiting_does_not_cure_is_told_apart(message: str, error: type[SpotfitError]) -> None:
-    told = complaint("sbatch", SUBMISSION + message)
+    told = to_provision_error("sbatch", SUBMISSION + message)
     assert type(told) is error
     assert message in str(told)
 
@@ -68,7 +68,7 @@ def test_a_secret_is_in_the_environment_and_in_no_word_of_the_command(
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     command(bin_, "sbatch", "echo '41;cluster'")
     secret = {"SPOTFIT_RUN_SECRET": "the secret itself"}
-    assert Slurm().submit(["--array=0-1"], "#!/bin/bash\n", secret) == 41
+    assert SlurmClient().submit_held(["--array=0-1"], "#!/bin/bash\n", secret) == 41
     assert "the secret itself" not in (bin_ / "words").read_text()
     assert (bin_ / "script").read_text() == "#!/bin/bash\n"
     told = (bin_ / "env").read_text()
@@ -80,24 +80,24 @@ def test_a_secret_is_in_the_environment_and_in_no_word_of_the_command(
 def test_a_forgotten_job_has_no_tasks_and_can_be_cancelled(bin_: Path) -> None:
     for name in ("squeue", "scancel"):
         command(bin_, name, "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
-    assert Slurm().tasks_of("99") == []
-    Slurm().cancel("99")
+    assert SlurmClient().list_job_tasks("99") == []
+    SlurmClient().cancel("99")
 
 
 def test_tasks_are_read(bin_: Path) -> None:
     command(bin_, "squeue", "echo '41|0|RUNNING|None|0|'")
-    assert Slurm().tasks_named("t-1") == [Task(41, 0, "RUNNING", "None")]
+    assert SlurmClient().list_tasks_by_name("t-1") == [SlurmTask(41, 0, "RUNNING", "None")]
 
 
 def test_settings_are_read(bin_: Path) -> None:
     command(bin_, "scontrol", "echo 'Configuration data'; echo 'KillWait    = 30 sec'")
-    assert Slurm().settings() == {"KillWait": "30 sec"}
+    assert SlurmClient().read_cluster_config() == {"KillWait": "30 sec"}
 
 
 def test_without_slurm_it_says_where_to_start_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ProvisionError, match="no sbatch") as told:
-        Slurm().submit([], "", {})
+    with pytest.raises(ProvisionError, match="command sbatch") as told:
+        SlurmClient().submit_held([], "", {})
     assert "login node" in told.value.do

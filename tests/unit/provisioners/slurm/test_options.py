@@ -14,10 +14,10 @@ from spotfit_provisioners.slurm.options import SlurmOptions
     ("wrong", "told"),
     [
         ({"workers_per_node": 0}, "workers_per_node"),
-        ({"grace_s": -1.0}, "below zero"),
-        ({"memory_per_cpu_gib": -1.0}, "below zero"),
+        ({"grace_s": -1.0}, "must be >= 0"),
+        ({"memory_per_cpu_gib": -1.0}, "must be >= 0"),
         ({"environment": {"A B": "1"}}, "A B"),
-        ({"extra": ("--nice", "100")}, "no option of sbatch"),
+        ({"extra_args": ("--nice", "100")}, "not an option of sbatch"),
     ],
 )
 def test_what_cannot_be_meant_is_told(wrong: dict[str, Any], told: str) -> None:

@@ -11,19 +11,18 @@ import msgspec
 import pytest
 
 from spotfit.core.ids import Token
-from spotfit.host.clocks import SystemClock
-from spotfit.host.dice import new_run_id
+from spotfit.host.system import SystemClock, new_run_id
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, NodeState
-from spotfit.provision.launch import Launch
+from spotfit.provision.launch import AgentLaunchSpec
 from spotfit_provisioners.slurm.provisioner import SlurmProvisioner
-from tests.slurm_cluster import SlurmCluster, installed, slurm_cluster
+from tests.slurm_cluster import SlurmCluster, requires_slurm, run_slurm_cluster
 
-pytestmark = [installed, pytest.mark.real_time("a real Slurm lives in real time")]
+pytestmark = [requires_slurm, pytest.mark.real_time("a real Slurm lives in real time")]
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    with slurm_cluster(tmp_path_factory.mktemp("slurm"), nodes=2) as cluster:
+    with run_slurm_cluster(tmp_path_factory.mktemp("slurm"), nodes=2) as cluster:
         yield cluster
 
 
@@ -38,18 +37,20 @@ def provisioner(
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Launch:
-    return Launch(str(tmp_path), new_run_id(), "the secret itself")
+def launch(tmp_path: Path) -> AgentLaunchSpec:
+    return AgentLaunchSpec(str(tmp_path), new_run_id(), "the secret itself")
 
 
 def a_plan(provisioner: SlurmProvisioner, token: str, command: str) -> GroupPlan:
     """A group of two tasks which run that instead of an agent."""
-    plan = provisioner.plan(GroupRequest(Token(token), 2, 2))
+    plan = provisioner.plan(GroupRequest(token=Token(token), num_workers=2, total_workers=2))
     script = f"#!/bin/bash\n{command}\n"
     return msgspec.structs.replace(plan, body={**plan.body, "script": script})
 
 
-def submitted(provisioner: SlurmProvisioner, plan: GroupPlan, launch: Launch) -> GroupHandle:
+def submitted(
+    provisioner: SlurmProvisioner, plan: GroupPlan, launch: AgentLaunchSpec
+) -> GroupHandle:
     handle = provisioner.submit(plan, launch)
     assert isinstance(handle, GroupHandle)
     return handle
@@ -64,51 +65,53 @@ def until(happens: Callable[[], object]) -> None:
 
 
 def test_tasks_find_their_secret_and_number_and_nobody_else_does(
-    cluster: SlurmCluster, provisioner: SlurmProvisioner, launch: Launch, tmp_path: Path
+    cluster: SlurmCluster, provisioner: SlurmProvisioner, launch: AgentLaunchSpec, tmp_path: Path
 ) -> None:
     handle = submitted(provisioner, a_plan(provisioner, "t-1", "env; exit 75"), launch)
-    until(lambda: provisioner.observe(handle).over)
+    until(lambda: provisioner.observe(handle).is_terminated)
     told = (tmp_path / "1.log").read_text()
     assert "SPOTFIT_RUN_SECRET=the secret itself" in told
     assert "SLURM_ARRAY_TASK_ID=1" in told
     assert provisioner.observe(handle).nodes[0].reason == "FAILED, exit code 75"
     assert provisioner.observe(handle).nodes[0].state == NodeState.FAILED
-    shown = cluster.ask("scontrol", "show", "job", handle.name)
+    shown = cluster.run_command("scontrol", "show", "job", handle.name)
     assert "t-1" in shown
     assert "the secret itself" not in shown
 
 
 def test_two_who_ask_at_the_same_time_get_one_group(
-    cluster: SlurmCluster, provisioner: SlurmProvisioner, launch: Launch
+    cluster: SlurmCluster, provisioner: SlurmProvisioner, launch: AgentLaunchSpec
 ) -> None:
     plan = a_plan(provisioner, "t-2", "exec sleep 100")
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(lambda _: submitted(provisioner, plan, launch), range(2))
     assert first == second
-    until(lambda: len(cluster.running()) == 2)
+    until(lambda: len(cluster.running_jobs()) == 2)
     provisioner.cancel(first)
-    until(lambda: provisioner.observe(first).over)
-    assert not cluster.running()
+    until(lambda: provisioner.observe(first).is_terminated)
+    assert not cluster.running_jobs()
 
 
 def test_who_was_stopped_before_the_release_is_helped_by_the_next(
-    provisioner: SlurmProvisioner, launch: Launch
+    provisioner: SlurmProvisioner, launch: AgentLaunchSpec
 ) -> None:
     plan = a_plan(provisioner, "t-3", "exit 0")
-    held = provisioner._slurm.submit(plan.body["arguments"], plan.body["script"], {})
+    held = provisioner._client.submit_held(plan.body["arguments"], plan.body["script"], {})
     handle = submitted(provisioner, plan, launch)
     assert handle.name == str(held)
-    until(lambda: provisioner.observe(handle).over)
+    until(lambda: provisioner.observe(handle).is_terminated)
 
 
 def test_what_a_task_printed_is_told_from_its_file(
-    provisioner: SlurmProvisioner, launch: Launch, tmp_path: Path
+    provisioner: SlurmProvisioner, launch: AgentLaunchSpec, tmp_path: Path
 ) -> None:
     handle = submitted(provisioner, a_plan(provisioner, "t-4", "echo no module; exit 1"), launch)
-    until(lambda: provisioner.observe(handle).over)
-    [said] = provisioner.said(handle, 1, last=5)
-    assert (said.where, said.lines) == (str(tmp_path / "1.log"), ("no module",))
+    until(lambda: provisioner.observe(handle).is_terminated)
+    [said] = provisioner.fetch_machine_output(handle, 1, max_lines=5)
+    assert (said.source, said.lines) == (str(tmp_path / "1.log"), ("no module",))
     forgotten = msgspec.structs.replace(handle, name="999999")
-    assert provisioner.said(forgotten, 0, last=5)[0].lines == ("no module",)
+    assert provisioner.fetch_machine_output(forgotten, 0, max_lines=5)[0].lines == ("no module",)
     elsewhere = SlurmProvisioner.with_options(folder=str(tmp_path / "none"))
-    assert "not on this machine" in elsewhere.said(forgotten, 0, last=5)[0].where
+    assert (
+        "not on this machine" in elsewhere.fetch_machine_output(forgotten, 0, max_lines=5)[0].source
+    )

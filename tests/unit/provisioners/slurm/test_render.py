@@ -15,14 +15,20 @@ from spotfit.core.errors import ConfigError
 from spotfit.core.ids import Token
 from spotfit.model.group import GroupRequest
 from spotfit_provisioners.slurm.options import SlurmOptions
-from spotfit_provisioners.slurm.render import plan, script
+from spotfit_provisioners.slurm.render import batch_script, plan
 from tests.unit.provisioners import golden
 
 GOLDEN = Path(__file__).parent / "golden"
 
 
 def a_request(workers: int = 4, **resources: float) -> GroupRequest:
-    return GroupRequest(Token("t-0123456789ab"), workers, workers, resources, run_name="Digits 1")
+    return GroupRequest(
+        token=Token("t-0123456789ab"),
+        num_workers=workers,
+        total_workers=workers,
+        resources_per_worker=resources,
+        run_name="Digits 1",
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,17 +51,17 @@ def a_request(workers: int = 4, **resources: float) -> GroupRequest:
                 workers_per_node=4,
                 modules=("python/3.12", "cuda"),
                 setup=("source /shared/venv/bin/activate",),
-                container="apptainer exec --nv /shared/spotfit.sif",
+                command_prefix="apptainer exec --nv /shared/spotfit.sif",
                 environment={"NCCL_DEBUG": "WARN it"},
                 grace_s=90.0,
-                folder="/shared/runs",
-                extra=("--nice=100",),
+                work_dir="/shared/runs",
+                extra_args=("--nice=100",),
             ),
         ),
     ],
 )
 def test_a_plan_is_as_it_was(name: str, request_: GroupRequest, options: SlurmOptions) -> None:
-    golden.check(msgspec.to_builtins(plan(request_, options)), GOLDEN / f"plan_{name}.json")
+    golden.check_golden(msgspec.to_builtins(plan(request_, options)), GOLDEN / f"plan_{name}.json")
 
 
 def test_memory_for_each_core_where_nobody_says_more() -> None:
@@ -64,8 +70,8 @@ def test_memory_for_each_core_where_nobody_says_more() -> None:
 
 
 def test_a_word_of_several_lines_is_refused() -> None:
-    with pytest.raises(ConfigError, match="one line"):
-        plan(a_request(), SlurmOptions(container="a\nb"))
+    with pytest.raises(ConfigError, match="line breaks"):
+        plan(a_request(), SlurmOptions(command_prefix="a\nb"))
 
 
 class Node:
@@ -82,7 +88,7 @@ class Node:
             (folder / name).write_text(f"#!/bin/bash\n{lines}\n")
             (folder / name).chmod(0o755)
         self.shell = subprocess.Popen(
-            ["/bin/bash", "-c", script(SlurmOptions(python="agent", grace_s=7.0))],
+            ["/bin/bash", "-c", batch_script(SlurmOptions(python="agent", grace_s=7.0))],
             env={"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "41"},
             stdout=subprocess.PIPE,
             text=True,

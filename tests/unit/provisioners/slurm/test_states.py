@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from spotfit.model.group import NodeState, NodeStatus
-from spotfit_provisioners.slurm.states import STATES, Task, group, indexes, read
+from spotfit_provisioners.slurm.states import (
+    STATES,
+    SlurmTask,
+    group_status,
+    parse_indexes,
+    parse_tasks,
+)
 
 
 @pytest.mark.skipif(shutil.which("squeue") is None, reason="Slurm is not installed")
@@ -35,33 +41,45 @@ def test_every_state_is_translated(tmp_path: Path) -> None:
     [("3", [3]), ("0-2,5", [0, 1, 2, 5]), ("[1-2%1]", [1, 2]), ("N/A", [])],
 )
 def test_indexes_are_read_as_slurm_writes_them(text: str, found: list[int]) -> None:
-    assert indexes(text) == found
+    assert parse_indexes(text) == found
 
 
 def test_a_line_of_squeue_is_read() -> None:
-    assert list(read("41|1|FAILED|NonZeroExitCode|19200|")) == [
-        Task(41, 1, "FAILED", "NonZeroExitCode", 75)
+    assert list(parse_tasks("41|1|FAILED|NonZeroExitCode|19200|")) == [
+        SlurmTask(41, 1, "FAILED", "NonZeroExitCode", 75)
     ]
-    assert len(list(read("41|0-3|CANCELLED|None|0|"))) == 4
+    assert len(list(parse_tasks("41|0-3|CANCELLED|None|0|"))) == 4
 
 
 @pytest.mark.parametrize(
     ("task", "told"),
     [
-        (Task(1, 0, "RUNNING", "None"), NodeStatus(NodeState.RUNNING)),
-        (Task(1, 0, "PENDING", "Priority"), NodeStatus(NodeState.WAITING)),
-        (Task(1, 0, "COMPLETING", "None"), NodeStatus(NodeState.WAITING, "COMPLETING")),
-        (Task(1, 0, "NODE_FAIL", "None"), NodeStatus(NodeState.GONE, "NODE_FAIL")),
+        (SlurmTask(1, 0, "RUNNING", "None"), NodeStatus(state=NodeState.RUNNING)),
+        (SlurmTask(1, 0, "PENDING", "Priority"), NodeStatus(state=NodeState.WAITING)),
         (
-            Task(1, 0, "FAILED", "NonZeroExitCode", 70),
-            NodeStatus(NodeState.FAILED, "FAILED, exit code 70"),
+            SlurmTask(1, 0, "COMPLETING", "None"),
+            NodeStatus(state=NodeState.WAITING, reason="COMPLETING"),
         ),
-        (Task(1, 0, "A_NEW_ONE", "None"), NodeStatus(NodeState.WAITING, "A_NEW_ONE")),
-        (Task(1, 7, "RUNNING", "None"), NodeStatus(NodeState.GONE, "Slurm has forgotten it")),
+        (
+            SlurmTask(1, 0, "NODE_FAIL", "None"),
+            NodeStatus(state=NodeState.GONE, reason="NODE_FAIL"),
+        ),
+        (
+            SlurmTask(1, 0, "FAILED", "NonZeroExitCode", 70),
+            NodeStatus(state=NodeState.FAILED, reason="FAILED, exit code 70"),
+        ),
+        (
+            SlurmTask(1, 0, "A_NEW_ONE", "None"),
+            NodeStatus(state=NodeState.WAITING, reason="A_NEW_ONE"),
+        ),
+        (
+            SlurmTask(1, 7, "RUNNING", "None"),
+            NodeStatus(state=NodeState.GONE, reason="Slurm does not know the task"),
+        ),
     ],
 )
-def test_a_task_is_told_with_its_reason(task: Task, told: NodeStatus) -> None:
-    assert group(1, [task]).nodes == (told,)
+def test_a_task_is_told_with_its_reason(task: SlurmTask, told: NodeStatus) -> None:
+    assert group_status(1, [task]).nodes == (told,)
 
 
 @pytest.mark.parametrize(
@@ -69,4 +87,4 @@ def test_a_task_is_told_with_its_reason(task: Task, told: NodeStatus) -> None:
     [("Resources", "Resources"), ("BeginTime", ""), ("JobHeldUser", ""), ("None", "")],
 )
 def test_why_nothing_comes_is_told(reason: str, refusal: str) -> None:
-    assert group(1, [Task(1, 0, "PENDING", reason)]).refusal == refusal
+    assert group_status(1, [SlurmTask(1, 0, "PENDING", reason)]).refusal == refusal

@@ -14,13 +14,13 @@ from spotfit_provisioners.ssh.options import SshOptions
     ("wrong", "told"),
     [
         ({"workers_per_node": 0}, "workers_per_node"),
-        ({"connect_s": 0.5}, "connect_s"),
+        ({"connect_timeout_s": 0.5}, "connect_timeout_s"),
         ({"grace_s": -1.0}, "grace_s"),
         ({"hosts": ("a", "b", "a")}, "twice"),
-        ({"hosts": ("-oProxyCommand=evil",)}, "no host"),
-        ({"hosts": ("",)}, "no host"),
+        ({"hosts": ("-oProxyCommand=evil",)}, "not a valid host"),
+        ({"hosts": ("",)}, "not a valid host"),
         ({"environment": {"A B": "1"}}, "A B"),
-        ({"host_keys": "off"}, "host_keys='off'"),
+        ({"host_key_checking": "off"}, "host_key_checking='off'"),
     ],
 )
 def test_what_cannot_be_meant_is_told(wrong: dict[str, Any], told: str) -> None:
@@ -29,4 +29,4 @@ def test_what_cannot_be_meant_is_told(wrong: dict[str, Any], told: str) -> None:
 
 
 def test_strangers_are_not_trusted_unless_told_so() -> None:
-    assert SshOptions().host_keys == "strict"
+    assert SshOptions().host_key_checking == "strict"

@@ -11,22 +11,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from spotfit.core.errors import MachineError, ProvisionPermissionError
+from spotfit.core.errors import InfrastructureError, ProvisionPermissionError
 from spotfit.core.ids import Token
-from spotfit.host.clocks import SystemClock
-from spotfit.host.dice import new_run_id
+from spotfit.host.system import SystemClock, new_run_id
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, NodeState
 from spotfit.provision.api import Refusal
-from spotfit.provision.launch import Launch
+from spotfit.provision.launch import AgentLaunchSpec
 from spotfit_provisioners.ssh.provisioner import SshProvisioner
-from tests.ssh_hosts import SshHosts, installed, ssh_hosts
+from tests.ssh_hosts import SshHosts, requires_sshd, run_ssh_hosts
 
-pytestmark = [installed, pytest.mark.real_time("real hosts live in real time")]
+pytestmark = [requires_sshd, pytest.mark.real_time("real hosts live in real time")]
 
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
-    with ssh_hosts(tmp_path_factory.mktemp("ssh"), 3) as hosts:
+    with run_ssh_hosts(tmp_path_factory.mktemp("ssh"), 3) as hosts:
         yield hosts
 
 
@@ -39,7 +38,7 @@ def by(hosts: SshHosts, tmp_path: Path) -> Callable[..., SshProvisioner]:
             **{
                 "hosts": names or hosts.names,
                 "config": str(hosts.config),
-                "folder": str(hosts.notes / tmp_path.name),
+                "folder": str(hosts.state_dir / tmp_path.name),
                 "python": sys.executable,
                 "grace_s": 1.0,
                 **options,
@@ -53,17 +52,19 @@ By = Callable[..., SshProvisioner]
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Launch:
-    return Launch(str(tmp_path), new_run_id(), "the secret itself")
+def launch(tmp_path: Path) -> AgentLaunchSpec:
+    return AgentLaunchSpec(str(tmp_path), new_run_id(), "the secret itself")
 
 
 def a_plan(provisioner: SshProvisioner, token: str, workers: int = 2) -> GroupPlan:
     """A group whose machines sleep instead of being agents."""
-    plan = provisioner.plan(GroupRequest(Token(token), workers, workers))
+    plan = provisioner.plan(
+        GroupRequest(token=Token(token), num_workers=workers, total_workers=workers)
+    )
     return msgspec.structs.replace(plan, body={**plan.body, "agent": "exec sleep 100"})
 
 
-def submitted(provisioner: SshProvisioner, plan: GroupPlan, launch: Launch) -> GroupHandle:
+def submitted(provisioner: SshProvisioner, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle:
     handle = provisioner.submit(plan, launch)
     assert isinstance(handle, GroupHandle), handle
     return handle
@@ -73,13 +74,13 @@ def let_go(provisioner: SshProvisioner, handle: GroupHandle) -> None:
     provisioner.cancel(handle)
     clock = SystemClock()
     give_up_at = clock.now() + 60
-    while not provisioner.observe(handle).over:
+    while not provisioner.observe(handle).is_terminated:
         assert clock.now() < give_up_at
         clock.wait(0.1)
 
 
 def test_two_who_ask_at_the_same_time_get_one_group(
-    by: By, launch: Launch, hosts: SshHosts
+    by: By, launch: AgentLaunchSpec, hosts: SshHosts
 ) -> None:
     provisioner = by()
     plan = a_plan(provisioner, "t-1")
@@ -93,20 +94,20 @@ def test_two_who_ask_at_the_same_time_get_one_group(
 
 
 def test_two_who_found_different_hosts_agree_on_the_first(
-    by: By, launch: Launch, hosts: SshHosts
+    by: By, launch: AgentLaunchSpec, hosts: SshHosts
 ) -> None:
     """One of them did not see h1 when it asked, and has begun on h2."""
     other = by("h2")
     submitted(other, a_plan(other, "t-1", 1), launch)
     provisioner = by()
     plan = a_plan(provisioner, "t-1", 1)
-    provisioner._begin(0, ["h1"], plan, launch)
+    provisioner._start_machine(0, ["h1"], plan=plan, launch=launch)
     assert submitted(provisioner, plan, launch).detail["hosts"] == ["h1"]
     assert not hosts.processes("h2")
     let_go(provisioner, submitted(provisioner, plan, launch))
 
 
-def test_hosts_that_are_down_or_busy_are_left_out(by: By, launch: Launch) -> None:
+def test_hosts_that_are_down_or_busy_are_left_out(by: By, launch: AgentLaunchSpec) -> None:
     provisioner = by("down", "h1", "h2")
     first = submitted(provisioner, a_plan(provisioner, "t-1", 1), launch)
     assert first.detail["hosts"] == ["h1"]
@@ -114,26 +115,26 @@ def test_hosts_that_are_down_or_busy_are_left_out(by: By, launch: Launch) -> Non
     assert second.detail["hosts"] == ["h2"]
     refusal = provisioner.submit(a_plan(provisioner, "t-3", 1), launch)
     assert isinstance(refusal, Refusal)
-    assert not refusal.final
-    assert "h1: an agent is at work there" in refusal.why
-    assert "down does not answer" in refusal.why
+    assert not refusal.is_final
+    assert "h1: an agent is at work there" in refusal.reason
+    assert "down does not answer" in refusal.reason
     let_go(provisioner, first)
     let_go(provisioner, second)
 
 
 def test_too_few_hosts_begin_nothing_and_what_was_begun_is_undone(
-    by: By, launch: Launch, hosts: SshHosts
+    by: By, launch: AgentLaunchSpec, hosts: SshHosts
 ) -> None:
     provisioner = by("h1", "down")
     plan = a_plan(provisioner, "t-1")
     assert isinstance(provisioner.submit(plan, launch), Refusal)
-    provisioner._begin(0, ["h1"], plan, launch)
+    provisioner._start_machine(0, ["h1"], plan=plan, launch=launch)
     assert hosts.processes("h1")
     assert isinstance(provisioner.submit(plan, launch), Refusal)
     assert not hosts.processes("h1")
 
 
-def test_a_host_on_which_an_agent_failed_comes_last(by: By, launch: Launch) -> None:
+def test_a_host_on_which_an_agent_failed_comes_last(by: By, launch: AgentLaunchSpec) -> None:
     provisioner = by("h1", "h2")
     plan = a_plan(provisioner, "t-1", 1)
     broken = msgspec.structs.replace(plan, body={**plan.body, "agent": "no-such-command"})
@@ -147,75 +148,77 @@ def test_a_host_on_which_an_agent_failed_comes_last(by: By, launch: Launch) -> N
 
 def test_a_host_that_falls_silent_is_waited_for_and_can_be_let_go(by: By) -> None:
     provisioner = by("down")
-    handle = GroupHandle(Token("t-1"), "ssh", "t-1", {"hosts": ["down"], "folder": "x"})
+    handle = GroupHandle(
+        token=Token("t-1"), provisioner="ssh", name="t-1", detail={"hosts": ["down"], "folder": "x"}
+    )
     (node,) = provisioner.observe(handle).nodes
     assert node.state == NodeState.WAITING
     assert "does not answer" in node.reason
     provisioner.cancel(handle)
 
 
-def test_where_no_host_answers_it_is_asked_again(by: By, launch: Launch) -> None:
+def test_where_no_host_answers_it_is_asked_again(by: By, launch: AgentLaunchSpec) -> None:
     provisioner = by("down", "stranger")
-    with pytest.raises(MachineError, match="down does not answer"):
+    with pytest.raises(InfrastructureError, match="down does not answer"):
         provisioner.submit(a_plan(provisioner, "t-1", 1), launch)
 
 
-def test_a_host_that_may_be_anybody_is_told_nothing(by: By, launch: Launch) -> None:
+def test_a_host_that_may_be_anybody_is_told_nothing(by: By, launch: AgentLaunchSpec) -> None:
     provisioner = by("stranger")
     with pytest.raises(ProvisionPermissionError, match="not the one we know"):
         provisioner.submit(a_plan(provisioner, "t-1", 1), launch)
 
 
 def test_a_check_up_looks_at_every_host(by: By, monkeypatch: pytest.MonkeyPatch) -> None:
-    client, sound, silent, unknown, *reaches = by("h1", "down", "stranger").examine()
-    assert client.well
-    assert sound.well
-    assert "GiB free" in sound.found
-    assert not silent.well
+    client, sound, silent, unknown, *reaches = by("h1", "down", "stranger").check_account()
+    assert client.passed
+    assert sound.passed
+    assert "GiB free" in sound.detail
+    assert not silent.passed
     assert "it is on" in silent.do
     assert "host_keys" in unknown.do
-    assert [one.what for one in reaches] == [
+    assert [one.name for one in reaches] == [
         "h1 reaches down",
         "down reaches stranger",
         "stranger reaches h1",
     ]
-    assert [(one.well, one.seen) for one in reaches] == [
+    assert [(one.passed, one.conclusive) for one in reaches] == [
         (True, False),
         (False, True),
         (False, True),
     ]
-    assert "port 1" in reaches[0].found
-    (_, without) = by("h1", python="/usr/bin/no-such-python").examine()
-    assert not without.well
+    assert "port 1" in reaches[0].detail
+    (_, without) = by("h1", python="/usr/bin/no-such-python").check_account()
+    assert not without.passed
     monkeypatch.setenv("PATH", "/none")
-    assert [finding.well for finding in by("h1").examine()] == [False]
+    assert [finding.passed for finding in by("h1").check_account()] == [False]
 
 
 def test_hosts_that_reach_each_other_are_told_so(by: By) -> None:
-    reaches = [one for one in by("h1", "h2").examine() if "reaches" in one.what]
-    assert [(one.what, one.seen) for one in reaches] == [
+    reaches = [one for one in by("h1", "h2").check_account() if "reaches" in one.name]
+    assert [(one.name, one.conclusive) for one in reaches] == [
         ("h1 reaches h2", True),
         ("h2 reaches h1", True),
     ]
 
 
-def test_what_an_agent_printed_is_told_by_its_host(by: By, launch: Launch) -> None:
+def test_what_an_agent_printed_is_told_by_its_host(by: By, launch: AgentLaunchSpec) -> None:
     provisioner = by("h1")
-    plan = provisioner.plan(GroupRequest(Token("t-1"), 1, 1))
+    plan = provisioner.plan(GroupRequest(token=Token("t-1"), num_workers=1, total_workers=1))
     body = {**plan.body, "agent": "echo no module; echo at all; exit 1"}
     handle = submitted(provisioner, msgspec.structs.replace(plan, body=body), launch)
     let_go(provisioner, handle)
-    [said] = provisioner.said(handle, 0, last=1)
-    assert said.where.startswith("h1:")
+    [said] = provisioner.fetch_machine_output(handle, 0, max_lines=1)
+    assert said.source.startswith("h1:")
     assert said.lines == ("at all",)
     gone = msgspec.structs.replace(handle, name="t-9")
-    assert provisioner.said(gone, 0, last=1) == []
+    assert provisioner.fetch_machine_output(gone, 0, max_lines=1) == []
 
 
 def test_a_host_with_another_python_cannot_read_what_we_pickle(by: By, tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho Python 3.6.1, spotfit 0.1, 100 GiB free\n")
     python.chmod(0o755)
-    (_, other) = by("h1", python=str(python)).examine()
-    assert "Python 3.6.1" in other.found
+    (_, other) = by("h1", python=str(python)).check_account()
+    assert "Python 3.6.1" in other.detail
     assert "python=" in other.do

@@ -13,7 +13,7 @@ import pytest
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import Token
-from spotfit.host.clocks import SystemClock
+from spotfit.host.system import SystemClock
 from spotfit.model.group import GroupRequest
 from spotfit_provisioners.ssh import render
 from spotfit_provisioners.ssh.options import SshOptions
@@ -23,7 +23,13 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def a_request(workers: int = 2, **resources: float) -> GroupRequest:
-    return GroupRequest(Token("t-0123456789ab"), workers, workers, resources, run_name="Digits 1")
+    return GroupRequest(
+        token=Token("t-0123456789ab"),
+        num_workers=workers,
+        total_workers=workers,
+        resources_per_worker=resources,
+        run_name="Digits 1",
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,7 +43,7 @@ def a_request(workers: int = 2, **resources: float) -> GroupRequest:
                 hosts=("a", "b", "c"),
                 workers_per_node=4,
                 setup=(". /opt/venv/bin/activate", "export NCCL_SOCKET_IFNAME=ib0"),
-                container="apptainer exec --nv /shared/spotfit.sif",
+                command_prefix="apptainer exec --nv /shared/spotfit.sif",
                 python="python3",
                 environment={"NCCL_DEBUG": "WARN it"},
                 grace_s=90.0,
@@ -46,22 +52,24 @@ def a_request(workers: int = 2, **resources: float) -> GroupRequest:
     ],
 )
 def test_a_plan_is_as_it_was(name: str, request_: GroupRequest, options: SshOptions) -> None:
-    golden.check(msgspec.to_builtins(render.plan(request_, options)), GOLDEN / f"plan_{name}.json")
+    golden.check_golden(
+        msgspec.to_builtins(render.plan(request_, options)), GOLDEN / f"plan_{name}.json"
+    )
 
 
 @pytest.mark.parametrize("name", ["survey", "start", "look", "stop", "undo", "check"])
 def test_a_script_is_as_it_was(name: str) -> None:
-    place = render.place_of(".spotfit/ssh", "me@a", "t-0123456789ab", 1)
+    place = render.machine_path(".spotfit/ssh", "me@a", "t-0123456789ab", 1)
     options = SshOptions(hosts=("me@a",), setup=(". venv/bin/activate",), environment={"A": "1 2"})
     scripts = {
-        "survey": lambda: render.survey(place, "! who | grep -q ."),
-        "start": lambda: render.start(place, "exec agent", {"KEY": "it's"}),
-        "look": lambda: render.look(place),
-        "stop": lambda: render.stop(place, 30.0),
-        "undo": lambda: render.undo(place),
-        "check": lambda: render.check(options),
+        "survey": lambda: render.host_status_script(place, "! who | grep -q ."),
+        "start": lambda: render.start_script(place, "exec agent", {"KEY": "it's"}),
+        "look": lambda: render.machine_status_script(place),
+        "stop": lambda: render.stop_script(place, 30.0),
+        "undo": lambda: render.remove_script(place),
+        "check": lambda: render.check_script(options),
     }
-    golden.check(scripts[name]().splitlines(), GOLDEN / f"script_{name}.json")
+    golden.check_golden(scripts[name]().splitlines(), GOLDEN / f"script_{name}.json")
 
 
 def test_without_hosts_it_says_where_to_name_them() -> None:
@@ -71,8 +79,8 @@ def test_without_hosts_it_says_where_to_name_them() -> None:
 
 
 def test_a_word_of_several_lines_is_refused() -> None:
-    with pytest.raises(ConfigError, match="one line"):
-        render.plan(a_request(), SshOptions(hosts=("a", "b"), container="a\nb"))
+    with pytest.raises(ConfigError, match="line breaks"):
+        render.plan(a_request(), SshOptions(hosts=("a", "b"), command_prefix="a\nb"))
 
 
 class Host:
@@ -83,7 +91,7 @@ class Host:
         self._shell = shell
 
     def place(self, number: int = 0) -> str:
-        return render.place_of(str(self.folder), "me@a", "t-1", number)
+        return render.machine_path(str(self.folder), "me@a", "t-1", number)
 
     def run(self, script: str) -> str:
         done = subprocess.run(
@@ -98,13 +106,13 @@ class Host:
         return done.stdout.strip()
 
     def start(self, agent: str, number: int = 0, **environment: str) -> str:
-        return self.run(render.start(self.place(number), agent, environment))
+        return self.run(render.start_script(self.place(number), agent, environment))
 
     def look(self, number: int = 0) -> str:
-        return self.run(render.look(self.place(number)))
+        return self.run(render.machine_status_script(self.place(number)))
 
     def survey(self, free_if: str = "") -> str:
-        return self.run(render.survey(self.place(), free_if))
+        return self.run(render.host_status_script(self.place(), free_if))
 
     def note(self, name: str, number: int = 0) -> Path:
         return Path(self.place(number)) / name
@@ -125,7 +133,7 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
     host = Host(tmp_path / f"by-{request.param}", request.param)
     yield host
     for number in range(2):
-        host.run(render.undo(host.place(number)))
+        host.run(render.remove_script(host.place(number)))
 
 
 real_time = pytest.mark.real_time("real shells and processes")
@@ -154,7 +162,7 @@ def test_a_host_holds_one_agent_and_knows_whose(host: Host) -> None:
 def test_sigterm_reaches_the_agent_whose_code_is_kept(host: Host) -> None:
     host.start("trap 'exit 85' TERM; echo ready; while :; do sleep 0.05; done")
     host.until(lambda: host.note("log").read_text() == "ready\n")
-    host.run(render.stop(host.place(), 20.0))
+    host.run(render.stop_script(host.place(), 20.0))
     host.until(lambda: host.look() == "over 85")
 
 
@@ -163,7 +171,7 @@ def test_who_does_not_heed_sigterm_is_killed_with_all_that_is_below(host: Host) 
     """Sessions of their own included."""
     host.start("trap '' TERM; setsid sleep 100 & echo ready; while :; do sleep 0.05; done")
     host.until(lambda: host.note("log").read_text() == "ready\n")
-    host.run(render.stop(host.place(), 1.0))
+    host.run(render.stop_script(host.place(), 1.0))
     host.until(lambda: host.look() == "over")
     assert host.survey() == "free -\n0"
 
@@ -184,7 +192,7 @@ def test_a_host_that_somebody_else_uses_is_not_free(host: Host) -> None:
 
 @real_time
 def test_files_of_an_agent_are_its_user_s_own_affair_and_ours_are_private(host: Host) -> None:
-    host.run(f"umask 022\n{render.start(host.place(), 'umask', {})}")
+    host.run(f"umask 022\n{render.start_script(host.place(), 'umask', {})}")
     host.until(lambda: host.look() == "over 0")
     assert host.note("log").read_text() == "0022\n"
     assert host.note("log").stat().st_mode & 0o077 == 0
@@ -204,6 +212,6 @@ def test_nobody_sees_a_secret_in_a_command_line_or_a_file(host: Host) -> None:
 @real_time
 def test_what_is_undone_never_was(host: Host) -> None:
     host.start("exec sleep 100")
-    host.run(render.undo(host.place()))
+    host.run(render.remove_script(host.place()))
     assert host.look() == "unknown"
     assert host.start("exec sleep 100") == "started"

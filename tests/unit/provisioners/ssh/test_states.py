@@ -7,7 +7,7 @@ import re
 import pytest
 
 from spotfit.model.group import NodeState, NodeStatus
-from spotfit.provision.launch import Exit
+from spotfit.provision.launch import AgentExitCode
 from spotfit_provisioners.ssh import render, states
 
 
@@ -16,40 +16,42 @@ def _printed(script: str) -> set[str]:
 
 
 def test_every_word_of_a_look_is_translated() -> None:
-    assert _printed(render.look("f/h/t.0").partition("any_alive")[2]) == set(states.STATES)
+    assert _printed(render.machine_status_script("f/h/t.0").partition("any_alive")[2]) == set(
+        states.STATES
+    )
 
 
 def test_every_word_of_a_survey_is_translated() -> None:
-    assert _printed(render.survey("f/h/t.0", "false")) == set(states.WHY_NOT)
+    assert _printed(render.host_status_script("f/h/t.0", "false")) == set(states.REFUSAL_REASONS)
 
 
 def test_every_end_of_an_agent_is_translated() -> None:
-    assert set(states.ENDS) == set(Exit)
+    assert set(states.EXIT_STATES) == set(AgentExitCode)
 
 
 @pytest.mark.parametrize(
     ("told", "status"),
     [
-        ("running", NodeStatus(NodeState.RUNNING)),
-        ("unknown", NodeStatus(NodeState.GONE, "its host knows nothing of it")),
-        ("over", NodeStatus(NodeState.GONE, "killed, or its host was started anew")),
-        ("over 0", NodeStatus(NodeState.GONE, "its agent has ended")),
-        ("over 85", NodeStatus(NodeState.GONE, "exit code 85")),
-        ("over 70", NodeStatus(NodeState.FAILED, "exit code 70")),
-        ("over 127", NodeStatus(NodeState.FAILED, "exit code 127")),
-        ("over 137", NodeStatus(NodeState.GONE, "ended by signal 9")),
+        ("running", NodeStatus(state=NodeState.RUNNING)),
+        ("unknown", NodeStatus(state=NodeState.GONE, reason="its host does not know it")),
+        ("over", NodeStatus(state=NodeState.GONE, reason="killed, or its host was rebooted")),
+        ("over 0", NodeStatus(state=NodeState.GONE, reason="its agent has exited")),
+        ("over 85", NodeStatus(state=NodeState.GONE, reason="exit code 85")),
+        ("over 70", NodeStatus(state=NodeState.FAILED, reason="exit code 70")),
+        ("over 127", NodeStatus(state=NodeState.FAILED, reason="exit code 127")),
+        ("over 137", NodeStatus(state=NodeState.GONE, reason="ended by signal 9")),
     ],
 )
 def test_a_machine_is_told_with_its_reason(told: str, status: NodeStatus) -> None:
-    assert states.node(told) == status
+    assert states.parse_node_status(told) == status
 
 
 def test_a_survey_is_read() -> None:
-    assert states.survey("free -") == states.Survey("free")
-    assert states.survey("busy 127\n0\n3") == states.Survey("busy", 127, (0, 3))
+    assert states.parse_host_status("free -") == states.SshHostStatus("free")
+    assert states.parse_host_status("busy 127\n0\n3") == states.SshHostStatus("busy", 127, (0, 3))
 
 
 def test_a_host_on_which_an_agent_failed_is_not_well() -> None:
-    assert states.Survey("free").well
-    assert states.Survey("free", 85).well
-    assert not states.Survey("free", 127).well
+    assert states.SshHostStatus("free").is_healthy
+    assert states.SshHostStatus("free", 85).is_healthy
+    assert not states.SshHostStatus("free", 127).is_healthy

@@ -1,0 +1,792 @@
+"""AWS Batch on loopback for the real boto3, with CloudWatch Logs, spot prices, STS, IAM, ECR and
+IMDSv2.
+
+Behaviour as documented in https://docs.aws.amazon.com/batch/latest/userguide/job_states.html,
+…/job_retries.html, …/job_env_vars.html, and in the service model of botocore.
+
+States of a job without array, or of one child:
+
+    SUBMITTED | the scheduler looks at it           | RUNNABLE
+    RUNNABLE  | a machine is rented                 | STARTING
+    STARTING  | the machine has booted              | RUNNING
+    RUNNING   | exit code 0                         | SUCCEEDED
+    RUNNING   | another end, and retries are left   | RUNNABLE
+    RUNNING   | another end, or terminated          | FAILED
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+from urllib.parse import parse_qs, quote
+from xml.sax.saxutils import escape
+
+import msgspec
+
+from spotfit.host import system
+from spotfit_localsim.clouds.api import ClientAccess
+from spotfit_localsim.clouds.cloud_host import Datacenter, SimulatedMachine
+from spotfit_localsim.clouds.http_server import WireRequest, WireResponse
+from spotfit_localsim.clouds.injected_errors import ApiFaults
+
+REGION, ACCOUNT = "sim-east-1", "000000000000"
+CALLER = "sim"
+"""The user name of every caller."""
+MISSING_QUEUE: dict[str, Any] = {"state": "GONE"}
+"""Value of `queue_overrides` for a queue that does not exist."""
+LOG_GROUP = "/aws/batch/job"
+_ECS_TASKS_PRINCIPAL = "ecs-tasks.amazonaws.com"
+_PAGE_SIZE = 100
+"""Default page size of list calls."""
+LOG_DELAY_S = 5.0
+"""Docker's awslogs driver sends lines every five seconds; the first lines create the stream."""
+_GRACE_S = 30.0
+"""Time between SIGTERM and SIGKILL of a terminated job."""
+_TOKEN = "AQAEAsimulated=="  # noqa: S105  # not a secret: the service is simulated
+_NO_CAPACITY_REASON = (
+    "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - The job queue's compute environment cannot find "
+    "enough capacity for its instance types"
+)
+_MISCONFIGURATION_REASON = (
+    "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT - The job resource requirement (vCPU/memory/GPU) is "
+    "higher than that can be met by the CE(s) attached to the job queue."
+)
+"""AWS reports it for a while for valid jobs as well, while a compute environment scales up from
+zero:
+https://github.com/nextflow-io/nextflow/issues/7479.
+"""
+_EXIT_REASON = "Essential container in task exited"
+
+
+class AwsBatchChildJob(msgspec.Struct):
+    """One child of an array job, or the only child of a plain job."""
+
+    status: str = "SUBMITTED"
+    status_reason: str = ""
+    machine: int | None = None
+    attempts: list[dict[str, Any]] = []
+    started_ms: int | None = None
+    stopped_ms: int | None = None
+
+
+class AwsBatchJob(msgspec.Struct):
+    id: str
+    name: str
+    queue: str
+    definition: str
+    created_ms: int
+    size: int
+    """Array size; 0 for a plain job."""
+    environment: dict[str, str]
+    tags: dict[str, str]
+    children: list[AwsBatchChildJob]
+    termination_reason: str = ""
+
+    def child_id(self, index: int) -> str:
+        return f"{self.id}:{index}" if self.size else self.id
+
+    @property
+    def status(self) -> str:
+        """The status; an array is PENDING as long as a child has not ended."""
+        if not self.size:
+            return self.children[0].status
+        states = {child.status for child in self.children}
+        if states <= {"SUCCEEDED"}:
+            return "SUCCEEDED"
+        return "FAILED" if states <= {"SUCCEEDED", "FAILED"} else "PENDING"
+
+
+class AwsBatchState(msgspec.Struct):
+    definitions: dict[str, dict[str, Any]] = {}
+    """Job definitions by ARN."""
+    jobs: dict[str, AwsBatchJob] = {}
+
+
+class AwsApiError(Exception):
+    """An error response in the formats of AWS."""
+
+    def __init__(self, code: str, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.code = code
+        self.status = status
+
+    def reply(self, *, xml: bool) -> WireResponse:
+        """Return XML (STS, IAM, EC2), or JSON with the code in a header and in the body."""
+        if not xml:
+            body = {"message": str(self), "__type": self.code}
+            return WireResponse.json(body, self.status, x_amzn_ErrorType=self.code)
+        error = f"<Error><Code>{self.code}</Code><Message>{escape(str(self))}</Message></Error>"
+        ec2_errors = f"<Errors>{error}</Errors>"
+        return _xml_response(f"<Response>{ec2_errors}{error}</Response>", self.status)
+
+
+class AwsBatchCloud:
+    """One region; every queue name is valid unless overridden."""
+
+    State: ClassVar = AwsBatchState
+
+    def __init__(self, datacenter: Datacenter, faults: ApiFaults) -> None:
+        self.datacenter = datacenter
+        self.faults = faults
+        self.state = AwsBatchState()
+        self.queue_overrides: dict[str, dict[str, Any]] = {}
+        """Fields that differ from those of a valid queue, by name: {'state': 'DISABLED'}."""
+        self.compute_environment_overrides: dict[str, dict[str, Any]] = {}
+        """Fields that differ from those of a valid compute environment."""
+        self.roles: dict[str, str] = {
+            "agents": _ECS_TASKS_PRINCIPAL,
+            "execution": _ECS_TASKS_PRINCIPAL,
+        }
+        """The principal that each role trusts."""
+        self.images: set[str] = {"worker:sim"}
+        """Images in the registry, as repository:tag."""
+        self.spot_prices_usd_per_hour: dict[str, str] = {}
+        """Spot price by region; other regions have the default price."""
+        self.placement_scores: dict[str, int] = {}
+        """Placement scores by region."""
+        self.has_exhausted_scores = False
+        """Whether the daily limit of placement score configurations is exceeded."""
+
+    @staticmethod
+    def client_access(url: str) -> ClientAccess:
+        return ClientAccess(
+            {
+                "endpoint": url,
+                "region": REGION,
+                "queues": ("spot",),
+                "image": "spotfit/worker:sim",
+                "instance_types": ("g5.xlarge",),
+                "pending_timeout_s": 0.0,
+            },
+            {"AWS_ACCESS_KEY_ID": "simulated", "AWS_SECRET_ACCESS_KEY": "simulated"},
+        )
+
+    # --- requests ----------------------------------------------------------------------------
+
+    def answer_request(self, request: WireRequest) -> WireResponse:
+        target = request.headers.get("x-amz-target", "")
+        try:
+            self._raise_fault()
+            if target:
+                return self._answer_targeted(target, request.json())
+            if request.path == "/":
+                return self._answer_query(parse_qs(request.body.decode()), _region_of(request))
+            name = request.path.removeprefix("/v1/")
+            self._check_permission(f"batch:{_ACTION_NAMES.get(name, name)}")
+            operation = self._operations.get(name, _unknown_operation)
+            return WireResponse.json(operation(self, request.json()))
+        except AwsApiError as complaint:
+            return complaint.reply(xml=request.path == "/" and not target)
+
+    def _answer_targeted(self, target: str, body: dict[str, Any]) -> WireResponse:
+        """Answer services that name the action in the header x-amz-target."""
+        service, _, action = target.partition(".")
+        self._check_permission(f"{_TARGET_SERVICES.get(service, service)}:{action}")
+        if action == "GetLogEvents":
+            return self._get_log_events(body)
+        if action == "DescribeLogGroups":
+            return self._describe_log_groups(body)
+        if action == "DescribeImages":
+            return self._describe_images(body)
+        raise AwsApiError("UnknownOperationException", f"{target} is not simulated")
+
+    def _check_permission(self, permission: str) -> None:
+        if self.faults.is_denied(permission, CALLER):
+            raise AwsApiError(
+                "AccessDeniedException",
+                f"User: {_iam_arn('user', CALLER)} is not authorized to perform: {permission}",
+                403,
+            )
+
+    def _raise_fault(self) -> None:
+        if self.faults.take("throttled"):
+            raise AwsApiError("TooManyRequestsException", "Too Many Requests", 429)
+        if self.faults.take("credentials"):
+            raise AwsApiError(
+                "UnrecognizedClientException",
+                "The security token included in the request is invalid.",
+                403,
+            )
+        if self.faults.take("permission"):
+            raise AwsApiError(
+                "AccessDeniedException",
+                "User: arn:aws:iam::000000000000:user/x is not authorized to perform: this",
+                403,
+            )
+
+    def _register(self, body: dict[str, Any]) -> dict[str, Any]:
+        name = body["jobDefinitionName"]
+        if "containerProperties" not in body:
+            raise AwsApiError("ClientException", "A container needs containerProperties.")
+        revision = 1 + sum(one["jobDefinitionName"] == name for one in self._definitions())
+        arn = f"{_batch_arn('job-definition')}/{name}:{revision}"
+        self.state.definitions[arn] = {
+            **body,
+            "jobDefinitionArn": arn,
+            "revision": revision,
+            "status": "ACTIVE",
+        }
+        return {"jobDefinitionName": name, "jobDefinitionArn": arn, "revision": revision}
+
+    def _describe_definitions(self, body: dict[str, Any]) -> dict[str, Any]:
+        name, arns = body.get("jobDefinitionName"), body.get("jobDefinitions", [])
+        found = [
+            one
+            for one in self._definitions()
+            if one["jobDefinitionName"] == name or one["jobDefinitionArn"] in arns
+        ]
+        shown, more = _paginate(found, body)
+        return {"jobDefinitions": shown, **more}
+
+    def _definitions(self) -> list[dict[str, Any]]:
+        return list(self.state.definitions.values())
+
+    def _submit(self, body: dict[str, Any]) -> dict[str, Any]:
+        if self.faults.take("quota"):
+            raise AwsApiError(
+                "ClientException", "You have exceeded your limit of jobs in the SUBMITTED state."
+            )
+        if body["jobDefinition"] not in self.state.definitions:
+            raise AwsApiError(
+                "ClientException", f"JobDefinition {body['jobDefinition']} does not exist."
+            )
+        size = body.get("arrayProperties", {}).get("size", 0)
+        if size and not 2 <= size <= 10_000:
+            raise AwsApiError("ClientException", "Array size must be between 2 and 10000.")
+        pairs = body.get("containerOverrides", {}).get("environment", [])
+        environment = {pair["name"]: pair["value"] for pair in pairs}
+        if reserved := [name for name in environment if name.startswith("AWS_BATCH")]:
+            raise AwsApiError("ClientException", f"Reserved names: {', '.join(reserved)}.")
+        job = AwsBatchJob(
+            id=str(uuid.uuid4()),
+            name=body["jobName"],
+            queue=body["jobQueue"],
+            definition=body["jobDefinition"],
+            created_ms=system.wall_ms(),
+            size=size,
+            environment=environment,
+            tags=body.get("tags", {}),
+            children=[AwsBatchChildJob() for _ in range(size or 1)],
+        )
+        self.state.jobs[job.id] = job
+        return {"jobId": job.id, "jobName": job.name, "jobArn": f"{_batch_arn('job')}/{job.id}"}
+
+    def _list(self, body: dict[str, Any]) -> dict[str, Any]:
+        """List jobs: by default RUNNING ones; with a name filter, of all states.
+
+        The page is cut before the filter is applied, so a page may be empty and not the last one,
+        as in other AWS APIs.
+        """
+        names = [name for one in body.get("filters", []) for name in one["values"]]
+        if body.get("arrayJobId"):
+            job = self._find_job(body["arrayJobId"])
+            status = body.get("jobStatus", "RUNNING")
+            indices = [n for n, kid in enumerate(job.children) if kid.status == status]
+            shown, more = _paginate(indices, body)
+            return {"jobSummaryList": [self._render_job(job, n) for n in shown], **more}
+        queued = [job for job in self.state.jobs.values() if job.queue == body["jobQueue"]]
+        jobs, more = _paginate(queued, body)
+        if names:
+            found = [job for job in jobs if job.name in names]
+        else:
+            found = [job for job in jobs if job.status == body.get("jobStatus", "RUNNING")]
+        return {"jobSummaryList": [self._render_job(job, None) for job in found], **more}
+
+    def _describe(self, body: dict[str, Any]) -> dict[str, Any]:
+        if len(body["jobs"]) > 100:
+            raise AwsApiError("ClientException", "At most 100 jobs can be described at once.")
+        found = []
+        for requested in body["jobs"]:
+            job_id, _, index = requested.partition(":")
+            job = self.state.jobs.get(job_id)
+            if job is not None and (not index or int(index) < job.size):
+                found.append(self._render_job(job, int(index) if index else None))
+        return {"jobs": found}
+
+    def _terminate(self, body: dict[str, Any]) -> dict[str, Any]:
+        job = self._find_job(body["jobId"].partition(":")[0])
+        if not body.get("reason"):
+            raise AwsApiError("ClientException", "A reason is required.")
+        job.termination_reason = job.termination_reason or body["reason"]
+        return {}
+
+    def _cancel(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Cancel a job that has not started; for other jobs it succeeds without an effect."""
+        job = self._find_job(body["jobId"].partition(":")[0])
+        if all(kid.machine is None for kid in job.children):
+            job.termination_reason = body["reason"]
+        return {}
+
+    def _describe_queues(self, body: dict[str, Any]) -> dict[str, Any]:
+        names = [name.rpartition("/")[2] for name in body.get("jobQueues", ["spot"])]
+        existing = [name for name in names if self.queue_overrides.get(name, {}) != MISSING_QUEUE]
+        return {
+            "jobQueues": [
+                _render_queue(name) | self.queue_overrides.get(name, {}) for name in existing
+            ]
+        }
+
+    def _describe_environments(self, body: dict[str, Any]) -> dict[str, Any]:
+        names = body.get("computeEnvironments") or ["spot"]
+        short = [name.rpartition("/")[2] for name in names]
+        found = [
+            _render_compute_environment(name) | self.compute_environment_overrides.get(name, {})
+            for name in short
+        ]
+        return {"computeEnvironments": found}
+
+    _operations: ClassVar[dict[str, Callable[[AwsBatchCloud, dict[str, Any]], dict[str, Any]]]] = {
+        "registerjobdefinition": _register,
+        "describejobdefinitions": _describe_definitions,
+        "submitjob": _submit,
+        "listjobs": _list,
+        "describejobs": _describe,
+        "terminatejob": _terminate,
+        "canceljob": _cancel,
+        "describejobqueues": _describe_queues,
+        "describecomputeenvironments": _describe_environments,
+    }
+
+    def _find_job(self, job_id: str) -> AwsBatchJob:
+        if job_id not in self.state.jobs:
+            raise AwsApiError("ClientException", f"Job {job_id} does not exist.", 404)
+        return self.state.jobs[job_id]
+
+    def _get_log_events(self, body: dict[str, Any]) -> WireResponse:
+        for machine in self.datacenter.machines.values():
+            lines = self.datacenter.output(machine, delay_s=LOG_DELAY_S).splitlines()
+            if lines and body["logStreamName"] == _log_stream_name(machine):
+                now, limit = system.wall_ms(), int(body.get("limit", 10_000))
+                chosen = lines[:limit] if body.get("startFromHead") else lines[-limit:]
+                events = [{"timestamp": now, "ingestionTime": now, "message": x} for x in chosen]
+                return _json_response(
+                    {"events": events, "nextForwardToken": "f", "nextBackwardToken": "b"}
+                )
+        message = "The specified log stream does not exist."
+        return _json_response({"__type": "ResourceNotFoundException", "message": message}, 400)
+
+    def _describe_log_groups(self, body: dict[str, Any]) -> WireResponse:
+        """Return the log group, which Batch creates with the first job."""
+        name = body.get("logGroupNamePrefix", "")
+        exists = self.state.jobs and LOG_GROUP.startswith(name)
+        return _json_response({"logGroups": [{"logGroupName": LOG_GROUP}] if exists else []})
+
+    def _describe_images(self, body: dict[str, Any]) -> WireResponse:
+        name = f"{body['repositoryName']}:{body['imageIds'][0].get('imageTag')}"
+        if name not in self.images:
+            message = f"The image {name} does not exist within the registry"
+            return _json_response({"__type": "ImageNotFoundException", "message": message}, 400)
+        return _json_response({"imageDetails": [{"repositoryName": body["repositoryName"]}]})
+
+    def _answer_query(self, arguments: Mapping[str, list[str]], region: str) -> WireResponse:
+        action = arguments.get("Action", [""])[0]
+        self._check_permission(f"{_ACTION_SERVICES.get(action, 'sts')}:{action}")
+        if action == "GetRole":
+            return self._get_role(arguments["RoleName"][0])
+        if action == "SimulatePrincipalPolicy":
+            return self._simulate_policy(arguments)
+        if action == "GetCallerIdentity":
+            return _xml_response(
+                f"<GetCallerIdentityResponse><GetCallerIdentityResult><Account>{ACCOUNT}</Account>"
+                f"<UserId>sim</UserId><Arn>{_iam_arn('user', CALLER)}</Arn>"
+                "</GetCallerIdentityResult></GetCallerIdentityResponse>"
+            )
+        if action == "DescribeSpotPriceHistory":
+            return self._describe_spot_prices(arguments, region)
+        if action == "GetSpotPlacementScores":
+            return self._get_placement_scores(arguments)
+        raise AwsApiError("InvalidAction", f"{action} is not simulated")
+
+    def _describe_spot_prices(
+        self, arguments: Mapping[str, list[str]], region: str
+    ) -> WireResponse:
+        """Return one price per page, to test the pagination of clients."""
+        current = (self.spot_prices_usd_per_hour.get(region, _CURRENT_PRICE[0]), _CURRENT_PRICE[1])
+        history = [current] if "StartTime" in arguments else [current, _PAST_PRICE]
+        kinds = _numbered_values(arguments, "InstanceType")
+        prices = [_render_price(kind, price, region) for kind in kinds for price in history]
+        first = int(arguments.get("NextToken", ["0"])[0])
+        next_token = f"<nextToken>{first + 1}</nextToken>" if first + 1 < len(prices) else ""
+        items = "".join(f"<item>{price}</item>" for price in prices[first : first + 1])
+        return _xml_response(
+            "<DescribeSpotPriceHistoryResponse><spotPriceHistorySet>"
+            f"{items}</spotPriceHistorySet>{next_token}</DescribeSpotPriceHistoryResponse>"
+        )
+
+    def _get_placement_scores(self, arguments: Mapping[str, list[str]]) -> WireResponse:
+        """Return scores of the regions that have one."""
+        if self.has_exhausted_scores:
+            raise AwsApiError(
+                "MaxConfigLimitExceeded",
+                "You have exceeded your maximum allowed Spot placement configurations. You can "
+                "retry configurations that you used within the last 24 hours, or wait for 24 hours "
+                "before specifying a new configuration.",
+            )
+        items = "".join(
+            f"<item><region>{region}</region><score>{self.placement_scores[region]}</score></item>"
+            for region in _numbered_values(arguments, "RegionName")
+            if region in self.placement_scores
+        )
+        return _xml_response(
+            "<GetSpotPlacementScoresResponse><spotPlacementScoreSet>"
+            f"{items}</spotPlacementScoreSet></GetSpotPlacementScoresResponse>"
+        )
+
+    def _get_role(self, name: str) -> WireResponse:
+        if name not in self.roles:
+            raise AwsApiError("NoSuchEntity", f"The role with name {name} cannot be found.", 404)
+        principal = {"Service": self.roles[name]}
+        statement = {"Effect": "Allow", "Principal": principal, "Action": "sts:AssumeRole"}
+        trust = quote(msgspec.json.encode({"Version": "2012-10-17", "Statement": [statement]}))
+        return _xml_response(
+            f"<GetRoleResponse><GetRoleResult><Role><RoleName>{name}</RoleName><Path>/</Path>"
+            f"<RoleId>AROASIM{name.upper()}</RoleId><Arn>{_iam_arn('role', name)}</Arn>"
+            "<CreateDate>2026-01-01T00:00:00Z</CreateDate>"
+            f"<AssumeRolePolicyDocument>{trust}</AssumeRolePolicyDocument>"
+            "</Role></GetRoleResult></GetRoleResponse>"
+        )
+
+    def _simulate_policy(self, arguments: Mapping[str, list[str]]) -> WireResponse:
+        """Allow each action on each resource unless it is denied."""
+        principal = arguments["PolicySourceArn"][0].rpartition("/")[2]
+        if principal != CALLER and principal not in self.roles:
+            raise AwsApiError(
+                "NoSuchEntity", f"{arguments['PolicySourceArn'][0]} cannot be found", 404
+            )
+        members = "".join(
+            f"<member><EvalActionName>{action}</EvalActionName>"
+            f"<EvalResourceName>{escape(resource)}</EvalResourceName><EvalDecision>"
+            f"{'implicitDeny' if self.faults.is_denied(action, principal) else 'allowed'}"
+            "</EvalDecision></member>"
+            for action in _member_values(arguments, "ActionNames")
+            for resource in _member_values(arguments, "ResourceArns") or ["*"]
+        )
+        return _xml_response(
+            "<SimulatePrincipalPolicyResponse><SimulatePrincipalPolicyResult><IsTruncated>false"
+            f"</IsTruncated><EvaluationResults>{members}</EvaluationResults>"
+            "</SimulatePrincipalPolicyResult></SimulatePrincipalPolicyResponse>"
+        )
+
+    # --- rendering ---------------------------------------------------------------------------
+
+    def _render_job(self, job: AwsBatchJob, index: int | None) -> dict[str, Any]:
+        child = job.children[index or 0] if index is not None or not job.size else None
+        fields: dict[str, Any] = {
+            "jobArn": f"{_batch_arn('job')}/{job.id}",
+            "jobId": job.id if index is None else job.child_id(index),
+            "jobName": job.name,
+            "jobQueue": job.queue,
+            "jobDefinition": job.definition,
+            "createdAt": job.created_ms,
+            "startedAt": child.started_ms or 0 if child else 0,
+            "status": job.status if child is None else child.status,
+            "tags": job.tags,
+            "dependsOn": [],
+            "retryStrategy": self._retry_strategy(job),
+        }
+        if job.termination_reason:
+            fields["isTerminated"] = True
+        if child is None:
+            summary = dict.fromkeys(_STATES, 0)
+            for one in job.children:
+                summary[one.status] += 1
+            return fields | {"arrayProperties": {"size": job.size, "statusSummary": summary}}
+        if job.size:
+            fields["arrayProperties"] = {"index": index}
+        ended = {"stoppedAt": child.stopped_ms} if child.stopped_ms else {}
+        last = child.attempts[-1]["container"] if child.attempts else {}
+        machine = self.datacenter.machines.get(child.machine) if child.machine is not None else None
+        stream = (
+            {"logStreamName": _log_stream_name(machine)}
+            if machine and child.status == "RUNNING"
+            else {}
+        )
+        return (
+            fields
+            | ended
+            | {
+                "statusReason": child.status_reason,
+                "attempts": child.attempts,
+                "container": {**last, **stream, "environment": _name_value_pairs(job.environment)},
+            }
+        )
+
+    # --- tick --------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        for job in self.state.jobs.values():
+            for index, child in enumerate(job.children):
+                if child.status not in ("SUCCEEDED", "FAILED"):
+                    self._advance_child(job, index, child)
+
+    def _advance_child(self, job: AwsBatchJob, index: int, child: AwsBatchChildJob) -> None:
+        machine = self.datacenter.machines.get(child.machine) if child.machine is not None else None
+        if machine is None:
+            if job.termination_reason:
+                self._fail(child, job.termination_reason)
+            else:
+                self._start_child(job, index, child)
+        elif not machine.is_active:
+            self._record_end(job, child, machine)
+        elif job.termination_reason:
+            self.datacenter.stop(machine, grace_s=_GRACE_S)
+        elif machine.state == "up" and child.status != "RUNNING":
+            child.status, child.started_ms = "RUNNING", system.wall_ms()
+
+    def _start_child(self, job: AwsBatchJob, index: int, child: AwsBatchChildJob) -> None:
+        child.status = "RUNNABLE"
+        definition = self.state.definitions[job.definition]
+        container = definition["containerProperties"]
+        environment = {**job.environment, **self._batch_variables(job, index, child)}
+        machine = None
+        if self.faults.is_active("misconfiguration"):
+            child.status_reason = _MISCONFIGURATION_REASON
+            return
+        if not self.faults.is_active("capacity"):
+            task = f"{job.child_id(index)}#{len(child.attempts)}"
+            machine = self.datacenter.rent(task, container["command"], environment)
+        child.status_reason = "" if machine else _NO_CAPACITY_REASON
+        if machine is not None:
+            child.machine, child.status = machine.number, "STARTING"
+
+    def _batch_variables(
+        self, job: AwsBatchJob, index: int, child: AwsBatchChildJob
+    ) -> dict[str, str]:
+        array = {
+            "AWS_BATCH_JOB_ARRAY_INDEX": str(index),
+            "AWS_BATCH_JOB_ARRAY_SIZE": str(job.size),
+        }
+        return (array if job.size else {}) | {
+            "AWS_BATCH_JOB_ID": job.child_id(index),
+            "AWS_BATCH_JOB_ATTEMPT": str(len(child.attempts) + 1),
+            "AWS_BATCH_JQ_NAME": job.queue,
+            "AWS_BATCH_CE_NAME": "spot",
+        }
+
+    def _record_end(
+        self, job: AwsBatchJob, child: AwsBatchChildJob, machine: SimulatedMachine
+    ) -> None:
+        now = system.wall_ms()
+        container: dict[str, Any] = {"logStreamName": _log_stream_name(machine)}
+        if machine.exit_code is None and machine.end_reason != "stopped":
+            reason = f"Host EC2 (instance {_instance_id(machine)}) terminated."
+        else:
+            reason = _EXIT_REASON
+            container["exitCode"] = 137 if machine.exit_code is None else machine.exit_code
+        child.attempts.append(
+            {
+                "container": container,
+                "startedAt": child.started_ms or now,
+                "stoppedAt": now,
+                "statusReason": reason,
+            }
+        )
+        child.machine = None
+        if job.termination_reason:
+            self._fail(child, job.termination_reason)
+        elif container.get("exitCode") == 0:
+            child.status, child.status_reason, child.stopped_ms = "SUCCEEDED", _EXIT_REASON, now
+        elif self._should_retry(job, child, reason, container.get("exitCode")):
+            child.status, child.status_reason = "RUNNABLE", ""
+        else:
+            self._fail(child, reason)
+
+    def _fail(self, child: AwsBatchChildJob, reason: str) -> None:
+        child.status, child.status_reason, child.stopped_ms = "FAILED", reason, system.wall_ms()
+
+    def _should_retry(
+        self, job: AwsBatchJob, child: AwsBatchChildJob, reason: str, code: int | None
+    ) -> bool:
+        strategy = self._retry_strategy(job)
+        if len(child.attempts) >= strategy["attempts"]:
+            return False
+        values = {
+            "onStatusReason": reason,
+            "onReason": "",
+            "onExitCode": "" if code is None else str(code),
+        }
+        for rule in strategy.get("evaluateOnExit", []):
+            conditions = [(values[name], rule[name]) for name in values if name in rule]
+            if all(_matches(text, pattern) for text, pattern in conditions):
+                return str(rule["action"]).upper() == "RETRY"
+        return True
+
+    def _retry_strategy(self, job: AwsBatchJob) -> dict[str, Any]:
+        strategy = self.state.definitions[job.definition].get("retryStrategy")
+        return dict(strategy or {"attempts": 1, "evaluateOnExit": []})
+
+    # --- on a machine ------------------------------------------------------------------------
+
+    def task_environment(self, machine: SimulatedMachine) -> Mapping[str, str]:
+        return {
+            "AWS_REGION": REGION,
+            "AWS_EC2_METADATA_DISABLED": "false",
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": (
+                f"http://{self.datacenter.host(machine)}:{machine.metadata_port}"
+            ),
+        }
+
+    def answer_metadata(
+        self, machine: SimulatedMachine, request: WireRequest
+    ) -> WireResponse | None:
+        """Answer as IMDSv2, which requires a session token."""
+        if request.path == "/latest/api/token":
+            ttl = request.headers.get("x-aws-ec2-metadata-token-ttl-seconds", "")
+            if request.method != "PUT" or not ttl.isdecimal() or not 1 <= int(ttl) <= 21_600:
+                return WireResponse(400)
+            return WireResponse(200, _TOKEN.encode())
+        if request.headers.get("x-aws-ec2-metadata-token") != _TOKEN:
+            return WireResponse(401)
+        entries = dict(self._metadata_entries(machine))
+        text = entries.get(request.path.removeprefix("/latest/meta-data/"))
+        return None if text is None else WireResponse(200, text.encode())
+
+    def _metadata_entries(self, machine: SimulatedMachine) -> Iterator[tuple[str, str]]:
+        yield "instance-id", _instance_id(machine)
+        yield "instance-life-cycle", "spot"
+        yield "local-ipv4", self.datacenter.host(machine)
+        if machine.advised_at_s is not None:
+            recommendation = f'{{"noticeTime": "{_format_timestamp(machine.advised_at_s)}"}}'
+            yield "events/recommendations/rebalance", recommendation
+        if machine.noticed_at_s is not None and machine.kill_due_s is not None:
+            at = _format_timestamp(machine.kill_due_s)
+            yield "spot/instance-action", f'{{"action": "terminate", "time": "{at}"}}'
+            yield "spot/termination-time", at
+
+
+def _unknown_operation(_cloud: AwsBatchCloud, _body: dict[str, Any]) -> dict[str, Any]:
+    raise AwsApiError("ClientException", "This call is not simulated.")
+
+
+_STATES = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING", "SUCCEEDED", "FAILED")
+
+
+def _paginate(items: Sequence[Any], body: Mapping[str, Any]) -> tuple[list[Any], dict[str, str]]:
+    """Return one page and, if more follow, the token of the next page."""
+    first = int(body.get("nextToken") or 0)
+    end = first + int(body.get("maxResults") or _PAGE_SIZE)
+    return list(items[first:end]), {"nextToken": str(end)} if end < len(items) else {}
+
+
+def _numbered_values(arguments: Mapping[str, list[str]], name: str) -> list[str]:
+    """Return the list of a query protocol request: `name.1`, `name.2`, …"""
+    numbered = {int(key.rpartition(".")[2]): key for key in arguments if key.startswith(f"{name}.")}
+    return [arguments[numbered[number]][0] for number in sorted(numbered)]
+
+
+def _region_of(request: WireRequest) -> str:
+    """Return the region of the request's signature."""
+    _, _, scope = request.headers.get("authorization", "").partition("Credential=")
+    words = scope.partition(",")[0].split("/")
+    return words[2] if len(words) > 2 else REGION
+
+
+def _matches(text: str, pattern: str) -> bool:
+    """Compare literally, with an optional '*' at the end of the pattern."""
+    return text.startswith(pattern[:-1]) if pattern.endswith("*") else text == pattern
+
+
+_ACTION_NAMES = {
+    "registerjobdefinition": "RegisterJobDefinition",
+    "describejobdefinitions": "DescribeJobDefinitions",
+    "submitjob": "SubmitJob",
+    "listjobs": "ListJobs",
+    "describejobs": "DescribeJobs",
+    "terminatejob": "TerminateJob",
+    "canceljob": "CancelJob",
+    "describejobqueues": "DescribeJobQueues",
+    "describecomputeenvironments": "DescribeComputeEnvironments",
+}
+_TARGET_SERVICES = {"Logs_20140328": "logs", "AmazonEC2ContainerRegistry_V20150921": "ecr"}
+_ACTION_SERVICES = {
+    "GetRole": "iam",
+    "SimulatePrincipalPolicy": "iam",
+    "DescribeSpotPriceHistory": "ec2",
+    "GetSpotPlacementScores": "ec2",
+}
+
+
+def _iam_arn(kind: str, name: str) -> str:
+    return f"arn:aws:iam::{ACCOUNT}:{kind}/{name}"
+
+
+def _member_values(arguments: Mapping[str, list[str]], name: str) -> list[str]:
+    """Return the list of a query protocol request: `name.member.1`, `name.member.2`, …"""
+    keys = [key for key in arguments if key.startswith(f"{name}.member.")]
+    return [arguments[key][0] for key in sorted(keys, key=lambda key: int(key.rpartition(".")[2]))]
+
+
+def _batch_arn(kind: str) -> str:
+    return f"arn:aws:batch:{REGION}:{ACCOUNT}:{kind}"
+
+
+def _instance_id(machine: SimulatedMachine) -> str:
+    return f"i-{machine.number:017x}"
+
+
+def _log_stream_name(machine: SimulatedMachine) -> str:
+    return f"spotfit/default/{machine.number:032x}"
+
+
+def _format_timestamp(moment_s: float) -> str:
+    return datetime.fromtimestamp(moment_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _name_value_pairs(environment: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"name": name, "value": environment[name]} for name in environment]
+
+
+def _render_queue(name: str) -> dict[str, Any]:
+    order = [{"order": 1, "computeEnvironment": f"{_batch_arn('compute-environment')}/spot"}]
+    return {
+        "jobQueueName": name,
+        "jobQueueArn": f"{_batch_arn('job-queue')}/{name}",
+        "state": "ENABLED",
+        "status": "VALID",
+        "priority": 1,
+        "computeEnvironmentOrder": order,
+    }
+
+
+def _render_compute_environment(name: str) -> dict[str, Any]:
+    return {
+        "computeEnvironmentName": name.rpartition("/")[2],
+        "computeEnvironmentArn": f"{_batch_arn('compute-environment')}/spot",
+        "type": "MANAGED",
+        "state": "ENABLED",
+        "status": "VALID",
+        "computeResources": {
+            "type": "SPOT",
+            "minvCpus": 0,
+            "maxvCpus": 256,
+            "instanceTypes": ["g5.xlarge"],
+            "subnets": ["subnet-1"],
+            "allocationStrategy": "SPOT_PRICE_CAPACITY_OPTIMIZED",
+        },
+    }
+
+
+_CURRENT_PRICE, _PAST_PRICE = ("0.4321", "2026-01-01"), ("0.1234", "2025-12-01")
+"""(price, day): the current price, and a lower one of a month ago that must be ignored."""
+
+
+def _render_price(kind: str, price_and_day: tuple[str, str], region: str) -> str:
+    price, day = price_and_day
+    return (
+        f"<instanceType>{escape(kind)}</instanceType><productDescription>Linux/UNIX"
+        f"</productDescription><spotPrice>{price}</spotPrice>"
+        f"<availabilityZone>{region}a</availabilityZone><timestamp>{day}T00:00:00Z</timestamp>"
+    )
+
+
+def _xml_response(body: str, status: int = 200) -> WireResponse:
+    return WireResponse(
+        status, f"<?xml version='1.0'?>{body}".encode(), {"content-type": "text/xml"}
+    )
+
+
+def _json_response(content: Any, status: int = 200) -> WireResponse:
+    body = msgspec.json.encode(content)
+    return WireResponse(status, body, {"content-type": "application/x-amz-json-1.1"})

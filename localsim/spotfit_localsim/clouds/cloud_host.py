@@ -1,0 +1,384 @@
+"""The datacenter of a simulated cloud: each machine is a process tree with a directory of its own.
+
+States of a machine:
+
+    state    | event                                         | next
+    booting  | the boot time is over                         | up
+    booting  | stopped, or preempted                         | over
+    up       | the command exits, or its process dies        | over
+    up       | stop() or a preemption notice: a grace period | up, killed at `kill_due_s`
+    up       | `kill_due_s` is reached, or preempted without notice | over
+
+The state of each machine is stored in its directory, so a restarted simulator finds its machines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from spotfit.core.codec import encode
+from spotfit.host import env, system
+from spotfit_localsim.clouds.capacity import RealTimeMarket
+from spotfit_localsim.random_streams import SeededStreams
+from spotfit_provisioners.local.processes import ProcessIdentity, find_process, kill_process_tree
+
+_INIT_SCRIPT = """trap : TERM
+"$@" </dev/null >>output 2>&1 & child=$!
+echo $child >agent
+while :; do wait $child; code=$?; kill -0 $child 2>/dev/null || break; done
+echo $code >.ended && mv .ended ended"""
+"""The init process of a machine. It runs the command, survives SIGTERM (which only the command
+gets), and records the exit code.
+"""
+
+MachineState = Literal["booting", "up", "over"]
+
+
+class SimulatedMachine(msgspec.Struct):
+    """One machine. `number` is never reused; times are seconds since 1970."""
+
+    number: int
+    task: str
+    """The task that it was rented for, an id of the cloud."""
+    command: list[str]
+    environment: dict[str, str]
+    created_at_s: float
+    boot_due_s: float
+    lifetime_s: float | None = None
+    """Time from boot to preemption; None for no preemption."""
+    gets_notice: bool = True
+    """Whether the preemption is announced."""
+    state: MachineState = "booting"
+    pid: str = ""
+    metadata_port: int = 0
+    noticed_at_s: float | None = None
+    """When the preemption notice was given."""
+    advised_at_s: float | None = None
+    """When a rebalance recommendation was given, where the cloud has them."""
+    silent_since_s: float | None = None
+    """Since when its processes are frozen."""
+    kill_due_s: float | None = None
+    """When it will be killed."""
+    end_reason: str = ""
+    """Why it ended or will end: `RECLAIMED`, `STOPPED`, `ENDED` or `LOST`."""
+    pending_signal: int | None = None
+    """A signal to deliver as soon as the command runs."""
+    exit_code: int | None = None
+    """Exit code of the command; None if it was killed or still runs."""
+    ended_at_s: float | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the machine exists and is billed."""
+        return self.state != "over"
+
+    @property
+    def address(self) -> str:
+        """A loopback address of its own."""
+        high, low = divmod(self.number, 250)
+        return f"127.1.{high % 250}.{low + 1}"
+
+    @property
+    def was_reclaimed(self) -> bool:
+        """Whether it was preempted while its command was running."""
+        return self.state == "over" and self.end_reason == RECLAIMED and self.exit_code is None
+
+
+RECLAIMED, STOPPED, ENDED, LOST = "reclaimed", "stopped", "ended", "lost"
+
+
+@dataclass
+class MachineHooks:
+    """What a cloud adds to each of its machines."""
+
+    environment: Callable[[SimulatedMachine], Mapping[str, str]] = lambda _: {}
+    """Environment variables of the machine's tasks."""
+    serve_metadata: Callable[[SimulatedMachine], int] = lambda _: 0
+    """Starts the machine's metadata service at its address and returns the port."""
+    close_metadata: Callable[[SimulatedMachine], None] = lambda _: None
+
+
+@dataclass
+class Datacenter:
+    """All machines of one simulated cloud. Not thread-safe; call `tick` often."""
+
+    root: Path
+    market: RealTimeMarket
+    hooks: MachineHooks = field(default_factory=MachineHooks)
+    machines: dict[int, SimulatedMachine] = field(default_factory=dict)
+    _children: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _output_sizes: dict[int, list[tuple[float, int]]] = field(default_factory=dict)
+    """(time, output size) of each machine, for delayed logs. Not stored: after a restart all
+    output is visible.
+    """
+
+    @classmethod
+    def open(cls, root: Path, market: RealTimeMarket) -> Datacenter:
+        """Open a datacenter with the machines of earlier simulator processes."""
+        datacenter = cls(root, market)
+        for path in sorted(datacenter._machine_dirs.glob("*/machine.json")):
+            machine = msgspec.json.decode(path.read_bytes(), type=SimulatedMachine)
+            datacenter.machines[machine.number] = machine
+        return datacenter
+
+    # --- renting -----------------------------------------------------------------------------
+
+    def rent(
+        self, task: str, command: Sequence[str], environment: Mapping[str, str]
+    ) -> SimulatedMachine | None:
+        """Rent a machine that runs the command after its boot; None without capacity."""
+        now = _now_s()
+        if len(list(self.active_machines())) >= self.market.capacity_at(now):
+            return None
+        number = max(self.machines, default=0) + 1
+        # A stream for each machine: its fate does not depend on how many were rented before.
+        stream = SeededStreams(f"{self.market.options.seed}/{number}").stream("life")
+        machine = SimulatedMachine(
+            number=number,
+            task=task,
+            command=list(command),
+            environment=dict(environment),
+            created_at_s=now,
+            boot_due_s=now + self.market.draw_boot_s(stream),
+            lifetime_s=self.market.draw_lifetime_s(stream),
+            gets_notice=self.market.draw_notice(stream),
+        )
+        self.machines[number] = machine
+        self._persist(machine)
+        return machine
+
+    def active_machines(self) -> Iterator[SimulatedMachine]:
+        """Yield the active machines, oldest first."""
+        return (machine for machine in self.machines.values() if machine.is_active)
+
+    def find_machine(self, task: str) -> SimulatedMachine | None:
+        """Return the machine that was last rented for the task, or None."""
+        machines = [machine for machine in self.machines.values() if machine.task == task]
+        return machines[-1] if machines else None
+
+    # --- ending ------------------------------------------------------------------------------
+
+    def stop(self, machine: SimulatedMachine, *, grace_s: float) -> None:
+        """Send SIGTERM to its command, and SIGKILL to all its processes after the grace period."""
+        if machine.state == "booting":
+            self._terminate(machine, STOPPED)
+        elif machine.is_active and machine.end_reason != STOPPED:
+            machine.end_reason, machine.kill_due_s = STOPPED, _now_s() + grace_s
+            self.send_signal(machine, signal.SIGTERM)
+            self._persist(machine)
+
+    def reclaim(self, machine: SimulatedMachine, *, notice: bool) -> None:
+        """Preempt the machine: after `notice_s` with a notice, or at once.
+
+        A machine that already has a notice ignores another one.
+        """
+        if not machine.is_active or (notice and machine.noticed_at_s is not None):
+            return
+        if notice and machine.state == "up":
+            machine.noticed_at_s = _now_s()
+            machine.end_reason, machine.kill_due_s = (
+                RECLAIMED,
+                machine.noticed_at_s + self.market.options.notice_s,
+            )
+            self._persist(machine)
+        else:
+            self._terminate(machine, RECLAIMED)
+
+    def advise(self, machine: SimulatedMachine) -> None:
+        """Give a rebalance recommendation; the machine keeps running."""
+        machine.advised_at_s = _now_s()
+        self._persist(machine)
+
+    def silence(self, machine: SimulatedMachine) -> None:
+        """Freeze its processes: it is billed but does not respond any more."""
+        process = ProcessIdentity.parse(machine.pid)
+        if process is not None and machine.state == "up":
+            os.killpg(process.pid, signal.SIGSTOP)
+            machine.silent_since_s = _now_s()
+            self._persist(machine)
+
+    def remove(self, machine: SimulatedMachine) -> None:
+        """Delete the record and files of a terminated machine."""
+        del self.machines[machine.number]
+        self._output_sizes.pop(machine.number, None)
+        shutil.rmtree(self._machine_dir(machine), ignore_errors=True)
+
+    @staticmethod
+    def host(machine: SimulatedMachine) -> str:
+        """Return its IP address: its own on Linux, where all of 127.0.0.0/8 is local."""
+        return machine.address if sys.platform == "linux" else "127.0.0.1"
+
+    def output(self, machine: SimulatedMachine, *, delay_s: float = 0.0) -> str:
+        """Return the output of its command up to `delay_s` ago, as clouds publish logs with a
+        delay."""
+        try:
+            body = (self._machine_dir(machine) / "output").read_bytes()
+        except FileNotFoundError:
+            return ""
+        if delay_s and machine.number in self._output_sizes:
+            cutoff_s = _now_s() - delay_s
+            visible_sizes = [
+                size for at, size in self._output_sizes[machine.number] if at <= cutoff_s
+            ]
+            body = body[: max(visible_sizes, default=0)]
+        return body.decode(errors="replace")
+
+    def _record_output_size(self, machine: SimulatedMachine, now: float) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            size = (self._machine_dir(machine) / "output").stat().st_size
+            sizes = self._output_sizes.setdefault(machine.number, [])
+            if size and (not sizes or sizes[-1][1] != size):
+                sizes.append((now, size))
+
+    def send_signal(self, machine: SimulatedMachine, signal_number: signal.Signals) -> None:
+        """Send a signal to its command now, or as soon as the command runs."""
+        machine.pending_signal = None
+        try:
+            os.kill(int((self._machine_dir(machine) / "agent").read_text()), signal_number)
+        except (FileNotFoundError, ValueError):
+            machine.pending_signal = int(signal_number)
+        except ProcessLookupError:  # the command has exited
+            return
+
+    # --- tick --------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Boot machines, detect exited ones and carry out due preemptions."""
+        now = _now_s()
+        for machine in list(self.active_machines()):
+            self._record_output_size(machine, now)
+            if machine.state == "booting":
+                if now >= machine.boot_due_s:
+                    self._boot(machine)
+            elif not self._is_running(machine):
+                self._terminate(
+                    machine, machine.end_reason if machine.end_reason == RECLAIMED else ENDED
+                )
+            elif machine.kill_due_s is not None and now >= machine.kill_due_s:
+                self._terminate(machine, machine.end_reason)
+            elif machine.pending_signal is not None:
+                self.send_signal(machine, signal.Signals(machine.pending_signal))
+            elif machine.lifetime_s is not None and now >= machine.boot_due_s + machine.lifetime_s:
+                self.reclaim(machine, notice=machine.gets_notice)
+        self._shrink_to_capacity(now)
+
+    def _shrink_to_capacity(self, now: float) -> None:
+        """Preempt the youngest machines when capacity falls below their number."""
+        unnoticed = [m for m in self.active_machines() if m.noticed_at_s is None]
+        for machine in unnoticed[max(0, self.market.capacity_at(now)) :]:
+            self.reclaim(machine, notice=machine.gets_notice)
+
+    def _boot(self, machine: SimulatedMachine) -> None:
+        directory = self._machine_dir(machine)
+        (directory / "tmp").mkdir(parents=True, exist_ok=True)
+        machine.metadata_port = self.hooks.serve_metadata(machine)
+        environment = {
+            **self._base_environment(),
+            "SPOTFIT_HOST": self.host(machine),
+            "SPOTFIT_SCRATCH": str(directory / "tmp"),
+            "TMPDIR": str(directory / "tmp"),
+            **self.hooks.environment(machine),
+            **machine.environment,
+        }
+        child = subprocess.Popen(  # noqa: S603  # runs the command that the machine was rented for
+            ["/bin/sh", "-c", _INIT_SCRIPT, "machine", *machine.command],
+            env=environment,
+            cwd=directory,
+            start_new_session=True,
+        )
+        self._children[machine.number] = child
+        machine.pid = str(find_process(child.pid) or "")
+        machine.state = "up"
+        self._persist(machine)
+
+    def _base_environment(self) -> dict[str, str]:
+        """Return this process's environment without settings of another run, with this Python first
+        in PATH."""
+        variables = {
+            k: v for k, v in env.copy_environment().items() if not k.startswith("SPOTFIT_")
+        }
+        inherited = {k: v for k, v in env.copy_environment().items() if k in _INHERITED_VARIABLES}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{variables.get('PATH', '')}"
+        return {**variables, **inherited, "PATH": path, SIM_ROOT_ENV: str(self.root)}
+
+    def _is_running(self, machine: SimulatedMachine) -> bool:
+        child = self._children.get(machine.number)
+        if child is not None and child.poll() is not None:
+            return False
+        process = ProcessIdentity.parse(machine.pid)
+        return process is not None and process.is_alive
+
+    def _terminate(self, machine: SimulatedMachine, reason: str) -> None:
+        process = ProcessIdentity.parse(machine.pid)
+        if process is not None:
+            kill_process_tree(process)
+        child = self._children.pop(machine.number, None)
+        if child is not None:
+            child.wait()
+        self.hooks.close_metadata(machine)
+        self._record_output_size(machine, _now_s())
+        machine.exit_code = self._exit_code(machine)
+        machine.state, machine.ended_at_s = "over", _now_s()
+        machine.end_reason = LOST if reason == ENDED and machine.exit_code is None else reason
+        self._persist(machine)
+        shutil.rmtree(self._machine_dir(machine) / "tmp", ignore_errors=True)
+
+    def _exit_code(self, machine: SimulatedMachine) -> int | None:
+        try:
+            return int((self._machine_dir(machine) / "ended").read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    # --- on disk -----------------------------------------------------------------------------
+
+    @property
+    def _machine_dirs(self) -> Path:
+        return self.root / "machines"
+
+    def _machine_dir(self, machine: SimulatedMachine) -> Path:
+        return self._machine_dirs / f"{machine.number:06d}"
+
+    def _persist(self, machine: SimulatedMachine) -> None:
+        directory = self._machine_dir(machine)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(directory / "machine.json", encode(machine))
+
+    def close(self) -> None:
+        """Terminate all machines."""
+        for machine in list(self.active_machines()):
+            self._terminate(machine, STOPPED)
+
+
+SIM_ROOT_ENV = "SPOTFIT_SIM_ROOT"
+"""Environment variable of every machine: the directory of its cloud."""
+_INHERITED_VARIABLES = ("SPOTFIT_LOG_LEVEL", "SPOTFIT_FORK")
+
+
+def write_atomically(path: Path, body: bytes) -> None:
+    """Replace a file in one step; only this user may read it."""
+    draft = path.with_name(f".{path.name}")
+    with os.fdopen(os.open(draft, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(body)
+    draft.replace(path)
+
+
+def short_digest(*parts: object) -> str:
+    """Return a short name that is equal for equal parts."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+
+def _now_s() -> float:
+    """Return seconds since 1970: comparable with times stored by an earlier simulator process."""
+    return system.wall_ms() / 1000

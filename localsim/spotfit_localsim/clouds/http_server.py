@@ -1,0 +1,158 @@
+"""A small HTTP server for simulated clouds: one handler function, one request at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import msgspec
+
+from spotfit.host.system import SystemClock
+
+
+@dataclass(frozen=True, slots=True)
+class WireRequest:
+    """One request; header names are in lower case and `path` is decoded."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        """Return the decoded body, or {} if it is empty."""
+        return msgspec.json.decode(self.body) if self.body else {}
+
+
+@dataclass(frozen=True, slots=True)
+class WireResponse:
+    """One response."""
+
+    status: int = 200
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    hold_s: float = 0.0
+    """Long polling: the handler is called again until its answer has no hold, at most this long
+    after the request arrived."""
+
+    @classmethod
+    def json(cls, content: Any, status: int = 200, **headers: str) -> WireResponse:
+        """Return a JSON response; `x_header=…` sets the header `x-header`."""
+        named = {name.replace("_", "-"): text for name, text in headers.items()}
+        return cls(status, msgspec.json.encode(content), {"content-type": _JSON, **named})
+
+
+_JSON = "application/json"
+# How often the handler is asked again during a long poll; see `WireResponse.hold_s`.
+_RETRY_INTERVAL_S = 0.02
+RequestHandler = Callable[[WireRequest], WireResponse]
+
+
+class WireServer:
+    """A server on loopback. It holds `lock` while it handles and answers a request."""
+
+    def __init__(
+        self,
+        handler: RequestHandler,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        lock: threading.RLock | None = None,
+    ) -> None:
+        class ConfiguredRequestHandler(_WireRequestHandler):
+            pass
+
+        ConfiguredRequestHandler.request_handler = staticmethod(handler)
+        ConfiguredRequestHandler.lock = lock or threading.RLock()
+        self._server = _QuietServer((host, port), ConfiguredRequestHandler)
+        self.host, self.port = host, int(self._server.server_address[1])
+        self._thread = threading.Thread(target=self._server.serve_forever, args=[0.05], daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    def close(self) -> None:
+        """Stop serving and close the socket."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _QuietServer(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore errors of connections that the client has closed."""
+
+
+class _WireRequestHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = -1
+    request_handler: ClassVar[RequestHandler]
+    lock: ClassVar[threading.RLock]
+
+    def _handle_method(self) -> None:
+        url = urlsplit(self.path)
+        request = WireRequest(
+            self.command,
+            unquote(url.path),
+            {name: texts[0] for name, texts in parse_qs(url.query, keep_blank_values=True).items()},
+            {name.lower(): text for name, text in self.headers.items()},
+            self._body(),
+        )
+        clock = SystemClock()
+        received_at = clock.now()
+        while not self._try_answer(request, clock.now() - received_at):
+            clock.wait(_RETRY_INTERVAL_S)
+
+    def _try_answer(self, request: WireRequest, waited_s: float) -> bool:
+        """Send an answer; return False if the handler may have a better one later."""
+        # Held until the answer is sent: `Simulator.close` takes the lock to let requests finish.
+        with self.lock:
+            reply = type(self).request_handler(request)
+            if waited_s < reply.hold_s:
+                return False
+            self._send_response(reply)
+            return True
+
+    def _send_response(self, reply: WireResponse) -> None:
+        self.send_response(reply.status)
+        for name, text in reply.headers.items():
+            self.send_header(name, text)
+        self.send_header("content-length", str(len(reply.body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(reply.body)
+        self.wfile.flush()
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = do_PATCH = _handle_method  # noqa: N815  # names of the base class
+
+    def _body(self) -> bytes:
+        if self.headers.get("transfer-encoding", "").lower() != "chunked":
+            return self.rfile.read(int(self.headers.get("content-length") or 0))
+        parts = []
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(parts)
+
+    def log_message(self, *_: object) -> None:
+        """Suppress the access log."""
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return a port that is unused at the moment of the call."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

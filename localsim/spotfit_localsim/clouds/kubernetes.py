@@ -1,0 +1,691 @@
+"""The part of a Kubernetes API server that groups need, for the real client and for kubectl.
+
+Indexed Jobs with pod failure policies, pods and their logs, Secrets, Services, nodes, and access
+reviews. Behaviour as documented:
+https://kubernetes.io/docs/concepts/workloads/controllers/job/ and
+https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions.
+
+Phases of a pod:
+
+    Pending | a machine is rented and has booted           | Running
+    Running | exit code 0                                  | Succeeded
+    Running | another exit code, or the node is terminated | Failed
+    Running | preemption notice: evicted with SIGTERM      | Succeeded or Failed
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import signal
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+import msgspec
+
+from spotfit.host import env, system
+from spotfit_localsim.clouds.api import ClientAccess
+from spotfit_localsim.clouds.cloud_host import Datacenter, SimulatedMachine
+from spotfit_localsim.clouds.http_server import WireRequest, WireResponse
+from spotfit_localsim.clouds.injected_errors import ApiFaults
+
+_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+_JOB_LABEL = "batch.kubernetes.io/job-name"
+_KINDS: Mapping[str, tuple[str, str]] = {
+    "jobs": ("batch/v1", "Job"),
+    "pods": ("v1", "Pod"),
+    "secrets": ("v1", "Secret"),
+    "services": ("v1", "Service"),
+    "nodes": ("v1", "Node"),
+    "events": ("v1", "Event"),
+}
+_PREEXISTING_KINDS: Mapping[str, tuple[str, str]] = {
+    "namespaces": ("v1", "Namespace"),
+    "serviceaccounts": ("v1", "ServiceAccount"),
+    "priorityclasses": ("scheduling.k8s.io/v1", "PriorityClass"),
+}
+CALLER = "sim"
+"""The user name of every caller."""
+_NOT_READY_AFTER_S = 1.0
+"""How long a node may be unresponsive before its pods become unready; 40 s or more in a real
+cluster."""
+_PATH_PATTERN = re.compile(
+    r"/(?:api/v1|apis/batch/v1|apis/scheduling.k8s.io/v1)(?:/namespaces/(?P<space>[^/]+))?/(?P<kind>[a-z]+)"
+    r"(?:/(?P<name>[^/]+))?(?:/(?P<sub>[a-z]+))?$"
+)
+
+KubernetesObject = dict[str, Any]
+
+
+class KubernetesState(msgspec.Struct):
+    objects: dict[str, dict[str, KubernetesObject]] = {}
+    """By kind, then by namespace/name."""
+    machines: dict[str, int] = {}
+    """The machine of each pod, by uid."""
+    created_count: int = 0
+
+
+class KubernetesStatusError(Exception):
+    """An error response: a Status of kind Failure."""
+
+    def __init__(self, code: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        status = {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": message,
+            "reason": reason,
+            "code": code,
+        }
+        self.reply = WireResponse.json(status, code)
+
+
+class KubernetesCloud:
+    """One cluster in which every pod has a node of its own."""
+
+    State: ClassVar = KubernetesState
+
+    def __init__(self, datacenter: Datacenter, faults: ApiFaults) -> None:
+        self.datacenter = datacenter
+        self.faults = faults
+        self.state = KubernetesState({kind: {} for kind in _KINDS})
+        self.preexisting: dict[str, set[str]] = {
+            "namespaces": {"default"},
+            "serviceaccounts": {"default"},
+            "priorityclasses": set(),
+        }
+        """Objects that exist without being created through this API."""
+
+    @staticmethod
+    def client_access(url: str) -> ClientAccess:
+        options = {"server": url, "image": "spotfit/worker:sim", "grace_s": 4.0}
+        return ClientAccess(options, {env.KUBERNETES_API.name: url})
+
+    # --- requests ----------------------------------------------------------------------------
+
+    def answer_request(self, request: WireRequest) -> WireResponse:
+        try:
+            self._raise_fault()
+            if request.path in _DISCOVERY:
+                return WireResponse.json(_DISCOVERY[request.path])
+            if request.path.endswith("subjectaccessreviews"):
+                return self._review_access(request)
+            return self._answer_resource(request)
+        except KubernetesStatusError as refused:
+            return refused.reply
+
+    def _raise_fault(self) -> None:
+        if self.faults.take("throttled"):
+            raise KubernetesStatusError(
+                429, "TooManyRequests", "too many requests, please try again later"
+            )
+        if self.faults.take("credentials"):
+            raise KubernetesStatusError(401, "Unauthorized", "Unauthorized")
+
+    def _review_access(self, request: WireRequest) -> WireResponse:
+        """Answer whether the caller, or the named user, has the permission: all but denied ones."""
+        review = request.json()
+        if review["kind"] == "SubjectAccessReview":
+            self._check_permission("create subjectaccessreviews")
+        attributes = review["spec"]["resourceAttributes"]
+        part = attributes.get("subresource")
+        permission = f"{attributes['verb']} {attributes['resource']}{f'/{part}' if part else ''}"
+        user = review["spec"].get("user", "").rpartition(":")[2] or CALLER
+        allowed = not self.faults.is_denied(permission, user)
+        return WireResponse.json({**review, "status": {"allowed": allowed}}, 201)
+
+    def _check_permission(self, permission: str) -> None:
+        if self.faults.is_denied(permission, CALLER):
+            verb, _, resource = permission.partition(" ")
+            raise KubernetesStatusError(
+                403,
+                "Forbidden",
+                f'{resource} is forbidden: User "{CALLER}" cannot {verb} resource "{resource}"',
+            )
+
+    def _answer_resource(self, request: WireRequest) -> WireResponse:
+        match = _PATH_PATTERN.fullmatch(request.path)
+        if match is None or match["kind"] not in {**_KINDS, **_PREEXISTING_KINDS}:
+            raise KubernetesStatusError(
+                404, "NotFound", "the server could not find the requested resource"
+            )
+        kind, name, space = match["kind"], match["name"], match["space"] or "default"
+        part = f"/{match['sub']}" if match["sub"] else ""
+        self._check_permission(f"{_rbac_verb(request.method, name)} {kind}{part}")
+        if kind in self.preexisting:
+            return WireResponse.json(self._get_preexisting(kind, name))
+        if request.method == "POST":
+            is_dry_run = request.query.get("dryRun") == "All"
+            return WireResponse.json(
+                self._create(kind, space, request.json(), persist=not is_dry_run), 201
+            )
+        if name is None:
+            return WireResponse.json(self._list(kind, match["space"], request.query))
+        item = self._find(kind, space, name)
+        if match["sub"] == "log":
+            tail_lines = int(request.query.get("tailLines", 1_000_000))
+            lines = self._read_log(item).splitlines(keepends=True)[-tail_lines:]
+            return WireResponse(200, "".join(lines).encode(), {"content-type": "text/plain"})
+        if request.method == "DELETE":
+            return WireResponse.json(self._delete(kind, item))
+        if request.method == "PATCH":
+            _merge_patch(item, request.json())
+        return WireResponse.json(item)
+
+    def _get_preexisting(self, kind: str, name: str | None) -> KubernetesObject:
+        """Return an object that exists in advance, or raise NotFound."""
+        version, name_of_kind = _PREEXISTING_KINDS[kind]
+        if name not in self.preexisting[kind]:
+            raise KubernetesStatusError(404, "NotFound", f'{kind} "{name}" not found')
+        return {"apiVersion": version, "kind": name_of_kind, "metadata": {"name": name}}
+
+    def _create(
+        self, kind: str, space: str, body: KubernetesObject, *, persist: bool = True
+    ) -> KubernetesObject:
+        if kind == "jobs":
+            self._admit(body)
+        name = body["metadata"]["name"]
+        if f"{space}/{name}" in self.state.objects[kind]:
+            raise KubernetesStatusError(409, "AlreadyExists", f'{kind} "{name}" already exists')
+        if kind == "secrets":
+            string_data = body.pop("stringData", {})
+            body["data"] = {
+                key: _encode_base64(string_data[key]) for key in string_data
+            } | body.get("data", {})
+        if not persist:
+            return body
+        return self._store_object(kind, space, body)
+
+    def _admit(self, body: KubernetesObject) -> None:
+        if self.faults.take("permission"):
+            user = "system:serviceaccount:default:x"
+            raise KubernetesStatusError(
+                403,
+                "Forbidden",
+                f'jobs.batch is forbidden: User "{user}" cannot create resource "jobs"',
+            )
+        if self.faults.take("quota"):
+            name = body["metadata"]["name"]
+            raise KubernetesStatusError(
+                403,
+                "Forbidden",
+                f'jobs.batch "{name}" is forbidden: exceeded quota: compute, requested: '
+                "count/jobs.batch=1, used: count/jobs.batch=4, limited: count/jobs.batch=4",
+            )
+        spec = body["spec"]
+        pod = spec["template"]["spec"]
+        if spec.get("podFailurePolicy") and pod.get("restartPolicy") != "Never":
+            raise KubernetesStatusError(
+                422, "Invalid", "podFailurePolicy needs restartPolicy: Never"
+            )
+        if spec.get("podFailurePolicy") and spec.get("podReplacementPolicy") not in (
+            None,
+            "Failed",
+        ):
+            raise KubernetesStatusError(422, "Invalid", "podReplacementPolicy can only be Failed")
+
+    def _store_object(self, kind: str, space: str, body: KubernetesObject) -> KubernetesObject:
+        self.state.created_count += 1
+        version, name_of_kind = _KINDS[kind]
+        meta = body.setdefault("metadata", {})
+        meta |= {
+            "namespace": space,
+            "uid": str(uuid.uuid4()),
+            "resourceVersion": str(self.state.created_count),
+            "creationTimestamp": _now_text(),
+        }
+        stored = {"apiVersion": version, "kind": name_of_kind, **body}
+        self.state.objects[kind][f"{space}/{meta['name']}"] = stored
+        return stored
+
+    def _list(self, kind: str, space: str | None, query: Mapping[str, str]) -> KubernetesObject:
+        labels = dict(
+            pair.split("=", 1) for pair in query.get("labelSelector", "").split(",") if pair
+        )
+        fields = dict(
+            pair.split("=", 1) for pair in query.get("fieldSelector", "").split(",") if pair
+        )
+        version, name_of_kind = _KINDS[kind]
+        items = [
+            one
+            for one in self._objects(kind)
+            if space in (None, one["metadata"].get("namespace"))
+            and labels.items() <= one["metadata"].get("labels", {}).items()
+            and all(_read_field(one, name) == value for name, value in fields.items())
+        ]
+        return {
+            "apiVersion": version,
+            "kind": f"{name_of_kind}List",
+            "metadata": {"resourceVersion": str(self.state.created_count)},
+            "items": items,
+        }
+
+    def _find(self, kind: str, space: str, name: str) -> KubernetesObject:
+        item = next((one for one in self._objects(kind) if _has_name(one, space, name)), None)
+        if item is None:
+            raise KubernetesStatusError(404, "NotFound", f'{kind} "{name}" not found')
+        return item
+
+    def _delete(self, kind: str, item: KubernetesObject) -> KubernetesObject:
+        """Delete with background propagation: the Job at once, its pods when they have ended."""
+        if kind == "pods":
+            self._delete_pod(item)
+        else:
+            self._remove_object(kind, item)
+        for owned_kind in ("pods", "secrets", "services"):
+            for owned in self._objects(owned_kind):
+                if _is_owned(owned, item["metadata"]["uid"]):
+                    self._delete(owned_kind, owned)
+        return {"kind": "Status", "apiVersion": "v1", "status": "Success", "metadata": {}}
+
+    def _delete_pod(self, pod: KubernetesObject) -> None:
+        meta = pod["metadata"]
+        meta.setdefault("deletionTimestamp", _now_text())
+        machine = self._find_machine(pod)
+        if machine is None or not machine.is_active:
+            self._remove_object("pods", pod)
+        else:
+            self.datacenter.stop(
+                machine, grace_s=pod["spec"].get("terminationGracePeriodSeconds", 30)
+            )
+
+    def _remove_object(self, kind: str, item: KubernetesObject) -> None:
+        meta = item["metadata"]
+        self.state.objects[kind].pop(f"{meta['namespace']}/{meta['name']}", None)
+
+    def _read_log(self, pod: KubernetesObject) -> str:
+        """Return the log from the node, without delay; it is lost with the pod."""
+        machine = self._find_machine(pod)
+        if machine is None or machine.state == "booting":
+            name = f'"{pod["spec"]["containers"][0]["name"]}" in pod "{pod["metadata"]["name"]}"'
+            raise KubernetesStatusError(
+                400, "BadRequest", f"container {name} is waiting to start: ContainerCreating"
+            )
+        return self.datacenter.output(machine)
+
+    def _objects(self, kind: str) -> list[KubernetesObject]:
+        if kind == "nodes":
+            return [_render_node(machine) for machine in self.datacenter.active_machines()]
+        return list(self.state.objects.get(kind, {}).values())
+
+    def _find_machine(self, pod: KubernetesObject) -> SimulatedMachine | None:
+        number = self.state.machines.get(pod["metadata"]["uid"])
+        return self.datacenter.machines.get(number) if number is not None else None
+
+    # --- the controllers, the scheduler and the kubelets ---------------------------------------
+
+    def tick(self) -> None:
+        for pod in self._objects("pods"):
+            self._reconcile_pod(pod)
+        for job in self._objects("jobs"):
+            if not job["spec"].get("suspend"):
+                self._reconcile_job(job)
+
+    def _reconcile_job(self, job: KubernetesObject) -> None:
+        """Create a pod for each index that has none and has not ended."""
+        status = job.setdefault("status", {})
+        ended_indexes = _parse_indexes(status.get("completedIndexes")) | _parse_indexes(
+            status.get("failedIndexes")
+        )
+        active = 0
+        for index in range(job["spec"]["completions"]):
+            pods = [pod for pod in self._pods_of(job) if _index(pod) == index]
+            running = [pod for pod in pods if pod["status"]["phase"] in ("Pending", "Running")]
+            active += len(running)
+            ended_pods = [
+                pod for pod in pods if pod not in running and "spotfit_end_recorded" not in pod
+            ]
+            for pod in ended_pods:
+                pod["spotfit_end_recorded"] = True
+                self._record_pod_end(job, status, index, pod)
+                ended_indexes = _parse_indexes(status.get("completedIndexes")) | _parse_indexes(
+                    status.get("failedIndexes")
+                )
+            if index not in ended_indexes and not running:
+                if self.faults.is_active("pod_quota"):
+                    self._record_quota_event(job)
+                else:
+                    # The number of earlier pods makes the name of a retry unique.
+                    self._create_pod(job, index, len(pods))
+        status["active"] = active
+        if len(ended_indexes) == job["spec"]["completions"] and "conditions" not in status:
+            failed = bool(status.get("failedIndexes"))
+            kind = "Failed" if failed else "Complete"
+            status["conditions"] = [
+                {"type": kind, "status": "True", "lastTransitionTime": _now_text()}
+            ]
+
+    def _record_pod_end(
+        self, job: KubernetesObject, status: KubernetesObject, index: int, pod: KubernetesObject
+    ) -> None:
+        if pod["status"]["phase"] == "Succeeded":
+            _add_index(status, "completedIndexes", index)
+            return
+        rules = job["spec"].get("podFailurePolicy", {}).get("rules", [])
+        action = next((rule["action"] for rule in rules if _rule_matches(rule, pod)), "Count")
+        if action == "Ignore":
+            return
+        limit = job["spec"].get("backoffLimitPerIndex")
+        failures = sum(
+            one["status"]["phase"] == "Failed" and _index(one) == index
+            for one in self._pods_of(job)
+        )
+        if action in ("FailIndex", "FailJob") or (limit is not None and failures > limit):
+            _add_index(status, "failedIndexes", index)
+
+    def _record_quota_event(self, job: KubernetesObject) -> None:
+        """Record FailedCreate, as the Job controller does while it retries: one event per Job."""
+        meta = job["metadata"]
+        name = f"{meta['name']}.failed-create"
+        known = self.state.objects["events"].get(f"{meta['namespace']}/{name}")
+        if known is not None:
+            return
+        event = {
+            "metadata": {"name": name},
+            "involvedObject": {
+                "kind": "Job",
+                "namespace": meta["namespace"],
+                "name": meta["name"],
+                "uid": meta["uid"],
+                "apiVersion": "batch/v1",
+            },
+            "type": "Warning",
+            "reason": "FailedCreate",
+            "message": f'Error creating: pods "{meta["name"]}-0-x" is forbidden: exceeded quota: '
+            "compute, requested: pods=1, used: pods=4, limited: pods=4",
+            "source": {"component": "job-controller"},
+            "firstTimestamp": _now_text(),
+            "lastTimestamp": _now_text(),
+            "count": 1,
+        }
+        self._store_object("events", meta["namespace"], event)
+
+    def _create_pod(self, job: KubernetesObject, index: int, attempts: int) -> None:
+        name = job["metadata"]["name"]
+        template = job["spec"]["template"]
+        owner = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "name": name,
+            "uid": job["metadata"]["uid"],
+            "controller": True,
+        }
+        job_labels = {_INDEX_LABEL: str(index), _JOB_LABEL: name}
+        pod = {
+            "metadata": {
+                "name": f"{name}-{index}-{attempts:x}{uuid.uuid4().hex[:4]}",
+                "labels": {**template["metadata"].get("labels", {}), **job_labels},
+                "annotations": {_INDEX_LABEL: str(index)},
+                "ownerReferences": [owner],
+            },
+            "spec": {**template["spec"], "hostname": f"{name}-{index}"},
+            "status": {"phase": "Pending", "conditions": []},
+        }
+        self._store_object("pods", job["metadata"]["namespace"], pod)
+
+    def _pods_of(self, job: KubernetesObject) -> list[KubernetesObject]:
+        return [pod for pod in self._objects("pods") if _is_owned(pod, job["metadata"]["uid"])]
+
+    def _reconcile_pod(self, pod: KubernetesObject) -> None:
+        status, machine = pod["status"], self._find_machine(pod)
+        if machine is None:
+            self._schedule_pod(pod)
+        elif not machine.is_active:
+            self._record_container_end(pod, machine)
+        elif machine.state == "up" and status["phase"] == "Pending":
+            status |= {
+                "phase": "Running",
+                "podIP": self.datacenter.host(machine),
+                "startTime": _now_text(),
+            }
+            _set_ready_condition(status, "True")
+            pod["spec"]["nodeName"] = _node_name(machine)
+        elif (
+            machine.silent_since_s is not None
+            and _now_s() >= machine.silent_since_s + _NOT_READY_AFTER_S
+        ):
+            _set_ready_condition(status, "False")
+        elif machine.noticed_at_s is not None and "deletionTimestamp" not in pod["metadata"]:
+            # A terminating node is tainted; then its pods are deleted: SIGTERM, and their grace.
+            if not self._is_time_to_evict(machine):
+                return
+            pod["metadata"]["deletionTimestamp"] = _now_text()
+            _add_disruption_condition(
+                status, "DeletionByTaintManager", "deleting due to NoExecute taint"
+            )
+            self.datacenter.send_signal(machine, signal.SIGTERM)
+
+    def _is_time_to_evict(self, machine: SimulatedMachine) -> bool:
+        """Return whether half of the notice is over: a real node drain takes some time, too."""
+        assert machine.noticed_at_s is not None
+        assert machine.kill_due_s is not None
+        return _now_s() >= (machine.noticed_at_s + machine.kill_due_s) / 2
+
+    def _schedule_pod(self, pod: KubernetesObject) -> None:
+        if "deletionTimestamp" in pod["metadata"] or pod["status"]["phase"] != "Pending":
+            return
+        machine = None
+        if not self.faults.is_active("capacity"):
+            command = pod["spec"]["containers"][0]["command"]
+            machine = self.datacenter.rent(pod["metadata"]["name"], command, {})
+        unschedulable = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "0/3 nodes are available: 3 Insufficient cpu.",
+        }
+        scheduled = {"type": "PodScheduled", "status": "True"}
+        pod["status"]["conditions"] = [scheduled if machine else unschedulable]
+        if machine is not None:
+            self.state.machines[pod["metadata"]["uid"]] = machine.number
+
+    def _record_container_end(self, pod: KubernetesObject, machine: SimulatedMachine) -> None:
+        status = pod["status"]
+        if status["phase"] in ("Succeeded", "Failed"):
+            if "deletionTimestamp" in pod["metadata"] and not self._find_job_of(pod):
+                self._remove_object("pods", pod)
+            return
+        code = 137 if machine.exit_code is None else machine.exit_code
+        status["phase"] = "Succeeded" if code == 0 else "Failed"
+        terminated = {"exitCode": code, "finishedAt": _now_text()}
+        container = pod["spec"]["containers"][0]
+        status["containerStatuses"] = [
+            {
+                "name": container["name"],
+                "image": container["image"],
+                "imageID": container["image"],
+                "ready": False,
+                "restartCount": 0,
+                "state": {"terminated": terminated},
+            }
+        ]
+        if machine.exit_code is None and machine.end_reason != "stopped":
+            _add_disruption_condition(status, "DeletionByPodGC", "PodGC: node no longer exists")
+
+    def _find_job_of(self, pod: KubernetesObject) -> KubernetesObject | None:
+        owners = {one["uid"] for one in pod["metadata"].get("ownerReferences", [])}
+        jobs = (job for job in self._objects("jobs") if job["metadata"]["uid"] in owners)
+        return next(jobs, None)
+
+    # --- on a machine ------------------------------------------------------------------------
+
+    def task_environment(self, machine: SimulatedMachine) -> Mapping[str, str]:
+        pods = (one for one in self._objects("pods") if one["metadata"]["name"] == machine.task)
+        pod = next(pods, None)
+        if pod is None:
+            return {}
+        container = pod["spec"]["containers"][0]
+        variables = {"JOB_COMPLETION_INDEX": str(_index(pod)), "KUBERNETES_SERVICE_HOST": ""}
+        for source in container.get("envFrom", []):
+            variables |= self._read_secret(pod, source["secretRef"]["name"])
+        fields = {
+            "status.podIP": self.datacenter.host(machine),
+            "spec.nodeName": _node_name(machine),
+        }
+        for variable in container.get("env", []):
+            field = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
+            variables[variable["name"]] = variable.get("value") or fields[field]
+        return variables
+
+    def _read_secret(self, pod: KubernetesObject, name: str) -> dict[str, str]:
+        secret = self._find("secrets", pod["metadata"]["namespace"], name)
+        return {key: base64.b64decode(text).decode() for key, text in secret["data"].items()}
+
+    def answer_metadata(
+        self, machine: SimulatedMachine, request: WireRequest
+    ) -> WireResponse | None:
+        return None
+
+
+def _rbac_verb(method: str, name: str | None) -> str:
+    if method == "GET":
+        return "list" if name is None else "get"
+    return {"POST": "create", "PATCH": "patch", "DELETE": "delete"}.get(method, method.lower())
+
+
+def _rule_matches(rule: Mapping[str, Any], pod: KubernetesObject) -> bool:
+    if "onPodConditions" in rule:
+        expected = {(one["type"], one.get("status", "True")) for one in rule["onPodConditions"]}
+        actual = {(one["type"], one["status"]) for one in pod["status"].get("conditions", [])}
+        return bool(expected & actual)
+    rule_codes = rule["onExitCodes"]
+    codes = [
+        one["state"]["terminated"]["exitCode"] for one in pod["status"].get("containerStatuses", [])
+    ]
+    if rule_codes["operator"] == "In":
+        return any(code in rule_codes["values"] for code in codes)
+    return any(code not in rule_codes["values"] for code in codes if code != 0)
+
+
+def _add_disruption_condition(status: KubernetesObject, reason: str, message: str) -> None:
+    condition = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": _now_text(),
+    }
+    conditions = status.setdefault("conditions", [])
+    if not any(one["type"] == "DisruptionTarget" for one in conditions):
+        conditions.append(condition)
+
+
+def _set_ready_condition(status: KubernetesObject, value: str) -> None:
+    others = [one for one in status.get("conditions", []) if one["type"] != "Ready"]
+    status["conditions"] = [*others, {"type": "Ready", "status": value}]
+
+
+def _read_field(one: KubernetesObject, path: str) -> Any:
+    """Return the value at a path such as 'involvedObject.name'."""
+    for name in path.split("."):
+        one = one.get(name, {})
+    return one
+
+
+def _has_name(one: KubernetesObject, space: str, name: str) -> bool:
+    meta = one["metadata"]
+    return bool(meta["name"] == name and meta.get("namespace", space) == space)
+
+
+def _is_owned(one: KubernetesObject, uid: str) -> bool:
+    return any(owner["uid"] == uid for owner in one["metadata"].get("ownerReferences", []))
+
+
+def _index(pod: KubernetesObject) -> int:
+    return int(pod["metadata"]["labels"][_INDEX_LABEL])
+
+
+def _parse_indexes(text: str | None) -> set[int]:
+    return {int(part) for part in filter(None, (text or "").split(","))}
+
+
+def _add_index(status: KubernetesObject, name: str, index: int) -> None:
+    status[name] = ",".join(str(one) for one in sorted(_parse_indexes(status.get(name)) | {index}))
+
+
+def _merge_patch(into: KubernetesObject, change: KubernetesObject) -> None:
+    for name, value in change.items():
+        if isinstance(value, dict) and isinstance(into.get(name), dict):
+            _merge_patch(into[name], value)
+        else:
+            into[name] = value
+
+
+def _encode_base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def _node_name(machine: SimulatedMachine) -> str:
+    return f"spot-{machine.number}"
+
+
+def _render_node(machine: SimulatedMachine) -> KubernetesObject:
+    """Render a node, with the taints of the AWS termination handler after a notice or
+    recommendation."""
+    notices = {"spot-itn": machine.noticed_at_s, "rebalance-recommendation": machine.advised_at_s}
+    taints = [
+        {"key": f"aws-node-termination-handler/{taint}", "effect": "NoSchedule"}
+        for taint, since in notices.items()
+        if since is not None
+    ]
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": _node_name(machine), "uid": _node_name(machine)},
+        "spec": {"taints": taints} if taints else {},
+    }
+
+
+def _now_s() -> float:
+    return system.wall_ms() / 1000
+
+
+def _now_text() -> str:
+    return datetime.fromtimestamp(_now_s(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _render_api_resources(version: str) -> KubernetesObject:
+    """Return the discovery document that kubectl requests first."""
+    short_names = {
+        "jobs": [],
+        "pods": ["po"],
+        "services": ["svc"],
+        "secrets": [],
+        "nodes": ["no"],
+        "events": ["ev"],
+    }
+    return {
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": version,
+        "resources": [
+            {
+                "name": kind,
+                "singularName": name.lower(),
+                "namespaced": kind != "nodes",
+                "kind": name,
+                "shortNames": short_names[kind],
+                "verbs": ["create", "delete", "get", "list", "patch"],
+            }
+            for kind, (its_version, name) in _KINDS.items()
+            if its_version == version
+        ],
+    }
+
+
+_BATCH = {"groupVersion": "batch/v1", "version": "v1"}
+_DISCOVERY: Mapping[str, KubernetesObject] = {
+    "/version": {"major": "1", "minor": "33", "gitVersion": "v1.33.0-simulated"},
+    "/api": {"kind": "APIVersions", "versions": ["v1"]},
+    "/apis": {
+        "kind": "APIGroupList",
+        "apiVersion": "v1",
+        "groups": [{"name": "batch", "versions": [_BATCH], "preferredVersion": _BATCH}],
+    },
+    "/api/v1": _render_api_resources("v1"),
+    "/apis/batch/v1": _render_api_resources("batch/v1"),
+}

@@ -1,0 +1,229 @@
+"""The smallest possible cloud: groups of machines by token, over HTTP and JSON.
+
+It has no client library, so this module contains its provisioner as well: 60 lines that show what
+a custom provisioner has to implement.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from spotfit.core.errors import ConfigError, ProvisionError, ProvisionPermissionError, QuotaError
+from spotfit.model.group import (
+    GroupHandle,
+    GroupPlan,
+    GroupRequest,
+    GroupStatus,
+    NodeState,
+    NodeStatus,
+    missing_group_status,
+)
+from spotfit.provision.api import Refusal, Traits
+from spotfit.provision.launch import AGENT_COMMAND, AgentLaunchSpec, count_nodes
+from spotfit_localsim.clouds.api import ClientAccess
+from spotfit_localsim.clouds.cloud_host import Datacenter, SimulatedMachine
+from spotfit_localsim.clouds.http_server import WireRequest, WireResponse
+from spotfit_localsim.clouds.injected_errors import ApiFaults
+
+# --- the cloud ------------------------------------------------------------------------------------
+
+
+class PlainGroup(msgspec.Struct):
+    """One requested group: a command, and an environment for each machine."""
+
+    command: list[str]
+    environments: list[dict[str, str]]
+    is_cancelled: bool = False
+
+
+class PlainState(msgspec.Struct):
+    groups: dict[str, PlainGroup] = {}
+    signalled_machines: list[int] = []
+    """Machines whose task received SIGTERM as the preemption notice."""
+
+
+class PlainCloud:
+    """POST, GET and DELETE /groups/<token>. A preemption notice is a SIGTERM."""
+
+    State = PlainState
+
+    def __init__(self, datacenter: Datacenter, faults: ApiFaults) -> None:
+        self.datacenter = datacenter
+        self.faults = faults
+        self.state = PlainState()
+
+    @staticmethod
+    def client_access(url: str) -> ClientAccess:
+        return ClientAccess({"url": url})
+
+    def answer_request(self, request: WireRequest) -> WireResponse:
+        token = request.path.removeprefix("/groups/")
+        if request.method == "POST":
+            return self._create(token, request.json())
+        if token not in self.state.groups:
+            return WireResponse.json({"error": "no such group"}, 404)
+        if request.method == "DELETE":
+            self._cancel(token)
+        return WireResponse.json(
+            {"machines": [self._render_machine(token, n) for n in self._node_indices(token)]}
+        )
+
+    def tick(self) -> None:
+        for token, group in self.state.groups.items():
+            for number, environment in enumerate(group.environments):
+                task = f"{token}/{number}"
+                if not group.is_cancelled and self.datacenter.find_machine(task) is None:
+                    self.datacenter.rent(task, group.command, environment)
+        for machine in self.datacenter.active_machines():
+            if (
+                machine.noticed_at_s is not None
+                and machine.number not in self.state.signalled_machines
+            ):
+                self.state.signalled_machines.append(machine.number)
+                self.datacenter.send_signal(machine, signal.SIGTERM)
+
+    def task_environment(self, machine: SimulatedMachine) -> Mapping[str, str]:
+        return {}
+
+    def answer_metadata(
+        self, machine: SimulatedMachine, request: WireRequest
+    ) -> WireResponse | None:
+        return None
+
+    def _create(self, token: str, body: dict[str, Any]) -> WireResponse:
+        if self.faults.take("credentials"):
+            return WireResponse.json({"error": "missing credentials"}, 401)
+        if self.faults.take("permission"):
+            return WireResponse.json({"error": "permission to rent machines is missing"}, 403)
+        if self.faults.take("quota"):
+            return WireResponse.json({"error": "quota exceeded: 0 machines"}, 402)
+        if self.faults.take("capacity"):
+            return WireResponse.json({"error": "no capacity"}, 409)
+        if token not in self.state.groups:
+            self.state.groups[token] = PlainGroup(body["command"], body["environments"])
+        return WireResponse.json({"token": token})
+
+    def _cancel(self, token: str) -> None:
+        self.state.groups[token].is_cancelled = True
+        for number in self._node_indices(token):
+            machine = self.datacenter.find_machine(f"{token}/{number}")
+            if machine is not None:
+                self.datacenter.stop(machine, grace_s=5.0)
+
+    def _node_indices(self, token: str) -> range:
+        return range(len(self.state.groups[token].environments))
+
+    def _render_machine(self, token: str, number: int) -> dict[str, Any]:
+        machine = self.datacenter.find_machine(f"{token}/{number}")
+        if machine is None:
+            state = "over" if self.state.groups[token].is_cancelled else "waiting"
+            return {"state": state, "reason": "", "code": None}
+        return {"state": machine.state, "reason": machine.end_reason, "code": machine.exit_code}
+
+
+# --- the provisioner --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainOptions:
+    provisioner: ClassVar[str] = "plain"
+
+    url: str = ""
+    nodes: int | None = None
+    """The number of machines of the whole run; None for one machine per worker."""
+
+
+class PlainProvisioner:
+    """The provisioner interface over HTTP."""
+
+    name = "plain"
+    Options: ClassVar = PlainOptions
+
+    def __init__(self, options: PlainOptions) -> None:
+        if not options.url:
+            raise ConfigError(
+                "PlainOptions(url=…) is missing.", do="Try provisioner='sim://plain'."
+            )
+        self.options = options
+
+    @classmethod
+    def with_options(cls, **options: Any) -> PlainProvisioner:
+        return cls(PlainOptions(**options))
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            max_nodes=1000, notice_s=5.0, observe_interval_s=1.0, notice_sources=("signal",)
+        )
+
+    def plan(self, request: GroupRequest) -> GroupPlan:
+        slots = max(1, -(-request.total_workers // (self.options.nodes or request.total_workers)))
+        nodes = count_nodes(request, slots=slots, max_nodes=1000, backend=self.name)
+        return GroupPlan(
+            token=request.token, provisioner=self.name, num_nodes=nodes, slots_per_node=slots
+        )
+
+    def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
+        environments = [
+            launch.environment_for(plan.token, n, plan.slots_per_node)
+            for n in range(plan.num_nodes)
+        ]
+        status, content = self._call(
+            "POST", plan.token, {"command": AGENT_COMMAND, "environments": environments}
+        )
+        if status == 409:
+            return Refusal(content["error"])
+        if status != 200:
+            raise _ERRORS.get(status, ProvisionError)(
+                f"The plain cloud rejected the request: {content['error']}."
+            )
+        return GroupHandle(
+            token=plan.token,
+            provisioner=self.name,
+            name=plan.token,
+            detail={"nodes": plan.num_nodes},
+        )
+
+    def observe(self, handle: GroupHandle) -> GroupStatus:
+        status, content = self._call("GET", handle.name)
+        if status == 404:
+            return missing_group_status(handle.detail["nodes"])
+        return GroupStatus(nodes=tuple(_node_status(machine) for machine in content["machines"]))
+
+    def cancel(self, handle: GroupHandle) -> None:
+        self._call("DELETE", handle.name)
+
+    def _call(self, method: str, token: str, body: Any = None) -> tuple[int, Any]:
+        address = urlsplit(self.options.url)
+        connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=10)
+        with contextlib.closing(connection):
+            connection.request(
+                method, f"/groups/{token}", msgspec.json.encode(body) if body else None
+            )
+            reply = connection.getresponse()
+            text = reply.read()
+        if reply.status >= 500:
+            raise OSError(f"The plain cloud is unavailable (HTTP {reply.status}).")
+        return reply.status, msgspec.json.decode(text)
+
+
+_ERRORS: Mapping[int, type[ProvisionError]] = {
+    401: ProvisionPermissionError,
+    402: QuotaError,
+    403: ProvisionPermissionError,
+}
+
+
+def _node_status(machine: Mapping[str, Any]) -> NodeStatus:
+    if machine["state"] == "over":
+        state = NodeState.FAILED if machine["code"] not in (None, 0) else NodeState.GONE
+        return NodeStatus(state=state, reason=machine["reason"])
+    return NodeStatus(state=NodeState.RUNNING if machine["state"] == "up" else NodeState.WAITING)

@@ -1,0 +1,222 @@
+"""`sim://<cloud>`: the provisioner and client library of a real cloud against a simulator."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import http.client
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from spotfit.core.codec import encode
+from spotfit.core.errors import ConfigError, ProvisionError
+from spotfit.host import env
+from spotfit.host.system import SystemClock
+from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, GroupStatus
+from spotfit.provision.api import Provisioner, Refusal, Traits
+from spotfit.provision.checkup import AccountCheck, run_check
+from spotfit.provision.launch import AgentLaunchSpec
+from spotfit.provision.machine_output import MachineOutput, fetch_machine_output
+from spotfit.provision.options import parse_options
+from spotfit.provision.profile import open_provisioner
+from spotfit_localsim.clouds.cloud_host import SIM_ROOT_ENV, short_digest, write_atomically
+from spotfit_localsim.clouds.options import SimOptions
+from spotfit_localsim.clouds.simulator import CONTROL_PREFIX, load_cloud
+from spotfit_provisioners.local.processes import start_detached
+
+_MODULE = "spotfit_localsim.clouds.simulator"
+# Includes the start of Python and its imports on a loaded machine.
+_START_TIMEOUT_S = 20.0
+_POLL_INTERVAL_S = 0.02
+
+
+class SimProvisioner:
+    """Delegates to the cloud's own provisioner, and starts the simulator when it does not run."""
+
+    name = "sim"
+
+    def __init__(self, options: SimOptions, cloud_options: dict[str, Any] | None = None) -> None:
+        """`cloud_options` are options of the simulated cloud's own provisioner."""
+        self.options = options
+        self._cloud_options = cloud_options or {}
+        self.root = _resolve_root(options)
+        self._cached_provisioner: tuple[str, Provisioner] | None = None
+
+    @classmethod
+    def with_options(cls, **options: Any) -> SimProvisioner:
+        """Create it from fields of `SimOptions`; other options are the cloud's own."""
+        field_names = {field.name for field in dataclasses.fields(SimOptions)}
+        sim_options = {name: value for name, value in options.items() if name in field_names}
+        cloud_options = {name: value for name, value in options.items() if name not in field_names}
+        return cls(parse_options(SimOptions, sim_options), cloud_options)
+
+    @property
+    def traits(self) -> Traits:
+        """The traits of the cloud, with the simulator's polling interval and notice."""
+        return dataclasses.replace(
+            self._cloud_provisioner.traits,
+            observe_interval_s=self.options.observe_s,
+            notice_s=self.options.notice_s,
+        )
+
+    def plan(self, request: GroupRequest) -> GroupPlan:
+        return self._cloud_provisioner.plan(request)
+
+    def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
+        return self._cloud_provisioner.submit(plan, launch)
+
+    def observe(self, handle: GroupHandle) -> GroupStatus:
+        return self._cloud_provisioner.observe(handle)
+
+    def cancel(self, handle: GroupHandle) -> None:
+        self._cloud_provisioner.cancel(handle)
+
+    def fetch_machine_output(
+        self, handle: GroupHandle, node: int, *, max_lines: int
+    ) -> Sequence[MachineOutput]:
+        return fetch_machine_output(self._cloud_provisioner, handle, node, max_lines=max_lines)
+
+    def check_account(self, storage: str = "") -> Iterator[AccountCheck]:
+        """Check that the simulator responds, then run the checks of the cloud's provisioner."""
+        yield run_check(f"the simulated {self.options.cloud} responds", self.start_simulator)
+        own = getattr(self._cloud_provisioner, "check_account", None)
+        if own is not None:
+            yield from own(storage)
+
+    @property
+    def _cloud_provisioner(self) -> Provisioner:
+        """The cloud's provisioner, connected to the simulator's current address."""
+        url = self.start_simulator()
+        if self._cached_provisioner is None or self._cached_provisioner[0] != url:
+            access = load_cloud(self.options.cloud).client_access(url)
+            env.set_defaults(access.environment)
+            all_options = {**access.options, **self._cloud_options}
+            self._cached_provisioner = (url, open_provisioner(self.options.cloud, all_options))
+        return self._cached_provisioner[1]
+
+    # --- the simulator -----------------------------------------------------------------------
+
+    def start_simulator(self) -> str:
+        """Return the simulator's URL; start it if necessary. Raises `ProvisionError`."""
+        if (url := self._address()) is not None:
+            return url
+        # Two processes may find no simulator at once; the second one finds the first one's.
+        with self._lock():
+            if (url := self._address()) is not None:
+                return url
+            write_atomically(self.root / "options.json", encode(self.options))
+            start_detached(
+                [sys.executable, "-P", "-m", _MODULE, str(self.root)],
+                environment=env.copy_environment(),
+                directory=self.root,
+                output=self.root / "output",
+            )
+            return self._wait_until_up()
+
+    def call_simulator(self, action: str, arguments: dict[str, Any] | None = None) -> Any:
+        """Run a control action such as 'reclaim' or 'capacity'.
+
+        Raises `ConfigError` if it fails.
+        """
+        status, body = _post(
+            self.start_simulator(), CONTROL_PREFIX + action, encode(arguments or {})
+        )
+        answer = msgspec.json.decode(body)
+        if status != 200:
+            raise ConfigError(f"The simulated cloud failed to {action}: {answer['error']}")
+        return answer
+
+    def _wait_until_up(self) -> str:
+        clock = SystemClock()
+        deadline = clock.now() + _START_TIMEOUT_S
+        while clock.now() < deadline:
+            if (url := self._address()) is not None:
+                return url
+            clock.wait(_POLL_INTERVAL_S)
+        output = (self.root / "output").read_text(errors="replace").strip()
+        last_line = output.rpartition("\n")[2] or "no output"
+        raise ProvisionError(
+            f"The simulated cloud in {self.root} did not start within "
+            f"{_START_TIMEOUT_S:g} s: {last_line}.",
+            do=f"Read {self.root / 'output'}.",
+        )
+
+    def _address(self) -> str | None:
+        try:
+            url = (self.root / "address").read_text()
+            status, body = _post(url, f"{CONTROL_PREFIX}alive", b"")
+        except (OSError, http.client.HTTPException):
+            return None
+        is_ours = status == 200 and msgspec.json.decode(body).get("cloud") == self.options.cloud
+        return url if is_ours else None
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(f"{self.root}.lock", os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _post(url: str, path: str, body: bytes) -> tuple[int, bytes]:
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=10)
+    with contextlib.closing(connection):
+        connection.request("POST", path, body)
+        response = connection.getresponse()
+        return response.status, response.read()
+
+
+def _resolve_root(options: SimOptions) -> Path:
+    """Return the directory of the simulator.
+
+    On a simulated machine it is the directory of that machine's cloud, else the option `root`,
+    else a per-user directory for these options.
+    """
+    root = env.lookup(SIM_ROOT_ENV) or options.root
+    if root:
+        return Path(root).absolute()
+    user_dir = Path(tempfile.gettempdir()) / f"spotfit-{os.getuid()}"
+    return user_dir / f"sim-{options.cloud}-{short_digest(options, sorted(_location_settings()))}"
+
+
+def _location_settings() -> list[tuple[str, str]]:
+    """Return the environment variables that locate buckets and code, for the directory's digest.
+
+    Credentials are left out: a user with renewed keys keeps the same simulator.
+    """
+    variables = ((name, env.lookup(name)) for name in _LOCATION_VARIABLES)
+    return [(name, _strip_credentials(text)) for name, text in variables if text]
+
+
+_LOCATION_VARIABLES = (
+    "AWS_DEFAULT_REGION",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_PROFILE",
+    "AWS_REGION",
+    "AZURE_STORAGE_ACCOUNT_NAME",
+    "AZURE_STORAGE_ENDPOINT",
+    "AZURE_STORAGE_USE_EMULATOR",
+    "GOOGLE_CLOUD_PROJECT",
+    "PYTHONPATH",
+)
+
+
+def _strip_credentials(text: str) -> str:
+    """Return a URL without user, password and query; other text is returned unchanged."""
+    url = urlsplit(text)
+    if not url.scheme or not url.netloc:
+        return text
+    return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"

@@ -1,0 +1,268 @@
+"""The process of one simulated cloud: `python -m spotfit_localsim.clouds.simulator <root>`.
+
+Files below the root directory:
+
+    options.json   the options of the cloud
+    address        the URL of the server
+    started_at     the time of the first start, the origin of the capacity trace
+    state.json     the state of the cloud
+    machines/      one directory for each machine
+
+A restarted simulator continues from these files at the same port. Besides the cloud's own API it
+serves `/-/<action>`, by which tests preempt machines and inject faults.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import shutil
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from spotfit.core.codec import encode
+from spotfit.core.errors import ConfigError, SpotfitError
+from spotfit.host import log, system
+from spotfit.host.process import set_process_name
+from spotfit_localsim.clouds.api import SimulatedCloud
+from spotfit_localsim.clouds.capacity import RealTimeMarket
+from spotfit_localsim.clouds.cloud_host import (
+    Datacenter,
+    MachineHooks,
+    SimulatedMachine,
+    write_atomically,
+)
+from spotfit_localsim.clouds.http_server import WireRequest, WireResponse, WireServer
+from spotfit_localsim.clouds.injected_errors import ApiFaults
+from spotfit_localsim.clouds.options import CLOUDS, SimOptions
+
+CONTROL_PREFIX = "/-/"
+# Short against the boot and notice times of tests.
+_TICK_S = 0.02
+
+
+def load_cloud(name: str) -> Any:
+    """Import and return the class of a simulated cloud."""
+    module, _, kind = CLOUDS[name].partition(":")
+    return getattr(importlib.import_module(module), kind)
+
+
+class Simulator:
+    """A cloud, its datacenter and its HTTP servers, under one lock."""
+
+    def __init__(self, root: Path, options: SimOptions) -> None:
+        self.root = root
+        self.options = options
+        self.stop_event = threading.Event()
+        self._lock = threading.RLock()
+        self._metadata_servers: dict[int, WireServer] = {}
+        self._last_request_at = _now()
+        self._request_counts: Counter[str] = Counter()
+        self.market = RealTimeMarket(options, started_s=self._read_start_time_s())
+        self.datacenter = Datacenter.open(root, self.market)
+        self.faults = ApiFaults()
+        kind = load_cloud(options.cloud)
+        self.cloud: SimulatedCloud = kind(self.datacenter, self.faults)
+        self.datacenter.hooks = MachineHooks(
+            self._task_environment, self._open_metadata, self._close_metadata
+        )
+        self._load_state(kind)
+        for machine in self.datacenter.active_machines():
+            if machine.metadata_port:
+                self._open_metadata(machine)
+        self.server = WireServer(self._answer_request, port=self._previous_port(), lock=self._lock)
+        write_atomically(root / "address", self.server.url.encode())
+
+    # --- main loop ---------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run until `stop_event` is set, or there was no machine and no request for `idle_s`."""
+        while not self.stop_event.wait(_TICK_S):
+            with self._lock:
+                self.datacenter.tick()
+                self.cloud.tick()
+                self._save_state()
+                idle = not any(self.datacenter.active_machines())
+                if idle and _now() - self._last_request_at > self.options.idle_s:
+                    self._remove()
+                    return
+
+    def close(self) -> None:
+        """Stop the servers. Machines keep running, as those of a real cloud would."""
+        with self._lock:  # wait for a request that is being answered
+            pass
+        self.server.close()
+        for server in self._metadata_servers.values():
+            server.close()
+
+    def _remove(self) -> None:
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def _read_start_time_s(self) -> float:
+        path = self.root / "started_at"
+        if not path.exists():
+            write_atomically(path, str(system.wall_ms() / 1000).encode())
+        return float(path.read_text())
+
+    def _previous_port(self) -> int:
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return int((self.root / "address").read_text().rpartition(":")[2])
+        return 0
+
+    def _load_state(self, kind: Any) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            body = (self.root / "state.json").read_bytes()
+            self.cloud.state = msgspec.json.decode(body, type=kind.State)
+        self._saved_state = encode(self.cloud.state)
+
+    def _save_state(self) -> None:
+        body = encode(self.cloud.state)
+        if body != self._saved_state:
+            write_atomically(self.root / "state.json", body)
+            self._saved_state = body
+
+    # --- machines ----------------------------------------------------------------------------
+
+    def _task_environment(self, machine: SimulatedMachine) -> Mapping[str, str]:
+        return {
+            **self.cloud.client_access(self.server.url).environment,
+            **self.cloud.task_environment(machine),
+        }
+
+    def _open_metadata(self, machine: SimulatedMachine) -> int:
+        def answer(request: WireRequest) -> WireResponse:
+            return self.cloud.answer_metadata(machine, request) or WireResponse(404)
+
+        host, port = self.datacenter.host(machine), machine.metadata_port
+        server = WireServer(answer, host=host, port=port, lock=self._lock)
+        self._metadata_servers[machine.number] = server
+        return server.port
+
+    def _close_metadata(self, machine: SimulatedMachine) -> None:
+        metadata_server = self._metadata_servers.pop(machine.number, None)
+        if metadata_server is not None:
+            # In a thread: close() waits for a request that may wait for the lock held here.
+            threading.Thread(target=metadata_server.close).start()
+
+    # --- requests ----------------------------------------------------------------------------
+
+    def _answer_request(self, request: WireRequest) -> WireResponse:
+        self._last_request_at = _now()
+        if request.path.startswith(CONTROL_PREFIX):
+            return self._answer_control(request)
+        self._request_counts[request.method] += 1
+        if self.faults.take("unavailable"):
+            return WireResponse(503)
+        reply = self.cloud.answer_request(request)
+        self._save_state()
+        return reply
+
+    def _answer_control(self, request: WireRequest) -> WireResponse:
+        try:
+            return WireResponse.json(
+                self._run_control_action(request.path.removeprefix(CONTROL_PREFIX), request.json())
+            )
+        except (KeyError, SpotfitError, msgspec.DecodeError) as wrong:
+            return WireResponse.json({"error": str(wrong)}, 400)
+
+    def _run_control_action(self, action: str, arguments: Mapping[str, Any]) -> Any:
+        if action == "machines":
+            return [machine_summary(one) for one in self.datacenter.machines.values()]
+        if action == "reclaim":
+            return self._reclaim(
+                arguments.get("machine"), notice=bool(arguments.get("notice", False))
+            )
+        if action in ("advise", "silence"):
+            machine = self._find_running_machine(arguments.get("machine"))
+            (self.datacenter.advise if action == "advise" else self.datacenter.silence)(machine)
+            return machine_summary(machine)
+        if action == "capacity":
+            self.market.max_machines = arguments["machines"]
+            return {}
+        if action == "trouble":
+            self.faults.inject(arguments["kind"], int(arguments.get("times", 1)))
+            return {}
+        if action == "forbid":
+            self.faults.deny_permissions(arguments["rights"])
+            return {}
+        if action == "leave":
+            if arguments.get("machines", True):
+                self.datacenter.close()
+            self.stop_event.set()
+            return {}
+        if action == "asked":
+            return dict(self._request_counts)
+        if action == "alive":
+            return {"cloud": self.options.cloud, "options": asdict(self.options)}
+        raise ConfigError(f"Unknown control action {CONTROL_PREFIX}{action}.")
+
+    def _reclaim(self, number: int | None, *, notice: bool) -> Any:
+        machine = self._find_running_machine(number)
+        self.datacenter.reclaim(machine, notice=notice)
+        return machine_summary(machine)
+
+    def _find_running_machine(self, number: int | None) -> SimulatedMachine:
+        """Return the running machine with that number, or the youngest one for None."""
+        running = [
+            machine for machine in self.datacenter.active_machines() if machine.state == "up"
+        ]
+        candidates = [machine for machine in running if number in (None, machine.number)]
+        if not candidates:
+            raise ConfigError(f"No machine {number or ''} is running.")
+        return candidates[-1]
+
+
+def machine_summary(machine: SimulatedMachine) -> dict[str, Any]:
+    """Return the public fields of a machine, without its environment and command (secrets)."""
+    fields = msgspec.to_builtins(machine)
+    public_fields = {
+        name: fields[name] for name in fields if name not in ("environment", "command")
+    }
+    return {**public_fields, "address": Datacenter.host(machine)}
+
+
+def _now() -> float:
+    return system.SystemClock().now()
+
+
+@contextlib.contextmanager
+def running_simulator(root: Path, options: SimOptions) -> Iterator[Simulator]:
+    """Run a simulator in a thread of this process, for tests that inspect its state."""
+    root.mkdir(parents=True, exist_ok=True)
+    simulator = Simulator(root, options)
+    thread = threading.Thread(target=simulator.run)
+    thread.start()
+    try:
+        yield simulator
+    finally:
+        simulator.stop_event.set()
+        thread.join()
+        simulator.datacenter.close()
+        simulator.close()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the simulator of that directory until it is idle or receives SIGTERM."""
+    set_process_name("spotfit-sim")
+    root = Path(arguments[0])
+    options = msgspec.json.decode((root / "options.json").read_bytes(), type=SimOptions)
+    simulator = Simulator(root, options)
+    signal.signal(signal.SIGTERM, lambda *_: simulator.stop_event.set())
+    log.info("simulator.started", cloud=options.cloud, at=simulator.server.url)
+    try:
+        simulator.run()
+    finally:
+        simulator.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,247 @@
+"""An S3 server on loopback behind a proxy that delays, refuses or stalls requests, or loses
+responses.
+
+Run as a process (`python -m spotfit_localsim.live.network_faults`); its first line of output is its
+URL. Control requests:
+
+    PUT /-/faults          set the fault probabilities
+    PUT /-/stall           stall all requests for a time
+    PUT /-/hold            hold writes below a folder until another folder, or '', is set
+    GET /-/request_counts  the number of requests by kind
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import sys
+import threading
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
+import msgspec
+
+from spotfit.core.clock import Clock
+from spotfit.core.codec import encode
+from spotfit.host.system import SystemClock
+from spotfit_localsim.random_streams import RandomStream, SeededStreams
+
+FAULTS_PATH = "/-/faults"
+STALL_PATH = "/-/stall"
+HOLD_PATH = "/-/hold"
+REQUEST_COUNTS_PATH = "/-/request_counts"
+_POLL_INTERVAL_S = 0.1
+_HOP_BY_HOP_HEADERS = ("connection", "host", "transfer-encoding", "keep-alive")
+
+
+class NetworkFaults(msgspec.Struct, frozen=True):
+    """Fault probabilities; each is a fraction of all requests."""
+
+    refusal_probability: float = 0.0
+    """Answered with 503 without reaching the server."""
+    lost_response_probability: float = 0.0
+    """Executed by the server, but the connection is closed without a response."""
+    slow_probability: float = 0.0
+    slow_latency_s: float = 0.5
+    stall_probability: float = 0.0
+    """Delayed by `stall_s` and then executed, even if the client has timed out."""
+    stall_s: float = 20.0
+    seed: int = 0
+
+
+def no_faults() -> NetworkFaults:
+    """Return faults with all probabilities 0."""
+    return NetworkFaults()
+
+
+class RequestFaultInjector:
+    """Decides the fault of each request, by the seed of the faults."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self.request_counts: Counter[str] = Counter()
+        self._held_folder = ""
+        self.set_faults(no_faults())
+
+    def set_faults(self, faults: NetworkFaults) -> None:
+        """Replace the faults, and end a stall."""
+        with self._lock:
+            self._faults = faults
+            self._stall_ends_at = self._clock.now()
+            self._stream: RandomStream = SeededStreams(faults.seed).stream("weather")
+
+    def start_stall(self, seconds: float) -> None:
+        """Stall every request for `seconds`."""
+        with self._lock:
+            self._stall_ends_at = self._clock.now() + seconds
+
+    def hold_writes(self, folder: str) -> None:
+        """Hold writes below folders of that name; '' releases them."""
+        self._held_folder = folder
+
+    def wait_for_hold(self, method: str, path: str) -> None:
+        """Block while the request is held."""
+        while method == "PUT" and (folder := self._held_folder) and f"/{folder}/" in path:
+            self._clock.wait(_POLL_INTERVAL_S)
+
+    def draw_outcome(self) -> str:
+        """Return 'refused', 'response_lost' or 'forwarded', after a delay if drawn."""
+        with self._lock:
+            faults, stream = self._faults, self._stream
+            slow, outcome = stream.bernoulli(faults.slow_probability), stream.random()
+            stalled = faults.stall_probability > 0 and stream.bernoulli(faults.stall_probability)
+        if slow:
+            self._clock.wait(faults.slow_latency_s)
+        if stalled:
+            self._clock.wait(faults.stall_s)
+        self._wait_for_stall()
+        if outcome < faults.refusal_probability:
+            return "refused"
+        return (
+            "response_lost"
+            if outcome < faults.refusal_probability + faults.lost_response_probability
+            else "forwarded"
+        )
+
+    def _wait_for_stall(self) -> None:
+        """Block until the stall ends, which `set_faults` may do early."""
+        while (remaining_s := self._stall_ends_at - self._clock.now()) > 0:
+            self._clock.wait(min(remaining_s, _POLL_INTERVAL_S))
+
+
+class FaultyProxyHandler(BaseHTTPRequestHandler):
+    """One connection from a store client."""
+
+    protocol_version = "HTTP/1.1"
+    fault_injector: ClassVar[RequestFaultInjector]
+    upstream_address: ClassVar[tuple[str, int]]
+    create_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def _forward(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.path == FAULTS_PATH:
+            self.fault_injector.set_faults(msgspec.json.decode(body, type=NetworkFaults))
+            self._reply(200, {}, b"")
+            return
+        if self.path == STALL_PATH:
+            self.fault_injector.start_stall(msgspec.json.decode(body, type=float))
+            self._reply(200, {}, b"")
+            return
+        if self.path == HOLD_PATH:
+            self.fault_injector.hold_writes(msgspec.json.decode(body, type=str))
+            self._reply(200, {}, b"")
+            return
+        if self.path == REQUEST_COUNTS_PATH:
+            self._reply(200, {}, encode(dict(self.fault_injector.request_counts)))
+            return
+        self.fault_injector.request_counts[
+            "LIST" if "list-type=" in self.path else self.command
+        ] += 1
+        self.fault_injector.wait_for_hold(self.command, self.path)
+        outcome = self.fault_injector.draw_outcome()
+        if outcome == "refused":
+            self._reply(503, {}, b"")
+            return
+        status, headers, response = self._call_upstream(body)
+        if outcome == "response_lost":
+            self.close_connection = True
+            return
+        with contextlib.suppress(ConnectionError):  # the client has timed out
+            self._reply(status, headers, response)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _forward  # noqa: N815  # names of the base class
+
+    def _call_upstream(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        headers = {
+            name: text
+            for name, text in self.headers.items()
+            if name.lower() not in _HOP_BY_HOP_HEADERS
+        }
+        connection = http.client.HTTPConnection(*self.upstream_address)
+        # moto checks for the object and then writes it, not atomically: conditional writes are
+        # serialized here.
+        exclusive = (
+            self.create_lock if "If-None-Match" in self.headers else contextlib.nullcontext()
+        )
+        try:
+            with exclusive:
+                connection.request(self.command, self.path, body or None, headers)
+                response = connection.getresponse()
+                return response.status, dict(response.getheaders()), response.read()
+        finally:
+            connection.close()
+
+    def _reply(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.send_response_only(status)
+        for name, text in headers.items():
+            if name.lower() not in (*_HOP_BY_HOP_HEADERS, "content-length"):
+                self.send_header(name, text)
+        length = headers.get("Content-Length") if self.command == "HEAD" else None
+        self.send_header("Content-Length", length or str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Suppress the access log."""
+
+
+def create_proxy(
+    upstream_address: tuple[str, int], clock: Clock | None = None
+) -> ThreadingHTTPServer:
+    """Return a proxy to that server; the caller runs `serve_forever`."""
+
+    class ConfiguredProxyHandler(FaultyProxyHandler):
+        fault_injector = RequestFaultInjector(clock or SystemClock())
+
+    ConfiguredProxyHandler.upstream_address = upstream_address
+    return ThreadingHTTPServer(("127.0.0.1", 0), ConfiguredProxyHandler)
+
+
+def set_faults(address: str, faults: NetworkFaults) -> None:
+    """Set the faults of the proxy at that address."""
+    _call_control(address, FAULTS_PATH, encode(faults))
+
+
+def start_stall(address: str, seconds: float) -> None:
+    """Stall every request at the proxy for `seconds`."""
+    _call_control(address, STALL_PATH, encode(seconds))
+
+
+def hold_writes(address: str, folder: str) -> None:
+    """Hold writes below folders of that name at the proxy; '' releases them."""
+    _call_control(address, HOLD_PATH, encode(folder))
+
+
+def fetch_request_counts(address: str) -> dict[str, int]:
+    """Return the number of requests by kind at the proxy."""
+    counts: dict[str, int] = msgspec.json.decode(
+        _call_control(address, REQUEST_COUNTS_PATH, b"", method="GET")
+    )
+    return counts
+
+
+def _call_control(address: str, path: str, body: bytes, *, method: str = "PUT") -> bytes:
+    host, _, port = address.removeprefix("http://").partition(":")
+    with contextlib.closing(http.client.HTTPConnection(host, int(port))) as connection:
+        connection.request(method, path, body)
+        return connection.getresponse().read()
+
+
+def main() -> None:
+    """Serve until stdin is closed."""
+    from moto.server import ThreadedMotoServer
+
+    moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    moto.start()
+    proxy = create_proxy(moto.get_host_and_port())
+    threading.Thread(target=proxy.serve_forever, daemon=True).start()
+    sys.stdout.write(f"http://127.0.0.1:{proxy.server_address[1]}\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,481 @@
+"""The invariants of a run, checked at every change of the bucket and of the cloud.
+
+The checker sees a change before any simulated process can. Its reference view is the fold of the
+entries that are in the bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import assert_never
+
+import msgspec
+
+from spotfit.core.codec import decoder
+from spotfit.core.ids import AgentId, Token
+from spotfit.ledger import keys
+from spotfit.ledger.view_cache import CachedView
+from spotfit.model.events import (
+    CancelRequested,
+    CheckpointCommitted,
+    CheckpointDropped,
+    FailureCause,
+    FitEnded,
+    FitStarted,
+    GroupPlanned,
+    GroupRefused,
+    GroupsReleased,
+    GroupSubmitted,
+    JournalEntry,
+    LeaderElected,
+    NodeLost,
+    PreemptionNoticed,
+    RoundClosed,
+    RoundOpened,
+    TrainingEnded,
+    ValidationEnded,
+    ValidationStarted,
+)
+from spotfit.model.fold import fold
+from spotfit.model.group import GroupPlan
+from spotfit.model.topology import Round
+from spotfit.model.view import View
+from spotfit_localsim.virtual.sim_workers import read_checkpoint_state
+from spotfit_localsim.virtual.workload import SimTraining, validation_score
+
+_entry_decoder = decoder(JournalEntry)
+_view_cache_decoder = decoder(CachedView)
+_IMMUTABLE_PREFIXES = (
+    keys.JOURNAL,
+    keys.VIEWS,
+    ".spotfit/fn/",
+    ".spotfit/code/",
+    ".spotfit/reports/",
+    ".spotfit/logs/",
+)
+_SINGLE_WRITER_PREFIXES = (keys.lease(AgentId("")), keys.MEMBERS)
+
+
+class InvariantViolation(AssertionError):  # noqa: N818  # a violation, not an error of the program
+    """An invariant was violated; the message contains the timeline."""
+
+
+class InvariantChecker:
+    """Checks one simulation.
+
+    It does not raise into the code under test: the first violation stops the run.
+    """
+
+    def __init__(
+        self,
+        objects: Mapping[str, bytes],
+        training: SimTraining,
+        *,
+        on_violation: Callable[[str], None],
+        on_entry: Callable[[JournalEntry], None],
+    ) -> None:
+        self.reference_view = View()
+        self.entry_bodies: list[bytes] = []
+        self.views: list[View] = [self.reference_view]
+        self.entries: list[JournalEntry] = []
+        self.violation: str | None = None
+        self.intended_tokens: set[Token] = set()
+        """Every planned token; a view forgets refused ones."""
+        self.lost_agents: set[AgentId] = set()
+        """Every agent that was declared lost; a view forgets those without a machine."""
+        self.compares_views = True
+        """Whether views of agents are compared with the reference, in addition to their entries."""
+        self._objects = objects
+        self._training = training
+        self._on_violation = on_violation
+        self._on_entry = on_entry
+
+    @property
+    def leader(self) -> str:
+        """The leader by the reference view."""
+        return self.reference_view.leader.leader if self.reference_view.leader else "no agent"
+
+    def is_pending(self, checkpoint: CheckpointCommitted) -> bool:
+        """Return whether the checkpoint waits for validation."""
+        return self.reference_view.is_active and any(
+            one.uid == checkpoint.uid for one in self.reference_view.unvalidated_checkpoints
+        )
+
+    def latest_checkpoint(self) -> str | None:
+        """Return the name of the last committed checkpoint."""
+        return (
+            self.reference_view.latest_checkpoint.name
+            if self.reference_view.latest_checkpoint
+            else None
+        )
+
+    def report_violation(self, violation: str) -> None:
+        """Record a violation; only the first one counts."""
+        if self.violation is None:
+            self.violation = violation
+            self._on_violation(violation)
+
+    # --- reads -------------------------------------------------------------------------------
+
+    def on_entry_applied(self, reader: str, slot: int, body: bytes, view: View) -> None:
+        """A process applied an entry: it must equal the stored one, and give the same view."""
+        if slot >= len(self.entry_bodies) or self.entry_bodies[slot] != body:
+            self.report_violation(f"{reader} read an entry {slot} that was never written")
+        elif self.compares_views and view != self.views[slot + 1]:
+            self.report_violation(
+                f"after entry {slot} the view of {reader} differs from the reference view"
+            )
+
+    # --- writes ------------------------------------------------------------------------------
+
+    def on_object_changed(
+        self, writer: str, key: str, before: bytes | None, after: bytes | None
+    ) -> None:
+        """An object is about to change."""
+        if after is None:
+            self._check_removed(key)
+        elif key.startswith(_IMMUTABLE_PREFIXES) and before is not None and before != after:
+            self.report_violation(f"{writer} changed {key}, which is immutable")
+        elif key.startswith(_SINGLE_WRITER_PREFIXES) and writer != _owner_of(key):
+            self.report_violation(f"{writer} wrote {key}, which has another writer")
+        elif (
+            before not in (None, after)
+            and (checkpoint := self._find_checkpoint_of(key)) is not None
+        ):
+            self.report_violation(
+                f"{writer} changed {key} of the committed checkpoint {checkpoint}"
+            )
+        elif key.startswith(keys.JOURNAL) and before is None:
+            self._check_entry_written(writer, key, after)
+        elif key.startswith(keys.VIEWS) and before is None:
+            self._check_view_cache(writer, key, after)
+
+    def _check_removed(self, key: str) -> None:
+        if key.startswith(keys.JOURNAL):
+            self.report_violation(f"the entry {key} was deleted")
+        elif (checkpoint := self._find_checkpoint_of(key)) is not None:
+            self.report_violation(f"{key} of the committed checkpoint {checkpoint} was deleted")
+
+    def _find_checkpoint_of(self, key: str) -> str | None:
+        """Return the committed checkpoint that the key belongs to."""
+        names = (kept.name for kept in self.reference_view.checkpoints)
+        places = ((name, (f"{name}/", f"{keys.MANIFESTS}{name}/")) for name in names)
+        return next((name for name, place in places if key.startswith(place)), None)
+
+    def _check_entry_written(self, writer: str, key: str, body: bytes) -> None:
+        if key != keys.entry(self.reference_view.next_slot):
+            self.report_violation(
+                f"{writer} wrote {key}: a gap, the next slot is {self.reference_view.next_slot}"
+            )
+            return
+        entry = _entry_decoder.decode(body)
+        self.entry_bodies.append(body)
+        self.entries.append(entry)
+        self._on_entry(entry)
+        error = self._check_entry(entry, writer)
+        if error is not None:
+            self.report_violation(f"{writer}, entry {self.reference_view.next_slot}: {error}")
+        if isinstance(entry.event, GroupPlanned):
+            self.intended_tokens.add(entry.event.plan.token)
+        if isinstance(entry.event, NodeLost) and entry.event.agent is not None:
+            self.lost_agents.add(entry.event.agent)
+        self.reference_view = fold(self.reference_view, entry)
+        self.views.append(self.reference_view)
+
+    def _check_view_cache(self, writer: str, key: str, body: bytes) -> None:
+        view = _view_cache_decoder.decode(body).view
+        if key != keys.cached_view(view.next_slot) or view != self.views[view.next_slot]:
+            self.report_violation(
+                f"the cached view {key} of {writer} differs from the reference view"
+            )
+
+    # --- journal entries ---------------------------------------------------------------------
+
+    def _check_entry(self, entry: JournalEntry, writer: str) -> str | None:
+        view, event = self.reference_view, entry.event
+        if entry.author != writer:
+            return f"signed by {entry.author}"
+        if isinstance(event, FitStarted):
+            return "a fit started while another one is active" if view.is_active else None
+        if isinstance(event, LeaderElected):
+            return self._check_election(event, entry.author)
+        if isinstance(event, CancelRequested):
+            return None if view.is_active else "nothing to cancel"
+        leader = self.leader
+        if entry.author != leader:
+            return f"appended {type(event).__name__} while {leader} is the leader"
+        if view.fit_end is not None and not isinstance(
+            event, GroupSubmitted | GroupRefused | GroupsReleased | NodeLost
+        ):
+            return f"{type(event).__name__} after the end"
+        return self._check_decision(event)
+
+    def _check_election(self, event: LeaderElected, by: AgentId) -> str | None:
+        if by not in (event.leader, self.leader):
+            return f"elected {event.leader} without being the leader or the candidate"
+        if event.epoch != self.reference_view.epoch + 1:
+            return f"epoch {event.epoch} follows {self.reference_view.epoch}"
+        return None
+
+    def _check_decision(  # one case per event type
+        self,
+        event: GroupPlanned
+        | GroupSubmitted
+        | GroupRefused
+        | NodeLost
+        | GroupsReleased
+        | PreemptionNoticed
+        | RoundOpened
+        | RoundClosed
+        | CheckpointCommitted
+        | CheckpointDropped
+        | ValidationStarted
+        | ValidationEnded
+        | TrainingEnded
+        | FitEnded,
+    ) -> str | None:
+        view = self.reference_view
+        match event:
+            case GroupPlanned():
+                return self._check_intent(event)
+            case GroupSubmitted(token=token) | GroupRefused(token=token):
+                pending = token in view.groups and view.groups[token].is_pending
+                return None if pending else f"{token} was not pending"
+            case NodeLost(token=token, node=node):
+                standing = token in view.groups and node in view.groups[token].active_nodes
+                return None if standing else f"{token}.{node} was not active"
+            case GroupsReleased(token=token, other_tokens=others):
+                groups = view.groups
+                lost = [t for t in (token, *others) if t not in groups or groups[t].is_released]
+                return f"{', '.join(lost)} was not held" if lost else None
+            case PreemptionNoticed():
+                return None
+            case RoundOpened():
+                return self._check_round(event)
+            case RoundClosed():
+                return self._check_round_close(event)
+            case CheckpointCommitted():
+                return self._check_commit(event)
+            case CheckpointDropped(name=name):
+                return self._check_drop(name)
+            case ValidationStarted():
+                return self._check_validation(event)
+            case ValidationEnded():
+                return self._check_validation_result(event)
+            case TrainingEnded(fit_end=ended):
+                return self._check_result(ended)
+            case FitEnded():
+                return self._check_fit_end(event)
+        assert_never(event)
+
+    def _check_intent(self, event: GroupPlanned) -> str | None:
+        view = self.reference_view
+        if event.plan.token in self.intended_tokens:
+            return f"token {event.plan.token} was used before"
+        if event.request.role == "train":
+            is_over = view.pending_fit_end is not None
+            return "machines for workers planned after the training" if is_over else None
+        if not view.unvalidated_checkpoints:
+            return "machine for validation planned without a pending validation"
+        groups = [
+            one for one in view.groups.values() if one.role == "validate" and one.active_nodes
+        ]
+        spare = len(groups) - len(view.notices)
+        return f"{spare} machines for validation are active already" if spare > 0 else None
+
+    def _check_round(self, event: RoundOpened) -> str | None:
+        view, opened = self.reference_view, event.round
+        assert view.spec is not None
+        if view.pending_fit_end is not None:
+            return f"round {opened.number} opened after the training"
+        if view.round is not None:
+            return f"round {opened.number} opened while round {view.round.number} is open"
+        if view.last_round is not None and opened.number <= view.last_round.number:
+            return f"round {opened.number} comes after round {view.last_round.number}"
+        ranks = [rank for place in opened.assignments for rank in place.ranks]
+        if ranks != list(range(opened.world_size)):
+            return f"ranks {ranks}"
+        if len({place.agent for place in opened.assignments}) < len(opened.assignments):
+            return "an agent has two assignments"
+        if any(place.agent in self.lost_agents for place in opened.assignments):
+            return "a lost agent has an assignment"
+        if not view.spec.min_workers <= opened.world_size <= view.spec.max_workers:
+            return f"{opened.world_size} workers"
+        latest = view.latest_checkpoint.name if view.latest_checkpoint else None
+        if opened.checkpoint_name != latest:
+            return f"starts from {opened.checkpoint_name}, not {latest}"
+        return self._check_memory_restore(opened)
+
+    def _check_memory_restore(self, opened: Round) -> str | None:
+        """A snapshot in memory must not be older than the latest checkpoint, nor rolled back."""
+        state, latest = opened.memory_snapshot, self.reference_view.latest_checkpoint
+        if state is None:
+            return None
+        if state.step > self._training.max_step:
+            return f"starts from step {state.step} in memory, which was never executed"
+        if state.step not in self._training.snapshot_steps.get(state.round, ()):
+            return f"starts from step {state.step} in memory, which was rolled back"
+        committed = latest.metrics["step"] if latest is not None else 0
+        if state.step < committed:
+            return f"starts from step {state.step} in memory, but step {committed} was committed"
+        return None
+
+    def _check_round_close(self, event: RoundClosed) -> str | None:
+        if (
+            self.reference_view.round is None
+            or self.reference_view.round.number != event.round_number
+        ):
+            return f"round {event.round_number} is not open"
+        failures = self.reference_view.failure_counts.get(FailureCause.WORKER, 0) + 1
+        if event.cause is FailureCause.WORKER and failures > self._training.crash_count:
+            crashes = self._training.crash_count
+            return f"{failures} worker failures recorded, but {crashes} occurred: {event.reason}"
+        return None
+
+    def _check_commit(self, event: CheckpointCommitted) -> str | None:
+        view = self.reference_view
+        if view.last_round is None or event.round > view.last_round.number:
+            return f"round {event.round} has not started"
+        for rank in event.ranks:
+            if keys.manifest(event.name, event.round, rank) not in self._objects:
+                return f"{event.name} has no files of rank {rank}"
+        return self._check_checkpoint_files(event) or self._check_checkpoint_step(event)
+
+    def _check_checkpoint_files(self, event: CheckpointCommitted) -> str | None:
+        saved = read_checkpoint_state(self._objects, event.name)
+        if isinstance(saved, str):
+            return f"{event.name}: {saved}"
+        if saved.link != self._training.reference.state_at(saved.step).link:
+            return f"{event.name}: step {saved.step} differs from the reference run"
+        reported_step = event.metrics.get("step")
+        if reported_step != saved.step:
+            return f"{event.name} contains step {saved.step}, its metrics say {reported_step}"
+        if event.validation != self._training.validation_request(saved.step):
+            return f"{event.name} has the wrong validation request: {event.validation}"
+        return None
+
+    def _check_checkpoint_step(self, event: CheckpointCommitted) -> str | None:
+        latest = self.reference_view.latest_checkpoint
+        if latest is not None and event.metrics["step"] <= latest.metrics["step"]:
+            return f"step {event.metrics['step']} is committed after step {latest.metrics['step']}"
+        return None
+
+    def _check_drop(self, name: str) -> str | None:
+        latest = self.reference_view.latest_checkpoint
+        if latest is None or name not in {kept.name for kept in self.reference_view.checkpoints}:
+            return f"{name} was dropped but does not exist"
+        if name in {kept.name for kept in self.reference_view.unvalidated_checkpoints}:
+            return f"{name} is not validated yet"
+        return f"{name} is the latest" if name == latest.name else None
+
+    def _check_validation(self, event: ValidationStarted) -> str | None:
+        view, current = self.reference_view, self.reference_view.current_validation
+        due = view.unvalidated_checkpoints[0].uid if view.unvalidated_checkpoints else None
+        if event.checkpoint_uid != due:
+            return f"validation of {event.checkpoint_uid} started, but {due} is next"
+        if event.attempt != view.validation_attempts + 1:
+            return f"attempt {event.attempt} follows {view.validation_attempts}"
+        group = view.groups.get(event.token)
+        if event.agent in view.lost_agents or group is None or not group.is_node_active(event.node):
+            return f"{event.agent} cannot validate"
+        if current is None:
+            return None
+        group_of_current = view.groups.get(current.token)
+        is_lost = (
+            group_of_current is None
+            or not group_of_current.is_node_active(current.node)
+            or current.agent in view.lost_agents
+        )
+        return None if is_lost else f"{current.agent} already validates {current.checkpoint_uid}"
+
+    def _check_validation_result(self, event: ValidationEnded) -> str | None:
+        due = (
+            self.reference_view.unvalidated_checkpoints[0]
+            if self.reference_view.unvalidated_checkpoints
+            else None
+        )
+        if due is None or due.uid != event.checkpoint_uid:
+            return f"{event.checkpoint_uid} was not to be validated"
+        if event.status == "validated":
+            found = validation_score(due.metrics["step"])
+            right = event.metrics == {"score": found}
+            return None if right else f"metrics {event.metrics} recorded, but the score is {found}"
+        return f"metrics {event.metrics} of a failed validation" if event.metrics else None
+
+    def _check_fit_end(self, event: FitEnded) -> str | None:
+        view = self.reference_view
+        if not view.is_active:
+            return "no fit is active"
+        if view.unvalidated_checkpoints and event.outcome == "finished":
+            return f"{len(view.unvalidated_checkpoints)} checkpoints are not validated yet"
+        if view.pending_fit_end is not None and event.outcome != "cancelled":
+            before = view.pending_fit_end
+            return (
+                None if event == before else f"expected outcome {before.outcome}: {before.reason}"
+            )
+        return self._check_result(event)
+
+    def _check_result(self, event: FitEnded) -> str | None:
+        if event.outcome != "finished":
+            return None
+        result = self._objects.get(event.result_key or "", b"")
+        if not result.endswith(self._training.expected_result.link.encode()):
+            return f"the result {result!r} differs from the reference run"
+        return None
+
+    # --- machines ----------------------------------------------------------------------------
+
+    def on_machines_requested(self, plan: GroupPlan) -> None:
+        """A group is requested: the journal must contain its plan.
+
+        The late request of a deposed leader may have been recorded as refused meanwhile; its
+        machines find that out and exit by themselves.
+        """
+        if plan.token not in self.intended_tokens:
+            self.report_violation(
+                f"machines for {plan.token} requested, which is not in the journal"
+            )
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def check_end(self, expected_outcome: str) -> None:
+        """Check the final state of the run."""
+        ended = self.reference_view.fit_end
+        if ended is None:
+            self.report_violation("the run did not end")
+        elif ended.outcome != expected_outcome:
+            self.report_violation(
+                f"the run ended {ended.outcome} ({ended.reason}), expected {expected_outcome}"
+            )
+        for kept in self.reference_view.checkpoints:
+            found = read_checkpoint_state(self._objects, kept.name)
+            if isinstance(found, str):
+                self.report_violation(
+                    f"the committed checkpoint {kept.name} cannot be read: {found}"
+                )
+        if ended is not None and ended.outcome == "finished":
+            self._check_validation_count()
+
+    def _check_validation_count(self) -> None:
+        """Every requested validation has ended exactly once, in order."""
+        events = [entry.event for entry in self.entries]
+        requested = [
+            event.uid
+            for event in events
+            if isinstance(event, CheckpointCommitted) and event.validation
+        ]
+        ended = [event.checkpoint_uid for event in events if isinstance(event, ValidationEnded)]
+        if ended != requested:
+            self.report_violation(f"validations requested: {requested}, ended: {ended}")
+
+
+def _owner_of(key: str) -> str:
+    return key.rpartition("/")[2].removesuffix(".json")
+
+
+def matches_reference_run(metrics: Mapping[str, object] | None, training: SimTraining) -> bool:
+    """Return whether the metrics are a state of the reference run."""
+    if metrics is None:
+        return False
+    step = msgspec.convert(metrics.get("step"), int)
+    return metrics.get("link") == training.reference.state_at(step).link

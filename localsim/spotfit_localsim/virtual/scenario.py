@@ -1,0 +1,152 @@
+"""The configuration of a simulation: workload, market, faults and scheduled events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from spotfit.model.spec import FailureLimits, HangDetectionConfig, RetentionConfig, RunTiming
+from spotfit_localsim.virtual.faults import NO_FAULTS, FaultConfig, FloatRange
+from spotfit_localsim.virtual.market import SimMarketConfig
+from spotfit_localsim.virtual.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """Triggers a number of seconds after the start."""
+
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AtStep:
+    """Triggers when the training first reaches the step."""
+
+    step: int
+
+
+Trigger = AtTime | AtStep
+TargetSelector = Literal["leader", "follower", "any", "all"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReclaimMachine:
+    """Preempt machines."""
+
+    trigger: Trigger
+    target: TargetSelector = "any"
+    with_notice: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeAgent:
+    """Suspend agent processes; they do not notice it."""
+
+    trigger: Trigger
+    duration_s: float
+    target: TargetSelector = "leader"
+
+
+@dataclass(frozen=True, slots=True)
+class CrashAgent:
+    """Kill agent processes, and terminate their machines."""
+
+    trigger: Trigger
+    target: TargetSelector = "leader"
+
+
+@dataclass(frozen=True, slots=True)
+class IsolateHost:
+    """Cut machines off from the other machines in one or both directions; the bucket stays
+    reachable."""
+
+    trigger: Trigger
+    duration_s: float
+    target: TargetSelector = "leader"
+    blocks_outbound: bool = True
+    blocks_inbound: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRun:
+    """Cancel the run."""
+
+    trigger: Trigger
+
+
+@dataclass(frozen=True, slots=True)
+class BucketOutage:
+    """Fail all store requests for `duration_s`."""
+
+    trigger: Trigger
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BucketStall:
+    """Let all store requests hang for `duration_s`."""
+
+    trigger: Trigger
+    duration_s: float
+
+
+ScenarioEvent = (
+    ReclaimMachine | FreezeAgent | CrashAgent | IsolateHost | CancelRun | BucketOutage | BucketStall
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SimNetworkConfig:
+    """The network between the machines."""
+
+    latency_s: FloatRange = (0.0005, 0.003)
+    resets_per_hour: float = 0.0
+    """Rate at which a connection is reset."""
+    partitions_per_hour: float = 0.0
+    """Rate at which a machine is cut off from the others."""
+    partition_s: FloatRange = (1.0, 30.0)
+
+
+@dataclass(frozen=True, slots=True)
+class LaptopConfig:
+    """The machine on which `fit()` was called."""
+
+    dies_at_s: float | None = None
+    sweep_interval_s: float | None = 90.0
+    """Interval of the sweep commands once the laptop is off; None for no sweeps."""
+    sweep_duration_s: float = 45.0
+    """Duration of each sweep."""
+    sweeps_from_start: bool = False
+    """Whether sweeps run from the start, concurrently with the laptop."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A simulation setup; everything that it leaves open is drawn from the seed."""
+
+    name: str
+    num_workers: int = 4
+    min_workers: int | None = None
+    """Makes the group elastic."""
+    slots_per_machine: int = 2
+    """Workers per machine."""
+    resize_interval_s: float = 20.0
+    workload: Workload = field(default_factory=Workload)
+    market: SimMarketConfig = field(default_factory=SimMarketConfig)
+    faults: FaultConfig = NO_FAULTS
+    network: SimNetworkConfig = field(default_factory=SimNetworkConfig)
+    failure_limits: FailureLimits = field(default_factory=FailureLimits)
+    retention: RetentionConfig = field(default_factory=RetentionConfig)
+    hang_detection: HangDetectionConfig = field(default_factory=HangDetectionConfig)
+    timing: RunTiming = field(default_factory=RunTiming)
+    laptop: LaptopConfig = field(default_factory=LaptopConfig)
+    events: tuple[ScenarioEvent, ...] = ()
+    clock_skew: float = 0.0005
+    """Largest relative rate error of the machines' clocks."""
+    faults_duration_s: float = 300.0
+    """Time after which the market, the bucket and the network work without faults."""
+    completion_timeout_s: float = 900.0
+    """The run must end within this time after `faults_duration_s`."""
+    release_timeout_s: float = 120.0
+    """Machines must be released within this time after the end of the run."""
+    expected_outcome: Literal["finished", "failed", "cancelled"] = "finished"

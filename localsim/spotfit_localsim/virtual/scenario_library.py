@@ -1,0 +1,559 @@
+"""Named scenarios, and random scenarios from a seed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from msgspec import structs
+
+from spotfit.model.spec import FailureLimits, HangDetectionConfig, RetentionConfig, RunTiming
+from spotfit_localsim.random_streams import RandomStream, SeededStreams
+from spotfit_localsim.traces import CapacityTrace
+from spotfit_localsim.virtual.faults import FaultConfig
+from spotfit_localsim.virtual.market import SimMarketConfig
+from spotfit_localsim.virtual.scenario import (
+    AtStep,
+    AtTime,
+    BucketOutage,
+    BucketStall,
+    CancelRun,
+    CrashAgent,
+    FreezeAgent,
+    IsolateHost,
+    LaptopConfig,
+    ReclaimMachine,
+    Scenario,
+    ScenarioEvent,
+    SimNetworkConfig,
+    TargetSelector,
+)
+from spotfit_localsim.virtual.workload import UserCrash, ValidationWorkload, Workload
+
+ORDINARY_FAULTS = FaultConfig(
+    lost_request_probability=0.01,
+    lost_response_probability=0.01,
+    slow_request_probability=0.02,
+    freeze_probability=0.002,
+    freeze_s=(0.2, 30.0),
+)
+"""Occasional faults of the bucket and of processes."""
+
+LONG_WORKLOAD = Workload(steps=60, save_every=6)
+
+plain = Scenario("plain")
+
+spot_storm = Scenario(
+    "spot_storm",
+    workload=LONG_WORKLOAD,
+    market=SimMarketConfig(reclaims_per_hour=60.0, notice_probability=0.5, boot_s=(3.0, 15.0)),
+    faults=replace(ORDINARY_FAULTS, crash_probability=0.0003),
+)
+
+zone_outage = Scenario(
+    "zone_outage",
+    workload=LONG_WORKLOAD,
+    market=SimMarketConfig(capacity=CapacityTrace("outage", ((0.0, 4), (25.0, 0), (120.0, 4)))),
+)
+
+slow_bucket = Scenario(
+    "slow_bucket",
+    faults=FaultConfig(
+        lost_request_probability=0.05,
+        lost_response_probability=0.05,
+        slow_request_probability=0.3,
+        slow_latency_s=(0.5, 12.0),
+    ),
+    events=(ReclaimMachine(AtStep(12), "leader"),),
+)
+
+lone_survivor = Scenario(
+    "lone_survivor",
+    num_workers=6,
+    min_workers=1,
+    slots_per_machine=1,
+    workload=LONG_WORKLOAD,
+    market=SimMarketConfig(
+        capacity=CapacityTrace("one is left", ((0.0, 6), (30.0, 1), (100.0, 6)))
+    ),
+)
+
+deposed_leader = Scenario(
+    "deposed_leader",
+    workload=LONG_WORKLOAD,
+    faults=replace(ORDINARY_FAULTS, freeze_probability=0.0),
+    events=(FreezeAgent(AtStep(10), 60.0, "leader"), FreezeAgent(AtStep(30), 40.0, "leader")),
+)
+
+all_machines_reclaimed = Scenario(
+    "all_machines_reclaimed",
+    workload=LONG_WORKLOAD,
+    events=(ReclaimMachine(AtStep(20), "all"), ReclaimMachine(AtStep(45), "all")),
+)
+
+all_machines_reclaimed_without_driver = replace(
+    all_machines_reclaimed,
+    name="all_machines_reclaimed_without_driver",
+    laptop=LaptopConfig(dies_at_s=15.0),
+)
+
+flapping_network = Scenario(
+    "flapping_network",
+    workload=LONG_WORKLOAD,
+    network=SimNetworkConfig(
+        latency_s=(0.001, 0.01), resets_per_hour=200.0, partitions_per_hour=120.0
+    ),
+    faults=ORDINARY_FAULTS,
+)
+
+one_way_partition = Scenario(
+    "one_way_partition",
+    workload=LONG_WORKLOAD,
+    events=(
+        IsolateHost(AtStep(8), 40.0, "leader", blocks_outbound=True, blocks_inbound=False),
+        IsolateHost(AtStep(30), 40.0, "follower", blocks_outbound=False, blocks_inbound=True),
+    ),
+)
+
+bucket_outage = Scenario(
+    "bucket_outage",
+    workload=LONG_WORKLOAD,
+    laptop=LaptopConfig(sweep_interval_s=50.0, sweeps_from_start=True),
+    events=(
+        BucketOutage(AtStep(10), 15.0),
+        BucketOutage(AtStep(30), 50.0),
+        ReclaimMachine(AtStep(32), "follower"),
+    ),
+)
+
+bucket_stalls = Scenario(
+    "bucket_stalls",
+    workload=LONG_WORKLOAD,
+    faults=FaultConfig(stall_probability=0.01),
+    events=(
+        BucketStall(AtStep(10), 30.0),
+        BucketStall(AtStep(30), 8.0),
+        ReclaimMachine(AtStep(32), "follower"),
+    ),
+)
+
+laptop_dies = Scenario(
+    "laptop_dies",
+    workload=LONG_WORKLOAD,
+    laptop=LaptopConfig(dies_at_s=0.7),
+    events=(ReclaimMachine(AtStep(10), "follower"), ReclaimMachine(AtStep(20), "leader")),
+)
+
+elastic_shrink_grow = Scenario(
+    "elastic_shrink_grow",
+    num_workers=8,
+    min_workers=2,
+    workload=Workload(steps=120, save_every=6),
+    timing=RunTiming(round_fill_timeout_s=10.0),
+    market=SimMarketConfig(
+        capacity=CapacityTrace("waves", ((0.0, 4), (40.0, 2), (70.0, 4), (90.0, 1), (110.0, 4)))
+    ),
+)
+
+worker_crashes_within_budget = Scenario(
+    "worker_crashes_within_budget",
+    failure_limits=FailureLimits(worker=3),
+    workload=Workload(
+        crashes=(UserCrash(10, rank=1), UserCrash(13, rank=0, kind="dies"), UserCrash(30, rank=3))
+    ),
+)
+
+hanging_rank = Scenario(
+    "hanging_rank",
+    failure_limits=FailureLimits(worker=2),
+    workload=Workload(
+        crashes=(UserCrash(10, rank=1, kind="hangs"), UserCrash(25, rank=3, kind="hangs"))
+    ),
+    hang_detection=HangDetectionConfig(worker_timeout_s=20.0),
+)
+
+budget_exhausted = Scenario(
+    "budget_exhausted",
+    failure_limits=FailureLimits(worker=1),
+    workload=Workload(crashes=(UserCrash(10, rank=1, times=5),)),
+    expected_outcome="failed",
+)
+
+preemption_budget_exhausted = Scenario(
+    "preemption_budget_exhausted",
+    failure_limits=FailureLimits(preemption=0),
+    events=(ReclaimMachine(AtStep(10), "follower"),),
+    expected_outcome="failed",
+)
+
+cancel_midway = Scenario(
+    "cancel_midway",
+    faults=ORDINARY_FAULTS,
+    events=(CancelRun(AtStep(15)),),
+    expected_outcome="cancelled",
+)
+
+preemption_with_notice = Scenario(
+    "preemption_with_notice",
+    workload=LONG_WORKLOAD,
+    events=(
+        ReclaimMachine(AtStep(10), "follower", with_notice=True),
+        ReclaimMachine(AtStep(40), "leader", with_notice=True),
+    ),
+)
+
+failed_boots = Scenario(
+    "failed_boots",
+    timing=RunTiming(boot_timeout_s=60.0),
+    market=SimMarketConfig(boot_failure_probability=0.5),
+    faults_duration_s=200.0,
+)
+
+lost_cloud_responses = Scenario(
+    "lost_cloud_responses",
+    workload=LONG_WORKLOAD,
+    market=SimMarketConfig(
+        lost_response_probability=0.3,
+        refusal_probability=0.3,
+        rejects_when_full=True,
+        reclaims_per_hour=40.0,
+    ),
+    faults=replace(ORDINARY_FAULTS, crash_probability=0.0005),
+)
+
+checkpoint_retention = Scenario(
+    "checkpoint_retention",
+    workload=Workload(steps=80, save_every=3),
+    retention=RetentionConfig(num_to_keep=2, score_attribute="step", score_order="min"),
+    faults=ORDINARY_FAULTS,
+    events=(CrashAgent(AtStep(25), "leader"), CrashAgent(AtStep(50), "follower")),
+)
+
+reused_checkpoint_names = Scenario(
+    "reused_checkpoint_names",
+    workload=replace(LONG_WORKLOAD, checkpoint_naming="by_step", upload_s=(0.5, 4.0)),
+    events=(
+        ReclaimMachine(AtStep(14), "follower"),
+        ReclaimMachine(AtStep(25), "leader"),
+        CrashAgent(AtStep(37), "any"),
+    ),
+)
+
+single_checkpoint_name = Scenario(
+    "single_checkpoint_name",
+    workload=replace(
+        LONG_WORKLOAD, checkpoint_naming="fixed", upload_s=(0.5, 4.0), uploads_in_background=True
+    ),
+    faults=ORDINARY_FAULTS,
+    events=reused_checkpoint_names.events,
+)
+
+uploads_outlive_workers = Scenario(
+    "uploads_outlive_workers",
+    workload=Workload(
+        steps=40,
+        save_every=10,
+        upload_s=(3.0, 4.0),
+        uploads_in_background=True,
+        crashes=tuple(UserCrash(step, kind="dies") for step in (11, 22, 33)),
+    ),
+    failure_limits=FailureLimits(worker=3),
+)
+
+late_replicas = Scenario(
+    "late_replicas",
+    workload=Workload(
+        steps=60,
+        save_every=2,
+        upload_s=(0.05, 0.2),
+        uses_snapshots=True,
+        replication_s=(0.1, 0.7),
+    ),
+    events=tuple(ReclaimMachine(AtStep(step), "follower") for step in (15, 31, 47)),
+)
+"""Commits complete before replicas: the replica of a lost machine on its peer is older."""
+
+rollback = Scenario(
+    "rollback",
+    workload=Workload(
+        steps=60,
+        save_every=2,
+        upload_s=(0.5, 2.0),
+        uses_snapshots=True,
+        replication_s=(0.01, 0.1),
+        rollback_probability=0.3,
+        crashes=tuple(UserCrash(step, kind="dies") for step in (11, 23, 35, 47)),
+    ),
+    failure_limits=FailureLimits(worker=4),
+)
+"""Rolled-back snapshots still have replicas on peers when workers die."""
+
+silent_machine_loss = Scenario(
+    "silent_machine_loss",
+    workload=LONG_WORKLOAD,
+    market=SimMarketConfig(
+        clean_close_probability=0.0, reclaims_per_hour=40.0, notice_probability=0.0
+    ),
+)
+
+validation_under_faults = Scenario(
+    "validation_under_faults",
+    workload=replace(LONG_WORKLOAD, validations=ValidationWorkload()),
+    retention=RetentionConfig(num_to_keep=1, score_attribute="score"),
+    timing=RunTiming(validator_wait_timeout_s=30.0, validator_idle_timeout_s=20.0),
+    market=SimMarketConfig(
+        reclaims_per_hour=60.0, notice_probability=0.5, boot_s=(3.0, 15.0), refusal_probability=0.2
+    ),
+    faults=replace(ORDINARY_FAULTS, crash_probability=0.0003),
+)
+
+validation_after_training = Scenario(
+    "validation_after_training",
+    workload=replace(
+        LONG_WORKLOAD, validations=ValidationWorkload(duration_s=(30.0, 60.0), timeout_s=45.0)
+    ),
+    laptop=LaptopConfig(dies_at_s=20.0),
+    timing=RunTiming(validator_idle_timeout_s=20.0),
+    market=SimMarketConfig(reclaims_per_hour=40.0),
+    faults_duration_s=600.0,
+)
+
+SCENARIOS: tuple[Scenario, ...] = (
+    plain,
+    spot_storm,
+    zone_outage,
+    slow_bucket,
+    lone_survivor,
+    deposed_leader,
+    all_machines_reclaimed,
+    all_machines_reclaimed_without_driver,
+    flapping_network,
+    one_way_partition,
+    bucket_outage,
+    bucket_stalls,
+    laptop_dies,
+    elastic_shrink_grow,
+    worker_crashes_within_budget,
+    budget_exhausted,
+    preemption_budget_exhausted,
+    cancel_midway,
+    preemption_with_notice,
+    failed_boots,
+    lost_cloud_responses,
+    checkpoint_retention,
+    reused_checkpoint_names,
+    single_checkpoint_name,
+    uploads_outlive_workers,
+    late_replicas,
+    rollback,
+    hanging_rank,
+    silent_machine_loss,
+    validation_under_faults,
+    validation_after_training,
+)
+
+
+def random_scenario(seed: int) -> Scenario:
+    """Return a scenario with all parameters drawn from the seed, within what a run must survive."""
+    rng = SeededStreams(seed).stream("storm")
+    slots = rng.choice([1, 1, 2, 2, 4])
+    workers = slots * rng.choice([1, 2, 2, 3, 4])
+    elastic = rng.bernoulli(0.4)
+    crashes = _draw_crashes(rng, workers) if rng.bernoulli(0.3) and not elastic else ()
+    market = _draw_market(rng)
+    scenario = Scenario(
+        f"storm {seed}",
+        num_workers=workers,
+        min_workers=rng.randint(1, workers) if elastic else None,
+        slots_per_machine=slots,
+        workload=_maybe_use_single_name(
+            replace(
+                _draw_workload(rng, crashes), uploads_in_background=_draw_background_uploads(seed)
+            ),
+            seed,
+        ),
+        market=market,
+        faults=_draw_faults(rng),
+        network=_draw_network(rng),
+        failure_limits=FailureLimits(worker=len(crashes)),
+        retention=RetentionConfig(
+            num_to_keep=rng.choice([None, 1, 2]), score_attribute=rng.choice([None, "step"])
+        ),
+        timing=RunTiming(round_fill_timeout_s=rng.choice([5.0, 60.0]), boot_timeout_s=120.0),
+        laptop=_draw_laptop(rng, market),
+        events=tuple(_draw_event(rng) for _ in range(rng.choice([0, 0, 1, 2, 3]))),
+        clock_skew=rng.choice([0.0, 0.0005, 0.02]),
+        faults_duration_s=rng.uniform(60.0, 300.0),
+    )
+    scenario = _add_stalls(scenario, SeededStreams(seed).stream("stalls"))
+    # Half of the seeds validate; the others keep the scenario they had before validations existed.
+    return (
+        _add_validations(scenario, SeededStreams(seed).stream("validations"))
+        if seed % 4 in (0, 3)
+        else scenario
+    )
+
+
+def random_save_scenario(seed: int) -> Scenario:
+    """Return `random_scenario(seed)` with frequent saves by all ranks through snapshots."""
+    scenario = random_scenario(seed)
+    rng = SeededStreams(seed).stream("saves")
+    workload = replace(
+        scenario.workload,
+        uses_snapshots=True,
+        validations=None,
+        checkpoint_naming="generated",
+        save_every=rng.choice([1, 2, 4]),
+        snapshot_stall_s=(0.001, rng.choice([0.01, 0.5])),
+        replication_s=(0.01, rng.choice([0.1, 1.0, 10.0])),
+        rollback_probability=SeededStreams(seed).stream("back").choice([0.0, 0.0, 0.0, 0.1]),
+    )
+    retention = structs.replace(scenario.retention, score_attribute=rng.choice([None, "step"]))
+    return replace(scenario, name=f"saves {seed}", workload=workload, retention=retention)
+
+
+def _add_stalls(scenario: Scenario, rng: RandomStream) -> Scenario:
+    """Add random stalls to a third of the scenarios, and one long stall to half of these."""
+    if not rng.bernoulli(0.35):
+        return scenario
+    faults = replace(scenario.faults, stall_probability=rng.choice([0.0, 0.002, 0.01, 0.05]))
+    trigger = AtTime(rng.uniform(1.0, 200.0)) if rng.bernoulli(0.5) else AtStep(rng.randint(1, 40))
+    stall = (BucketStall(trigger, rng.uniform(3.0, 60.0)),) if rng.bernoulli(0.5) else ()
+    return replace(scenario, faults=faults, events=(*scenario.events, *stall))
+
+
+def _add_validations(scenario: Scenario, rng: RandomStream) -> Scenario:
+    retention = scenario.retention
+    if retention.score_attribute is not None and rng.bernoulli(0.5):
+        retention = structs.replace(retention, score_attribute="score")
+    timing = structs.replace(
+        scenario.timing,
+        validator_wait_timeout_s=rng.choice([10.0, 60.0]),
+        validator_idle_timeout_s=rng.choice([1.0, 20.0]),
+    )
+    workload = replace(scenario.workload, validations=_draw_validations(rng))
+    longest_s = (
+        scenario.workload.steps * workload.validations.timeout_s if workload.validations else 0.0
+    )
+    timeout_s = scenario.completion_timeout_s + longest_s
+    return replace(
+        scenario,
+        workload=workload,
+        retention=retention,
+        timing=timing,
+        completion_timeout_s=timeout_s,
+    )
+
+
+def _maybe_use_single_name(load: Workload, seed: int) -> Workload:
+    """Use one name for all checkpoints in a fifth of the scenarios; from a separate stream."""
+    return (
+        replace(load, checkpoint_naming="fixed")
+        if SeededStreams(seed).stream("one name").bernoulli(0.2)
+        else load
+    )
+
+
+def _draw_background_uploads(seed: int) -> bool:
+    """Draw from a separate stream, which keeps the scenarios of older seeds."""
+    return SeededStreams(seed).stream("left to the agent").bernoulli(0.4)
+
+
+def _draw_laptop(rng: RandomStream, market: SimMarketConfig) -> LaptopConfig:
+    dies_at_s = rng.uniform(0.5, 200.0) if rng.bernoulli(0.5) else None
+    # A sweep must outlast the boot timeout to replace a machine whose agent never starts.
+    sweep_s = 180.0 if market.boot_failure_probability else 45.0
+    return LaptopConfig(dies_at_s, sweep_s + 45.0, sweep_s, sweeps_from_start=rng.bernoulli(0.2))
+
+
+def _draw_workload(rng: RandomStream, crashes: tuple[UserCrash, ...]) -> Workload:
+    return Workload(
+        steps=rng.randint(10, 60),
+        step_s=(0.1, rng.uniform(0.2, 1.5)),
+        start_s=(0.05, rng.uniform(0.1, 3.0)),
+        report_every=rng.choice([0, 1, 3]),
+        save_every=rng.choice([0, 1, 4, 10]),
+        upload_s=(0.05, rng.uniform(0.1, 5.0)),
+        all_ranks_save=rng.bernoulli(0.6),
+        saves_on_notice=rng.bernoulli(0.7),
+        checkpoint_naming="by_step" if rng.bernoulli(0.3) else "generated",
+        uses_barriers=rng.bernoulli(0.3),
+        peer_error_probability=rng.choice([0.0, 0.5, 1.0]),
+        exit_s=(0.005, rng.choice([0.05, 3.0])),
+        crashes=crashes,
+    )
+
+
+def _draw_validations(rng: RandomStream) -> ValidationWorkload:
+    return ValidationWorkload(
+        fraction=rng.choice([0.3, 1.0]),
+        duration_s=(0.1, rng.choice([1.0, 10.0, 25.0])),
+        failure_probability=rng.choice([0.0, 0.2]),
+        hang_probability=rng.choice([0.0, 0.1]),
+        timeout_s=rng.choice([10.0, 30.0]),
+        own_machine=rng.choice([None, None, True, False]),
+    )
+
+
+def _draw_crashes(rng: RandomStream, workers: int) -> tuple[UserCrash, ...]:
+    steps = rng.sample(range(1, 10), rng.randint(1, 3))
+    return tuple(
+        UserCrash(step, rank=rng.randrange(workers), kind=rng.choice(["raises", "dies"]))
+        for step in steps
+    )
+
+
+def _draw_market(rng: RandomStream) -> SimMarketConfig:
+    return SimMarketConfig(
+        reclaims_per_hour=rng.choice([0.0, 20.0, 60.0, 150.0]),
+        notice_probability=rng.random(),
+        notice_s=rng.choice([5.0, 30.0, 120.0]),
+        boot_s=(1.0, rng.uniform(2.0, 30.0)),
+        boot_failure_probability=rng.choice([0.0, 0.0, 0.1]),
+        rejects_when_full=rng.bernoulli(0.5),
+        refusal_probability=rng.choice([0.0, 0.0, 0.3]),
+        clean_close_probability=rng.random(),
+        lost_response_probability=rng.choice([0.0, 0.0, 0.1]),
+        capacity=_draw_capacity(rng) if rng.bernoulli(0.3) else None,
+    )
+
+
+def _draw_capacity(rng: RandomStream) -> CapacityTrace:
+    times = [0.0, *sorted(rng.uniform(10.0, 200.0) for _ in range(rng.randint(1, 5)))]
+    return CapacityTrace("drawn", tuple((time, rng.randint(0, 5)) for time in times))
+
+
+def _draw_faults(rng: RandomStream) -> FaultConfig:
+    if rng.bernoulli(0.2):
+        return FaultConfig()
+    return FaultConfig(
+        lost_request_probability=rng.choice([0.0, 0.01, 0.05]),
+        lost_response_probability=rng.choice([0.0, 0.01, 0.05]),
+        slow_request_probability=rng.choice([0.0, 0.02, 0.1]),
+        freeze_probability=rng.choice([0.0, 0.001, 0.01]),
+        freeze_s=(0.2, rng.choice([3.0, 40.0])),
+        crash_probability=rng.choice([0.0, 0.0002, 0.001]),
+    )
+
+
+def _draw_network(rng: RandomStream) -> SimNetworkConfig:
+    return SimNetworkConfig(
+        latency_s=(0.0005, rng.choice([0.003, 0.02, 0.2])),
+        resets_per_hour=rng.choice([0.0, 0.0, 60.0, 300.0]),
+        partitions_per_hour=rng.choice([0.0, 0.0, 30.0, 150.0]),
+    )
+
+
+_PARTITION_DIRECTIONS = ((True, True), (True, False), (False, True))
+
+
+def _draw_event(rng: RandomStream) -> ScenarioEvent:
+    trigger = AtTime(rng.uniform(1.0, 200.0)) if rng.bernoulli(0.3) else AtStep(rng.randint(1, 40))
+    target: TargetSelector = rng.choice(["leader", "follower", "any", "all"])
+    events: tuple[ScenarioEvent, ...] = (
+        ReclaimMachine(trigger, target, with_notice=rng.bernoulli(0.5)),
+        FreezeAgent(trigger, rng.uniform(1.0, 60.0), target),
+        CrashAgent(trigger, target),
+        IsolateHost(trigger, rng.uniform(1.0, 60.0), target, *rng.choice(_PARTITION_DIRECTIONS)),
+        BucketOutage(trigger, rng.uniform(1.0, 60.0)),
+    )
+    return rng.choice(events)

@@ -1,0 +1,355 @@
+"""A simulated cloud on the simulated market: groups of instances, idempotent by token, with
+billing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from spotfit.core.ids import Token
+from spotfit.model.group import (
+    GroupHandle,
+    GroupPlan,
+    GroupRequest,
+    GroupStatus,
+    NodeState,
+    NodeStatus,
+    missing_group_status,
+)
+from spotfit.model.topology import Notice
+from spotfit.provision.api import Refusal, Traits
+from spotfit.provision.launch import AgentLaunchSpec
+from spotfit_localsim.virtual.engine import Engine, SimProcess
+from spotfit_localsim.virtual.market import SimMarket
+
+PROVISIONER_NAME = "sim"
+
+
+@dataclass(eq=False)
+class SimInstance:
+    """One instance."""
+
+    token: Token
+    node: int
+    slots: int
+    launch: AgentLaunchSpec
+    billed_from: float | None = None
+    """Start of the billing; None while it waits for capacity."""
+    is_up: bool = False
+    terminated_at: float | None = None
+    termination_visible_at: float = 0.0
+    reason: str = ""
+    has_failed: bool = False
+    notice: Notice | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.token}.{self.node}"
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it is or will be billed."""
+        return self.terminated_at is None
+
+    def status(self, now: float) -> NodeStatus:
+        """Return the status that the API reports, which lags behind a termination."""
+        if self.terminated_at is not None and now >= self.termination_visible_at:
+            return NodeStatus(
+                state=NodeState.FAILED if self.has_failed else NodeState.GONE, reason=self.reason
+            )
+        return NodeStatus(state=NodeState.RUNNING if self.is_up else NodeState.WAITING)
+
+    def billed_s(self, now: float) -> float:
+        """Return the billed duration."""
+        if self.billed_from is None:
+            return 0.0
+        return (now if self.terminated_at is None else self.terminated_at) - self.billed_from
+
+
+@dataclass(eq=False)
+class SimInstanceGroup:
+    """The instances of one token."""
+
+    plan: GroupPlan
+    instances: list[SimInstance] = field(default_factory=list)
+
+
+class InstanceObserver(Protocol):
+    """Runs the agents on the instances."""
+
+    def on_instance_booted(self, instance: SimInstance) -> None:
+        """The instance is up: start its agent."""
+        ...
+
+    def on_instance_terminated(self, instance: SimInstance, *, closes_connections: bool) -> None:
+        """The instance is terminated; `closes_connections` if its kernel closed its sockets."""
+        ...
+
+
+class SimCloud:
+    """All groups. Its methods are exact; the provisioner simulates lost requests and responses."""
+
+    def __init__(self, engine: Engine, market: SimMarket, log: Callable[[str, str], None]) -> None:
+        self.groups: dict[Token, SimInstanceGroup] = {}
+        self.request_listeners: list[Callable[[GroupPlan], None]] = []
+        """Called for every request that creates instances."""
+        self.observer: InstanceObserver | None = None
+        self._engine = engine
+        self._market = market
+        self._log = log
+        self._billed_count = 0
+        """Number of billed instances."""
+        for moment in market.capacity_change_times():
+            engine.schedule_at(moment, self._apply_capacity_change)
+
+    # --- API ---------------------------------------------------------------------------------
+
+    def request(self, plan: GroupPlan, launch: AgentLaunchSpec) -> Refusal | None:
+        """Create the instances of the plan, once per token; they wait for capacity."""
+        if plan.token in self.groups:
+            return None
+        if self._market.should_refuse():
+            return Refusal("the market refused the request")
+        if self._market.config.rejects_when_full and self._free_capacity() < plan.num_nodes:
+            return Refusal(f"no capacity for {plan.num_nodes} machines")
+        for listener in self.request_listeners:
+            listener(plan)
+        instances = [
+            SimInstance(plan.token, node, plan.slots_per_node, launch)
+            for node in range(plan.num_nodes)
+        ]
+        self.groups[plan.token] = SimInstanceGroup(plan, instances)
+        self._log("cloud", f"accepted {plan.num_nodes} machines for {plan.token}")
+        self._engine.schedule_after(0.0, self._allocate)
+        return None
+
+    def status(self, token: Token, nodes: int) -> GroupStatus:
+        """Return the status of the group that the API reports."""
+        group = self.groups.get(token)
+        if group is None:
+            return missing_group_status(nodes)
+        now = self._engine.now
+        waiting = any(
+            instance.is_active and instance.billed_from is None for instance in group.instances
+        )
+        refusal = "waiting for capacity" if waiting and self._free_capacity() <= 0 else ""
+        return GroupStatus(
+            nodes=tuple(instance.status(now) for instance in group.instances), refusal=refusal
+        )
+
+    def release(self, token: Token) -> None:
+        """Terminate all instances of the group."""
+        group = self.groups.get(token)
+        if group is not None:
+            self._engine.schedule_after(0.05, lambda: self._terminate_all(group, "released"))
+
+    # --- preemption and termination ----------------------------------------------------------
+
+    def reclaim(self, instance: SimInstance, *, with_notice: bool) -> None:
+        """Preempt the instance at once, or after a notice."""
+        if not instance.is_active or instance.notice is not None:
+            return
+        if not instance.is_up or not with_notice:
+            self.terminate(
+                instance,
+                "reclaimed",
+                closes_connections=self._market.stream.bernoulli(
+                    self._market.config.clean_close_probability
+                ),
+            )
+            return
+        notice_s = self._market.config.notice_s
+        instance.notice = Notice(reason="reclaimed by the market", seconds_left=notice_s)
+        self._log(instance.name, f"receives a preemption notice: {notice_s:.0f} s left")
+        self._engine.schedule_after(
+            notice_s,
+            lambda: self.terminate(instance, "reclaimed after its notice", closes_connections=True),
+        )
+
+    def terminate(
+        self, instance: SimInstance, reason: str, *, closes_connections: bool, failed: bool = False
+    ) -> None:
+        """Terminate the instance and end its billing."""
+        if not instance.is_active:
+            return
+        now = self._engine.now
+        self._billed_count -= instance.billed_from is not None
+        instance.terminated_at = now
+        instance.termination_visible_at = now + self._market.stream.uniform_in(
+            self._market.config.status_lag_s
+        )
+        instance.reason = reason
+        instance.has_failed = failed
+        self._log(
+            instance.name, f"is terminated: {reason}{'' if closes_connections else ' (silently)'}"
+        )
+        if self.observer is not None and instance.is_up:
+            self.observer.on_instance_terminated(instance, closes_connections=closes_connections)
+        self._engine.schedule_after(0.0, self._allocate)
+
+    def schedule_allocation(self) -> None:
+        """Allocate waiting instances after a change of capacity."""
+        self._engine.schedule_after(0.0, self._allocate)
+
+    def active_instances(self) -> Iterator[SimInstance]:
+        """Yield every instance that is or will be billed."""
+        return (
+            instance
+            for group in self.groups.values()
+            for instance in group.instances
+            if instance.is_active
+        )
+
+    def running_instances(self) -> list[SimInstance]:
+        """Return every instance that is up."""
+        return [instance for instance in self.active_instances() if instance.is_up]
+
+    @property
+    def machine_seconds(self) -> float:
+        """Billed seconds of all instances."""
+        now = self._engine.now
+        return sum(
+            instance.billed_s(now) for group in self.groups.values() for instance in group.instances
+        )
+
+    # --- capacity ----------------------------------------------------------------------------
+
+    def _free_capacity(self) -> int:
+        return self._market.capacity_at(self._engine.now) - self._billed_count
+
+    def _allocate(self) -> None:
+        for instance in [
+            instance for instance in self.active_instances() if instance.billed_from is None
+        ]:
+            if self._free_capacity() <= 0:
+                break
+            instance.billed_from = self._engine.now
+            self._billed_count += 1
+            boot_s = self._market.stream.uniform_in(self._market.config.boot_s)
+            self._engine.schedule_after(boot_s, partial(self._finish_boot, instance))
+
+    def _finish_boot(self, instance: SimInstance) -> None:
+        if not instance.is_active:
+            return
+        instance.is_up = True
+        lifetime_s = self._market.draw_lifetime_s()
+        if lifetime_s is not None:
+            self._engine.schedule_after(lifetime_s, lambda: self._end_lifetime(instance))
+        if self._market.should_fail_boot():
+            self._log(instance.name, "is up but its agent does not start")
+        elif self.observer is not None:
+            self.observer.on_instance_booted(instance)
+
+    def _end_lifetime(self, instance: SimInstance) -> None:
+        # None after the faults have ended: the machine keeps running then.
+        if self._market.draw_lifetime_s() is not None:
+            self.reclaim(
+                instance,
+                with_notice=self._market.stream.bernoulli(self._market.config.notice_probability),
+            )
+
+    def _apply_capacity_change(self) -> None:
+        """Preempt instances above the new capacity, and allocate waiting ones below it."""
+        excess = -self._free_capacity()
+        running = self.running_instances()
+        for instance in self._market.stream.sample(running, min(len(running), max(0, excess))):
+            self.reclaim(instance, with_notice=False)
+        self._allocate()
+
+    def _terminate_all(self, group: SimInstanceGroup, reason: str) -> None:
+        for instance in group.instances:
+            self.terminate(instance, reason, closes_connections=True)
+
+
+class SimCloudProvisioner:
+    """The `Provisioner` of one process, with `slots` workers per machine."""
+
+    def __init__(
+        self, cloud: SimCloud, market: SimMarket, process: SimProcess, *, slots: int
+    ) -> None:
+        self._cloud = cloud
+        self._market = market
+        self._process = process
+        self._slots = slots
+
+    @property
+    def name(self) -> str:
+        return PROVISIONER_NAME
+
+    @property
+    def traits(self) -> Traits:
+        market = self._market.config
+        return Traits(
+            notice_s=market.notice_s, status_lag_s=market.status_lag_s[1], notice_sources=("sim",)
+        )
+
+    def plan(self, request: GroupRequest) -> GroupPlan:
+        slots = min(self._slots, request.total_workers)
+        return GroupPlan(
+            token=request.token,
+            provisioner=PROVISIONER_NAME,
+            num_nodes=math.ceil(request.num_workers / slots),
+            slots_per_node=slots,
+        )
+
+    def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
+        self._send_request()
+        refusal = self._cloud.request(plan, launch)
+        self._receive_response()
+        return refusal or GroupHandle(
+            token=plan.token,
+            provisioner=PROVISIONER_NAME,
+            name=f"sim-{plan.token}",
+            detail={"nodes": plan.num_nodes},
+        )
+
+    def observe(self, handle: GroupHandle) -> GroupStatus:
+        self._send_request()
+        status = self._cloud.status(handle.token, int(handle.detail["nodes"]))
+        self._receive_response()
+        return status
+
+    def cancel(self, handle: GroupHandle) -> None:
+        self._send_request()
+        self._cloud.release(handle.token)
+        self._receive_response()
+
+    def _send_request(self) -> None:
+        self._process.simulate_call(
+            self._market.stream.uniform_in(self._market.config.latency_s) / 2
+        )
+
+    def _receive_response(self) -> None:
+        self._process.simulate_call(
+            self._market.stream.uniform_in(self._market.config.latency_s) / 2
+        )
+        if self._market.should_lose_response():
+            raise ConnectionError("the response of the cloud was lost")
+
+
+class NonIdempotentProvisioner(SimCloudProvisioner):
+    """A wrong provisioner for tests of the checker: every call requests a new group."""
+
+    def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
+        self._send_request()
+        attempts = sum(token.startswith(plan.token) for token in self._cloud.groups)
+        new_token = Token(f"{plan.token}-{attempts}" if attempts else plan.token)
+        refusal = self._cloud.request(
+            GroupPlan(
+                token=new_token,
+                provisioner=PROVISIONER_NAME,
+                num_nodes=plan.num_nodes,
+                slots_per_node=plan.slots_per_node,
+            ),
+            launch,
+        )
+        self._receive_response()
+        return refusal or GroupHandle(
+            token=new_token,
+            provisioner=PROVISIONER_NAME,
+            name=f"sim-{new_token}",
+            detail={"nodes": plan.num_nodes},
+        )

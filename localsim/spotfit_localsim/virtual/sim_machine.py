@@ -1,0 +1,229 @@
+"""Simulated machines: they boot, run the production agent on simulated ports, and terminate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spotfit.agent.agent import Agent
+from spotfit.agent.ports import BackendHookRunner, CallbackRunner
+from spotfit.control.background_calls import BackgroundCalls, SynchronousCalls
+from spotfit.control.headless_leader import HeadlessLeader
+from spotfit.control.journal_writer import JournalWriter
+from spotfit.control.reconciler import Reconciler
+from spotfit.core.errors import TransientStoreError
+from spotfit.core.ids import AgentId, RunId
+from spotfit.ledger.journal import EntryListener
+from spotfit.ledger.run import Ledger
+from spotfit.model.events import CancelRequested, FitStarted, JournalEntry
+from spotfit.model.spec import RunSpec
+from spotfit.model.topology import Member, Notice
+from spotfit.model.view import View
+from spotfit.provision.api import Provisioner
+from spotfit.provision.launch import AgentLaunchSpec
+from spotfit.store.api import Store
+from spotfit_localsim.virtual.engine import SimBackgroundCalls, SimProcess
+from spotfit_localsim.virtual.sim_cloud import SimInstance
+from spotfit_localsim.virtual.sim_network import PORT, SimNet, SimNetwork
+from spotfit_localsim.virtual.sim_validator import SimValidator
+from spotfit_localsim.virtual.sim_workers import SimWorkerContext, SimWorkerPool
+
+
+@dataclass(frozen=True)
+class SimDependencies:
+    """What all processes of the simulation share."""
+
+    run_id: RunId
+    worker_context: SimWorkerContext
+    network: SimNetwork
+    open_store: Callable[[SimProcess], Store]
+    open_provisioner: Callable[[SimProcess], Provisioner]
+    on_entry_applied: Callable[[str, int, bytes, View], None]
+    """Called when a process applies a journal entry: reader, slot, body, resulting view."""
+    new_id: Callable[[], str]
+    uses_background_calls: bool
+    """Whether slow calls run concurrently with ticks."""
+
+    def open_ledger(self, process: SimProcess) -> Ledger:
+        """Open the run's ledger for the process."""
+        return CheckedLedger(self, process)
+
+    def create_background_calls(self, process: SimProcess) -> BackgroundCalls:
+        """Create the executor of slow calls for the process."""
+        return SimBackgroundCalls(process) if self.uses_background_calls else SynchronousCalls()
+
+
+class CheckedLedger(Ledger):
+    """The production ledger; the invariant checker sees every entry before the process does."""
+
+    def __init__(self, dependencies: SimDependencies, process: SimProcess) -> None:
+        super().__init__(
+            dependencies.open_store(process), dependencies.run_id, AgentId(process.name)
+        )
+        self._on_entry_applied = dependencies.on_entry_applied
+        self.set_entry_listener(lambda _slot, _body, _entry: None)
+
+    def set_entry_listener(self, on_entry: EntryListener) -> None:
+        def checked(slot: int, body: bytes, entry: JournalEntry) -> None:
+            self._on_entry_applied(self.agent_id, slot, body, self.view)
+            on_entry(slot, body, entry)
+
+        super().set_entry_listener(checked)
+
+
+class SimNoticeSource:
+    """The notice source of one machine."""
+
+    def __init__(self, instance: SimInstance) -> None:
+        self._instance = instance
+
+    def poll(self, now: float) -> Notice | None:
+        return self._instance.notice
+
+
+class SimNodeServices:
+    """The node services of the agent, without sidecars."""
+
+    def __init__(self, dependencies: SimDependencies, process: SimProcess) -> None:
+        self._dependencies = dependencies
+        self._process = process
+        self._background_calls = dependencies.create_background_calls(process)
+        self.own_validator = SimValidator(dependencies.worker_context, process)
+
+    def open_provisioner(self, spec: RunSpec) -> Provisioner:
+        return self._dependencies.open_provisioner(self._process)
+
+    def open_callback_runner(self, spec: RunSpec) -> CallbackRunner | None:
+        return None
+
+    def open_backend_hook_runner(self, spec: RunSpec) -> BackendHookRunner | None:
+        return None
+
+    def stop_sidecars(self) -> None:
+        """Do nothing: there are no sidecars."""
+
+    def write_run_log(self, text: str) -> None:
+        """Discard the text."""
+
+    def open_validator(self) -> SimValidator:
+        return self.own_validator
+
+    def background_calls(self) -> BackgroundCalls:
+        return self._background_calls
+
+    def journal_background_calls(self) -> BackgroundCalls:
+        return self._dependencies.create_background_calls(self._process)
+
+    def seal(self, payload: bytes, purpose: str) -> bytes:
+        return f"{purpose}:".encode() + payload
+
+    def new_token(self) -> str:
+        return self._dependencies.new_id()
+
+    def default_checkpoint_name(self, report_index: int) -> str:
+        return f"checkpoint_{report_index:06d}_{self._dependencies.new_id()}"
+
+
+class SimNode:
+    """One agent process on one instance."""
+
+    def __init__(
+        self, dependencies: SimDependencies, process: SimProcess, instance: SimInstance
+    ) -> None:
+        self.instance = instance
+        self.process = process
+        self.agent_id = AgentId(process.name)
+        self.host = process.name
+        self.is_silent = False
+        self._network = dependencies.network
+        self.ledger = dependencies.open_ledger(process)
+        self.net = SimNet(dependencies.network, process, host=self.host, agent_id=self.agent_id)
+        self.worker_pool = SimWorkerPool(dependencies.worker_context, process)
+        node_services = SimNodeServices(dependencies, process)
+        self.validator = node_services.own_validator
+        self.agent = Agent(
+            member=self._member(),
+            ledger=self.ledger,
+            transport=self.net,
+            worker_pool=self.worker_pool,
+            notice_sources=[SimNoticeSource(instance)],
+            launch=instance.launch,
+            node_services=node_services,
+        )
+        process.start(self.agent.tick)
+
+    def terminate(self, *, closes_connections: bool) -> None:
+        """Terminate the machine; without `closes_connections` its peers are not notified."""
+        self.is_silent = not closes_connections
+        if self.is_silent:
+            self._network.silence_host(self.host)
+        self.process.kill()
+
+    def clean_up(self) -> None:
+        """Release what the exited agent process held."""
+        self.worker_pool.close(closes_connections=not self.is_silent)
+        self.validator.close()
+        self.net.close()
+
+    def _member(self) -> Member:
+        return Member(
+            agent=self.agent_id,
+            host=self.host,
+            coordinator_address=f"{self.host}:{PORT}",
+            slots=self.instance.slots,
+            token=self.instance.token,
+            node=self.instance.node,
+            peer_store_address=self.worker_pool.peer_store_address,
+        )
+
+
+class SimSupervisor:
+    """The client that called `fit()`, or a sweep: a headless leader with its own loop."""
+
+    def __init__(
+        self,
+        dependencies: SimDependencies,
+        process: SimProcess,
+        spec: RunSpec,
+        launch: AgentLaunchSpec,
+    ) -> None:
+        self._spec = spec
+        self._headless_leader: HeadlessLeader | None = None
+        self._ledger = dependencies.open_ledger(process)
+        self._journal_writer = JournalWriter(self._ledger, SynchronousCalls())
+        self._reconciler = Reconciler(
+            self._journal_writer,
+            dependencies.open_provisioner(process),
+            launch,
+            dependencies.create_background_calls(process),
+            dependencies.new_id,
+        )
+
+    def tick(self, now: float) -> float | None:
+        """Start the fit unless it is started, then supervise it."""
+        try:
+            return self._tick(now)
+        except TransientStoreError:
+            return now + 0.5
+
+    def cancel(self, now: float) -> float | None:
+        """The tick of a client that cancels the run."""
+        try:
+            view = self._ledger.catch_up()
+            if view.cancel_reason is not None or view.fit_end is not None:
+                return None
+            if view.spec is not None:
+                self._ledger.append(CancelRequested(reason="cancelled by the user"), after=view)
+        except TransientStoreError:
+            return now + 0.5
+        return now + 0.1
+
+    def _tick(self, now: float) -> float | None:
+        if self._ledger.view.spec is None:
+            view = self._ledger.catch_up()
+            if view.spec is None:
+                self._ledger.append(FitStarted(spec=self._spec), after=view)
+                return now
+        if self._headless_leader is None:
+            self._headless_leader = HeadlessLeader(self._journal_writer, self._reconciler, now)
+        return self._headless_leader.tick(now)

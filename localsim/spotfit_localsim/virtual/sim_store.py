@@ -1,0 +1,179 @@
+"""The simulated bucket, and stores on it with latency, faults and request counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from spotfit.core.errors import AlreadyExistsError, NotFoundError, TransientStoreError
+from spotfit.store.api import ObjectInfo
+from spotfit_localsim.virtual.engine import SimProcess
+from spotfit_localsim.virtual.faults import CLIENT_TIMEOUT_S, FaultyConnection
+
+WriteListener = Callable[[str, str, bytes | None, bytes | None], None]
+"""Called for every change with the writer, the key, the old body and the new body (None: absent).
+"""
+
+
+class SimBucket:
+    """The objects of the bucket. Listeners are called before another process can see a change."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.requests: dict[str, Counter[str]] = {}
+        self.listeners: list[WriteListener] = []
+
+    def count_request(self, writer: str, kind: str) -> None:
+        """Count one request."""
+        self.requests.setdefault(writer, Counter())[kind] += 1
+
+    def write(self, writer: str, key: str, body: bytes) -> None:
+        """Create or replace an object."""
+        before = self.objects.get(key)
+        self.objects[key] = body
+        for listener in self.listeners:
+            listener(writer, key, before, body)
+
+    def remove(self, writer: str, key: str) -> None:
+        """Delete an object if it exists."""
+        before = self.objects.pop(key, None)
+        if before is not None:
+            for listener in self.listeners:
+                listener(writer, key, before, None)
+
+    @property
+    def total_requests(self) -> Counter[str]:
+        """All requests by kind."""
+        return sum(self.requests.values(), Counter())
+
+
+class SimStore:
+    """The `Store` of one process."""
+
+    def __init__(
+        self, bucket: SimBucket, process: SimProcess, connection: FaultyConnection, prefix: str = ""
+    ) -> None:
+        self._bucket = bucket
+        self._process = process
+        self._connection = connection
+        self._prefix = prefix
+
+    @property
+    def url(self) -> str:
+        return f"sim://{self._prefix}"
+
+    def get(self, key: str) -> bytes:
+        self._send_request("get")
+        body = self._bucket.objects.get(self._prefix + key)
+        self._receive_response()
+        if body is None:
+            raise NotFoundError(f"Object {key!r} does not exist.", do="List the prefix.")
+        return body
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        return self.get(key)[start : start + length]
+
+    def get_memoryview(self, key: str, scratch: memoryview) -> memoryview:
+        return memoryview(self.get(key))
+
+    def put(self, key: str, body: bytes | memoryview) -> None:
+        self._call("put", partial(self._write, key, bytes(body)))
+
+    def create(self, key: str, body: bytes) -> None:
+        created = self._call("create", partial(self._write_if_absent, key, body))
+        if not created:
+            raise AlreadyExistsError(f"{key!r} exists already.", do="Read it.")
+
+    def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
+        self._send_request("list")
+        objects = self._list_objects(self._prefix + prefix, self._prefix + after)
+        self._receive_response()
+        yield from objects
+
+    def delete(self, key: str) -> None:
+        self._call("delete", partial(self._remove, key))
+
+    def put_file(self, key: str, path: Path) -> None:
+        self.put(key, path.read_bytes())
+
+    def get_file(self, key: str, path: Path) -> None:
+        path.write_bytes(self.get(key))
+
+    def subtree(self, prefix: str) -> SimStore:
+        folder = prefix if prefix.endswith("/") else f"{prefix}/"
+        return type(self)(self._bucket, self._process, self._connection, self._prefix + folder)
+
+    def _write(self, key: str, body: bytes) -> bool:
+        self._bucket.write(self._process.name, self._prefix + key, body)
+        return True
+
+    def _write_if_absent(self, key: str, body: bytes) -> bool:
+        return self._prefix + key not in self._bucket.objects and self._write(key, body)
+
+    def _remove(self, key: str) -> bool:
+        self._bucket.remove(self._process.name, self._prefix + key)
+        return True
+
+    def _call(self, kind: str, operation: Callable[[], bool]) -> bool:
+        self._send_request(kind, operation)
+        result = operation()
+        self._receive_response()
+        return result
+
+    def _send_request(self, kind: str, operation: Callable[[], bool] | None = None) -> None:
+        self._bucket.count_request(self._process.name, kind)
+        self._process.simulate_call(self._connection.draw_latency_s())
+        self._connection.maybe_lose_request()
+        stalled_s = self._connection.draw_stall_s(self._process.engine.now)
+        if stalled_s > 0:
+            self._stall(stalled_s, operation)
+
+    def _stall(self, seconds: float, operation: Callable[[], bool] | None) -> None:
+        """Let the request hang; beyond the client's timeout it may still be executed later."""
+        if seconds <= CLIENT_TIMEOUT_S:
+            self._process.simulate_call(seconds)
+            return
+        if operation is not None and self._connection.should_execute_late():
+            self._process.engine.schedule_after(seconds, partial(_execute_late, operation))
+        self._process.simulate_call(CLIENT_TIMEOUT_S)
+        # The client cannot know whether the request will still be executed.
+        raise TransientStoreError("The request timed out.", do="Read the object.")
+
+    def _receive_response(self) -> None:
+        self._process.simulate_call(self._connection.draw_latency_s())
+        self._connection.maybe_lose_response()
+
+    def _list_objects(self, prefix: str, after: str) -> Sequence[ObjectInfo]:
+        objects = self._bucket.objects
+        folder = f"{prefix.rstrip('/')}/" if prefix.strip("/") else ""
+        keys = sorted(key for key in objects if key.startswith(folder) and key > after)
+        return [ObjectInfo(key[len(self._prefix) :], len(objects[key])) for key in keys]
+
+
+def _execute_late(operation: Callable[[], bool]) -> None:
+    """Execute the operation; the client has timed out."""
+    operation()
+
+
+class CheckThenPutStore(SimStore):
+    """A wrong store for tests of the checker: `create` checks for the object, then writes it."""
+
+    def create(self, key: str, body: bytes) -> None:
+        self._send_request("create")
+        exists = self._prefix + key in self._bucket.objects
+        self._receive_response()
+        if exists:
+            raise AlreadyExistsError(f"{key!r} exists already.", do="Read it.")
+        self.put(key, body)
+
+
+class UnconditionalCreateStore(SimStore):
+    """A wrong store for tests of the checker: `create` overwrites, as in a bucket without
+    conditional
+    writes.
+    """
+
+    def create(self, key: str, body: bytes) -> None:
+        self.put(key, body)

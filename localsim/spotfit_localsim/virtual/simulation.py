@@ -1,0 +1,461 @@
+"""simulate(scenario, seed) -> SimulationResult: one deterministic simulation of a whole run."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spotfit.core.ids import RunId
+from spotfit.ledger import keys
+from spotfit.model.events import JournalEntry
+from spotfit.model.spec import RunSpec, ValidationSpec
+from spotfit.provision.launch import AgentLaunchSpec
+from spotfit_localsim.random_streams import SeededStreams
+from spotfit_localsim.virtual.engine import Engine, SimClock, SimProcess, simulation_patches
+from spotfit_localsim.virtual.faults import ActiveFaults, FaultyConnection, ProcessFaultInjector
+from spotfit_localsim.virtual.invariants import InvariantChecker, InvariantViolation
+from spotfit_localsim.virtual.market import SimMarket
+from spotfit_localsim.virtual.scenario import (
+    AtStep,
+    AtTime,
+    BucketOutage,
+    BucketStall,
+    CancelRun,
+    CrashAgent,
+    FreezeAgent,
+    IsolateHost,
+    ReclaimMachine,
+    Scenario,
+    ScenarioEvent,
+    TargetSelector,
+)
+from spotfit_localsim.virtual.sim_cloud import SimCloud, SimCloudProvisioner, SimInstance
+from spotfit_localsim.virtual.sim_machine import SimDependencies, SimNode, SimSupervisor
+from spotfit_localsim.virtual.sim_network import NetworkPartition, SimNetwork
+from spotfit_localsim.virtual.sim_store import SimBucket, SimStore
+from spotfit_localsim.virtual.sim_workers import SimWorkerContext
+from spotfit_localsim.virtual.timeline import (
+    SimulationResult,
+    TimelineEntry,
+    describe_event,
+)
+from spotfit_localsim.virtual.workload import SimTraining, ValidationWorkload
+
+RUN_ID = RunId("5" * 32)
+# How often the end of the run is checked, in virtual time.
+_CHECK_INTERVAL_S = 1.0
+_SPOTFIT_FOLDER = keys.RESERVED_PREFIX.rstrip("/")
+_BACKGROUND_CALLS_FRACTION = 0.75
+"""The fraction of simulations in which slow calls run concurrently with ticks, as in production."""
+
+
+@dataclass(frozen=True)
+class SimDesign:
+    """The components of the simulation; tests replace them by wrong ones."""
+
+    store: type[SimStore] = SimStore
+    provisioner: type[SimCloudProvisioner] = SimCloudProvisioner
+    uses_background_calls: bool | None = None
+    """Whether slow calls run concurrently with ticks; None: the seed decides."""
+
+
+PRODUCTION_DESIGN = SimDesign()
+
+
+def simulate(
+    scenario: Scenario, seed: int, design: SimDesign = PRODUCTION_DESIGN
+) -> SimulationResult:
+    """Run one simulation. Raises `InvariantViolation`, with the timeline."""
+    result = SimWorld(scenario, seed, design).run()
+    if result.violation is not None:
+        raise InvariantViolation(str(result))
+    return result
+
+
+class SimWorld:
+    """All simulated components: bucket, cloud, network, machines and the laptop."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        seed: int,
+        design: SimDesign = PRODUCTION_DESIGN,
+        *,
+        engine: Engine | None = None,
+    ) -> None:
+        self.scenario = scenario
+        self.result = SimulationResult(scenario.name, seed)
+        self.engine = engine or Engine()
+        self.nodes: dict[str, SimNode] = {}
+        self._random_streams = SeededStreams(seed)
+        self._design = design
+        # The names of streams and processes are part of every seed: renaming one changes all runs.
+        self._fault_rng = self._random_streams.stream("fate")
+        self._active_faults = ActiveFaults(scenario.faults)
+        self._training = SimTraining(scenario.workload)
+        self.bucket = SimBucket()
+        self.checker = InvariantChecker(
+            self.bucket.objects,
+            self._training,
+            on_violation=self._on_violation,
+            on_entry=self._log_entry,
+        )
+        self.bucket.listeners.append(self.checker.on_object_changed)
+        self._market = SimMarket(scenario.market, self._random_streams.stream("market"))
+        self.cloud = SimCloud(self.engine, self._market, self._log)
+        self.cloud.observer = self
+        self.cloud.request_listeners.append(self.checker.on_machines_requested)
+        self.network = SimNetwork(
+            self.engine, self._random_streams.stream("wire"), scenario.network.latency_s
+        )
+        self._partitions: list[NetworkPartition] = []
+        self._name_counters: dict[str, int] = {}
+        self._started_at: dict[str, float] = {}
+        self._processes: list[SimProcess] = []
+        self._run_ended_at: float | None = None
+        self._faults_stopped = False
+        self._launch = AgentLaunchSpec("sim://run", RUN_ID, "not a secret", ("sim",))
+        self._dependencies = SimDependencies(
+            run_id=RUN_ID,
+            worker_context=self._create_worker_context(),
+            network=self.network,
+            open_store=self._open_store,
+            open_provisioner=self._open_provisioner,
+            on_entry_applied=self.checker.on_entry_applied,
+            new_id=lambda: self._new_name("t"),
+            uses_background_calls=self._draw_background_calls(),
+        )
+
+    def run(self) -> SimulationResult:
+        """Run the simulation to its end."""
+        self.schedule_events()
+        with simulation_patches():
+            self.engine.run(
+                until=self.scenario.faults_duration_s + self.scenario.completion_timeout_s
+            )
+        if self.checker.violation is None:
+            self.checker.check_end(self.scenario.expected_outcome)
+        return self._collect_result()
+
+    def schedule_events(self) -> None:
+        """Start the laptop and schedule the events of the scenario."""
+        self._start_laptop()
+        for event in self.scenario.events:
+            self._schedule_event(event)
+        self._schedule_random_fault(
+            self.scenario.network.resets_per_hour, self._reset_random_connection
+        )
+        self._schedule_random_fault(
+            self.scenario.network.partitions_per_hour, self._isolate_random_host
+        )
+        self.engine.schedule_after(self.scenario.faults_duration_s, self._stop_faults)
+        self.engine.schedule_after(_CHECK_INTERVAL_S, self._check_run_end)
+
+    # --- instances ---------------------------------------------------------------------------
+
+    def on_instance_booted(self, instance: SimInstance) -> None:
+        """Start the agent of the instance."""
+        process = self._create_process("a", lambda error: self._on_node_exit(name, error))
+        name = process.name
+        self._log(name, f"starts on {instance.name}")
+        self.nodes[name] = SimNode(self._dependencies, process, instance)
+
+    def on_instance_terminated(self, instance: SimInstance, *, closes_connections: bool) -> None:
+        """Terminate the agent of the instance."""
+        for machine in self.nodes.values():
+            if machine.instance is instance:
+                machine.terminate(closes_connections=closes_connections)
+
+    def _on_node_exit(self, name: str, error: BaseException | None) -> None:
+        machine = self.nodes.pop(name)
+        self.result.agent_seconds += self.engine.now - self._started_at[name]
+        if error is not None:
+            traceback_text = "".join(traceback.format_exception(error))
+            self.checker.report_violation(f"the agent {name} raised: {traceback_text}")
+        machine.clean_up()
+        self.cloud.terminate(
+            machine.instance, "its agent exited", closes_connections=True, failed=error is not None
+        )
+
+    # --- client processes: laptop, sweeps, cancellation ---------------------------------------
+
+    def _start_laptop(self) -> None:
+        plan = self.scenario.laptop
+        laptop = self._create_process(
+            "laptop", lambda error: self._on_supervisor_exit("laptop", error)
+        )
+        laptop.start(self._create_supervisor(laptop).tick)
+        if plan.sweeps_from_start and plan.sweep_interval_s is not None:
+            self._start_sweep(plan.sweep_interval_s)
+        if plan.dies_at_s is not None:
+            self.engine.schedule_after(plan.dies_at_s, lambda: self._kill_laptop(laptop))
+
+    def _kill_laptop(self, laptop: SimProcess) -> None:
+        self._log("laptop", "is switched off")
+        laptop.kill()
+        plan = self.scenario.laptop
+        if plan.sweep_interval_s is not None and not plan.sweeps_from_start:
+            self._start_sweep(plan.sweep_interval_s)
+
+    def _start_sweep(self, interval_s: float) -> None:
+        sweep = self._create_process(
+            "sweep", lambda error: self._on_supervisor_exit("sweep", error)
+        )
+        sweep.start(self._create_supervisor(sweep).tick)
+        self.engine.schedule_after(self.scenario.laptop.sweep_duration_s, sweep.kill)
+        self.engine.schedule_after(interval_s, lambda: self._start_sweep(interval_s))
+
+    def _cancel_run(self) -> None:
+        user = self._create_process(
+            "someone", lambda error: self._on_supervisor_exit("someone", error)
+        )
+        user.start(self._create_supervisor(user).cancel)
+
+    def _create_supervisor(self, process: SimProcess) -> SimSupervisor:
+        return SimSupervisor(self._dependencies, process, self._run_spec(), self._launch)
+
+    def _on_supervisor_exit(self, name: str, error: BaseException | None) -> None:
+        if error is not None:
+            self.checker.report_violation(
+                f"{name} raised: {''.join(traceback.format_exception(error))}"
+            )
+
+    def _run_spec(self) -> RunSpec:
+        scenario = self.scenario
+        return RunSpec(
+            run_id=RUN_ID,
+            name="run",
+            fit_id="fit",
+            min_workers=scenario.min_workers or scenario.num_workers,
+            max_workers=scenario.num_workers,
+            is_elastic=scenario.min_workers is not None,
+            resize_interval_s=scenario.resize_interval_s,
+            failure_limits=scenario.failure_limits,
+            retention=scenario.retention,
+            provisioner="sim",
+            storage_url="sim://run",
+            hang_detection=scenario.hang_detection,
+            timing=scenario.timing,
+            validation=_validation_spec(scenario.workload.validations),
+        )
+
+    # --- events and faults -------------------------------------------------------------------
+
+    def _schedule_event(self, event: ScenarioEvent) -> None:
+        match event.trigger:
+            case AtTime(after_s=seconds):
+                self.engine.schedule_after(seconds, lambda: self._apply_event(event))
+            case AtStep(step=number):
+                self._training.step_listeners.append(
+                    lambda step: self._apply_event_if(event, step == number)
+                )
+
+    def _apply_event_if(self, event: ScenarioEvent, is_due: bool) -> None:  # noqa: FBT001  # one caller
+        if is_due:
+            # Not inside the step that triggered it: the worker must not be killed by its own call.
+            self.engine.schedule_after(0.0, lambda: self._apply_event(event))
+
+    def _apply_event(self, event: ScenarioEvent) -> None:
+        match event:
+            case ReclaimMachine(target=target, with_notice=notice):
+                for machine in self._select_targets(target):
+                    self.cloud.reclaim(machine.instance, with_notice=notice)
+            case FreezeAgent(target=target, duration_s=seconds):
+                for machine in self._select_targets(target):
+                    self._log(machine.agent_id, f"is frozen for {seconds:.1f} s")
+                    machine.process.freeze(seconds)
+            case CrashAgent(target=target):
+                for machine in self._select_targets(target):
+                    self._log(machine.agent_id, "is killed")
+                    machine.process.kill()
+            case IsolateHost(
+                target=target, duration_s=seconds, blocks_outbound=outbound, blocks_inbound=inbound
+            ):
+                for machine in self._select_targets(target):
+                    self._add_partition(NetworkPartition(machine.host, outbound, inbound), seconds)
+            case CancelRun():
+                self._cancel_run()
+            case BucketOutage(duration_s=seconds):
+                self._log("bucket", f"fails all requests for {seconds:.1f} s")
+                self._active_faults.start_outage()
+                self.engine.schedule_after(seconds, self._active_faults.end_outage)
+            case BucketStall(duration_s=seconds):
+                self._log("bucket", f"hangs for {seconds:.1f} s")
+                self._active_faults.stall_until(self.engine.now + seconds)
+
+    def _select_targets(self, target: TargetSelector) -> list[SimNode]:
+        leader = self.checker.leader
+        alive = [machine for machine in self.nodes.values() if machine.process.is_alive]
+        if target == "all":
+            return alive
+        if target == "leader":
+            return [machine for machine in alive if machine.agent_id == leader]
+        if target == "follower":
+            alive = [machine for machine in alive if machine.agent_id != leader]
+        return [self._fault_rng.choice(alive)] if alive else []
+
+    def _schedule_random_fault(self, per_hour: float, inject: Callable[[], None]) -> None:
+        if per_hour > 0 and not self._faults_stopped:
+            wait_s = self._fault_rng.expovariate(per_hour / 3600.0)
+            self.engine.schedule_after(wait_s, lambda: self._inject_random_fault(per_hour, inject))
+
+    def _inject_random_fault(self, per_hour: float, inject: Callable[[], None]) -> None:
+        if not self._faults_stopped:
+            inject()
+            self._schedule_random_fault(per_hour, inject)
+
+    def _reset_random_connection(self) -> None:
+        connections = list(self.network.connections)
+        if connections:
+            connection = self._fault_rng.choice(connections)
+            self._log(connection.agent, f"loses its connection to {connection.address}")
+            connection.reset()
+
+    def _isolate_random_host(self) -> None:
+        for machine in self._select_targets("any"):
+            way = self._fault_rng.choice([(True, True), (True, False), (False, True)])
+            self._add_partition(
+                NetworkPartition(machine.host, *way),
+                self._fault_rng.uniform_in(self.scenario.network.partition_s),
+            )
+
+    def _add_partition(self, partition: NetworkPartition, duration_s: float) -> None:
+        way = {
+            (True, True): "",
+            (True, False): " (outbound only)",
+            (False, True): " (inbound only)",
+        }
+        self._log(
+            partition.host,
+            f"is isolated for {duration_s:.1f} s"
+            f"{way[partition.blocks_outbound, partition.blocks_inbound]}",
+        )
+        self.network.add_partition(partition)
+        self._partitions.append(partition)
+        self.engine.schedule_after(duration_s, lambda: self._remove_partition(partition))
+
+    def _remove_partition(self, partition: NetworkPartition) -> None:
+        if partition in self._partitions:
+            self._partitions.remove(partition)
+            self.network.remove_partition(partition)
+
+    def _stop_faults(self) -> None:
+        self._faults_stopped = True
+        self._log("world", "faults end")
+        self._active_faults.stop_faults()
+        self._market.stop_faults()
+        self.cloud.schedule_allocation()
+        for partition in list(self._partitions):
+            self._remove_partition(partition)
+
+    # --- factories ---------------------------------------------------------------------------
+
+    def _create_process(
+        self, kind: str, on_exit: Callable[[BaseException | None], None]
+    ) -> SimProcess:
+        name = self._new_name(kind)
+        stream = self._random_streams.stream(name)
+        skew = self.scenario.clock_skew
+        clock = SimClock(stream.uniform(0.0, 1e5), 1.0 + stream.uniform(-skew, skew))
+        fault_injector = ProcessFaultInjector(self._active_faults, stream, can_crash=kind == "a")
+        process = SimProcess(
+            self.engine, name, clock=clock, fault_injector=fault_injector, on_exit=on_exit
+        )
+        self._started_at[name] = self.engine.now
+        self._processes.append(process)
+        return process
+
+    def _new_name(self, kind: str) -> str:
+        number = self._name_counters[kind] = self._name_counters.get(kind, 0) + 1
+        return f"{kind}{number}"
+
+    def _open_store(self, process: SimProcess) -> SimStore:
+        connection = FaultyConnection(
+            self._active_faults, self._random_streams.stream(f"line of {process.name}")
+        )
+        return self._design.store(self.bucket, process, connection)
+
+    def _open_provisioner(self, process: SimProcess) -> SimCloudProvisioner:
+        return self._design.provisioner(
+            self.cloud, self._market, process, slots=self.scenario.slots_per_machine
+        )
+
+    def _create_worker_context(self) -> SimWorkerContext:
+        return SimWorkerContext(
+            engine=self.engine,
+            network=self.network,
+            bucket=self.bucket,
+            training=self._training,
+            stream=self._random_streams.stream("workers"),
+            report_violation=self.checker.report_violation,
+            log=self._log,
+            is_pending=self.checker.is_pending,
+            latest_checkpoint=self.checker.latest_checkpoint,
+        )
+
+    def _draw_background_calls(self) -> bool:
+        drawn = self._fault_rng.bernoulli(_BACKGROUND_CALLS_FRACTION)
+        return (
+            drawn
+            if self._design.uses_background_calls is None
+            else self._design.uses_background_calls
+        )
+
+    # --- timeline and result -----------------------------------------------------------------
+
+    def _log(self, actor: str, text: str) -> None:
+        self.result.timeline.append(TimelineEntry(self.engine.now, actor, text))
+
+    def _log_entry(self, entry: JournalEntry) -> None:
+        slot = len(self.checker.entries) - 1
+        self._log(entry.author, f"[{slot}] {describe_event(entry.event)}")
+
+    def _on_violation(self, violation: str) -> None:
+        self._log("CHECKER", violation)
+        self.engine.stop()
+
+    def _check_run_end(self) -> None:
+        """Stop when the run has ended and all machines are released."""
+        now = self.engine.now
+        if self.checker.reference_view.fit_end is not None:
+            self._run_ended_at = now if self._run_ended_at is None else self._run_ended_at
+            active = [instance.name for instance in self.cloud.active_instances()]
+            if not active:
+                self.engine.stop()
+                return
+            if (
+                now - max(self._run_ended_at, self.scenario.faults_duration_s)
+                > self.scenario.release_timeout_s
+            ):
+                self.checker.report_violation(
+                    f"{', '.join(active)} not released long after the end of the run"
+                )
+        self.engine.schedule_after(_CHECK_INTERVAL_S, self._check_run_end)
+
+    def _collect_result(self) -> SimulationResult:
+        result, checker = self.result, self.checker
+        result.violation = checker.violation
+        result.entries = checker.entries
+        result.view = checker.reference_view
+        result.duration_s = self.engine.now
+        result.event_count = self.engine.event_count
+        result.requests = self.bucket.total_requests
+        result.machine_seconds = self.cloud.machine_seconds
+        result.steps_repeated = self._training.executed_steps - self._training.max_step
+        result.top_level_folders = frozenset(
+            key.partition("/")[0] for key in self.bucket.objects
+        ) - {_SPOTFIT_FOLDER}
+        for name in self.nodes:
+            result.agent_seconds += self.engine.now - self._started_at[name]
+        for process in self._processes:
+            process.discard()
+        return result
+
+
+def _validation_spec(plan: ValidationWorkload | None) -> ValidationSpec | None:
+    if plan is None:
+        return None
+    return ValidationSpec(
+        own_machine=plan.own_machine, resources={"CPU": 1.0}, timeout_s=plan.timeout_s
+    )

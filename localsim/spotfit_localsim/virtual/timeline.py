@@ -1,0 +1,138 @@
+"""The result of a simulation, with a timeline of what happened."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from spotfit.model.events import (
+    CancelRequested,
+    CheckpointCommitted,
+    CheckpointDropped,
+    FitEnded,
+    FitStarted,
+    GroupPlanned,
+    GroupRefused,
+    GroupsReleased,
+    GroupSubmitted,
+    JournalEntry,
+    JournalEvent,
+    LeaderElected,
+    NodeLost,
+    PreemptionNoticed,
+    RoundClosed,
+    RoundOpened,
+    TrainingEnded,
+    ValidationEnded,
+    ValidationStarted,
+)
+from spotfit.model.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEntry:
+    """One event, in virtual time."""
+
+    at_s: float
+    actor: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.at_s:10.3f}  {self.actor:<14} {self.text}"
+
+
+@dataclass
+class SimulationResult:
+    """What happened in a simulation, and the first violated invariant."""
+
+    scenario: str
+    seed: int
+    timeline: list[TimelineEntry] = field(default_factory=list)
+    entries: list[JournalEntry] = field(default_factory=list)
+    view: View = field(default_factory=View)
+    violation: str | None = None
+    """The first violated invariant, or None."""
+    duration_s: float = 0.0
+    event_count: int = 0
+    requests: Counter[str] = field(default_factory=Counter)
+    """Store requests by kind."""
+    agent_seconds: float = 0.0
+    machine_seconds: float = 0.0
+    steps_repeated: int = 0
+    top_level_folders: frozenset[str] = frozenset()
+    """Folders in the run's bucket prefix at the end, without spotfit's own."""
+
+    @property
+    def outcome(self) -> str | None:
+        """The outcome of the run; None if it did not end."""
+        return self.view.fit_end.outcome if self.view.fit_end else None
+
+    @property
+    def elections(self) -> int:
+        return self.view.epoch
+
+    @property
+    def rounds_from_memory(self) -> int:
+        """The number of rounds that started from a snapshot in memory."""
+        events = (entry.event for entry in self.entries)
+        return sum(
+            isinstance(one, RoundOpened) and one.round.memory_snapshot is not None for one in events
+        )
+
+    @property
+    def rounds(self) -> int:
+        return sum(isinstance(entry.event, RoundOpened) for entry in self.entries)
+
+    def __str__(self) -> str:
+        head = f"{self.scenario}, seed {self.seed}: {self.violation or self.outcome or 'no end'}"
+        return "\n".join([head, *map(str, self.timeline)])
+
+
+def describe_event(event: JournalEvent) -> str:  # one case per event type
+    """Return a one-line summary of a journal entry."""
+    match event:
+        case FitStarted(spec=spec):
+            return f"fit started: {spec.min_workers}..{spec.max_workers} workers"
+        case LeaderElected(leader=leader, epoch=epoch, reason=reason, lost_leader=lost):
+            lost_text = f" (lost {lost})" if lost else ""
+            return f"{leader} elected leader, epoch {epoch}: {reason}{lost_text}"
+        case GroupPlanned(request=request, plan=plan, reason=reason):
+            what = "machines" if request.role == "train" else "machine for validation"
+            return f"planned {plan.token}: {plan.num_nodes} {what} ({reason})"
+        case GroupSubmitted(token=token):
+            return f"submitted {token}"
+        case GroupRefused(token=token, reason=reason, is_final=final):
+            return f"refused {token}{' permanently' if final else ''}: {reason}"
+        case NodeLost(token=token, node=node, agent=agent, reason=reason):
+            return f"lost {token}.{node} ({agent}): {reason}"
+        case GroupsReleased(token=token, other_tokens=others):
+            return f"released {', '.join((token, *others))}"
+        case PreemptionNoticed(agent=agent, notice=notice):
+            return f"preemption notice for {agent}: {notice.seconds_left} s left"
+        case RoundOpened(round=opened):
+            assignments = ", ".join(
+                f"{one.agent}:{one.first_rank}+{one.num_workers}" for one in opened.assignments
+            )
+            return f"round {opened.number} opened from {opened.checkpoint_name}: {assignments}"
+        case RoundClosed(round_number=number, cause=cause, reason=reason):
+            return f"round {number} closed, cause {cause}: {reason}"
+        case CheckpointCommitted(name=name, round=number, report_index=report, metrics=metrics):
+            return f"committed {name} (round {number}, report {report}): {metrics}"
+        case CheckpointDropped(name=name, reason=reason):
+            return f"dropped {name}: {reason}"
+        case ValidationStarted(
+            checkpoint_name=name, checkpoint_uid=uid, attempt=attempt, agent=agent, reason=reason
+        ):
+            return f"validation of {name} ({uid}) started, attempt {attempt}, on {agent}: {reason}"
+        case ValidationEnded(
+            checkpoint_name=name, checkpoint_uid=uid, status=status, metrics=metrics, reason=reason
+        ):
+            return f"{status} {name} ({uid}): {metrics} {reason}"
+        case TrainingEnded(fit_end=ended):
+            return f"training ended: {ended.outcome} {ended.reason} {ended.metrics}"
+        case CancelRequested(reason=reason):
+            return f"cancel requested: {reason}"
+        case FitEnded(outcome=outcome, reason=reason, metrics=metrics):
+            return f"FIT ENDED: {outcome} {reason} {metrics}"
+    assert_never(event)

@@ -1,0 +1,183 @@
+"""A simulated training: what its ranks do in each step, and the expected result.
+
+The model state is a chain of hashes with one link per step, independent of the number of workers.
+A lost or repeated step therefore changes every later state, and the result of a run can be compared
+with that of the reference run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from spotfit.model.events import ValidationRequest
+from spotfit_localsim.virtual.faults import FloatRange
+
+CrashKind = Literal["raises", "dies", "hangs"]
+CheckpointNaming = Literal["generated", "by_step", "fixed"]
+
+
+@dataclass(frozen=True, slots=True)
+class UserCrash:
+    """A failure of the user's code: the rank fails in that step, the first `times` times."""
+
+    step: int
+    rank: int = 0
+    kind: CrashKind = "raises"
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationWorkload:
+    """How checkpoints are validated."""
+
+    fraction: float = 1.0
+    """The fraction of checkpoints that are validated."""
+    duration_s: FloatRange = (0.5, 10.0)
+    failure_probability: float = 0.1
+    """The fraction of validations that raise."""
+    hang_probability: float = 0.1
+    """The fraction of validations that hang."""
+    timeout_s: float = 30.0
+    own_machine: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The training function."""
+
+    steps: int = 40
+    step_s: FloatRange = (0.3, 0.6)
+    start_s: FloatRange = (0.1, 1.0)
+    report_every: int = 2
+    save_every: int = 8
+    """Steps between two checkpoints; 0 for no checkpoints."""
+    upload_s: FloatRange = (0.1, 1.5)
+    all_ranks_save: bool = True
+    """Whether every rank uploads files, or only rank 0."""
+    uploads_in_background: bool = False
+    """Whether ranks continue training while the agent's uploader uploads."""
+    uses_snapshots: bool = False
+    """Whether ranks save as `Checkpointer` does: to shared memory, with a replica on a peer."""
+    snapshot_stall_s: FloatRange = (0.001, 0.05)
+    """Duration of the copy to shared memory."""
+    replication_s: FloatRange = (0.01, 0.5)
+    """Duration of a transfer to or from the peer."""
+    rollback_probability: float = 0.0
+    """Probability that the training restores the latest checkpoint after a save."""
+    saves_on_notice: bool = True
+    checkpoint_naming: CheckpointNaming = "generated"
+    """'generated': by spotfit; 'by_step': by the user, equal names in every attempt; 'fixed': by
+    the user,
+    always the same name.
+    """
+    uses_barriers: bool = False
+    """Whether ranks synchronize before each checkpoint."""
+    peer_error_probability: float = 0.5
+    """Probability that a rank detects a lost peer by itself and raises."""
+    peer_error_delay_s: FloatRange = (0.001, 8.0)
+    exit_s: FloatRange = (0.005, 0.3)
+    """Time that a killed worker takes to exit."""
+    crashes: tuple[UserCrash, ...] = ()
+    validations: ValidationWorkload | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """The model after a number of steps."""
+
+    step: int = 0
+    link: str = "seed"
+
+    def advance(self) -> ModelState:
+        """Return the state one step later."""
+        link = hashlib.sha1(f"{self.link} {self.step + 1}".encode(), usedforsecurity=False)
+        return ModelState(self.step + 1, link.hexdigest()[:16])
+
+
+def validation_score(step: int) -> int:
+    """Return the score of a checkpoint of that step."""
+    return step * 7 % 11
+
+
+class ReferenceRun:
+    """The training without faults."""
+
+    def __init__(self) -> None:
+        self._states = [ModelState()]
+
+    def state_at(self, step: int) -> ModelState:
+        """Return the model after `step` steps without lost or repeated steps."""
+        while len(self._states) <= step:
+            self._states.append(self._states[-1].advance())
+        return self._states[step]
+
+
+@dataclass
+class SimTraining:
+    """The progress of the workload in one simulation."""
+
+    workload: Workload
+    reference: ReferenceRun = field(default_factory=ReferenceRun)
+    crash_counts: dict[UserCrash, int] = field(default_factory=dict)
+    max_step: int = 0
+    """The highest step that was executed."""
+    executed_steps: int = 0
+    """Executed steps of all rounds, including repeated ones."""
+    snapshot_steps: dict[int, set[int]] = field(default_factory=dict)
+    """Steps that are in memory, by round, without those that were rolled back."""
+    step_listeners: list[Callable[[int], None]] = field(default_factory=list)
+    """Called with every step that is executed for the first time."""
+
+    def record_step(self, step: int) -> None:
+        """Record that the group has executed the step."""
+        self.executed_steps += 1
+        if step > self.max_step:
+            self.max_step = step
+            for listener in self.step_listeners:
+                listener(step)
+
+    def validation_request(self, step: int) -> ValidationRequest | None:
+        """Return the validation request of that step, or None; equal on all ranks and attempts."""
+        plan = self.workload.validations
+        # Derived from the state's hash instead of a random stream: ranks draw at different times.
+        drawn = int(self.reference.state_at(step).link[:4], 16) / 0x10000 if step else 1.0
+        return ValidationRequest() if plan is not None and drawn < plan.fraction else None
+
+    def should_roll_back(self, round_: int, report: int) -> bool:
+        """Return whether the training restores after that report; equal on all ranks."""
+        drawn = (
+            int(
+                hashlib.sha1(f"{round_} {report}".encode(), usedforsecurity=False).hexdigest()[:4],
+                16,
+            )
+            / 0x10000
+        )
+        return drawn < self.workload.rollback_probability
+
+    def record_rollback(self, round_: int) -> None:
+        """Record that all ranks have rolled back, which discards the snapshots so far."""
+        self.snapshot_steps = {
+            number: steps for number, steps in self.snapshot_steps.items() if number > round_
+        }
+
+    def take_crash(self, step: int, rank: int) -> UserCrash | None:
+        """Return the failure that the rank has in this step, and count it; None for none."""
+        for crash in self.workload.crashes:
+            matches = crash.step == step and crash.rank == rank
+            if matches and self.crash_counts.get(crash, 0) < crash.times:
+                self.crash_counts[crash] = self.crash_counts.get(crash, 0) + 1
+                return crash
+        return None
+
+    @property
+    def crash_count(self) -> int:
+        """The number of failures of the user's code so far."""
+        return sum(self.crash_counts.values())
+
+    @property
+    def expected_result(self) -> ModelState:
+        """The state that the run must return."""
+        return self.reference.state_at(self.workload.steps)

@@ -1,0 +1,49 @@
+"""Options of the local backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from spotfit.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalOptions:
+    """Nodes on this machine, each a process group with a directory and an address."""
+
+    provisioner: ClassVar[str] = "local"
+
+    nodes: int = 1
+    """Number of nodes on which the workers of a run are distributed. Replacements have the same
+    size."""
+    root: str = ""
+    """State directory; '' is a private directory below the temporary directory."""
+    capacity: int | None = None
+    """Largest number of nodes at a time; None: no limit. A preemption simulator may override it."""
+    notice_s: float = 10.0
+    """Default time between a simulated preemption notice and the end of the node, in seconds."""
+    idle_s: float = 60.0
+    """How long a machine waits for the next `fit()` of its driver, in seconds."""
+    loopback: bool = True
+    """Give every node a loopback address of its own, where the system supports it."""
+    agent: str = "spotfit.agent.driver:serve"
+    """The agent's entry point, as module:function."""
+
+    python: str = "here"
+    """Python version that the backend reports for its nodes: 'here' is the version of this
+    interpreter; '3.12' simulates a cloud with that version, '' one with an unknown version."""
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1:
+            raise ConfigError(f"LocalOptions(nodes={self.nodes}): a run needs at least one node.")
+        if self.capacity is not None and self.capacity < 0:
+            raise ConfigError(f"LocalOptions(capacity={self.capacity}) must be >= 0.")
+        if self.notice_s < 0 or self.idle_s < 0:
+            raise ConfigError("LocalOptions: notice_s and idle_s must be >= 0.")
+        if not isinstance(self.python, str):
+            raise ConfigError(
+                f"LocalOptions(python={self.python!r}) must be a string: as numbers, 3.10 and 3.1 "
+                "are equal.",
+                do="""Write python="3.12", or 'local?python="3.12"' in a string.""",
+            )

@@ -1,0 +1,129 @@
+"""Prewarmed machines: started before a group is submitted, they import the framework meanwhile.
+
+A prewarmed machine reads the path of its first node from a pipe held by the driver. It exits if the
+pipe is closed, because the driver has released it or has exited.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from spotfit_provisioners.local import machine_pool, processes
+from spotfit_provisioners.local.processes import ProcessIdentity, current_process
+from spotfit_provisioners.local.state_dir import LocalCloudDir, LocalNode
+
+MACHINE_COMMAND = (sys.executable, "-P", "-m", "spotfit_provisioners.local.machine")
+WAIT_FLAG = "--wait"
+"""Replaces the node directory on the command line; root, slots and framework follow."""
+
+
+class WarmMachine(NamedTuple):
+    """A machine that waits for its first node."""
+
+    root: LocalCloudDir
+    process: ProcessIdentity
+    digest: str
+    """Digest of the environment in which it was started."""
+    pipe: int
+    """Descriptor of the driver's end of the pipe."""
+
+
+_unassigned: list[WarmMachine] = []
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def warm_machines(root: LocalCloudDir, nodes: int, slots: int, framework: str) -> Iterator[None]:
+    """Keep `nodes` prewarmed machines inside the context; end those without a node afterwards.
+
+    Starts none if this process is a machine itself: its machines would belong to its driver.
+    """
+    started: list[WarmMachine] = []
+    try:
+        if machine_pool.owner_process() == current_process():
+            started += _start_machines(root, nodes, slots=slots, framework=framework)
+        yield
+    finally:
+        _kill_unassigned(started)
+
+
+def assign_warm_machine(node: LocalNode, digest: str) -> bool:
+    """Assign the node to a prewarmed machine of that environment; False if there is none."""
+    with _lock:
+        matching = [warm for warm in _unassigned if (warm.root, warm.digest) == (node.root, digest)]
+        while matching:
+            warm = matching.pop(0)
+            _unassigned.remove(warm)
+            with contextlib.closing(_NodePipe(warm.pipe)) as pipe:
+                if warm.process.is_alive and node.claim(warm.process) and pipe.send(node.path):
+                    return True
+    return False
+
+
+def read_first_node(root: LocalCloudDir) -> LocalNode | None:
+    """Read the first node from standard input (in the machine); None if the pipe is closed."""
+    with os.fdopen(os.dup(sys.stdin.fileno())) as pipe, Path(os.devnull).open() as nothing:
+        line = pipe.readline()
+        os.dup2(nothing.fileno(), sys.stdin.fileno())
+    return LocalNode(root, Path(line.removesuffix("\n"))) if line.endswith("\n") else None
+
+
+class _NodePipe:
+    """The driver's end of the pipe."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def send(self, path: Path) -> bool:
+        try:
+            os.write(self._descriptor, f"{path}\n".encode())
+        except BrokenPipeError:  # the machine has exited
+            return False
+        return True
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def _start_machines(
+    root: LocalCloudDir, nodes: int, *, slots: int, framework: str
+) -> Iterator[WarmMachine]:
+    environment = machine_pool.inherited_environment()
+    for _ in range(nodes):
+        read_end, write_end = os.pipe()
+        # Locked, so that no other process collects the root as unused before the machine exists.
+        with root.lock():
+            process = processes.start_detached(
+                [*MACHINE_COMMAND, WAIT_FLAG, str(root.path), str(slots), framework],
+                environment=environment | machine_pool.ownership_variables(root, environment),
+                directory=root.path,
+                output=Path(os.devnull),
+                stdin=read_end,
+            )
+        os.close(read_end)
+        if process is None:
+            os.close(write_end)
+            continue
+        digest = machine_pool.environment_digest(environment)
+        warm = WarmMachine(root=root, process=process, digest=digest, pipe=write_end)
+        with _lock:
+            _unassigned.append(warm)
+        yield warm
+
+
+def _kill_unassigned(started: list[WarmMachine]) -> None:
+    with _lock:
+        unused = [warm for warm in started if warm in _unassigned]
+        for warm in unused:
+            _unassigned.remove(warm)
+            os.close(warm.pipe)
+    for warm in unused:
+        processes.kill_process_tree(warm.process)
+        warm.root.remove_machine(warm.process)
+        warm.root.collect_garbage()

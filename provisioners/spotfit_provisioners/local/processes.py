@@ -1,0 +1,144 @@
+"""Identification, start and termination of processes; a pid alone is not unique over time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Self
+
+_PROC = Path("/proc")
+_HAS_PROC = (_PROC / "self" / "stat").exists()
+_STATE, _PARENT, _START_TIME = 0, 1, 19
+"""Field numbers in /proc/<pid>/stat, counted after the name in parentheses."""
+
+
+class ProcessIdentity(NamedTuple):
+    """A pid with the start time of its process, which together are unique."""
+
+    pid: int
+    start_time: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """Parse the result of `str()`; return None for other text."""
+        pid, dash, started = text.partition("-")
+        return cls(int(pid), started) if dash and pid.isdecimal() and started else None
+
+    def __str__(self) -> str:
+        return f"{self.pid}-{self.start_time}"
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs; False for a zombie."""
+        return find_process(self.pid) == self
+
+
+def current_process() -> ProcessIdentity:
+    """Return the identity of this process."""
+    found = find_process(os.getpid())
+    assert found is not None, "the calling process is alive"
+    return found
+
+
+def find_process(pid: int) -> ProcessIdentity | None:
+    """Return the process that currently has the pid; None if there is none, or a zombie."""
+    row = _read_row(pid)
+    return None if row is None or row.is_zombie else ProcessIdentity(pid, row.start_time)
+
+
+def descendant_pids(pid: int) -> list[int]:
+    """Return the pids of all descendants that were not orphaned."""
+    children: dict[int, list[int]] = {}
+    for candidate in _all_pids():
+        row = _read_row(candidate)
+        if row is not None:
+            children.setdefault(row.parent, []).append(candidate)
+    found, pending = [], [pid]
+    while pending:
+        direct = children.get(pending.pop(), [])
+        found += direct
+        pending += direct
+    return found
+
+
+def kill_process_tree(process: ProcessIdentity) -> None:
+    """Send SIGKILL to the process, its group and its descendants. No error if it has ended."""
+    if not process.is_alive:
+        return
+    # Listed before killing: orphans can no longer be found as descendants.
+    descendants = descendant_pids(process.pid)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if os.getpgid(process.pid) == process.pid:
+            os.killpg(process.pid, signal.SIGKILL)
+    for pid in (process.pid, *descendants):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def start_detached(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    directory: Path,
+    output: Path,
+    stdin: int = subprocess.DEVNULL,
+) -> ProcessIdentity | None:
+    """Start a process that is not a child of this one, so it survives it and leaves no zombie.
+
+    `stdin` is a descriptor; stdout and stderr are appended to `output`. Returns None if the process
+    has already ended.
+    """
+    # The shell starts the command in the background and exits; init adopts and reaps the command.
+    # A background command gets /dev/null as stdin, hence the copy as descriptor 3.
+    script = 'exec 3<&0; "$@" <&3 3<&- >>"$0" 2>&1 & echo $!'
+    shell = ["/bin/sh", "-c", script, str(output), *command]
+    done = subprocess.run(  # noqa: S603  # our own command, passed as separate arguments
+        shell,
+        stdin=stdin,
+        env=dict(environment),
+        cwd=directory,
+        start_new_session=True,
+        capture_output=True,
+        check=True,
+    )
+    return find_process(int(done.stdout))
+
+
+class _ProcessRow(NamedTuple):
+    parent: int
+    start_time: str
+    is_zombie: bool
+
+
+def _read_row(pid: int) -> _ProcessRow | None:
+    return _read_row_from_proc(pid) if _HAS_PROC else _read_row_from_ps(pid)
+
+
+def _read_row_from_proc(pid: int) -> _ProcessRow | None:
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text[text.rindex(")") + 2 :].split()
+    return _ProcessRow(int(fields[_PARENT]), fields[_START_TIME], fields[_STATE] in "ZX")
+
+
+def _read_row_from_ps(pid: int) -> _ProcessRow | None:
+    ps = ["/bin/ps", "-o", "ppid=,stat=,lstart=", "-p", str(pid)]
+    done = subprocess.run(ps, capture_output=True, text=True, check=False)  # noqa: S603  # as above
+    parent, _, rest = done.stdout.strip().partition(" ")
+    if not parent:
+        return None
+    state, _, started = rest.strip().partition(" ")
+    return _ProcessRow(int(parent), "".join(filter(str.isalnum, started)), state.startswith("Z"))
+
+
+def _all_pids() -> list[int]:
+    if _HAS_PROC:
+        return [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal()]
+    done = subprocess.run(["/bin/ps", "-axo", "pid="], capture_output=True, text=True, check=True)
+    return [int(pid) for pid in done.stdout.split()]

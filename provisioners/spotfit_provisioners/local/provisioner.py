@@ -1,0 +1,214 @@
+"""`LocalProvisioner`: submit, observe and cancel groups as processes of this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, ClassVar
+
+from spotfit.core.ids import RunId, Token
+from spotfit.host import env
+from spotfit.host.machine import python_version
+from spotfit.model.group import (
+    GroupHandle,
+    GroupPlan,
+    GroupRequest,
+    GroupStatus,
+    Software,
+    missing_group_status,
+)
+from spotfit.provision.api import Refusal, Traits
+from spotfit.provision.launch import AgentLaunchSpec, count_nodes
+from spotfit.provision.machine_output import MachineOutput, last_lines
+from spotfit_provisioners.local import machine_pool, prewarm, processes
+from spotfit_provisioners.local.options import LocalOptions
+from spotfit_provisioners.local.state_dir import LocalCloudDir, LocalGroup, LocalNode
+
+_NOTICE_SOURCES = ("file", "signal")
+_OBSERVE_INTERVAL_S = 0.1
+"""Observing a group takes less than a millisecond."""
+_STATUS_LAG_S = 1.0
+"""The connection of a killed process closes before the process is seen as ended."""
+
+
+class LocalProvisioner:
+    """A group is a directory with one subdirectory per node; agents outlive their submitter."""
+
+    name = "local"
+    Options: ClassVar = LocalOptions
+
+    def __init__(self, options: LocalOptions | None = None, **fields: Any) -> None:
+        """Construct from options, or from the fields of `LocalOptions`."""
+        self.options = options or LocalOptions(**fields)
+        self._cloud_dir = _resolve_root(self.options)
+
+    @classmethod
+    def with_options(cls, **options: Any) -> LocalProvisioner:
+        """Construct from the fields of `LocalOptions`."""
+        return cls(LocalOptions(**options))
+
+    @property
+    def traits(self) -> Traits:
+        # `spot` stays True: tests simulate preemptions on this backend.
+        return Traits(
+            notice_s=self.options.notice_s,
+            observe_interval_s=_OBSERVE_INTERVAL_S,
+            status_lag_s=_STATUS_LAG_S,
+            notice_sources=_NOTICE_SOURCES,
+            keeps_output=True,
+            software=Software(python=self._python(), implementation=sys.implementation.name),
+        )
+
+    def plan(self, request: GroupRequest) -> GroupPlan:
+        """Return nodes of the size that `options.nodes` gives for the whole run."""
+        slots = max(1, math.ceil(request.total_workers / self.options.nodes))
+        nodes = count_nodes(
+            request, slots=slots, max_nodes=self.traits.max_nodes, backend=self.name
+        )
+        return GroupPlan(
+            token=request.token, provisioner=self.name, num_nodes=nodes, slots_per_node=slots
+        )
+
+    def prewarm(self, plan: GroupPlan, framework: str) -> AbstractContextManager[None]:
+        """Start the machines in advance, so that they import the framework meanwhile.
+
+        Starts none if machines run already, which may be waiting for a run, or if capacity is
+        missing.
+        """
+        has_machines = any(machine.is_alive for machine in self._cloud_dir.machines())
+        nodes = 0 if has_machines or self._capacity_refusal(plan.num_nodes) else plan.num_nodes
+        return prewarm.warm_machines(
+            self._cloud_dir, nodes, slots=plan.slots_per_node, framework=framework
+        )
+
+    def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
+        """Create the group and start its machines; complete an interrupted submission."""
+        group = self._cloud_dir.group(launch.run_id, plan.token)
+        with self._cloud_dir.lock():
+            if not group.exists:
+                if refusal := self._capacity_refusal(plan.num_nodes):
+                    return refusal
+                group.create([self._assignment(plan, launch, n) for n in range(plan.num_nodes)])
+            for node in group.nodes():
+                if node.machine() is None:
+                    self._start(node)
+        name = f"{launch.run_id}/{plan.token}"
+        return GroupHandle(
+            token=plan.token, provisioner=self.name, name=name, detail={"nodes": plan.num_nodes}
+        )
+
+    def observe(self, handle: GroupHandle) -> GroupStatus:
+        """Return which processes run. Also removes the directories of ended machines."""
+        group = self._group(handle)
+        if not group.exists:
+            return missing_group_status(handle.detail["nodes"])
+        for node in group.nodes():
+            machine = node.machine()
+            if machine is not None and not machine.is_alive:
+                self._cloud_dir.remove_machine(machine)
+        return GroupStatus(
+            nodes=tuple(group.node(n).status() for n in range(handle.detail["nodes"]))
+        )
+
+    def fetch_machine_output(
+        self, handle: GroupHandle, node: int, *, max_lines: int
+    ) -> list[MachineOutput]:
+        """Return the output file of the node, which is kept until the group is cancelled."""
+        group = self._group(handle)
+        path = group.node(node).output_path
+        if not group.exists or not path.exists():
+            return []
+        return [MachineOutput(str(path), last_lines(path.read_text(errors="replace"), max_lines))]
+
+    def cancel(self, handle: GroupHandle) -> None:
+        """Kill the machines with all their descendants, except the machine of the caller."""
+        group = self._group(handle)
+        if not group.exists:
+            return
+        # Locked, so that no machine is reassigned to another run in the meantime.
+        with self._cloud_dir.lock():
+            for node in group.nodes():
+                _kill_machine(node)
+        group.remove()
+
+    def _python(self) -> str:
+        return python_version() if self.options.python == "here" else self.options.python
+
+    def _group(self, handle: GroupHandle) -> LocalGroup:
+        run, _, token = handle.name.partition("/")
+        return self._cloud_dir.group(RunId(run), Token(token))
+
+    def _capacity_refusal(self, nodes: int) -> Refusal | None:
+        override = self._cloud_dir.capacity()
+        capacity = self.options.capacity if override is None else override
+        if capacity is None:
+            return None
+        existing = [node for group in self._cloud_dir.groups() for node in group.nodes()]
+        free = capacity - sum(not node.status().is_terminated for node in existing)
+        if nodes <= free:
+            return None
+        return Refusal(f"{nodes} nodes were requested; {max(0, free)} of {capacity} are free")
+
+    def _assignment(
+        self, plan: GroupPlan, launch: AgentLaunchSpec, number: int
+    ) -> Mapping[str, Any]:
+        node = self._cloud_dir.group(launch.run_id, plan.token).node(number)
+        inherited = machine_pool.inherited_environment()
+        environment = {
+            **launch.environment_for(plan.token, number, plan.slots_per_node),
+            **machine_pool.ownership_variables(self._cloud_dir, inherited),
+            "SPOTFIT_NOTICES": ",".join(_NOTICE_SOURCES),
+            "SPOTFIT_NOTICE_FILE": str(node.notice_path),
+            "SPOTFIT_SCRATCH": str(node.scratch_path),
+        }
+        if self.options.loopback and sys.platform == "linux":
+            environment["SPOTFIT_HOST"] = _loopback_address(plan.token, number)
+        return {
+            "environment": environment,
+            "agent": self.options.agent,
+            "owner": str(machine_pool.owner_process()),
+            "digest": machine_pool.environment_digest(inherited),
+            "idle_s": self.options.idle_s,
+        }
+
+    def _start(self, node: LocalNode) -> None:
+        """Assign the node to a prewarmed or waiting machine, or start a new one."""
+        owner, environment = machine_pool.owner_process(), machine_pool.inherited_environment()
+        if owner == processes.current_process():
+            machine_pool.dismiss_at_exit(self._cloud_dir)
+        digest = machine_pool.environment_digest(environment)
+        if prewarm.assign_warm_machine(node, digest) or machine_pool.assign_waiting_machine(
+            node, owner, digest
+        ):
+            return
+        machine = processes.start_detached(
+            [*prewarm.MACHINE_COMMAND, str(node.path)],
+            environment=environment,
+            directory=self._cloud_dir.path,
+            output=node.output_path,
+        )
+        if machine is not None:
+            node.claim(machine)
+
+
+def _resolve_root(options: LocalOptions) -> LocalCloudDir:
+    """Return the root of the options, or of the machine of this process, or the default."""
+    root = options.root or env.lookup(machine_pool.ROOT_ENV)
+    return LocalCloudDir(Path(root).absolute()) if root else LocalCloudDir.default()
+
+
+def _loopback_address(token: Token, number: int) -> str:
+    """Return the node's address in 127.0.0.0/16; Linux accepts all of them without setup."""
+    digest = hashlib.sha256(f"{token}/{number}".encode()).digest()
+    return f"127.0.{1 + digest[0] % 254}.{1 + digest[1] % 254}"
+
+
+def _kill_machine(node: LocalNode) -> None:
+    machine = node.machine()
+    if machine is not None and machine != processes.current_process():
+        processes.kill_process_tree(machine)
+        node.root.remove_machine(machine)

@@ -1,0 +1,331 @@
+"""The state directory of a local cloud, shared by all processes that submit or serve nodes.
+
+<root>/lock                       lock file; one submitter at a time
+<root>/capacity                   capacity override, valid while the process that wrote it runs
+<root>/machines/<pid>-<started>/  a machine: its socket and temporary files
+<root>/<run>/<token>/node-<k>/    a node of a group, from submit to its end or to cancel
+    assignment                    agent environment and entry point; deleted when read
+    machine                       identity of the machine; created atomically by the first one
+    notice                        the preemption notice
+    reclaimed                     reason of a preemption
+    ended                         reason of an agent failure
+    output                        output of the agent
+    scratch                       scratch directory of agent and workers
+
+State of a node: WAITING without `machine`; RUNNING while the machine runs; FAILED with `ended`;
+GONE if the machine has ended otherwise, or the directory was removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from spotfit.core.errors import ProvisionPermissionError
+from spotfit.core.ids import RunId, Token
+from spotfit.model.group import NodeState, NodeStatus
+from spotfit_provisioners.local.processes import ProcessIdentity, current_process
+
+_PRIVATE = 0o700
+_MACHINES = "machines"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCloudDir:
+    """The directory of one local cloud, readable by its user only."""
+
+    path: Path
+
+    @classmethod
+    def default(cls) -> LocalCloudDir:
+        """Return the directory of this user below the temporary directory."""
+        return cls(Path(tempfile.gettempdir()) / f"spotfit-{os.getuid()}")
+
+    def ensure(self) -> LocalCloudDir:
+        """Create the directory. Raises `ProvisionPermissionError` if other users can enter it."""
+        self.path.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+        found = self.path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise ProvisionPermissionError(
+                f"{self.path} must be a directory of this user with mode 700, because it contains "
+                "run keys.",
+                do="Remove it, set its mode to 700, or set LocalOptions(root=…) to another one.",
+            )
+        return self
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the exclusive lock of the directory; the kernel releases it if the process ends."""
+        descriptor = self._acquire_lock()
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _acquire_lock(self) -> int:
+        while True:
+            # Another process may collect the directory between `ensure` and `open`, or while this
+            # one waits for the lock; then the lock file is a deleted one, and the loop repeats.
+            with contextlib.suppress(FileNotFoundError):
+                descriptor = os.open(self.ensure().path / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                if _is_same_file(descriptor, self.path / "lock"):
+                    return descriptor
+                os.close(descriptor)
+
+    def collect_garbage(self) -> None:
+        """Remove directories of ended machines, and the root itself if it is unused."""
+        if not self.path.exists():
+            return
+        with self.lock():
+            for process in self.machines():
+                if not process.is_alive:
+                    self.remove_machine(process)
+            if self.capacity() is None:
+                (self.path / "capacity").unlink(missing_ok=True)
+            for folder in (self.path / _MACHINES, *self._run_dirs()):
+                _remove_if_empty(folder)
+            if [entry.name for entry in self.path.iterdir()] == ["lock"]:
+                (self.path / "lock").unlink()
+                _remove_if_empty(self.path)
+
+    # --- machines -----------------------------------------------------------------------------
+
+    def machines(self) -> list[ProcessIdentity]:
+        """Return all machines that have a directory, including ended ones."""
+        homes = _subdirectories(self.path / _MACHINES)
+        return [
+            process for home in homes if (process := ProcessIdentity.parse(home.name)) is not None
+        ]
+
+    def machine_dir(self, process: ProcessIdentity) -> Path:
+        """Return the directory of the machine's socket and temporary files."""
+        return self.path / _MACHINES / str(process)
+
+    def remove_machine(self, process: ProcessIdentity) -> None:
+        """Remove the directory of an ended machine."""
+        shutil.rmtree(self.machine_dir(process), ignore_errors=True)
+
+    # --- groups -------------------------------------------------------------------------------
+
+    def group(self, run: RunId, token: Token) -> LocalGroup:
+        return LocalGroup(self, self.path / run / token)
+
+    def groups(self) -> Iterator[LocalGroup]:
+        """Yield all groups."""
+        for run in self._run_dirs():
+            for folder in _subdirectories(run):
+                if not folder.name.startswith("."):
+                    yield LocalGroup(self, folder)
+
+    def _run_dirs(self) -> list[Path]:
+        known = {"lock", "capacity", _MACHINES}
+        return [entry for entry in _subdirectories(self.path) if entry.name not in known]
+
+    # --- capacity -----------------------------------------------------------------------------
+
+    def capacity(self) -> int | None:
+        """Return the capacity set by a process that still runs, or None."""
+        nodes, _, owner = (_read_text(self.path / "capacity") or "").partition(" ")
+        process = ProcessIdentity.parse(owner)
+        return int(nodes) if process is not None and process.is_alive else None
+
+    def set_capacity(self, nodes: int | None) -> None:
+        """Override the capacity while this process runs; None removes the override."""
+        if nodes is None:
+            (self.path / "capacity").unlink(missing_ok=True)
+            self.collect_garbage()
+            return
+        with self.lock():
+            _write_atomically(self.path / "capacity", f"{nodes} {current_process()}")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalGroup:
+    """The nodes of one token. The directory is created atomically by a rename."""
+
+    root: LocalCloudDir
+    path: Path
+
+    @property
+    def exists(self) -> bool:
+        return self.path.is_dir()
+
+    @property
+    def run_id(self) -> RunId:
+        return RunId(self.path.parent.name)
+
+    @property
+    def token(self) -> Token:
+        return Token(self.path.name)
+
+    def create(self, assignments: list[Mapping[str, Any]]) -> None:
+        """Create a node for each assignment. The caller must hold the lock of the root."""
+        draft = self.path.parent / f".{self.path.name}"
+        shutil.rmtree(draft, ignore_errors=True)
+        for number, assignment in enumerate(assignments):
+            node = LocalNode(self.root, draft / f"node-{number}")
+            node.path.mkdir(mode=_PRIVATE, parents=True)
+            _write_atomically(node.path / "assignment", json.dumps(assignment))
+        draft.rename(self.path)
+
+    def node(self, number: int) -> LocalNode:
+        return LocalNode(self.root, self.path / f"node-{number}")
+
+    def nodes(self) -> list[LocalNode]:
+        """Return the nodes that have not ended successfully."""
+        return [LocalNode(self.root, entry) for entry in _subdirectories(self.path)]
+
+    def remove(self) -> None:
+        """Remove the directory of the group."""
+        with self.root.lock():
+            shutil.rmtree(self.path, ignore_errors=True)
+            _remove_if_empty(self.path.parent)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalNode:
+    """One node of a group."""
+
+    root: LocalCloudDir
+    path: Path
+
+    @property
+    def group(self) -> LocalGroup:
+        return LocalGroup(self.root, self.path.parent)
+
+    @property
+    def number(self) -> int:
+        return int(self.path.name.removeprefix("node-"))
+
+    @property
+    def notice_path(self) -> Path:
+        """The file whose creation is the preemption notice."""
+        return self.path / "notice"
+
+    @property
+    def output_path(self) -> Path:
+        """The file with stdout and stderr of the agent."""
+        return self.path / "output"
+
+    @property
+    def scratch_path(self) -> Path:
+        """The scratch directory of the agent and its workers."""
+        return self.path / "scratch"
+
+    def claim(self, process: ProcessIdentity) -> bool:
+        """Make `process` the machine of this node; False if it has another one or was removed."""
+        # A hard link is created atomically and fails if the name exists, so one process succeeds.
+        draft = self.path / f".machine-{process}"
+        try:
+            draft.write_text(str(process))
+            os.link(draft, self.path / "machine")
+        except FileExistsError:
+            return self.machine() == process
+        except FileNotFoundError:
+            return False
+        finally:
+            draft.unlink(missing_ok=True)
+        return True
+
+    def machine(self) -> ProcessIdentity | None:
+        """Return the machine of this node, or None if it has none yet."""
+        text = _read_text(self.path / "machine")
+        return None if text is None else ProcessIdentity.parse(text)
+
+    def read_assignment(self) -> dict[str, Any] | None:
+        """Return the assignment, or None if the node was cancelled."""
+        text = _read_text(self.path / "assignment")
+        return None if text is None else cast("dict[str, Any]", json.loads(text))
+
+    def delete_assignment(self) -> None:
+        """Delete the assignment, which contains the run key."""
+        (self.path / "assignment").unlink(missing_ok=True)
+
+    def write_notice(self, notice: bytes) -> None:
+        """Write the preemption notice atomically."""
+        self._write_mark("notice", notice.decode())
+
+    def mark_reclaimed(self, reason: str) -> None:
+        """Record the reason of a preemption, before it happens."""
+        self._write_mark("reclaimed", reason)
+
+    def mark_failed(self, reason: str) -> None:
+        """Record the reason of a failure of the agent."""
+        self._write_mark("ended", reason)
+
+    def _write_mark(self, name: str, text: str) -> None:
+        with contextlib.suppress(FileNotFoundError):  # the group was cancelled
+            _write_atomically(self.path / name, text)
+
+    def status(self) -> NodeStatus:
+        """Return the status; see the module docstring."""
+        if not self.path.is_dir():
+            return NodeStatus(state=NodeState.GONE, reason="its agent has exited")
+        machine = self.machine()
+        if machine is None:
+            return NodeStatus(state=NodeState.WAITING, reason="its process is being started")
+        if machine.is_alive and _read_text(self.path / "ended") is None:
+            return NodeStatus(state=NodeState.RUNNING)
+        if (reason := _read_text(self.path / "ended")) is not None:
+            return NodeStatus(state=NodeState.FAILED, reason=f"{reason}{self._last_output_line()}")
+        return NodeStatus(
+            state=NodeState.GONE,
+            reason=_read_text(self.path / "reclaimed") or "its process has ended",
+        )
+
+    def _last_output_line(self) -> str:
+        last = (_read_text(self.output_path) or "").strip().splitlines()[-1:]
+        return f": {last[0][:500]}" if last else ""
+
+    def remove(self) -> None:
+        """Remove the node of an agent that exited successfully, and its group with the last one."""
+        group = self.group
+        with self.root.lock():
+            shutil.rmtree(self.path, ignore_errors=True)
+            if all(node.status().is_terminated for node in group.nodes()):
+                shutil.rmtree(group.path, ignore_errors=True)
+            _remove_if_empty(group.path.parent)
+
+
+def _subdirectories(folder: Path) -> list[Path]:
+    try:
+        return sorted(entry for entry in folder.iterdir() if entry.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _read_text(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    """Replace the file atomically; only this user may read it."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(draft, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+    draft.replace(path)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _is_same_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.fstat(descriptor).st_ino == path.stat().st_ino
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,192 @@
+"""`LeaderConnection`: the connection to the leader, and observations of the leader's health.
+
+| state        | event                                         | next                             |
+|--------------|-----------------------------------------------|----------------------------------|
+| disconnected | `connect` with a known leader                 | connected                        |
+| connected    | lost, closed by the peer (1st)                | disconnected, reconnects at once |
+| connected    | lost, closed by the peer (2nd, same address)  | disconnected, leader vanished    |
+| connected    | lost by a timeout, or no message for too long | disconnected, reconnects later   |
+| connected    | `JoinRejected`: the peer is not the leader    | disconnected, reconnects later   |
+
+Without a connection the leader's lease in the bucket is the only sign that the leader is alive.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from msgspec.structs import replace
+
+from spotfit.agent.ports import AgentTransport, LeaderDisconnected
+from spotfit.control.background_calls import BackgroundCalls
+from spotfit.core.ids import AgentId
+from spotfit.ledger.run import Ledger
+from spotfit.model.spec import RunTiming
+from spotfit.model.view import View
+from spotfit.policy.election import LeaderObservation, after_lease_read
+from spotfit.protocol.agent_leader import ConnectionHeartbeat, Join
+
+# Two attempts a second: short against an election, and harmless to a leader that restarts.
+_RECONNECT_DELAY_S = 0.5
+
+
+class LeaderConnection:
+    """At most one connection, to the leader that the journal names.
+
+    A single lost connection proves nothing. Only if the leader's host also refuses the second
+    attempt is the leader considered to have vanished.
+    """
+
+    def __init__(
+        self, transport: AgentTransport, ledger: Ledger, background_calls: BackgroundCalls
+    ) -> None:
+        self._transport = transport
+        self._ledger = ledger
+        self._background_calls = background_calls
+        self.address: str | None = None
+        """The leader's address while connected or connecting; otherwise None."""
+        self._last_message_at = 0.0
+        self._has_response = False
+        """Whether a message arrived: the kernel of a frozen machine accepts connections, too."""
+        self._heartbeat_at = 0.0
+        self._connect_at = float("-inf")
+        self._retried_address: str | None = None
+        self._observed_leader: AgentId | None = None
+        self._lease = b""
+        self._is_reading_lease = False
+        self._observation: LeaderObservation | None = None
+
+    def leader_observation(self, now: float) -> LeaderObservation:
+        """Return what is known about the leader's health."""
+        return self._observation or LeaderObservation(lease_changed_at=now)
+
+    def reset_observation(self) -> None:
+        """Discard all observations, because they are about the previous leader."""
+        self._observation, self._retried_address = None, None
+
+    # --- the connection ----------------------------------------------------------------------
+
+    def on_message(self, now: float) -> None:
+        """Record that the leader sent a message."""
+        self._last_message_at = now
+        self._has_response = True
+        self._retried_address = None
+
+    def on_rejected(self, now: float) -> None:
+        """Disconnect from a peer that is not the leader, and retry after a delay."""
+        self._transport.disconnect()
+        self.address = None
+        self._connect_at = now + _RECONNECT_DELAY_S
+
+    def disconnect(self) -> None:
+        """Disconnect; the next call of `connect` reconnects at once."""
+        self._transport.disconnect()
+        self.address = None
+        self._connect_at = float("-inf")
+
+    def on_disconnected(self, lost: LeaderDisconnected, now: float) -> bool:
+        """Record a lost connection. Returns False if it was not the current one."""
+        if lost.address != self.address:
+            return False
+        self.address = None
+        observation = self.leader_observation(now)
+        is_second_attempt = self._retried_address == lost.address
+        has_vanished = lost.closed_by_peer and is_second_attempt
+        self._observation = replace(
+            observation,
+            vanished_at=now if has_vanished else observation.vanished_at,
+            is_connected=False,
+        )
+        # A reset may come from a middlebox: try once more at once. After a timeout, wait.
+        if lost.closed_by_peer:
+            self._retried_address = lost.address
+        else:
+            self._connect_at = now + _RECONNECT_DELAY_S
+        return True
+
+    def connect(self, view: View, join: Join, timing: RunTiming, now: float) -> bool:
+        """Connect to the current leader and send `join`.
+
+        Returns False if that is not necessary, not yet due, or useless because the leader has
+        vanished.
+        """
+        address = view.leader.coordinator_address if view.leader else None
+        if (
+            address is None
+            or self.address == address
+            or now < self._connect_at
+            or self._is_unreachable(address)
+        ):
+            return False
+        self.address = address
+        self._last_message_at, self._has_response = now, False
+        self._heartbeat_at = now + timing.heartbeat_interval_s
+        self._transport.connect(address, join)
+        return True
+
+    def check_heartbeat(self, timing: RunTiming, now: float, *, is_leading: bool) -> bool:
+        """Send a heartbeat if one is due.
+
+        Returns True if the connection was closed because no message arrived within the timeout.
+        """
+        if now < self._heartbeat_at:
+            return False
+        self._heartbeat_at = now + timing.heartbeat_interval_s
+        if self.address is None:
+            return False
+        self._transport.send_to_leader(ConnectionHeartbeat())
+        # A leader talks to itself in memory, where no message can be lost.
+        if is_leading or now - self._last_message_at <= timing.heartbeat_timeout_s:
+            return False
+        self._transport.disconnect()
+        self.address = None
+        self._observation = replace(self.leader_observation(now), is_connected=False)
+        return True
+
+    @property
+    def wake_at(self) -> float:
+        """When the next heartbeat is due."""
+        return self._heartbeat_at
+
+    def _is_unreachable(self, address: str) -> bool:
+        """Whether the leader has vanished: then only an election helps."""
+        has_vanished = self._observation is not None and self._observation.vanished_at is not None
+        return has_vanished and self._retried_address == address
+
+    # --- the lease ---------------------------------------------------------------------------
+
+    def observe_leader(
+        self, view: View, timing: RunTiming, now: float, *, read_lease: bool
+    ) -> None:
+        """Update the observation: from the connection if it is healthy, else from the lease.
+
+        The lease is read only if `read_lease` is set or a read is in progress.
+        """
+        leader = view.leader
+        if leader is None:
+            return
+        if leader.leader != self._observed_leader:
+            self._observed_leader, self._lease, self._is_reading_lease = leader.leader, b"", False
+            self._observation, self._retried_address = LeaderObservation(lease_changed_at=now), None
+        is_established = (
+            self.address is not None
+            and self.address == leader.coordinator_address
+            and self._has_response
+        )
+        # A healthy connection is proof enough, and spares a request to the bucket.
+        if is_established and now - self._last_message_at < timing.heartbeat_timeout_s:
+            self._observation = LeaderObservation(lease_changed_at=now, is_connected=True)
+        elif read_lease or self._is_reading_lease:
+            self._read_lease(leader.leader, now)
+
+    def _read_lease(self, leader: AgentId, now: float) -> None:
+        """Start a read of the lease, or record its result. A failed read is ignored."""
+        read = partial(self._ledger.read_lease, leader)
+        result = self._background_calls.run(f"lease of {leader}", read)
+        self._is_reading_lease = result is None
+        if result is not None and result.error is None:
+            # Compared by content only: clocks of two machines are never compared.
+            self._observation = after_lease_read(
+                self.leader_observation(now), now, has_changed=result.value != self._lease
+            )
+            self._lease = result.value

@@ -1,0 +1,140 @@
+"""Shipping of worker output to the bucket as numbered chunks of JSON lines.
+
+Lines are never dropped silently: when the bucket is too slow, the log says how many are missing.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from spotfit.core.clock import Clock
+from spotfit.core.codec import encode
+from spotfit.core.errors import AlreadyExistsError, StoreError, TransientStoreError
+from spotfit.core.ids import AgentId
+from spotfit.host import log
+from spotfit.ledger import keys
+from spotfit.store.api import Store
+
+# Large enough that requests are a small part of the cost, small enough to follow a run by reading.
+CHUNK_BYTES = 256 * 1024
+# Bounds the memory of the agent while the bucket is unreachable.
+MAX_BUFFER_BYTES = 8 * 2**20
+# Bounds the number of requests per agent to two a second.
+_FLUSH_INTERVAL_S = 0.5
+_RETRY_DELAY_S = 0.5
+
+
+class LogShipper:
+    """Buffers lines of the agent's thread and writes them to the bucket in another thread.
+
+    While more than `max_buffer_bytes` are buffered, lines are dropped and counted.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        agent_id: AgentId,
+        *,
+        wall_ms: Callable[[], int],
+        clock: Clock,
+        flush_interval_s: float = _FLUSH_INTERVAL_S,
+        max_buffer_bytes: int = MAX_BUFFER_BYTES,
+    ) -> None:
+        self._store = store
+        self._agent_id = agent_id
+        self._wall_ms = wall_ms
+        self._clock = clock
+        self._flush_interval_s = flush_interval_s
+        self._max_buffer_bytes = max_buffer_bytes
+        self._buffer: collections.deque[bytes] = collections.deque()
+        self._buffered_bytes = 0
+        self._dropped_lines = 0
+        self._written_chunks = 0
+        self._is_closing = False
+        self._condition = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="spotfit-logs", daemon=True)
+        self._thread.start()
+
+    def add_line(self, round_number: int, rank: int, stream: str, text: str) -> None:
+        """Append a line of a worker, or of the callback process for `rank` -1. Never blocks."""
+        with self._condition:
+            if self._buffered_bytes >= self._max_buffer_bytes:
+                self._dropped_lines += 1
+                return
+            self._report_dropped_lines(round_number, rank)
+            self._append(t=self._wall_ms(), round=round_number, rank=rank, stream=stream, text=text)
+
+    def close(self, *, timeout_s: float = 10.0) -> None:
+        """Write the buffered lines and a final `{"end": true}`; stop waiting after `timeout_s`."""
+        with self._condition:
+            self._report_dropped_lines(-1, -1)
+            self._append(end=True)
+            self._is_closing = True
+            self._condition.notify()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            log.warning("logs.flush_timed_out", unwritten_bytes=self._buffered_bytes)
+
+    def _report_dropped_lines(self, round_number: int, rank: int) -> None:
+        if self._dropped_lines:
+            text = (
+                f"[spotfit] {self._dropped_lines} lines were dropped here: the bucket was too slow"
+            )
+            self._append(t=self._wall_ms(), round=round_number, rank=rank, stream="err", text=text)
+            self._dropped_lines = 0
+
+    def _append(self, **fields: Any) -> None:
+        body = encode(fields) + b"\n"
+        self._buffer.append(body)
+        self._buffered_bytes += len(body)
+        if len(self._buffer) == 1 or self._buffered_bytes >= CHUNK_BYTES:
+            self._condition.notify()
+
+    # --- writer thread -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            chunk, is_last = self._next_chunk()
+            if chunk and not self._write(chunk):
+                return
+            if is_last:
+                return
+
+    def _next_chunk(self) -> tuple[bytes, bool]:
+        """Wait for lines, then up to the flush interval for more. Returns (chunk, is_last)."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._buffer or self._is_closing)
+            self._condition.wait_for(
+                lambda: self._is_closing or self._buffered_bytes >= CHUNK_BYTES,
+                self._flush_interval_s,
+            )
+            lines: list[bytes] = []
+            size = 0
+            while self._buffer and size < CHUNK_BYTES:
+                lines.append(self._buffer.popleft())
+                size += len(lines[-1])
+            self._buffered_bytes -= size
+            return b"".join(lines), self._is_closing and not self._buffer
+
+    def _write(self, chunk: bytes) -> bool:
+        """Return True once the chunk is stored, False if access is denied.
+
+        Retries transient errors indefinitely: `close` bounds the total time.
+        """
+        while True:
+            try:
+                self._store.create(keys.logs(self._agent_id, self._written_chunks), chunk)
+            except AlreadyExistsError:
+                pass  # An earlier attempt was stored and its answer lost: the key has one writer.
+            except TransientStoreError as error:
+                log.debug("logs.write_retried", reason=str(error))
+                self._clock.wait(_RETRY_DELAY_S)
+                continue
+            except StoreError as error:
+                log.error("logs.write_denied", reason=str(error))
+                return False
+            self._written_chunks += 1
+            return True

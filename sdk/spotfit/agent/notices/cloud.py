@@ -1,0 +1,113 @@
+"""Detection of the cloud that a machine belongs to, for machines that spotfit did not rent.
+
+An SSH host, a Slurm node or a pod may be a spot VM, and only the VM itself receives the notice of
+its cloud. The cloud is detected from DMI strings below /sys/class/dmi/id, by the same marks as in
+cloud-init. If these are unreadable, the metadata services are probed for one second each: their
+link-local address is never routed, so the request cannot leave the network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from spotfit.agent.notices import aws, azure, gcp
+from spotfit.agent.notices.polled import http_request
+from spotfit.agent.ports import NoticeSource
+from spotfit.host import env, log
+from spotfit.model.topology import Notice, PreemptionRisk
+
+DMI_DIR = Path("/sys/class/dmi/id")
+_AZURE_CHASSIS_TAG = "7783-7084-3265-9085-8269-3286-77"
+"""Chassis tag of Azure VMs. The vendor is not sufficient: other Hyper-V hosts have the same."""
+_PROBE_TIMEOUT_S = 1.0
+_METADATA_ENDPOINT = "http://169.254.169.254"
+
+OpenNoticeSource = Callable[[Callable[[], None]], NoticeSource]
+SOURCES: Mapping[str, OpenNoticeSource] = {
+    "aws": aws.AwsNoticeSource,
+    "azure": azure.AzureNoticeSource,
+    "gcp": gcp.GcpNoticeSource,
+}
+
+
+class DetectedCloudNoticeSource:
+    """Detects the cloud in a thread and then polls its notice source; none for other machines."""
+
+    def __init__(self, wake: Callable[[], None], *, dmi_dir: Path = DMI_DIR) -> None:
+        self._wake = wake
+        self._dmi_dir = dmi_dir
+        self._source: NoticeSource | None = None
+        self.detected = threading.Event()
+        """Set when the detection is complete."""
+        threading.Thread(target=self._detect, name="spotfit-machine-notice", daemon=True).start()
+
+    def poll(self, now: float) -> Notice | PreemptionRisk | None:
+        return self._source.poll(now) if self._source is not None else None
+
+    def _detect(self) -> None:
+        try:
+            cloud = env.read(env.CLOUD) or detect_cloud_by_firmware(self._dmi_dir)
+            cloud = detect_cloud_by_metadata() if cloud is None else cloud
+            if cloud in SOURCES:
+                log.info("notice.cloud_detected", cloud=cloud)
+                self._source = SOURCES[cloud](self._wake)
+        finally:
+            self.detected.set()
+
+
+def detect_cloud_by_firmware(dmi_dir: Path = DMI_DIR) -> str | None:
+    """Return 'aws', 'azure' or 'gcp', '' for other machines, or None if DMI is unreadable."""
+    dmi = dict(_read_dmi(dmi_dir))
+    if not dmi:
+        return None
+    if any("amazon ec2" in text or text.endswith(".amazon") for text in dmi.values()):
+        return "aws"
+    if dmi.get("product_name") in ("google compute engine", "google"):
+        return "gcp"
+    return "azure" if dmi.get("chassis_asset_tag") == _AZURE_CHASSIS_TAG else ""
+
+
+def detect_cloud_by_metadata() -> str:
+    """Return the cloud whose metadata service answers within a second; '' if none does."""
+    gce_host = env.lookup(gcp.ENDPOINT_ENV)
+    responds = {
+        "aws": _responds(
+            env.lookup(aws.ENDPOINT_ENV) or _METADATA_ENDPOINT,
+            "/latest/api/token",
+            method="PUT",
+            headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"},
+        ),
+        "gcp": _responds(
+            f"http://{gce_host}" if gce_host else _METADATA_ENDPOINT,
+            "/computeMetadata/v1/instance/id",
+            headers={"Metadata-Flavor": "Google"},
+        ),
+        "azure": _responds(
+            env.lookup(azure.ENDPOINT_ENV) or _METADATA_ENDPOINT,
+            "/metadata/instance/compute/name?api-version=2021-02-01&format=text",
+            headers={"Metadata": "true"},
+        ),
+    }
+    return next((cloud for cloud, is_responding in responds.items() if is_responding), "")
+
+
+def _read_dmi(dmi_dir: Path) -> Iterator[tuple[str, str]]:
+    """Yield the readable DMI fields in lower case. Some fields are readable by root only."""
+    for name in ("sys_vendor", "bios_vendor", "bios_version", "product_name", "chassis_asset_tag"):
+        with contextlib.suppress(OSError):
+            if text := (dmi_dir / name).read_text(errors="replace").strip().lower():
+                yield name, text
+
+
+def _responds(url: str, path: str, *, headers: Mapping[str, str], method: str = "GET") -> bool:
+    try:
+        response = http_request(
+            url, path, method=method, headers=headers, timeout_s=_PROBE_TIMEOUT_S
+        )
+    except (OSError, http.client.HTTPException):
+        return False
+    return response.status == 200

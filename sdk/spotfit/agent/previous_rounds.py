@@ -1,0 +1,172 @@
+"""`PreviousRounds`: what a leader knows about closed rounds when it opens the next one.
+
+It holds complete but uncommitted checkpoints, names that may still be in use, and checkpoints that
+are known to be incomplete or corrupt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Set
+from functools import partial
+
+from spotfit.agent.round_coordinator import RoundCoordinator
+from spotfit.checkpoint.committed import check_present
+from spotfit.checkpoint.gc import checkpoint_names_in
+from spotfit.checkpoint.manifest import ready_checkpoints
+from spotfit.control.background_calls import BackgroundCalls, RetryingCalls
+from spotfit.core.errors import IntegrityError
+from spotfit.host import log
+from spotfit.ledger import keys
+from spotfit.ledger.run import Ledger
+from spotfit.model.leader_state import ReadyCheckpoint
+from spotfit.model.view import View
+from spotfit.store.api import Store
+
+
+class PreviousRounds:
+    """State of one term of leadership.
+
+    It is not persisted: a new leader searches the bucket for complete checkpoints, and shares no
+    files of snapshots from before its term.
+    """
+
+    def __init__(self, ledger: Ledger, background_calls: BackgroundCalls) -> None:
+        self._ledger = ledger
+        self._retrying_calls = RetryingCalls(background_calls)
+        self._ready_checkpoints: tuple[ReadyCheckpoint, ...] = ()
+        self.parent_checkpoints: set[str] = set()
+        """Committed checkpoints whose files are shared by uploads of the last closed round."""
+        self._used_names: Set[str] = frozenset()
+        """Names to which earlier rounds have uploaded or may still upload files."""
+        self._abandoned_checkpoints: set[str] = set()
+        """Checkpoints that lack files and are never committed, even if a manifest appears later."""
+        self._corrupt_checkpoints: set[str] = set()
+        """Committed checkpoints that ranks of earlier rounds could not read."""
+        self._first_opened_round: int | None = None
+        """The first round that this leader has opened."""
+
+    def begin_round(self, round_number: int) -> None:
+        """Forget uncommitted checkpoints: the new round starts from a committed one."""
+        self._ready_checkpoints = ()
+        # Snapshots of earlier terms are not shared: see `parent_snapshot`.
+        if self._first_opened_round is None:
+            self._first_opened_round = round_number
+
+    def adopt_ready_checkpoints(self, coordinator: RoundCoordinator) -> None:
+        """Keep the complete checkpoints of a round that was closed, to commit them."""
+        self._ready_checkpoints = tuple(coordinator.reports.ready_checkpoints)
+
+    def absorb_round(self, coordinator: RoundCoordinator) -> None:
+        """Keep the names and the checkpoint states of a round that has ended."""
+        self.parent_checkpoints = coordinator.reports.parent_checkpoints
+        self._used_names = coordinator.reports.used_names
+        self._abandoned_checkpoints |= coordinator.reports.abandoned_checkpoints
+        self._corrupt_checkpoints |= coordinator.corrupt_checkpoints
+
+    def mark_committed(self, name: str) -> None:
+        """Remove a checkpoint that the journal has committed."""
+        self._ready_checkpoints = tuple(
+            ready for ready in self._ready_checkpoints if ready.name != name
+        )
+
+    def find_complete_checkpoints(self, view: View, now: float) -> bool:
+        """Search the bucket for complete but uncommitted checkpoints.
+
+        Returns False while the search is in progress: call it again then.
+        """
+        known = (
+            {checkpoint.name for checkpoint in view.checkpoints}
+            | set(view.dropped_checkpoints)
+            | self._abandoned_checkpoints
+        )
+        last_round = view.last_round.number if view.last_round else 0
+        # The epoch is part of the name: an answer to a search of an earlier term is outdated.
+        call_name = f"survey {view.epoch}/{last_round}"
+        scan = partial(_scan_bucket, self._ledger.store, known, view)
+        result = self._retrying_calls.run(call_name, scan, now)
+        if result is None:
+            return False
+        complete, used_names = result.value
+        self._ready_checkpoints = tuple(
+            sorted(complete, key=lambda ready: (ready.round, ready.report_index))
+        )
+        self._used_names |= used_names
+        return True
+
+    def latest_checkpoint_named(self, name: str) -> str | None:
+        """Return the latest committed checkpoint that the user requested under `name`.
+
+        Returns '' if it was deleted or never completed: files of it may still be deleted or
+        uploaded. Returns None if the name is new.
+        """
+        latest = self._ledger.view.latest_checkpoint_named(name)
+        return "" if latest is None and name in self._used_names else latest
+
+    def uncommitted_checkpoints(
+        self, view: View, coordinator: RoundCoordinator | None
+    ) -> tuple[ReadyCheckpoint, ...]:
+        """Return the complete checkpoints that are newer than the committed ones."""
+        complete = (
+            *self._ready_checkpoints,
+            *(coordinator.reports.ready_checkpoints if coordinator else ()),
+        )
+        return tuple(ready for ready in complete if _is_newer_than_committed(view, ready))
+
+    def parent_snapshot(self, view: View, coordinator: RoundCoordinator | None) -> str:
+        """Return the latest committed snapshot, whose files the next one may share.
+
+        Returns '' if there is none or it is known to be corrupt: a snapshot that shares its files
+        would be corrupt, too. What an earlier leader knew about corruption is lost, so the first
+        snapshot after a change of the leader is uploaded in full.
+        """
+        corrupt = self._corrupt_checkpoints | (
+            coordinator.corrupt_checkpoints if coordinator else set()
+        )
+        snapshots = [checkpoint for checkpoint in view.checkpoints if checkpoint.is_snapshot]
+        if (
+            not snapshots
+            or self._first_opened_round is None
+            or snapshots[-1].round < self._first_opened_round
+        ):
+            return ""
+        return snapshots[-1].name if snapshots[-1].name not in corrupt else ""
+
+
+def _scan_bucket(
+    store: Store, known: Collection[str], view: View
+) -> tuple[list[ReadyCheckpoint], frozenset[str]]:
+    """Return the new complete checkpoints that are not in `known`, and all names with manifests."""
+    # One listing for both results: name markers are stored beside the manifests.
+    listed = [entry.key for entry in store.list(keys.MANIFESTS.rstrip("/"))]
+    complete = [
+        ready
+        for ready in ready_checkpoints(store, listed, known)
+        if _is_newer_than_committed(view, ready) and _has_all_files(store, ready.name)
+    ]
+    return complete, checkpoint_names_in(listed)
+
+
+def _has_all_files(store: Store, name: str) -> bool:
+    """Whether all files of its manifests exist.
+
+    Files shared with a parent may have been deleted: only the leader of the term in which it was
+    saved protected the parent.
+    """
+    try:
+        check_present(store, name)
+    except IntegrityError as error:
+        log.warning("checkpoint.incomplete", name=name, reason=error.message)
+        return False
+    return True
+
+
+def _is_newer_than_committed(view: View, ready: ReadyCheckpoint) -> bool:
+    """Whether it was saved in the last round, and after the latest committed checkpoint.
+
+    Later rounds did not start from an uncommitted checkpoint of an older round, so committing it
+    would roll the run back.
+    """
+    latest, last = view.latest_checkpoint, view.last_round
+    if last is None or ready.round != last.number:
+        return False
+    return latest is None or (ready.round, ready.report_index) > (latest.round, latest.report_index)

@@ -1,0 +1,480 @@
+"""`ReportMatcher`: matches the reports of all ranks by number and follows their checkpoints.
+
+The n-th report of every rank is one report of the group. A rank without files does not wait. A rank
+with files waits until all ranks have made their n-th report, because rank 0 chooses the name and
+the manifest lists the other ranks that upload files.
+
+The reports that are not delivered yet are the entries of one dictionary by report number:
+
+| state  | event                                             | next                               |
+|--------|---------------------------------------------------|------------------------------------|
+| (none) | first files report, or failure, of any rank       | Open                               |
+| Open   | all required ranks have reported; files expected  | Saving (ranks receive the name)    |
+| Open   | all required ranks have reported; a part is lost  | Matched without a checkpoint       |
+| (none) | all required ranks have reported; no files        | Matched without a checkpoint       |
+| Saving | all ranks have uploaded; no earlier one is Saving | Matched; checkpoint is ready       |
+| Saving | a rank failed, disagrees or has left              | Matched without a checkpoint       |
+| Matched| no earlier report is Saving                       | removed; in `matched_reports`      |
+
+Invariant: reports are delivered and become ready in the order of their numbers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+
+from spotfit.agent.collectives import REPORT_KIND, CollectiveKey, Collectives, OutgoingFrame
+from spotfit.core.codec import decoder
+from spotfit.model.events import ValidationRequest
+from spotfit.model.leader_state import ReadyCheckpoint
+from spotfit.protocol.worker_agent import (
+    CheckpointNamed,
+    FilesReport,
+    MetricsReport,
+    SaveCompleted,
+    UploadFailed,
+)
+
+# Bounds the leader's memory if one rank reports much faster than the others.
+MAX_REPORT_BACKLOG = 10_000
+"""Reports a rank may be ahead of the slowest before metrics of the oldest are discarded."""
+
+_metrics_decoder: msgspec.json.Decoder[dict[str, Any]] = decoder(dict[str, Any])
+_NO_METRICS = msgspec.Raw(b"{}")
+
+
+class MatchedReport(msgspec.Struct, frozen=True):
+    """One report of the whole group, for callbacks and the metrics file."""
+
+    report_index: int
+    metrics_by_rank: tuple[msgspec.Raw, ...]
+    checkpoint: str | None
+
+
+class AssignedName(NamedTuple):
+    """The name of a checkpoint, and whether it differs from what the user requested."""
+
+    name: str
+    is_generated: bool
+
+
+@dataclass
+class RankSets:
+    """Ranks of a round by condition, shared by the coordinator and the matcher."""
+
+    world_size: int
+    returned: set[int] = field(default_factory=set)
+    disconnected: set[int] = field(default_factory=set)
+    """Ranks whose connection broke: frames of them may be lost, so later ones do not count."""
+    excluded: frozenset[int] = frozenset()
+    """Ranks on nodes with a preemption notice, which the others do not wait for."""
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """Excluded ranks that have disconnected: nothing more arrives from them."""
+        return self.excluded & self.disconnected
+
+
+@dataclass
+class Open:
+    """A report with files that not all required ranks have made."""
+
+    is_user_uploaded: bool = False
+    """Whether a rank uploads its files itself."""
+    is_snapshot: bool = False
+    """Whether a Checkpointer saves: then every rank has a part, and may share files."""
+    reason: str = ""
+    """Why the Checkpointer saves at this step."""
+    failure_reason: str = ""
+    """Why a part of the checkpoint is lost; '' otherwise."""
+    validation_requests: dict[int, ValidationRequest | None] = field(default_factory=dict)
+
+    def add_rank(self, rank: int, report: FilesReport) -> None:
+        """Add the files report of one rank."""
+        self.is_user_uploaded |= not report.managed_upload
+        self.is_snapshot |= report.incremental
+        self.reason = report.reason or self.reason
+        self.validation_requests[rank] = report.validation
+
+    def incomplete_reason(self, ranks: Sequence[int], world_size: int) -> str:
+        """Return why the checkpoint cannot become complete, or ''."""
+        missing = sorted(set(range(world_size)).difference(ranks)) if self.is_snapshot else []
+        left = f"ranks {missing} left without their part of the snapshot" if missing else ""
+        return self.failure_reason or left
+
+
+@dataclass(eq=False)
+class Saving:
+    """A matched report whose files are being uploaded by `ranks`."""
+
+    report_index: int
+    name: str
+    parent: str
+    """Committed checkpoint whose files this one may share; '' for none."""
+    ranks: tuple[int, ...]
+    metrics: dict[str, Any]
+    metrics_by_rank: tuple[msgspec.Raw, ...]
+    reported: Open
+    reported_at: float
+    """When the last rank made its report."""
+    done_ranks: set[int] = field(default_factory=set)
+    size_bytes: int = 0
+    step: int | None = None
+    custom_folder: str = ""
+    """Folder to which the first rank uploaded by itself; readers look for the files there."""
+
+    @property
+    def is_complete(self) -> bool:
+        return self.done_ranks.issuperset(self.ranks)
+
+    def add_rank(self, rank: int, upload: SaveCompleted) -> None:
+        """Record that the files of that rank are stored."""
+        self.done_ranks.add(rank)
+        self.size_bytes += upload.size_bytes
+        self.step = upload.step
+        if rank == self.ranks[0]:
+            self.custom_folder = upload.custom_folder
+
+    def to_ready_checkpoint(self, round_number: int) -> ReadyCheckpoint:
+        requests = self.reported.validation_requests
+        return ReadyCheckpoint(
+            name=self.name,
+            round=round_number,
+            report_index=self.report_index,
+            metrics=self.metrics,
+            ranks=self.ranks,
+            size_bytes=self.size_bytes,
+            validation=requests[min(requests)],  # the lowest rank with files decides
+            is_snapshot=self.reported.is_snapshot,
+            step=self.step,
+            reason=self.reported.reason,
+            custom_folder=self.custom_folder,
+            snapshot_taken_at=self.reported_at if self.reported.is_snapshot else None,
+        )
+
+
+@dataclass(frozen=True)
+class Matched:
+    """A report that is complete, and waits for earlier ones to be delivered."""
+
+    report: MatchedReport
+
+
+GroupReport = Open | Saving | Matched
+
+
+class ReportMatcher:
+    """The reports of one round.
+
+    `default_checkpoint_name(n)` returns a name if rank 0 requested none. `parent_snapshot()`
+    returns the committed snapshot to share files with. `latest_checkpoint_named(name)` returns the
+    checkpoint of earlier rounds under a requested name, '' if it is gone, None for a new name.
+    """
+
+    def __init__(
+        self,
+        round_number: int,
+        ranks: RankSets,
+        collectives: Collectives,
+        *,
+        default_checkpoint_name: Callable[[int], str],
+        parent_snapshot: Callable[[], str],
+        latest_checkpoint_named: Callable[[str], str | None],
+        keep_all_metrics: bool,
+    ) -> None:
+        self._round = round_number
+        self._ranks = ranks
+        self._collectives = collectives
+        self._default_checkpoint_name = default_checkpoint_name
+        self._parent_snapshot = parent_snapshot
+        self._latest_checkpoint_named = latest_checkpoint_named
+        self._keep_all_metrics = keep_all_metrics
+        self._reports: dict[int, GroupReport] = {}
+        self._saving: list[Saving] = []
+        """The reports in state Saving, in order: a tick must not visit all that wait behind one."""
+        self._report_counts = [0] * ranks.world_size
+        self._matched_count = 0
+        self._delivered_count = 0
+        self._unmatched_metrics: list[dict[int, tuple[msgspec.Raw, str | None]]] = [
+            {} for _ in range(ranks.world_size)
+        ]
+        """By rank and report number: the metrics and the requested checkpoint name."""
+        self._names_by_request: dict[str, str] = {}
+        """The last name that was assigned in this round, by the requested name."""
+        self._latest_metrics_json: msgspec.Raw | None = None
+        self._last_save = (-1, "")
+        """The last report with files that was saved or abandoned, and in this case the reason."""
+        self.ready_checkpoints: list[ReadyCheckpoint] = []
+        """Complete checkpoints without an entry in the journal."""
+        self.matched_reports: deque[MatchedReport] = deque()
+        """Reports to deliver, in order."""
+        self.assigned_names: deque[AssignedName] = deque()
+        """Names of uploads by spotfit, in order of assignment."""
+        self.abandoned_checkpoints: set[str] = set()
+        """Names of incomplete checkpoints, which are never committed."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no checkpoint is being saved or uncommitted, and all reports are delivered."""
+        return not (self.is_saving or self.ready_checkpoints or self.matched_reports)
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether the files of a checkpoint are being uploaded."""
+        return bool(self._saving)
+
+    @property
+    def latest_metrics(self) -> dict[str, Any] | None:
+        """Rank 0's metrics in the last matched report; None before the first one."""
+        if self._latest_metrics_json is None:
+            return None
+        return _metrics_decoder.decode(self._latest_metrics_json)
+
+    @property
+    def uploading_ranks(self) -> frozenset[int]:
+        """Ranks that have not uploaded their files of the next checkpoint."""
+        if not self._saving:
+            return frozenset()
+        return frozenset(self._saving[0].ranks) - self._saving[0].done_ranks
+
+    @property
+    def uncommitted_names(self) -> set[str]:
+        """Names of the checkpoints that are being uploaded or wait for their entry."""
+        return {saving.name for saving in self._saving} | {
+            ready.name for ready in self.ready_checkpoints
+        }
+
+    @property
+    def parent_checkpoints(self) -> set[str]:
+        """Committed checkpoints whose files are shared by uploads in progress."""
+        return {saving.parent for saving in self._saving} - {""}
+
+    @property
+    def last_save_error(self) -> str:
+        """Why the last report with files is not a checkpoint; '' if it is one or may become one."""
+        return self._last_save[1]
+
+    @property
+    def used_names(self) -> frozenset[str]:
+        """All names that rank 0 requested or that were assigned for them."""
+        return frozenset(self._names_by_request)
+
+    # --- reports of ranks ----------------------------------------------------------------------
+
+    def add_report(
+        self, rank: int, report: MetricsReport | FilesReport, now: float
+    ) -> list[OutgoingFrame]:
+        """Add a report of one rank. Returns the answers if it completes a report of the group."""
+        number = report.report_index
+        has_files = isinstance(report, FilesReport)
+        # Ranks number their reports without gaps: the count tells which they have made.
+        self._report_counts[rank] = number + 1
+        if number < self._matched_count:  # it was matched without this rank, which was excluded
+            return [(rank, _answer_without_name(number))] if has_files else []
+        if isinstance(report, FilesReport):
+            self._open_report(number).add_rank(rank, report)
+            self._collectives.join(
+                rank, CollectiveKey(REPORT_KIND, number), now, is_blocking=report.blocks_training
+            )
+        if rank == 0 or self._keep_all_metrics:
+            self._store_metrics(rank, report)
+        return self.match_complete_reports(now)
+
+    def _store_metrics(self, rank: int, report: MetricsReport | FilesReport) -> None:
+        backlog = self._unmatched_metrics[rank]
+        # Copied: the decoded value would keep the whole received frame in memory.
+        metrics = msgspec.Raw(bytes(report.metrics))
+        backlog[report.report_index] = (metrics, report.checkpoint_dir_name)
+        if len(backlog) > MAX_REPORT_BACKLOG:
+            del backlog[next(iter(backlog))]
+
+    def match_complete_reports(self, reported_at: float) -> list[OutgoingFrame]:
+        """Match all reports that every required rank has made. Returns the answers."""
+        frames: list[OutgoingFrame] = []
+        while next(self.find_missing_ranks(self._matched_count), None) is None:
+            frames += self._match_report(self._matched_count, reported_at)
+            self._matched_count += 1
+        return frames
+
+    def find_missing_ranks(self, report_index: int) -> Iterator[int]:
+        """Yield the required ranks that have not made that report."""
+        optional = self._optional_ranks(report_index)
+        return (
+            rank
+            for rank, count in enumerate(self._report_counts)
+            if count <= report_index and rank not in optional
+        )
+
+    def _optional_ranks(self, report_index: int) -> AbstractSet[int]:
+        """Return the ranks without which that report is complete.
+
+        A snapshot is useless without the parts of all ranks, so excluded ranks are waited for while
+        they can still upload.
+        """
+        report = self._reports.get(report_index)
+        if isinstance(report, Open) and report.is_snapshot:
+            return self._ranks.lost | (self._ranks.excluded & self._ranks.returned)
+        return self._ranks.excluded
+
+    def _match_report(self, number: int, reported_at: float) -> list[OutgoingFrame]:
+        metrics, requested = self._unmatched_metrics[0].get(number, (_NO_METRICS, None))
+        joined = self._collectives.close(CollectiveKey(REPORT_KIND, number)).keys()
+        ranks = tuple(sorted(joined - self._ranks.lost))
+        reported = self._open_report(number)
+        by_rank = self._unmatched_metrics if self._keep_all_metrics else self._unmatched_metrics[:1]
+        metrics_by_rank = tuple(backlog.pop(number, (_NO_METRICS, None))[0] for backlog in by_rank)
+        # A snapshot without metrics must not hide those of the last user report.
+        if not reported.is_snapshot or bytes(metrics) != b"{}":
+            self._latest_metrics_json = metrics
+        incomplete_reason = reported.incomplete_reason(ranks, self._ranks.world_size)
+        if incomplete_reason:
+            self._last_save = max(self._last_save, (number, incomplete_reason))
+        if incomplete_reason or not ranks:
+            self._finish_report(number, MatchedReport(number, metrics_by_rank, None))
+            return _reject_files(ranks, number, incomplete_reason)
+        name, parent = self._assign_name(reported, requested, number)
+        self._reports[number] = saving = Saving(
+            report_index=number,
+            name=name,
+            parent=parent,
+            ranks=ranks,
+            metrics=_metrics_decoder.decode(metrics),
+            metrics_by_rank=metrics_by_rank,
+            reported=reported,
+            reported_at=reported_at,
+        )
+        self._saving.append(saving)
+        named = CheckpointNamed(
+            report_index=number, checkpoint_name=name, ranks=ranks, metrics=metrics, parent=parent
+        )
+        return [(rank, named) for rank in ranks]
+
+    def _open_report(self, number: int) -> Open:
+        report = self._reports.setdefault(number, Open())
+        assert isinstance(report, Open)
+        return report
+
+    # --- names ---------------------------------------------------------------------------------
+
+    def _assign_name(self, reported: Open, requested: str | None, number: int) -> tuple[str, str]:
+        """Return the name of a checkpoint and its parent."""
+        name, parent = (
+            self._assign_requested_name(requested, number)
+            if requested
+            else (self._default_checkpoint_name(number), "")
+        )
+        if not reported.is_user_uploaded:
+            self.assigned_names.append(AssignedName(name, is_generated=name != requested))
+        return name, self._parent_snapshot() if reported.is_snapshot else parent
+
+    def _assign_requested_name(self, requested: str, report_index: int) -> tuple[str, str]:
+        """Return an unused name, and the previous checkpoint under the requested name or ''.
+
+        Names are never reused (decision 0043): a committed checkpoint must stay intact until the
+        next one is, files of a dropped one may still be deleted, and a worker of an earlier round
+        may still upload an abandoned one.
+        """
+        before = self._names_by_request.get(requested, self._latest_checkpoint_named(requested))
+        name = requested if before is None else f"{requested}@{self._round}-{report_index}"
+        self._names_by_request[requested] = self._names_by_request[name] = name
+        is_gone = before is not None and self._latest_checkpoint_named(before) == ""
+        return name, "" if is_gone else before or ""
+
+    # --- uploads -------------------------------------------------------------------------------
+
+    def record_upload(
+        self, rank: int, report_index: int, upload: SaveCompleted
+    ) -> list[OutgoingFrame]:
+        """Record that a rank has uploaded its files. Ignored for abandoned checkpoints."""
+        saving = self._reports.get(report_index)
+        if not isinstance(saving, Saving):
+            return []
+        # Parts of different steps are not one training state.
+        if saving.done_ranks and saving.step != upload.step:
+            return self.abandon_checkpoint(
+                report_index, f"rank {rank} saved step {upload.step}, others {saving.step}"
+            )
+        saving.add_rank(rank, upload)
+        self._deliver_reports()
+        return []
+
+    def abandon_checkpoint(self, report_index: int, reason: str) -> list[OutgoingFrame]:
+        """Record that a part of the checkpoint is lost. Returns the messages to its ranks."""
+        saving = self._reports.get(report_index)
+        if not isinstance(saving, Saving):
+            # A rank may fail before the others report: then the report must not be saved later.
+            if report_index >= self._matched_count:
+                self._open_report(report_index).failure_reason = reason
+            return []
+        self._last_save = max(self._last_save, (report_index, reason))
+        self.abandoned_checkpoints.add(saving.name)
+        self._saving.remove(saving)
+        self._finish_report(report_index, MatchedReport(report_index, saving.metrics_by_rank, None))
+        return [
+            (rank, UploadFailed(report_index=report_index, reason=reason)) for rank in saving.ranks
+        ]
+
+    def remove_committed(self, report_index: int) -> None:
+        """Remove a ready checkpoint whose entry is in the journal."""
+        self.ready_checkpoints = [
+            ready for ready in self.ready_checkpoints if ready.report_index != report_index
+        ]
+
+    def abandon_checkpoints_of_lost_ranks(self) -> list[OutgoingFrame]:
+        """Abandon the checkpoints that wait for files of lost ranks, which block later ones."""
+        frames: list[OutgoingFrame] = []
+        for saving in list(self._saving):
+            if missing := sorted(self._ranks.lost.intersection(saving.ranks) - saving.done_ranks):
+                frames += self.abandon_checkpoint(
+                    saving.report_index, f"ranks {missing} left before their part was saved"
+                )
+        return frames
+
+    # --- delivery ------------------------------------------------------------------------------
+
+    def _finish_report(self, number: int, report: MatchedReport) -> None:
+        self._reports[number] = Matched(report)
+        self._deliver_reports()
+
+    def _deliver_reports(self) -> None:
+        """Deliver reports in order, up to the first one that is not complete."""
+        while (report := self._reports.get(self._delivered_count)) is not None:
+            number = self._delivered_count
+            match report:
+                case Saving(is_complete=True):
+                    self._saving.remove(report)
+                    self.ready_checkpoints.append(report.to_ready_checkpoint(self._round))
+                    self._last_save = max(self._last_save, (number, ""))
+                    self.matched_reports.append(
+                        MatchedReport(number, report.metrics_by_rank, report.name)
+                    )
+                case Matched(matched):
+                    self.matched_reports.append(matched)
+                case _:
+                    return
+            del self._reports[number]
+            self._delivered_count += 1
+
+
+def _reject_files(ranks: tuple[int, ...], report_index: int, reason: str) -> list[OutgoingFrame]:
+    """Return the messages to ranks whose files are not uploaded, because other parts are lost."""
+    return [
+        frame
+        for rank in ranks
+        for frame in (
+            (rank, UploadFailed(report_index=report_index, reason=reason)),
+            (rank, _answer_without_name(report_index)),
+        )
+    ]
+
+
+def _answer_without_name(report_index: int) -> CheckpointNamed:
+    return CheckpointNamed(
+        report_index=report_index, checkpoint_name="", ranks=(), metrics=_NO_METRICS
+    )

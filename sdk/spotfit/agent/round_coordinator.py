@@ -1,0 +1,220 @@
+"""`RoundCoordinator`: routes the frames of a round's workers and answers them.
+
+It is pure bookkeeping: frames in, frames out, no I/O. Reports and their checkpoints are matched by
+`ReportMatcher`, other collective operations are tracked by `Collectives`. Nothing here must survive
+the round.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from spotfit.agent.collectives import REPORT_KIND, CollectiveKey, Collectives, OutgoingFrame
+from spotfit.agent.report_matching import RankSets, ReportMatcher
+from spotfit.core.codec import decoder
+from spotfit.model.leader_state import RoundProgress
+from spotfit.protocol.worker_agent import (
+    AtGate,
+    CallResult,
+    CheckpointCorrupt,
+    FilesReport,
+    FromWorker,
+    FunctionStarted,
+    MetricsReport,
+    RankZeroBroadcast,
+    RankZeroBroadcastResult,
+    SaveCompleted,
+    SaveFailed,
+    WorkerPhase,
+    WorkerReturned,
+)
+
+_frame_decoder: msgspec.json.Decoder[FromWorker] = decoder(FromWorker)  # type: ignore[arg-type]
+
+
+class RoundCoordinator:
+    """One round. The callbacks are described in `ReportMatcher`."""
+
+    def __init__(
+        self,
+        round_number: int,
+        world_size: int,
+        *,
+        default_checkpoint_name: Callable[[int], str],
+        parent_snapshot: Callable[[], str] = str,
+        latest_checkpoint_named: Callable[[str], str | None] = lambda _: None,
+        collective_timeout_s: float | None = None,
+        collective_warn_s: float = 60.0,
+        keep_all_metrics: bool = False,
+        now: float = 0.0,
+    ) -> None:
+        self.round = round_number
+        self.world_size = world_size
+        self._ranks = RankSets(world_size)
+        self._collectives = Collectives(
+            world_size, timeout_s=collective_timeout_s, warn_s=collective_warn_s
+        )
+        self.reports = ReportMatcher(
+            round_number,
+            self._ranks,
+            self._collectives,
+            default_checkpoint_name=default_checkpoint_name,
+            parent_snapshot=parent_snapshot,
+            latest_checkpoint_named=latest_checkpoint_named,
+            keep_all_metrics=keep_all_metrics,
+        )
+        self._partial_broadcasts: dict[CollectiveKey, RankZeroBroadcastResult] = {}
+        """Results of broadcasts that completed without excluded ranks, should these still join."""
+        self.running_ranks: set[int] = set()
+        """Ranks whose training function has been called."""
+        self._progress_counts = [0] * world_size
+        self._progressed_at = now
+        self._is_validating = False
+        self._ranks_at_gate: dict[WorkerPhase, set[int]] = {}
+        self.call_results: deque[tuple[int, CallResult]] = deque()
+        """Results of the calls that a backend's hooks made, with the rank that answered."""
+        self.corrupt_checkpoints: set[str] = set()
+        """Committed checkpoints that a rank could not read."""
+
+    @property
+    def returned_ranks(self) -> set[int]:
+        """Ranks whose training function has returned."""
+        return self._ranks.returned
+
+    @property
+    def progress(self) -> RoundProgress:
+        """The progress of the ranks, for hang detection."""
+        return RoundProgress(
+            progress_counts=tuple(self._progress_counts),
+            progressed_at=self._progressed_at,
+            running_ranks=self.running_ranks,
+            returned_ranks=self.returned_ranks,
+            is_uploading=self.reports.is_saving,
+            is_validating=self._is_validating,
+        )
+
+    def set_validation_pending(self, *, is_pending: bool, now: float) -> None:
+        """Set whether ranks may be waiting for a validation. Its end counts as progress."""
+        if self._is_validating and not is_pending:
+            self._progressed_at = now
+        self._is_validating = is_pending
+
+    def are_all_at_gate(self, phase: WorkerPhase) -> bool:
+        """Whether every rank waits to enter that phase."""
+        # Workers do not announce the last gate: their return is the announcement.
+        ranks = self.returned_ranks if phase == "leave" else self._ranks_at_gate.get(phase, ())
+        return len(ranks) == self.world_size
+
+    # --- changes of the group ------------------------------------------------------------------
+
+    def exclude_ranks(self, ranks: frozenset[int]) -> list[OutgoingFrame]:
+        """Complete reports and internal broadcasts without these ranks. Returns the answers.
+
+        Ignored if rank 0 is among them: names, metrics and broadcast values come from rank 0.
+        """
+        if 0 in ranks:
+            return []
+        self._ranks.excluded = ranks
+        frames = self._settle_lost_ranks()
+        broadcasts = [key for key in self._collectives.pending if key.kind != REPORT_KIND]
+        return frames + [frame for key in broadcasts for frame in self._try_complete_broadcast(key)]
+
+    def mark_disconnected(self, ranks: Iterable[int]) -> list[OutgoingFrame]:
+        """Ignore later reports, broadcasts and returns of these ranks. Returns the answers.
+
+        Frames may have been lost with the connection. A report of the group must not be completed,
+        or a checkpoint saved, by a later frame that hides the loss.
+        """
+        self._ranks.disconnected.update(ranks)
+        return self._settle_lost_ranks()
+
+    def _settle_lost_ranks(self) -> list[OutgoingFrame]:
+        frames = self.reports.match_complete_reports(self._progressed_at)
+        return frames + self.reports.abandon_checkpoints_of_lost_ranks()
+
+    # --- frames of workers ---------------------------------------------------------------------
+
+    def handle_frame(self, rank: int, frame: msgspec.Raw, now: float) -> list[OutgoingFrame]:
+        """Process a frame of that rank. Returns the frames to send.
+
+        Raises `msgspec.ValidationError` if the frame is invalid.
+        """
+        message = _frame_decoder.decode(frame)
+        # Calls of hooks are not progress of the training function.
+        if not isinstance(message, AtGate | CallResult):
+            self._progress_counts[rank] += 1
+            self._progressed_at = now
+        frames = self._dispatch(rank, message, now)
+        return frames + self._collectives.abort_deadlocked(self.returned_ranks, self._missing_ranks)
+
+    def _dispatch(self, rank: int, message: FromWorker, now: float) -> list[OutgoingFrame]:
+        match message:
+            case MetricsReport() | FilesReport() | RankZeroBroadcast() | WorkerReturned() if (
+                rank in self._ranks.disconnected
+            ):
+                return []
+            case MetricsReport() | FilesReport():
+                return self.reports.add_report(rank, message, now)
+            case SaveCompleted(report_index=number):
+                return self.reports.record_upload(rank, number, message)
+            case SaveFailed(report_index=number, reason=reason):
+                return self.reports.abandon_checkpoint(number, f"rank {rank}: {reason}")
+            case CheckpointCorrupt(checkpoint_name=name):
+                self.corrupt_checkpoints.add(name)
+            case RankZeroBroadcast():
+                return self._join_broadcast(rank, message, now)
+            case AtGate(phase=phase):
+                self._ranks_at_gate.setdefault(phase, set()).add(rank)
+            case CallResult():
+                self.call_results.append((rank, message))
+            case FunctionStarted():
+                self.running_ranks.add(rank)
+            case WorkerReturned():
+                self.returned_ranks.add(rank)
+                return self.reports.match_complete_reports(now)
+            case _:
+                pass  # the agent of the worker has processed the other messages
+        return []
+
+    # --- collectives ---------------------------------------------------------------------------
+
+    def check_timeouts(self, now: float) -> list[OutgoingFrame]:
+        """Return warnings and aborts of collectives that wait for too long."""
+        return self._collectives.check_timeouts(now, self._missing_ranks)
+
+    def next_timeout_check(self) -> float | None:
+        """When to call `check_timeouts` again; None if no collective is pending."""
+        return self._collectives.next_timeout_check()
+
+    def _join_broadcast(
+        self, rank: int, request: RankZeroBroadcast, now: float
+    ) -> list[OutgoingFrame]:
+        key = CollectiveKey(request.kind, request.seq)
+        if (result := self._partial_broadcasts.get(key)) is not None:
+            return [(rank, result)]
+        self._collectives.join(
+            rank, key, now, value=request.value, is_blocking=request.blocks_training
+        )
+        return self._try_complete_broadcast(key)
+
+    def _try_complete_broadcast(self, key: CollectiveKey) -> list[OutgoingFrame]:
+        """Return rank 0's value for all joined ranks if no required rank is missing."""
+        if self._missing_ranks(key):
+            return []
+        values = self._collectives.close(key)
+        result = RankZeroBroadcastResult(kind=key.kind, seq=key.seq, value=values[0])
+        # Excluded ranks that join later must get the same value as the others.
+        if len(values) < self.world_size:
+            self._partial_broadcasts[key] = result
+        return [(rank, result) for rank in values]
+
+    def _missing_ranks(self, key: CollectiveKey) -> set[int]:
+        """Return the required ranks that have not joined."""
+        if key.kind == REPORT_KIND:
+            return set(self.reports.find_missing_ranks(key.seq))
+        # Collectives of the user stay strict; ours may complete without excluded ranks.
+        optional = self._ranks.excluded if key.kind == "preemption_info" else frozenset()
+        return set(range(self.world_size)) - self._collectives.joined_ranks(key) - optional

@@ -1,0 +1,206 @@
+"""The snapshots in shared memory that the workers of this node have submitted.
+
+| state     | event                                               | next                     |
+|-----------|-----------------------------------------------------|--------------------------|
+| submitted | `make_upload`: the report has a checkpoint name     | uploading and replicated |
+| submitted | `forget`, or a name for a report without this rank  | not uploaded             |
+| any       | `make_upload` in a later round, or `roll_back`      | deleted                  |
+
+A worker reuses the segments of its round; segments of earlier rounds stay until all ranks have
+submitted a snapshot in the current round, because they may be the only state to resume from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from operator import itemgetter
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from spotfit.checkpoint.manifest import Manifest
+from spotfit.checkpoint.node_sharing import RING_SUFFIX
+from spotfit.checkpoint.replication import PendingReplica, ReplicaId, ReplicaStore
+from spotfit.checkpoint.shm_segment import ShmSegment
+from spotfit.checkpoint.writer import SnapshotUploadJob, encode_upload_job
+from spotfit.core.codec import decoder
+from spotfit.core.errors import IntegrityError
+from spotfit.model.snapshot_id import SnapshotId, SnapshotShard
+from spotfit.protocol.worker_agent import (
+    CheckpointNamed,
+    RequestUpload,
+    SnapshotReport,
+    StartWorker,
+)
+from spotfit.sidecar.uploader import QueuedUpload
+
+_metrics_decoder = decoder(dict)
+
+
+class SnapshotRegistry:
+    """The snapshots below `directory`, and the replicas that peers have stored there."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._directories = {Path(directory)} if directory else set()
+        """All directories with segments: a worker uses the disk if shared memory is full."""
+        self.replicas = ReplicaStore(Path(directory, "copies"))
+        """Replicas of a peer node's segments."""
+        self.replicate: Callable[[PendingReplica], None] | None = None
+        """Sends a local segment to a peer store; None if replication is off."""
+        self._replication_target = ""
+        self._last_replicas: dict[int, PendingReplica] = {}
+        """The latest replication of each rank."""
+        self._local_ranks: tuple[int, ...] = ()
+        self._paths_by_shard: dict[SnapshotShard, Path] = {}
+        self._round = -1
+        self._unnamed: dict[tuple[int, int], SnapshotReport] = {}
+        """Snapshots without a checkpoint name, by rank and report index."""
+
+    def prepare_start(self, start: StartWorker) -> StartWorker:
+        """Return `start` with the segment directory and the local segments to resume from."""
+        if start.round != self._round:  # the first worker of a new round
+            self._round = start.round
+            self._unnamed.clear()
+            self._last_replicas.clear()
+            # Shared rings of earlier rounds: the workers that read through them have exited.
+            self._delete_other_rounds(self._glob(f"*{RING_SUFFIX}"))
+        self._replication_target = start.replica_target
+        # The ranks of a node are consecutive.
+        first = start.rank - start.local_rank
+        self._local_ranks = tuple(range(first, first + start.local_world_size))
+        segments = self._segment_paths_by_rank(start) if start.memory_snapshot is not None else ()
+        return replace(start, segment_dir=self._directory, local_segments=segments)
+
+    def find_shard(self, shard: SnapshotShard) -> Path | None:
+        """Return the path of a shard that the last `scan_shards` has found, or None."""
+        return self._paths_by_shard.get(shard)
+
+    def scan_shards(self) -> tuple[SnapshotShard, ...]:
+        """Read the index of every segment and replica; return the shards that are complete."""
+        paths = [*self.replicas.replicas.values(), *self._segment_paths()]
+        found = sorted(filter(None, map(_read_shard, paths)), key=itemgetter(0))
+        # Sorted by save number: of two saves of the same step, the later one is used.
+        self._paths_by_shard = {shard: path for _, shard, path in found}
+        return tuple(sorted(self._paths_by_shard))
+
+    def add(self, rank: int, snapshot: SnapshotReport) -> None:
+        """Register a complete snapshot that has no checkpoint name yet."""
+        self._unnamed[rank, snapshot.report_index] = snapshot
+        # The worker has chosen the directory: memory, or the disk if that is full.
+        self._directories.add(Path(snapshot.segment).parent)
+
+    def make_upload(self, rank: int, assignment: CheckpointNamed) -> QueuedUpload | None:
+        """Return the upload of the snapshot that was named, and replicate it to the peer.
+
+        Returns None if this rank has submitted no snapshot with that report.
+        """
+        snapshot = self._unnamed.pop((rank, assignment.report_index), None)
+        if snapshot is None or not assignment.checkpoint_name:
+            return None
+        # A name means that all ranks have submitted: earlier rounds are obsolete.
+        self._delete_other_rounds(self._segment_paths())
+        self._replicate(
+            ReplicaId(self._round, assignment.report_index, rank), Path(snapshot.segment)
+        )
+        manifest = Manifest(
+            name=assignment.checkpoint_name,
+            round=self._round,
+            report_index=assignment.report_index,
+            rank=rank,
+            ranks=assignment.ranks,
+            metrics=_metrics_decoder.decode(assignment.metrics),
+            files=(),
+            reason=snapshot.reason,
+        )
+        job = encode_upload_job(SnapshotUploadJob(snapshot.segment, manifest, assignment.parent))
+        request = RequestUpload(
+            report_index=assignment.report_index,
+            checkpoint_name=assignment.checkpoint_name,
+            upload_job=job,
+        )
+        return QueuedUpload(self._round, rank, request, is_snapshot=True)
+
+    def set_replication_target(self, peer_store: str) -> None:
+        """Send replicas to that peer store from now on, including the latest one of each rank."""
+        self._replication_target = peer_store
+        # The node that holds the previous replicas leaves: copy the latest ones again.
+        for replica in self._last_replicas.values():
+            self._enqueue(replica._replace(target=peer_store))
+
+    def _replicate(self, replica: ReplicaId, segment: Path) -> None:
+        # IntegrityError: the segment was deleted or is being overwritten by a later save.
+        with suppress(IntegrityError), ShmSegment.open(segment) as opened:
+            self._last_replicas[replica.rank] = PendingReplica(
+                replica, segment, opened.version_stamp, self._local_ranks, self._replication_target
+            )
+            self._enqueue(self._last_replicas[replica.rank])
+
+    def _enqueue(self, pending: PendingReplica) -> None:
+        if self.replicate is not None and pending.target:
+            self.replicate(pending)
+
+    def forget(self, rank: int, report_index: int) -> None:
+        """Drop the snapshot of a report that was rejected."""
+        self._unnamed.pop((rank, report_index), None)
+
+    def roll_back(self, before: int) -> None:
+        """Delete the snapshots of earlier rounds, and replicas of reports before `before`.
+
+        The workers delete their own segments. All ranks send `RolledBack`, so every node does this.
+        """
+        self.replicas.roll_back(ReplicaId(self._round, before, 0))
+        self._delete_other_rounds(self._segment_paths())
+        self._last_replicas = {
+            rank: pending
+            for rank, pending in self._last_replicas.items()
+            if pending.replica.report >= before
+        }
+
+    def _delete_other_rounds(self, files: Iterable[Path]) -> None:
+        for path in files:
+            if not path.name.startswith(f"{self._round}-"):
+                with suppress(OSError):  # deleted by its worker meanwhile
+                    path.unlink()
+
+    def _segment_paths(self) -> list[Path]:
+        return self._glob("*.segment")
+
+    def _glob(self, pattern: str) -> list[Path]:
+        return [path for directory in self._directories for path in directory.glob(pattern)]
+
+    def _segment_paths_by_rank(self, start: StartWorker) -> tuple[str, ...]:
+        """Return the local segments of the snapshot to resume from, by saving rank."""
+        found = {
+            shard.rank: str(path)
+            for shard, path in self._paths_by_shard.items()
+            if shard.snapshot_id == start.memory_snapshot
+        }
+        # "missing" is not a path: opening it raises the same IntegrityError as a deleted segment.
+        return tuple(
+            "" if address else found.get(rank, "missing")
+            for rank, address in enumerate(start.peer_store_addresses)
+        )
+
+
+def _read_shard(path: Path) -> tuple[int, SnapshotShard, Path] | None:
+    """Return the save number and the shard in a segment.
+
+    Returns None if the segment is incomplete because its writer died.
+    """
+    try:
+        with ShmSegment.open(path) as segment:
+            index = segment.index()
+    except IntegrityError:
+        return None
+    round_number = int(path.name.partition("-")[0])
+    return (
+        index.save_number,
+        SnapshotShard(
+            snapshot_id=SnapshotId(round=round_number, step=index.step),
+            rank=index.rank,
+            world_size=index.world_size,
+        ),
+        path,
+    )

@@ -1,0 +1,92 @@
+"""Describes hung workers from outside: the kernel's process state and the stacks of all threads."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from spotfit.core.clock import Clock
+from spotfit.host import process
+
+# A process in uninterruptible sleep does not answer; the leader waits 30 s for all nodes.
+DUMP_TIMEOUT_S = 5.0
+MAX_DUMP_BYTES = 256 * 1024
+_POLL_S = 0.05
+_PY_SPY_TIMEOUT_S = 10.0  # it reads the symbols of torch's libraries first
+
+
+def stacks_dir(scratch: str | Path) -> Path:
+    """Return the directory in which `worker.heartbeat` writes stacks, one file per pid."""
+    return Path(scratch) / "stacks"
+
+
+def dump_stacks(pids: Mapping[int, int], directory: Path, clock: Clock) -> dict[int, str]:
+    """Return a description of each process of `pids` (rank to pid), by rank.
+
+    Blocks for `DUMP_TIMEOUT_S` if a process does not answer. The workers write their Python stacks
+    on a signal, even while a thread holds the GIL. If py-spy is installed and permitted to attach,
+    it adds native frames.
+    """
+    files = {rank: directory / f"{pid}.txt" for rank, pid in pids.items()}
+    before = {rank: _size(file) for rank, file in files.items()}
+    # Read before the signal, which would end a wait in the kernel.
+    states = {rank: process.describe_state(pid) for rank, pid in pids.items()}
+    for rank, pid in pids.items():
+        # Without the file the worker has not registered its handler, and the signal would kill it.
+        if files[rank].exists():
+            process.kill(pid, process.STACK_DUMP_SIGNAL)
+    _wait_for_files(files, before, clock)
+    return {
+        rank: "\n".join(
+            [
+                f"process {pid}, kernel state: {states[rank] or 'no such process'}",
+                _read_new_stacks(files[rank], before[rank]),
+                _run_py_spy(pid),
+            ]
+        )
+        for rank, pid in pids.items()
+    }
+
+
+def _wait_for_files(files: Mapping[int, Path], before: Mapping[int, int], clock: Clock) -> None:
+    """Wait until all files have grown and stopped growing, or until the timeout."""
+    deadline = clock.now() + DUMP_TIMEOUT_S
+    sizes: dict[int, int] = {}
+    while clock.now() < deadline:
+        clock.wait(_POLL_S)
+        current = {rank: _size(file) for rank, file in files.items()}
+        if current == sizes and all(current[rank] > before[rank] for rank in current):
+            return
+        sizes = current
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def _read_new_stacks(file: Path, before: int) -> str:
+    if _size(file) <= before:
+        return "No Python stacks: the process is stopped, blocked in the kernel, or still starting."
+    with file.open("rb") as stacks:
+        stacks.seek(before)
+        return stacks.read(MAX_DUMP_BYTES).decode(errors="replace").rstrip()
+
+
+def _run_py_spy(pid: int) -> str:
+    py_spy = shutil.which("py-spy")
+    if py_spy is None:
+        return ""
+    try:
+        completed = subprocess.run(  # noqa: S603 - a local program with a pid as argument
+            [py_spy, "dump", "--native", "--pid", str(pid)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_PY_SPY_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"py-spy failed: {error}"
+    output = completed.stdout if completed.returncode == 0 else completed.stderr
+    return f"py-spy dump --native:\n{output[:MAX_DUMP_BYTES].decode(errors='replace').rstrip()}"

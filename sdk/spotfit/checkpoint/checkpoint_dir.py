@@ -1,0 +1,366 @@
+"""`Checkpoint`, the user's handle of a checkpoint: a directory of files, local or in a bucket."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import msgspec
+
+from spotfit.checkpoint.locked_dir import fill_once, private_folder, shared_directory
+from spotfit.checkpoint.reader import SavedState, open_snapshot_folder
+from spotfit.core.codec import DECODE_ERRORS
+from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError
+from spotfit.host import system
+from spotfit.store.api import Store
+from spotfit.store.factory import open_store, to_arrow_filesystem
+from spotfit.store.filesystem import open_filesystem_store
+from spotfit.store.transfer import FileRecord, content_differs, download_tree
+from spotfit.store.url import RootUrl, validate_key
+
+# Ray's name and format: checkpoints can be moved between the two libraries.
+METADATA_FILE = ".metadata.json"
+_metadata_decoder = msgspec.json.Decoder(dict[str, Any])
+# Methods of `ray.train.Checkpoint` in earlier versions of Ray, and what replaces them.
+_REMOVED_METHODS = {
+    "from_dict": "write a file into a directory and use Checkpoint.from_directory(directory)",
+    "to_dict": "read its files: with checkpoint.as_directory() as directory",
+    "from_bytes": "write a file into a directory and use Checkpoint.from_directory(directory)",
+    "to_bytes": "read its files: with checkpoint.as_directory() as directory",
+    "from_uri": "use Checkpoint(uri)",
+    "to_uri": "use checkpoint.path and checkpoint.filesystem",
+    "uri": "use checkpoint.path and checkpoint.filesystem",
+    "get_internal_representation": "use checkpoint.path and checkpoint.filesystem",
+    "get_preprocessor": "store it in a file of the checkpoint, or in its metadata",
+    "set_preprocessor": "store it in a file of the checkpoint, or in its metadata",
+}
+
+
+class StorageLocation(NamedTuple):
+    """A path in a file system that the user passed."""
+
+    path: str
+    filesystem: Any
+
+
+class _RemovedMethodsMeta(type):
+    """Explains removed methods that are looked up on the class, such as `Checkpoint.from_dict`."""
+
+    def __getattr__(cls, name: str) -> Any:
+        raise _missing_attribute_error(cls.__name__, name)
+
+
+class Checkpoint(metaclass=_RemovedMethodsMeta):
+    """A directory of files that a training function reported, or is about to.
+
+    `path` is its folder without a scheme: an absolute local path, or 'bucket/folder'. A checkpoint
+    can be pickled, and read on any machine with access to its storage.
+    """
+
+    path: str
+
+    def __init__(self, path: str | os.PathLike[str], filesystem: Any = None) -> None:
+        """Refer to the folder at `path`: an absolute local path or URL, or a path in `filesystem`.
+
+        `filesystem` is from pyarrow or fsspec, or a `Store`. Reads nothing. Raises `ConfigError`
+        if `path` is relative, a whole bucket or empty.
+        """
+        text = os.fspath(path)
+        self._user_filesystem = filesystem
+        self._expected_files: tuple[FileRecord, ...] | None = None
+        # Unknown contents may change, so each object downloads its own copy.
+        self._cache_id = system.new_secret_bytes(16).hex()
+        if filesystem is None:
+            root = _parse_root(text)
+            self.path = root.path
+            self._store: Store = open_store(_parent_root(root))
+            self._folder = posixpath.basename(root.path)
+        else:
+            self.path = text.rstrip("/")
+            self._store, self._folder = _split_location(filesystem, self.path)
+
+    @classmethod
+    def from_directory(cls, path: str | os.PathLike[str]) -> Self:
+        """Return a checkpoint of that local directory. Nothing is copied until it is reported."""
+        return cls(Path(path).expanduser().absolute())
+
+    @classmethod
+    def from_store(
+        cls,
+        store: Store,
+        folder: str,
+        *,
+        files: Sequence[FileRecord] | None = None,
+        location: StorageLocation | None = None,
+    ) -> Self:
+        """Return the checkpoint in that folder of a run's store.
+
+        With `files` it consists of those, which are verified when they are read, and all processes
+        of a node share one download. `location` is the run's storage as the user passed it.
+        """
+        self = cls.__new__(cls)
+        self._user_filesystem = None if location is None else location.filesystem
+        self._store, self._folder = store, folder
+        self.path = f"{store_path(store) if location is None else location.path}/{folder}"
+        self._expected_files = None if files is None else tuple(files)
+        self._cache_id = system.new_secret_bytes(16).hex()
+        if files is not None:
+            # Equal files give equal ids, by which processes of a node share one download.
+            identity = msgspec.json.encode([store.url, folder, self._expected_files])
+            self._cache_id = hashlib.sha256(identity).hexdigest()[:32]
+        return self
+
+    @property
+    def filesystem(self) -> Any:
+        """The file system in which `path` refers to this checkpoint.
+
+        The one it was created with; else pyarrow's, if pyarrow is installed and supports the
+        storage; else spotfit's `Store`, rooted at the checkpoint's folder.
+        """
+        if self._user_filesystem is not None:
+            return self._user_filesystem
+        return pyarrow_filesystem_or_store(self._store.subtree(self._folder))
+
+    @contextmanager
+    def as_directory(self) -> Iterator[str]:
+        """Yield a local directory with its files; treat it as read-only.
+
+        A local checkpoint yields its own directory; others a temporary one, which is downloaded
+        once per node and removed after its last reader. Raises `IntegrityError`, naming the file,
+        if one is missing or corrupt.
+        """
+        if self.local_directory is not None and self._is_self_contained:
+            _verify_files(self.local_directory, self._files_to_verify())
+            yield str(self.local_directory)
+            return
+        with shared_directory(self._temporary_path(), self._download) as directory:
+            yield str(directory)
+
+    def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Copy its files to `path`, or to a temporary directory that is kept; returns the path.
+
+        Concurrent calls with the same target on one machine copy once. Raises `NotFoundError`, and
+        `IntegrityError` if a file is missing or corrupt.
+        """
+        # Not the name used by as_directory(), which removes its directory after the last reader.
+        target = (
+            self._temporary_path().with_suffix(".kept") if path is None else Path(path).expanduser()
+        )
+        fill_once(target.absolute(), private_folder(Path(tempfile.gettempdir())), self._copy_to)
+        return str(target)
+
+    def get_metadata(self) -> dict[str, Any]:
+        """Return its metadata; empty if none was set.
+
+        Raises `IntegrityError` if the metadata file is not a JSON object.
+        """
+        try:
+            return _metadata_decoder.decode(self._store.get(self._metadata_key))
+        except NotFoundError:
+            return {}
+        except DECODE_ERRORS as error:
+            raise IntegrityError(
+                f"{METADATA_FILE} of the checkpoint at {self.path} is not a JSON object: {error}",
+                do="Read it as a file, or replace it with set_metadata().",
+                file=METADATA_FILE,
+            ) from None
+
+    def set_metadata(self, metadata: dict[str, Any]) -> None:
+        """Replace its metadata."""
+        self._store.put(self._metadata_key, msgspec.json.encode(metadata))
+
+    def update_metadata(self, metadata: dict[str, Any]) -> None:
+        """Add these keys to its metadata, replacing equal ones."""
+        self.set_metadata({**self.get_metadata(), **metadata})
+
+    def open_snapshot(self) -> SavedState:
+        """Open the snapshot that a Checkpointer saved in it.
+
+        Raises `ConfigError` if it holds none, and `IntegrityError` if it is missing or corrupt.
+        """
+        return open_snapshot_folder(self._store, self._folder, self._expected_files)
+
+    def without_extras(self) -> Checkpoint:
+        """Return a plain `Checkpoint` of the same files, which another process can unpickle.
+
+        A user-defined subclass and its attributes may not be importable there.
+        """
+        return Checkpoint.from_store(self._store, self._folder, files=self._expected_files)
+
+    def folder_relative_to(self, store: Store) -> str | None:
+        """Return its folder as a key below the root of `store`; None if it is not in that store."""
+        folder, root = f"{store_path(self._store)}/{self._folder}", store_path(store)
+        # Links: a user may report a path that leads to the run's directory by another way.
+        if self.local_directory is not None:
+            folder, root = os.path.realpath(folder), os.path.realpath(root)
+        return folder.removeprefix(f"{root}/") if folder.startswith(f"{root}/") else None
+
+    @property
+    def local_directory(self) -> Path | None:
+        """Its directory on this machine; None if it is in a bucket."""
+        url = self._store.url
+        is_local = "://" not in url or url.startswith("file://")
+        return Path(store_path(self._store), self._folder) if is_local else None
+
+    @property
+    def _metadata_key(self) -> str:
+        return f"{self._folder}/{METADATA_FILE}"
+
+    def _temporary_path(self) -> Path:
+        return private_folder(Path(tempfile.gettempdir())) / f"checkpoint_tmp_{self._cache_id}"
+
+    # --- files -------------------------------------------------------------------------------
+
+    def _copy_to(self, target: Path) -> None:
+        if self.local_directory is None or not self._is_self_contained:
+            self._download(target)
+            return
+        if not self.local_directory.is_dir():
+            raise _not_found_error(self.path)
+        _verify_files(self.local_directory, self._files_to_verify())
+        shutil.copytree(self.local_directory, target, dirs_exist_ok=True)
+
+    def _download(self, directory: Path) -> None:
+        if self._expected_files is None:
+            if not any(self._store.list(self._folder)):
+                raise _not_found_error(self.path)
+            download_tree(self._store, self._folder, directory)
+            return
+        files = self._files_to_verify()
+        hashed = [record for record in files if record.has_digest]
+        download_tree(self._store, self._folder, directory, records=hashed)
+        for record in files:
+            if not record.has_digest:
+                self._download_unhashed(record, directory)
+        with suppress(NotFoundError):  # no metadata was set
+            (directory / METADATA_FILE).write_bytes(self._store.get(self._metadata_key))
+
+    def _download_unhashed(self, record: FileRecord, directory: Path) -> None:
+        """Download a file of which only the size is known."""
+        target = directory / validate_key(record.name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._store.get_file(f"{record.source_prefix or self._folder}/{record.name}", target)
+        except NotFoundError as error:
+            raise _integrity_error(self.path, record, "is missing") from error
+        if target.stat().st_size != record.size_bytes:
+            raise _integrity_error(self.path, record, "is corrupt: its size has changed")
+
+    @property
+    def _is_self_contained(self) -> bool:
+        """Whether its folder exists and holds all of its files.
+
+        Files may be stored in the folders of earlier checkpoints, and a checkpoint without files
+        has no folder.
+        """
+        return self._expected_files is None or (
+            self._expected_files != ()
+            and not any(record.source_prefix for record in self._expected_files)
+        )
+
+    def _files_to_verify(self) -> list[FileRecord]:
+        # Metadata may be set after the report.
+        return [file for file in self._expected_files or () if file.name != METADATA_FILE]
+
+    def __fspath__(self) -> str:
+        # Without it open(checkpoint) would say only that a str or os.PathLike object is expected.
+        raise TypeError(
+            "A Checkpoint is not a path: its files may be in a bucket. "
+            "Use `with checkpoint.as_directory() as directory`, or checkpoint.to_directory()."
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        raise _missing_attribute_error(type(self).__name__, name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Checkpoint) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple[str, str]:
+        return (self._store.url, self._folder)
+
+    def __repr__(self) -> str:
+        scheme = "local" if self.local_directory is not None else self._store.url.partition(":")[0]
+        return f"{type(self).__name__}(filesystem={scheme}, path={self.path})"
+
+
+def _missing_attribute_error(owner: str, name: str) -> AttributeError:
+    if name in _REMOVED_METHODS:
+        return AttributeError(f"Checkpoint.{name} was removed: {_REMOVED_METHODS[name]}.")
+    return AttributeError(f"{owner!r} has no attribute {name!r}")
+
+
+def _not_found_error(path: str) -> NotFoundError:
+    return NotFoundError(
+        f"There is no checkpoint at {path}.",
+        do="Check whether it was deleted (num_to_keep) or never uploaded.",
+    )
+
+
+def pyarrow_filesystem_or_store(store: Store) -> Any:
+    """Return pyarrow's file system for that store; the store itself if pyarrow has none."""
+    return to_arrow_filesystem(store) or store
+
+
+def _parse_root(text: str) -> RootUrl:
+    if "://" not in text and not text.startswith(("/", "~")):
+        raise ConfigError(
+            f"Checkpoint({text!r}): a relative path has a different meaning on every machine.",
+            do="Pass an absolute path or a URL, or use Checkpoint.from_directory(path).",
+        )
+    return RootUrl.parse(text)
+
+
+def _parent_root(root: RootUrl) -> RootUrl:
+    if not root.prefix:
+        raise ConfigError(
+            f"{root} is a bucket, not a folder in one.", do="Pass the checkpoint's folder."
+        )
+    return replace(root, prefix=posixpath.dirname(root.prefix))
+
+
+def _split_location(filesystem: Any, path: str) -> tuple[Store, str]:
+    parent, folder = posixpath.split(path)
+    if not folder:
+        raise ConfigError("The path of the checkpoint is empty.", do="Pass its folder.")
+    if hasattr(filesystem, "get_range") and hasattr(filesystem, "subtree"):  # a Store
+        return (filesystem.subtree(parent) if parent else filesystem), folder
+    return open_filesystem_store(filesystem, parent), folder
+
+
+def store_path(store: Store) -> str:
+    """Return the path of the store's root, without a scheme."""
+    try:
+        return RootUrl.parse(store.url).path
+    except ConfigError:  # the scheme of a user's file system, such as hdfs
+        return store.url.partition("://")[2] or store.url
+
+
+def _verify_files(directory: Path, files: Sequence[FileRecord]) -> None:
+    """Compare files of a local folder with their records. Raises `IntegrityError`."""
+    for record in files:
+        path = directory / record.name
+        if not path.is_file():
+            raise _integrity_error(str(directory), record, "is missing")
+        if path.stat().st_size != record.size_bytes or content_differs(path, record):
+            raise _integrity_error(str(directory), record, "is corrupt: its size or hash differs")
+
+
+def _integrity_error(location: str, record: FileRecord, problem: str) -> IntegrityError:
+    return IntegrityError(
+        f"The file {record.name!r} of the checkpoint in {location} {problem}.",
+        do="Restore the file from a backup, or start from another checkpoint: remove the folder of "
+        "this one and pass another.",
+        file=record.name,
+    )

@@ -1,0 +1,172 @@
+"""Opening committed checkpoints from their manifests, and checking that their files exist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+from spotfit.checkpoint.checkpoint_dir import METADATA_FILE, Checkpoint, StorageLocation
+from spotfit.checkpoint.manifest import (
+    Manifest,
+    manifests_of,
+    manifests_of_all,
+    newest_complete_manifests,
+    newest_manifests,
+)
+from spotfit.core.errors import IntegrityError
+from spotfit.store.api import Store
+from spotfit.store.transfer import FileRecord, concurrent_map
+
+_REUSE_SUFFIX = re.compile(r"@(\d+)-(\d+)")
+
+
+def open_committed(store: Store, name: str) -> Checkpoint:
+    """Open that checkpoint of the run at `store`; its files are verified when they are read.
+
+    Opens the latest complete report if the name was saved in several rounds. Raises
+    `IntegrityError` if no report is complete.
+    """
+    return _to_checkpoint(store, _complete_manifests(store, name))
+
+
+def open_uncommitted(store: Store, name: str, folder: str) -> Checkpoint:
+    """Open a checkpoint that may not be committed yet, with the files uploaded to `folder` so far.
+
+    Without manifests the checkpoint consists of all files in the folder.
+    """
+    parts = [part for part in newest_manifests(manifests_of(store, name)) if part.folder == folder]
+    return _to_checkpoint(store, parts) if parts else Checkpoint.from_store(store, folder)
+
+
+def open_all(
+    store: Store, names: Collection[str], *, location: StorageLocation | None = None
+) -> dict[str, Checkpoint]:
+    """Open these checkpoints of the run from one listing; returns them by name.
+
+    A checkpoint without complete manifests is included, and its files are not verified.
+    `location` is the run's storage as the user passed it.
+    """
+    manifests = _manifests_by_name(store, names)
+    opened = {}
+    for name in names:
+        parts = newest_complete_manifests(manifests[name])
+        opened[name] = (
+            _to_checkpoint(store, parts, location)
+            if parts
+            else Checkpoint.from_store(store, name, location=location)
+        )
+    return opened
+
+
+def check_present(store: Store, name: str) -> None:
+    """Compare a listing with the manifests of that checkpoint, without reading its files.
+
+    Raises `IntegrityError` for the first file that is missing or has another size.
+    """
+    _check_listed(store, name, _complete_manifests(store, name))
+
+
+def check_all_present(store: Store, names: Collection[str]) -> None:
+    """Call `check_present` for these checkpoints, with one listing of the manifests."""
+    manifests = _manifests_by_name(store, names)
+    # Each check lists one or more folders of its own.
+    concurrent_map(
+        lambda name: _check_listed(store, name, _require_complete(store, name, manifests[name])),
+        manifests,
+    )
+
+
+def _check_listed(store: Store, name: str, parts: Sequence[Manifest]) -> None:
+    folder = parts[0].folder
+    records = _merge_file_records(store, parts)
+    sizes = {
+        prefix: _listed_sizes(store, prefix or folder)
+        for prefix in {"", *(record.source_prefix for record in records)}
+    }
+    for record in records:
+        found = sizes[record.source_prefix].get(record.name)
+        # set_metadata() may rewrite the metadata file at any time.
+        if record.name == METADATA_FILE or found == record.size_bytes:
+            continue
+        problem = "is missing" if found is None else f"has {found} bytes, not {record.size_bytes}"
+        raise IntegrityError(
+            f"The file {record.name!r} of checkpoint {name} in {store.url} {problem}.",
+            do="Restore it from a backup, or start a run with another name.",
+            file=record.name,
+        )
+
+
+def _manifests_by_name(store: Store, names: Collection[str]) -> dict[str, list[Manifest]]:
+    # A name without manifests must be in the result: callers report it or open its folder.
+    found: dict[str, list[Manifest]] = {name: [] for name in names}
+    for part in manifests_of_all(store, names) if names else ():
+        found[part.name].append(part)
+    return found
+
+
+def _to_checkpoint(
+    store: Store, manifests: Sequence[Manifest], location: StorageLocation | None = None
+) -> Checkpoint:
+    folder = manifests[0].folder
+    return Checkpoint.from_store(
+        store, folder, files=_merge_file_records(store, manifests), location=location
+    )
+
+
+def _complete_manifests(store: Store, name: str) -> tuple[Manifest, ...]:
+    return _require_complete(store, name, manifests_of(store, name))
+
+
+def _require_complete(
+    store: Store, name: str, manifests: Sequence[Manifest]
+) -> tuple[Manifest, ...]:
+    parts = newest_complete_manifests(manifests)
+    if not parts:
+        raise IntegrityError(
+            f"Checkpoint {name} in {store.url} is missing or incomplete: the manifests of one or "
+            "more ranks are not in the storage.",
+            do="Restore the folder and its manifests from a backup, or start a run with another "
+            "name.",
+            checkpoint=name,
+        )
+    return parts
+
+
+def _merge_file_records(store: Store, manifests: Sequence[Manifest]) -> list[FileRecord]:
+    """Merge the files of all ranks; the latest upload of each name wins.
+
+    Ranks that saved to another folder than the first rank are left out.
+    """
+    folder, requested_name = manifests[0].folder, manifests[0].requested_name
+    merged: dict[str, FileRecord] = {}
+    sizes: dict[str, Mapping[str, int]] = {}
+    files = [file for part in manifests if part.folder == folder for file in part.files]
+    for record in sorted(files, key=lambda file: _upload_order(file, requested_name), reverse=True):
+        name, prefix = record.name, record.source_prefix
+        known = merged.setdefault(name, record)
+        # Several ranks uploaded different files of one name to one folder. It is unknown which
+        # upload came last, so only the size that is listed now can be verified.
+        if known != record and known.source_prefix == prefix:
+            sizes[prefix] = sizes.get(prefix) or _listed_sizes(store, prefix or folder)
+            merged[name] = FileRecord(name, sizes[prefix].get(name, -1), "", prefix)
+    return list(merged.values())
+
+
+def _upload_order(file: FileRecord, requested_name: str) -> tuple[int, int, int]:
+    """Sort key: greater for later uploads.
+
+    An inherited file is stored in the folder of an earlier use of the name, which ends with round
+    and report index; the folder of the first use has no suffix.
+    """
+    suffix = _REUSE_SUFFIX.fullmatch(file.source_prefix.removeprefix(requested_name))
+    round_number, report_index = map(int, suffix.groups()) if suffix else (-1, -1)
+    return (not file.source_prefix, round_number, report_index)
+
+
+def _listed_sizes(store: Store, folder: str) -> dict[str, int]:
+    prefix = f"{folder}/"
+    return {
+        info.key.removeprefix(prefix): info.size_bytes
+        for info in store.list(folder)
+        if info.key.startswith(prefix)
+    }

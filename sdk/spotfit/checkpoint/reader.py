@@ -1,0 +1,373 @@
+"""Reading snapshots: the shards of all ranks, in memory or in the bucket, chunk by chunk.
+
+`SavedState` is a complete snapshot. Its shards are `ShardReader`s, one per source: segments of this
+node (`MemoryShardReader`), the bucket (`StoreShardReader`) and peers
+(`peer_client.PeerShardReader`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from spotfit.checkpoint.format import (
+    CHUNK_PREFIX,
+    Chunk,
+    SnapshotIndex,
+    TensorPiece,
+    decode_index,
+    encode_index,
+    index_filename,
+)
+from spotfit.checkpoint.manifest import Manifest, manifests_of, newest_complete_manifests
+from spotfit.checkpoint.shm_segment import ShmSegment
+from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError
+from spotfit.store.api import Store
+from spotfit.store.content_hash import compute_content_hash
+from spotfit.store.transfer import FileRecord
+
+# Eight requests of up to 32 MiB saturate the network of most nodes, and bound the memory for
+# buffers to 256 MiB per reading rank.
+MAX_CONCURRENT_READS = 8
+EMPTY_BUFFER = memoryview(b"")
+
+ChunkSink = Callable[[int, memoryview], None]
+"""Receives bytes of a piece and their offset in the piece, in any order and from any thread."""
+
+
+class ShardReader(Protocol):
+    """One rank's shard of a snapshot."""
+
+    @property
+    def index(self) -> SnapshotIndex: ...
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether its bytes are in this node's memory, so that `fetch` copies nothing."""
+        ...
+
+    def fetch(self, chunk: Chunk, scratch: memoryview = EMPTY_BUFFER) -> memoryview:
+        """Return the verified bytes of one of its chunks, possibly in `scratch`.
+
+        Raises `IntegrityError` if they are missing or corrupt.
+        """
+        ...
+
+
+class ReadRequest(NamedTuple):
+    """A piece to read, and the consumer of its bytes."""
+
+    rank: int
+    piece: TensorPiece
+    sink: ChunkSink
+
+
+class ChunkRead(NamedTuple):
+    """A chunk to fetch, and the requests whose pieces overlap it."""
+
+    chunk_number: int
+    """Number among all chunks of the snapshot."""
+    reader: ShardReader
+    chunk: Chunk
+    requests: list[ReadRequest]
+
+    def deliver(self, body: memoryview) -> None:
+        """Pass the chunk's bytes to the requests."""
+        for _, piece, sink in self.requests:
+            start, end = max(self.chunk.start, piece.start), min(self.chunk.end, piece.end)
+            sink(start - piece.start, body[start - self.chunk.start : end - self.chunk.start])
+
+
+class SavedState:
+    """A complete snapshot: the shards of all ranks."""
+
+    def __init__(self, readers: Iterable[ShardReader], name: str = "") -> None:
+        """Raises `IntegrityError` if shards are missing or belong to different saves."""
+        self.name = name
+        self.readers = {reader.index.rank: reader for reader in readers}
+        world_sizes = {reader.index.world_size for reader in self.readers.values()}
+        # Two saves may be of one step, before and after a restore: hence the save number.
+        steps = {reader.index.step for reader in self.readers.values()}
+        saves = {reader.index.save_number for reader in self.readers.values()}
+        if (
+            len(steps) != 1
+            or len(saves) != 1
+            or len(world_sizes) != 1
+            or self.readers.keys() != set(range(*world_sizes))
+        ):
+            raise IntegrityError(
+                f"The snapshot {name} is incomplete or mixed: it has shards of ranks "
+                f"{sorted(self.readers)}, world sizes {sorted(world_sizes)}, steps "
+                f"{sorted(steps)} and {len(saves)} saves.",
+                do="Use an earlier checkpoint.",
+            )
+
+    @property
+    def indices(self) -> list[SnapshotIndex]:
+        """Indices by rank."""
+        return [self.readers[rank].index for rank in sorted(self.readers)]
+
+    def plan_reads(self, requests: Iterable[ReadRequest]) -> list[ChunkRead]:
+        """Return the chunks that hold these pieces, each once. Empty pieces are delivered now."""
+        planned: dict[int, ChunkRead] = {}
+        starts = {index.rank: [chunk.start for chunk in index.chunks] for index in self.indices}
+        first_numbers, chunk_count = {}, 0
+        for index in self.indices:
+            first_numbers[index.rank] = chunk_count
+            chunk_count += len(index.chunks)
+        for request in requests:
+            reader, piece = self.readers[request.rank], request.piece
+            if not piece.size_bytes:
+                request.sink(0, memoryview(b""))
+                continue
+            first = bisect_right(starts[request.rank], piece.start) - 1
+            last = bisect_right(starts[request.rank], piece.end - 1) - 1
+            for n in range(first, last + 1):
+                number = first_numbers[request.rank] + n
+                read = ChunkRead(number, reader, chunk=reader.index.chunks[n], requests=[])
+                planned.setdefault(number, read).requests.append(request)
+        return [planned[number] for number in sorted(planned)]
+
+    def read(self, requests: Iterable[ReadRequest]) -> None:
+        """Fetch and deliver these pieces, several chunks concurrently.
+
+        Raises `IntegrityError`, naming the file, if one is missing or corrupt; some bytes may have
+        been delivered by then.
+        """
+        read_chunks(self.plan_reads(requests))
+
+
+def read_chunks(reads: Iterable[ChunkRead]) -> None:
+    """Fetch and deliver these chunks, several concurrently. Raises `IntegrityError`."""
+    with ThreadPoolExecutor(MAX_CONCURRENT_READS, "spotfit-chunks") as pool:
+        futures = submit_reads(reads, pool)
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            # Leaving the block waits for all tasks; those not started yet would be wasted.
+            for future in futures:
+                future.cancel()
+            raise
+
+
+def submit_reads(reads: Iterable[ChunkRead], pool: ThreadPoolExecutor) -> list[Future[None]]:
+    """Submit one task per chunk that fetches and delivers it."""
+    # One scratch buffer per thread: allocating 32 MiB per chunk would cost page faults each time.
+    thread_state = threading.local()
+
+    def read(chunk_read: ChunkRead) -> None:
+        scratch = getattr(thread_state, "scratch", EMPTY_BUFFER)
+        if not chunk_read.reader.is_in_memory and len(scratch) < chunk_read.chunk.size_bytes:
+            scratch = thread_state.scratch = memoryview(bytearray(chunk_read.chunk.size_bytes))
+        chunk_read.deliver(chunk_read.reader.fetch(chunk_read.chunk, scratch))
+
+    return [pool.submit(read, chunk_read) for chunk_read in reads]
+
+
+def whole_piece_sink(piece: TensorPiece, consume: Callable[[memoryview], None]) -> ChunkSink:
+    """Return a sink that calls `consume` once, with all bytes of the piece."""
+    return _WholePieceSink(piece.size_bytes, consume)
+
+
+class _WholePieceSink:
+    """Collects the bytes of a piece; copies nothing if they arrive in one block."""
+
+    def __init__(self, size_bytes: int, consume: Callable[[memoryview], None]) -> None:
+        self._consume = consume
+        self._size_bytes = size_bytes
+        self._remaining_bytes = size_bytes
+        self._buffer = memoryview(b"")
+        self._lock = threading.Lock()
+
+    def __call__(self, offset: int, body: memoryview) -> None:
+        if len(body) == self._size_bytes:
+            self._consume(body)
+            return
+        with self._lock:
+            self._buffer = self._buffer or memoryview(bytearray(self._size_bytes))
+        # Outside of the lock: the blocks of one piece never overlap.
+        self._buffer[offset : offset + len(body)] = body
+        with self._lock:
+            self._remaining_bytes -= len(body)
+            is_complete = not self._remaining_bytes
+        if is_complete:
+            self._consume(self._buffer)
+
+
+# --- in the bucket -------------------------------------------------------------------------------
+
+
+class StoreShardReader:
+    """One rank's shard of a checkpoint below `folder` of a run's store."""
+
+    def __init__(self, store: Store, folder: str, index: SnapshotIndex) -> None:
+        self.index = index
+        self._store = store
+        self.folder = folder
+
+    @property
+    def is_in_memory(self) -> bool:
+        return False
+
+    def fetch(self, chunk: Chunk, scratch: memoryview = EMPTY_BUFFER) -> memoryview:
+        key = f"{chunk.source_prefix or self.folder}/{chunk.file}"
+        try:
+            body = self._store.get_memoryview(key, scratch)
+        except NotFoundError as error:
+            raise _integrity_error(self._store, key, "is missing") from error
+        # The size first: hashing is the expensive part.
+        if len(body) != chunk.size_bytes or compute_content_hash(body) != chunk.content_hash:
+            raise _integrity_error(self._store, key, "is corrupt")
+        return body
+
+
+class SavedStateDescriptor(NamedTuple):
+    """An opened state, for other ranks: they need not read manifests and indices themselves."""
+
+    name: str
+    shards: tuple[tuple[str, bytes], ...]
+    """By rank: the bucket folder ('' for a shard in memory), and the encoded index."""
+
+
+def describe_saved_state(saved: SavedState) -> SavedStateDescriptor:
+    """Return the descriptor that other ranks pass to `open_described`."""
+    readers = [saved.readers[rank] for rank in sorted(saved.readers)]
+    shards = [
+        (reader.folder if isinstance(reader, StoreShardReader) else "", encode_index(reader.index))
+        for reader in readers
+    ]
+    return SavedStateDescriptor(saved.name, tuple(shards))
+
+
+def open_described(store: Store, descriptor: SavedStateDescriptor) -> SavedState:
+    """Open a checkpoint in the bucket from the descriptor of another rank. Reads nothing."""
+    readers = [
+        StoreShardReader(store, folder, decode_index(body)) for folder, body in descriptor.shards
+    ]
+    return SavedState(readers, descriptor.name)
+
+
+def open_committed_snapshot(store: Store, name: str) -> SavedState | None:
+    """Open that committed checkpoint of the run at `store`; None if it holds no snapshot.
+
+    Raises `IntegrityError` if its manifests or an index are missing or corrupt.
+    """
+    parts = newest_complete_manifests(manifests_of(store, name))
+    if not parts:
+        raise IntegrityError(
+            f"Checkpoint {name} in {store.url} is missing or incomplete: the manifests of one or "
+            "more ranks are not in the storage."
+        )
+    if not any(_index_record(part) for part in parts):
+        return None
+    with ThreadPoolExecutor(MAX_CONCURRENT_READS, "spotfit-indices") as pool:
+        return SavedState(pool.map(partial(_open_shard, store), parts), name)
+
+
+def open_snapshot_folder(
+    store: Store, folder: str, files: Iterable[FileRecord] | None = None
+) -> SavedState:
+    """Open the snapshot in that folder; `files` are the records of its files, if known.
+
+    Without `files` the hashes come from manifests of the folder, if there are any. Raises
+    `ConfigError` if the folder holds no snapshot, and `IntegrityError` if an index is missing or
+    corrupt.
+    """
+    if files is None:
+        parts = newest_complete_manifests(manifests_of(store, folder))
+        files = [file for part in parts if part.folder == folder for file in part.files]
+    hashes = {file.name: file.sha256 for file in files}
+    if index_filename(0) not in hashes and (
+        hashes or not _exists(store, f"{folder}/{index_filename(0)}")
+    ):
+        raise _no_snapshot_error(store, folder, hashes)
+
+    def open_rank(rank: int) -> StoreShardReader:
+        name = index_filename(rank)
+        index = _fetch_index(store, f"{folder}/{name}", hashes.get(name, ""))
+        return StoreShardReader(store, folder, index)
+
+    first = open_rank(0)  # only an index says how many ranks there are
+    with ThreadPoolExecutor(MAX_CONCURRENT_READS, "spotfit-indices") as pool:
+        return SavedState([first, *pool.map(open_rank, range(1, first.index.world_size))], folder)
+
+
+def _no_snapshot_error(store: Store, folder: str, hashes: Mapping[str, str]) -> ConfigError:
+    # After a deletion the folder may still have chunks that later checkpoints reference.
+    has_files = bool(hashes) or any(
+        info.key.startswith(f"{folder}/") and not info.key.startswith(f"{folder}/{CHUNK_PREFIX}")
+        for info in store.list(folder)
+    )
+    if has_files:
+        return ConfigError(
+            f"{folder} in {store.url} holds no snapshot of a Checkpointer.",
+            do="Read its files: with checkpoint.as_directory() as directory.",
+        )
+    return ConfigError(
+        f"Checkpoint {folder} does not exist in {store.url}: it was deleted or never saved.",
+        do="List the checkpoints of the run with `spotfit checkpoints ls`. num_to_keep limits how "
+        "many are kept.",
+    )
+
+
+def _open_shard(store: Store, part: Manifest) -> StoreShardReader:
+    record = _index_record(part)
+    if record is None:
+        raise IntegrityError(f"Rank {part.rank} saved no snapshot to checkpoint {part.name}.")
+    index = _fetch_index(store, f"{part.folder}/{record.name}", record.sha256)
+    return StoreShardReader(store, part.folder, index)
+
+
+def _exists(store: Store, key: str) -> bool:
+    try:
+        store.get_range(key, 0, 1)
+    except NotFoundError:
+        return False
+    return True
+
+
+def _fetch_index(store: Store, key: str, sha256: str) -> SnapshotIndex:
+    """Read and verify an index; `sha256` is '' if it is unknown."""
+    try:
+        body = store.get(key)
+    except NotFoundError as error:
+        raise _integrity_error(store, key, "is missing") from error
+    if sha256 and hashlib.sha256(body).hexdigest() != sha256:
+        raise _integrity_error(store, key, "is corrupt")
+    return decode_index(body)
+
+
+def _index_record(part: Manifest) -> FileRecord | None:
+    name = index_filename(part.rank)
+    return next((file for file in part.files if file.name == name), None)
+
+
+def _integrity_error(store: Store, key: str, problem: str) -> IntegrityError:
+    return IntegrityError(
+        f"{key} in {store.url} {problem}.",
+        do="Use another checkpoint, or restore the file from a backup.",
+    )
+
+
+# --- in memory -----------------------------------------------------------------------------------
+
+
+class MemoryShardReader:
+    """One rank's shard in a segment of this node. A published segment needs no verification."""
+
+    def __init__(self, segment: ShmSegment) -> None:
+        self.index = segment.index()
+        self._bytes = segment.payload
+
+    @property
+    def is_in_memory(self) -> bool:
+        return True
+
+    def fetch(self, chunk: Chunk, scratch: memoryview = EMPTY_BUFFER) -> memoryview:
+        return self._bytes[chunk.start : chunk.end]

@@ -1,0 +1,215 @@
+"""Replicas of segments in the memory of a peer machine: send order and retention. No I/O threads.
+
+A peer's replicas are useful once it has those of all ranks of the sending machine from one save,
+and a segment is overwritten by the save after the next. So replicas are sent save by save, and a
+peer keeps those of the last complete save until a later one is complete.
+
+States of one save in a `ReplicationQueue`:
+
+    state      event                                            next
+    (none)     add() of its first replica                       waiting
+    waiting    add() of a later save                            dropped
+    waiting    pop(), and nothing is left to send               current
+    current    pop() of its last replica                        sent
+    current    mark_failed() of one replica                     failed
+    current    add() of a later save, if it started late        abandoned
+
+After a failure the next save was waiting for a while, so it *starts late*: its segments would
+probably be overwritten before its end. It is sent, but gives way to a new save.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+
+class ReplicaId(NamedTuple):
+    """One rank's snapshot of one report of one round. Sorts from earlier to later."""
+
+    round: int
+    report: int
+    rank: int
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.round}-{self.rank}-{self.report}.segment"
+
+
+class PendingReplica(NamedTuple):
+    """A replica to send."""
+
+    replica: ReplicaId
+    segment: Path
+    seal: tuple[object, ...]
+    """Version stamp of the segment: another one means that it was overwritten."""
+    local_ranks: tuple[int, ...]
+    """All ranks of the sending machine."""
+    target: str
+    """Address of the peer store."""
+
+    @property
+    def batch(self) -> tuple[int, int, str]:
+        """Equal for the replicas of one save that go to one peer."""
+        return self.replica.round, self.replica.report, self.target
+
+
+class ReplicationQueue:
+    """Replicas to send: the rest of the current save, and of the waiting saves only the last."""
+
+    def __init__(self) -> None:
+        self._current_batch: tuple[int, int, str] | None = None
+        self._current: dict[int, PendingReplica] = {}
+        """Unsent replicas of the current batch, by rank."""
+        self._waiting: dict[int, PendingReplica] = {}
+        self._failed_batch: object = None
+        """The last batch with a failed replica: the others of it are useless."""
+        self._is_preemptible = False
+        """Whether the current batch started late and gives way to a new one."""
+        self._abandoned_batch: object = None
+
+    def add(self, pending: PendingReplica) -> None:
+        """Queue a replica; drops waiting replicas of earlier saves and those for another peer."""
+        if pending.batch == self._failed_batch or self._is_outdated(pending):
+            return
+        # Replicas on a previous peer are not needed any more.
+        self._current = {
+            rank: queued
+            for rank, queued in self._current.items()
+            if queued.target == pending.target
+        }
+        if pending.batch == self._current_batch:
+            self._current[pending.replica.rank] = pending
+            return
+        if self._is_preemptible:
+            self._abandoned_batch = self._current_batch
+            self._current_batch, self._current = None, {}
+            self._is_preemptible = False
+        self._waiting = {
+            rank: queued for rank, queued in self._waiting.items() if queued.batch == pending.batch
+        }
+        self._waiting[pending.replica.rank] = pending
+
+    def _is_outdated(self, pending: PendingReplica) -> bool:
+        """Whether a later save for the same peer is current or waiting."""
+        if pending.batch == self._current_batch:
+            return False
+        batches = [self._current_batch, *(queued.batch for queued in self._waiting.values())]
+        return any(
+            pending.batch < batch
+            for batch in batches
+            if batch is not None and batch[-1] == pending.target
+        )
+
+    def pop(self) -> PendingReplica | None:
+        """Remove and return the next replica to send; None if nothing is queued."""
+        if not self._current and self._waiting:
+            self._current, self._waiting = self._waiting, {}
+            self._current_batch = next(iter(self._current.values())).batch
+        return self._current.pop(min(self._current)) if self._current else None
+
+    def is_abandoned(self, pending: PendingReplica) -> bool:
+        """Whether the transfer of a popped replica should stop."""
+        return pending.batch == self._abandoned_batch
+
+    def mark_failed(self, pending: PendingReplica) -> None:
+        """Record that a popped replica was not sent; drops the rest of its save."""
+        if pending.batch == self._current_batch:
+            self._current_batch, self._current = None, {}
+            self._failed_batch = pending.batch
+            self._is_preemptible = True
+
+
+class ReplicaStore:
+    """Replicas that this machine keeps for its peers, as files in `folder`. Thread-safe."""
+
+    def __init__(self, folder: Path) -> None:
+        """The folder is created with the first replica."""
+        self.folder = folder
+        self._rolled_back_before = ReplicaId(0, 0, 0)
+        self._lock = threading.Lock()
+
+    @property
+    def replicas(self) -> dict[ReplicaId, Path]:
+        """All complete replicas, the earliest first."""
+        found = {}
+        for path in self.folder.glob("*.segment"):
+            round_number, rank, report = map(int, path.stem.split("-"))
+            found[ReplicaId(round_number, report, rank)] = path
+        return dict(sorted(found.items()))
+
+    def reserve(self, replica: ReplicaId, local_ranks: Collection[int]) -> bool:
+        """Delete what the replica makes superfluous; False if it is outdated or rolled back.
+
+        Deletes before the transfer, because shared memory may not have room for both. Raises
+        `OSError` if the folder cannot be created.
+        """
+        # Without parents: a parent that is missing means that this agent is shutting down.
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        with self._lock:
+            stored = self.replicas
+            if self._is_rejected(replica, stored):
+                return False
+            for superfluous in replicas_to_delete(replica, local_ranks, stored):
+                stored[superfluous].unlink(missing_ok=True)
+            return True
+
+    def put(self, temp_path: Path, replica: ReplicaId) -> bool:
+        """Move a completely received file to its place; False if it is rejected by now."""
+        # Checked again: a later replica or a roll-back may have come during the transfer.
+        with self._lock:
+            is_rejected = self._is_rejected(replica, self.replicas)
+            if not is_rejected:
+                temp_path.replace(self.folder / replica.file_name)
+            return not is_rejected
+
+    def roll_back(self, before: ReplicaId) -> None:
+        """Delete replicas of earlier snapshots and reject them from now on.
+
+        The training was rolled back; a later round must not restart from what it discarded.
+        """
+        with self._lock:
+            self._rolled_back_before = max(self._rolled_back_before, before)
+            for replica, path in self.replicas.items():
+                if replica < self._rolled_back_before:
+                    path.unlink(missing_ok=True)
+
+    def _is_rejected(self, replica: ReplicaId, stored: Iterable[ReplicaId]) -> bool:
+        return replica < self._rolled_back_before or is_outdated(replica, stored)
+
+
+def is_outdated(replica: ReplicaId, stored: Iterable[ReplicaId]) -> bool:
+    """Whether `stored` has a later replica of that rank, or one of a later round."""
+    return any(
+        other.round > replica.round or (other.rank == replica.rank and other > replica)
+        for other in stored
+    )
+
+
+def replicas_to_delete(
+    replica: ReplicaId, local_ranks: Collection[int], stored: Collection[ReplicaId]
+) -> Iterator[ReplicaId]:
+    """Yield stored replicas that are superfluous once `replica` is received.
+
+    These are all of earlier rounds, and those of earlier saves of the sending machine, whose ranks
+    are `local_ranks`, except the last complete save.
+    """
+    ranks_by_report: dict[int, set[int]] = defaultdict(set)
+    for other in stored:
+        if other.round == replica.round and other.report < replica.report:
+            ranks_by_report[other.report].add(other.rank)
+    last_complete = max(
+        (report for report, ranks in ranks_by_report.items() if ranks.issuperset(local_ranks)),
+        default=None,
+    )
+    for other in stored:
+        is_earlier = (
+            other.rank in local_ranks
+            and other.report < replica.report
+            and other.report != last_complete
+        )
+        if other.round < replica.round or (other.round == replica.round and is_earlier):
+            yield other

@@ -1,0 +1,213 @@
+"""Measured cost of saves and speed of training steps, on rank 0."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from statistics import fmean, median, median_low
+
+from spotfit.checkpoint.snapshot_channel import SnapshotStatus
+from spotfit.core.clock import Clock
+from spotfit.model.failure_model import SaveCostEstimate
+
+# Costs follow the bucket and the batch size, so only recent saves and steps count. Five saves are
+# enough for a median that ignores two outliers.
+_RECENT_SAVES = 5
+_RECENT_STEPS = 100
+# The slowest step is searched in a longer history: an evaluation may run every few hundred steps.
+_STEP_HISTORY = 1000
+# Steps of normal training vary by less than a factor of 3. A slower one contains something else,
+# such as an evaluation, and must not be counted as the cost of a save in flight.
+_SLOW_STEP_FACTOR = 3.0
+# Such a step took as long as one without a save, if it is within 25 % of the slowest one of those.
+_SIMILAR_STEP_FACTOR = 1.25
+# Until the first upload is measured: what a small machine's network link to a bucket provides.
+_DEFAULT_BYTES_PER_S = 50e6
+
+
+class _SaveSample:
+    """One save, with the steps between its submission and its commit."""
+
+    def __init__(
+        self, submitted_at: float, size_bytes: int, *, is_timed: bool, slow_threshold_s: float
+    ) -> None:
+        self.submitted_at = submitted_at
+        self.size_bytes = size_bytes
+        self.first_step_s: float | None = None
+        """Duration of the first step, in which this rank waits for ranks that save longer."""
+        self._is_timed = is_timed
+        self._slow_threshold_s = slow_threshold_s
+        self._step_count = 0
+        self._total_steps_s = 0.0
+        self._slow_steps_s: list[float] = []
+
+    def add_step(self, step_s: float) -> None:
+        """Add a step after the first."""
+        self._step_count += 1
+        self._total_steps_s += step_s
+        if step_s > self._slow_threshold_s:
+            self._slow_steps_s.append(step_s)
+
+    def mean_step_s(self, typical_s: float, slowest_s: float) -> float:
+        """Return the mean step duration; `typical_s` if there were no steps.
+
+        Slow steps that are not slower than the slowest step without a save (`slowest_s`) are left
+        out.
+        """
+        excluded = [slow for slow in self._slow_steps_s if slow <= _SIMILAR_STEP_FACTOR * slowest_s]
+        count = self._step_count - len(excluded)
+        return (self._total_steps_s - sum(excluded)) / count if count else typical_s
+
+    def first_step_wait_s(self, step_s: float) -> float | None:
+        """Return by how much the first step exceeded `step_s`; None if that says nothing.
+
+        After a save at the end of an epoch the first step also contains what the script does once
+        per epoch.
+        """
+        if self.first_step_s is None or not self._is_timed or not step_s:
+            return None
+        return max(0.0, self.first_step_s - step_s)
+
+
+class SaveCostTracker:
+    """Measures saves and steps. Rank 0 reports each step, submission and status to it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._in_flight_saves: dict[int, _SaveSample] = {}
+        self._committed_this_step: list[_SaveSample] = []
+        """Saves committed during the step that was just completed."""
+        self._recent_saves: deque[_SaveSample] = deque(maxlen=_RECENT_SAVES)
+        self.size_bytes = 0
+        """Size of the last snapshot's largest shard."""
+        self._stalls_s: deque[float] = deque(maxlen=_RECENT_SAVES)
+        self._commits_s: deque[float] = deque(maxlen=_RECENT_SAVES)
+        self._upload_speeds: deque[float] = deque(maxlen=_RECENT_SAVES)
+        self._idle_steps_s: deque[float] = deque(maxlen=_STEP_HISTORY)
+        """Steps without a save in flight."""
+        self._steps_s: deque[float] = deque(maxlen=_STEP_HISTORY)
+        """All steps except the first after each save."""
+        self._last_step_at: float | None = None
+        self.last_snapshot_at = clock.now()
+        """When the latest saved state was copied; at first, when the training started."""
+
+    @property
+    def in_flight(self) -> int:
+        """Number of snapshots that are neither committed nor failed."""
+        return len(self._in_flight_saves)
+
+    @property
+    def mean_step_s(self) -> float:
+        """Mean duration of recent steps; 0 before the first."""
+        return fmean(self._steps_s) if self._steps_s else 0.0
+
+    @property
+    def slowest_step_s(self) -> float:
+        """Duration of the slowest recent step; 0 before the first."""
+        return max(self._steps_s, default=0.0)
+
+    @property
+    def costs(self) -> SaveCostEstimate | None:
+        """Estimated cost of a save; None until one is committed.
+
+        Counts the stall of this rank, the wait for ranks that save longer (in the step after the
+        save), and the slowdown of all steps until the commit. Low medians ignore single saves that
+        coincided with something else.
+        """
+        if not self._commits_s:
+            return None
+        typical_s, slowest_s = self._typical_step_s(), max(self._idle_steps_s, default=0.0)
+        steps = [(save, save.mean_step_s(typical_s, slowest_s)) for save in self._recent_saves]
+        slowdowns = [
+            max(0.0, 1 - typical_s / step_s) for _, step_s in steps if typical_s and step_s
+        ]
+        known = [save.first_step_wait_s(step_s) for save, step_s in steps]
+        waits = [wait_s for wait_s in known if wait_s is not None]
+        return SaveCostEstimate(
+            stall_s=median(self._stalls_s) + (median_low(waits) if waits else 0.0),
+            slowdown_fraction=median_low(slowdowns) if slowdowns else 0.0,
+            commit_s=median(self._commits_s),
+        )
+
+    @property
+    def upload_bytes_per_s(self) -> float:
+        """Upload speed of the slowest rank."""
+        return median(self._upload_speeds) if self._upload_speeds else _DEFAULT_BYTES_PER_S
+
+    @property
+    def oldest_in_flight_s(self) -> float:
+        """Age of the oldest save in flight. Raises ValueError if there is none."""
+        return self._clock.now() - min(save.submitted_at for save in self._in_flight_saves.values())
+
+    def reset(self) -> None:
+        """Forget the time of the last step: the training was restored to another state."""
+        self.last_snapshot_at = self._clock.now()
+        self._last_step_at = None
+        self._committed_this_step = []
+
+    def record_step(self) -> None:
+        """Record the end of a step. Call `record_status` for commits during the step before."""
+        now = self._clock.now()
+        if self._last_step_at is not None:
+            self._add_step(now - self._last_step_at)
+        self._last_step_at = now
+        self._recent_saves.extend(self._committed_this_step)
+        self._committed_this_step = []
+
+    def record_save(
+        self, report: int, stall_s: float, size_bytes: int, *, is_timed: bool = True
+    ) -> None:
+        """Record a submitted snapshot; `size_bytes` is the size of its largest shard.
+
+        `is_timed`: saved because of the elapsed time, not at a place in the training such as the
+        end of an epoch.
+        """
+        self.last_snapshot_at = self._last_step_at = self._clock.now()
+        slow_threshold_s = _SLOW_STEP_FACTOR * self._median_step_s() or float("inf")
+        self._in_flight_saves[report] = _SaveSample(
+            self.last_snapshot_at,
+            size_bytes,
+            is_timed=is_timed,
+            slow_threshold_s=slow_threshold_s,
+        )
+        self.size_bytes = size_bytes
+        self._stalls_s.append(stall_s)
+
+    def record_status(self, report: int, status: SnapshotStatus) -> None:
+        """Record the status of a submitted snapshot. Idempotent."""
+        if report not in self._in_flight_saves or status in ("submitted", "uploaded"):
+            return
+        save = self._in_flight_saves.pop(report)
+        if status == "committed":
+            commit_s = self._clock.now() - save.submitted_at
+            self._commits_s.append(commit_s)
+            # Clamped: in local mode a commit may take no measurable time.
+            self._upload_speeds.append(save.size_bytes / max(commit_s, 1e-3))
+            self._committed_this_step.append(save)
+
+    def _add_step(self, step_s: float) -> None:
+        saves = [*self._in_flight_saves.values(), *self._committed_this_step]
+        # The first step after a save waits for slower ranks and is counted separately.
+        first = [save for save in saves if save.first_step_s is None]
+        for save in first:
+            save.first_step_s = step_s
+        if first:
+            return
+        self._steps_s.append(step_s)
+        for save in saves:
+            save.add_step(step_s)
+        if not saves:
+            self._idle_steps_s.append(step_s)
+
+    def _typical_step_s(self) -> float:
+        """Mean duration of recent steps without a save in flight, slow steps left out."""
+        slow_s = _SLOW_STEP_FACTOR * self._median_step_s()
+        typical = [step_s for step_s in self._recent_idle_steps_s() if step_s <= slow_s]
+        return fmean(typical) if typical else 0.0
+
+    def _median_step_s(self) -> float:
+        recent = self._recent_idle_steps_s()
+        return median(recent) if recent else 0.0
+
+    def _recent_idle_steps_s(self) -> list[float]:
+        return list(islice(reversed(self._idle_steps_s), _RECENT_STEPS))

@@ -1,0 +1,152 @@
+"""Segments: files in shared memory that hold one snapshot each and survive the death of the writer.
+
+Layout:
+
+    offset           content
+    0                header, one page: magic, capacity, length and CRC-32 of the index
+    4096             bytes of the pieces
+    4096 + capacity  index
+
+States of a segment:
+
+    state      event                   next
+    (none)     create()                empty
+    empty      publish(index)          published
+    published  invalidate()            empty
+    any        the writer dies         unchanged
+
+A writer invalidates a segment before it changes the first byte and publishes it after the last
+one. A segment that a dead writer left is therefore either empty or a complete snapshot.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import zlib
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from spotfit.checkpoint.format import SnapshotIndex, decode_index, encode_index
+from spotfit.core.errors import IntegrityError
+
+_PAGE = 4096
+_HEAD = struct.Struct("<8sQQI")
+_MAGIC = b"spotfit1"
+
+
+class ShmSegment:
+    """One open segment."""
+
+    def __init__(self, path: Path, memory: mmap.mmap, capacity_bytes: int) -> None:
+        self.path = path
+        self.capacity_bytes = capacity_bytes
+        self._memory = memory
+
+    @classmethod
+    def create(cls, path: Path, capacity_bytes: int, index_bytes: int = 2**20) -> Self:
+        """Create an empty segment for at most this many bytes of pieces and of an index.
+
+        Allocates all of its memory. Raises `OSError` if there is not enough, and removes the file.
+        """
+        size_bytes = _PAGE + _round_up_to_page(capacity_bytes) + _round_up_to_page(index_bytes)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            # A sparse file would only run out of memory when a page is written, and SIGBUS would
+            # kill the worker. Populating the pages here keeps page faults out of the save.
+            os.posix_fallocate(file, 0, size_bytes)
+            memory = mmap.mmap(file, size_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        except OSError:
+            path.unlink()
+            raise
+        finally:
+            os.close(file)
+        segment = cls(path, memory, _round_up_to_page(capacity_bytes))
+        segment._write_head(0, 0)
+        return segment
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Open a published segment to read. Raises `IntegrityError` if it is missing or empty."""
+        try:
+            with path.open("rb") as file:
+                memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        except (OSError, ValueError) as error:  # an empty file cannot be mapped
+            raise IntegrityError(f"There is no snapshot in {path}: {error}") from error
+        magic, capacity_bytes, length, _ = _HEAD.unpack_from(memory)
+        if magic != _MAGIC or not length:
+            raise IntegrityError(f"The snapshot in {path} was not completed by its writer.")
+        return cls(path, memory, capacity_bytes)
+
+    @property
+    def payload(self) -> memoryview:
+        """Bytes of the pieces."""
+        return memoryview(self._memory)[_PAGE : _PAGE + self.capacity_bytes]
+
+    @property
+    def index_bytes(self) -> int:
+        """Maximum size of an index."""
+        return len(self._memory) - _PAGE - self.capacity_bytes
+
+    @property
+    def buffer(self) -> memoryview:
+        """The whole segment, as replicated to a peer."""
+        return memoryview(self._memory)
+
+    @property
+    def version_stamp(self) -> tuple[object, ...]:
+        """Header fields. They change whenever the contents change."""
+        return _HEAD.unpack_from(self._memory)
+
+    def invalidate(self) -> None:
+        """Mark the segment empty."""
+        self._write_head(0, 0)
+
+    def publish(self, index: SnapshotIndex) -> None:
+        """Mark the segment complete. Raises `OSError` if the index does not fit."""
+        body = encode_index(index)
+        offset = _PAGE + self.capacity_bytes
+        if len(body) > self.index_bytes:
+            raise OSError(
+                f"the index takes {len(body)} bytes; {self.path} has room for {self.index_bytes}"
+            )
+        self._memory[offset : offset + len(body)] = body
+        # The header last: a writer that dies before this line leaves an empty segment.
+        self._write_head(len(body), zlib.crc32(body))
+
+    def index(self) -> SnapshotIndex:
+        """Return the index of the published snapshot. Raises `IntegrityError` if there is none."""
+        magic, _, length, checksum = _HEAD.unpack_from(self._memory)
+        offset = _PAGE + self.capacity_bytes
+        body = self._memory[offset : offset + length]
+        # The checksum detects a reader that saw the header and index of different saves.
+        if magic != _MAGIC or not length or zlib.crc32(body) != checksum:
+            raise IntegrityError(f"The snapshot in {self.path} was not completed by its writer.")
+        return decode_index(body)
+
+    def close(self) -> None:
+        """Unmap the memory. While views of it exist, it is unmapped with the last of them."""
+        try:
+            self._memory.close()
+        except BufferError:
+            return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _write_head(self, length: int, checksum: int) -> None:
+        _HEAD.pack_into(self._memory, 0, _MAGIC, self.capacity_bytes, length, checksum)
+
+
+def _round_up_to_page(size_bytes: int) -> int:
+    return -(-size_bytes // _PAGE) * _PAGE

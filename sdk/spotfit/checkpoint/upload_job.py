@@ -1,0 +1,112 @@
+"""Upload of the files of one rank's report, by the worker itself or by the uploader process."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from spotfit.checkpoint.checkpoint_dir import Checkpoint
+from spotfit.checkpoint.manifest import Manifest
+from spotfit.checkpoint.reported import UploadFn
+from spotfit.checkpoint.writer import save_directory
+from spotfit.core.errors import TransientStoreError
+from spotfit.host import env, log
+from spotfit.host.system import SystemClock
+from spotfit.store.api import Store
+
+# User functions mostly write with libraries that retry by themselves, so two more attempts are
+# enough: one soon, and one after a moment of throttling.
+_RETRY_DELAYS_S = (0.5, 2.0)
+# pyarrow raises a plain OSError for every failure; only its text says that S3 was overloaded.
+_TRANSIENT_PATTERN = re.compile(
+    "AWS Error (SLOW_DOWN|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|NETWORK_CONNECTION|UNKNOWN)"
+)
+
+
+class UploadJob(NamedTuple):
+    """What to upload, and how. Another process of this node can unpickle and run it."""
+
+    checkpoint: Checkpoint
+    manifest: Manifest
+    """The manifest to write, still without files."""
+    parent: str = ""
+    """Earlier checkpoint of the same requested name; its files that are not replaced are listed in
+    this one as well."""
+    delete_after_upload: bool = False
+    """Whether to delete the local copy after the upload."""
+
+    def to_bytes(self) -> bytes:
+        """Pickle the job for the uploader process, which cannot import user-defined classes."""
+        return pickle.dumps(self._replace(checkpoint=self.checkpoint.without_extras()))
+
+
+def load_upload_job(body: bytes) -> UploadJob:
+    """Unpickle a job that a worker of this node has sent."""
+    job = pickle.loads(body)  # noqa: S301 - from this node's worker, over its own socket
+    assert isinstance(job, UploadJob)
+    return job
+
+
+def run_upload_job(job: UploadJob, store: Store) -> Manifest:
+    """Upload the files, then write and return the manifest. Idempotent.
+
+    `store` is rooted at the run.
+    """
+    with warn_while_slow(job.manifest.name), job.checkpoint.as_directory() as directory:
+        return save_directory(store, Path(directory), job.manifest, parent=job.parent)
+
+
+def upload_with_user_fn(upload_fn: UploadFn, checkpoint: Checkpoint, name: str) -> Any:
+    """Return the result of the user-defined upload function.
+
+    Calls it again, at most twice, after a transient storage error.
+    """
+    with warn_while_slow(name):
+        for delay_s in _RETRY_DELAYS_S:
+            try:
+                return upload_fn(checkpoint, name)
+            except Exception as error:  # raised by user code
+                if not (
+                    isinstance(error, TransientStoreError) or _TRANSIENT_PATTERN.search(str(error))
+                ):
+                    raise
+                log.warning("checkpoint.upload_retry", name=name, reason=str(error))
+            SystemClock().wait(delay_s)
+        return upload_fn(checkpoint, name)
+
+
+def delete_local_copy(checkpoint: Checkpoint, store: Store) -> None:
+    """Delete the uploaded local directory, unless it is inside the run's own storage.
+
+    A directory in the run may be an earlier checkpoint, or hold files of ranks that have not
+    uploaded them yet.
+    """
+    local = checkpoint.local_directory
+    if local is not None and checkpoint.folder_relative_to(store) is None:
+        shutil.rmtree(local, ignore_errors=True)
+
+
+@contextmanager
+def warn_while_slow(name: str) -> Iterator[None]:
+    """Log a warning every `UPLOAD_WARN_INTERVAL_S` while the block runs."""
+    interval_s = env.read(env.UPLOAD_WARN_INTERVAL_S)
+    finished = threading.Event()
+
+    def warn() -> None:
+        elapsed_s = 0.0
+        while not finished.wait(interval_s):
+            elapsed_s += interval_s
+            log.warning("checkpoint.upload_slow", name=name, elapsed_s=elapsed_s)
+
+    # A thread, because the upload itself may block in user code or in a library.
+    threading.Thread(target=warn, name="spotfit-upload-watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        finished.set()

@@ -1,0 +1,220 @@
+"""Uploading one rank's part of a checkpoint: user files from a directory, snapshots from a segment.
+
+Both write the files first, then references to files in the folders of other checkpoints, then the
+manifest. A process that dies in between leaves no manifest, so an incomplete part is never read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from spotfit.checkpoint.checkpoint_dir import METADATA_FILE
+from spotfit.checkpoint.format import Chunk, encode_index, index_filename
+from spotfit.checkpoint.gc import write_references
+from spotfit.checkpoint.manifest import (
+    Manifest,
+    latest_manifest_of,
+    manifests_of,
+    newest_complete_manifests,
+)
+from spotfit.checkpoint.shm_segment import ShmSegment
+from spotfit.core.codec import decoder, encode
+from spotfit.core.errors import ConfigError, IntegrityError
+from spotfit.store.api import Store
+from spotfit.store.content_hash import compute_content_hash
+from spotfit.store.transfer import FileRecord, upload_tree
+
+# Each chunk above 8 MiB is uploaded as parallel parts, so few chunks at a time saturate a network
+# link; more would only take CPU time from the training processes of the node.
+_MAX_CONCURRENT_UPLOADS = 4
+
+
+# --- user files ----------------------------------------------------------------------------------
+
+
+def save_directory(
+    store: Store, directory: Path, manifest: Manifest, *, parent: str = ""
+) -> Manifest:
+    """Upload all files of `directory` to the checkpoint's folder, then write the manifest.
+
+    `store` is rooted at the run. Returns the manifest with its files. Files that this rank saved to
+    the checkpoint `parent` and does not replace are listed as well, and are not copied. Files of
+    other ranks in the folder stay; a file of the same name is replaced. Idempotent. Raises
+    `ConfigError` if the directory does not exist.
+    """
+    if not directory.is_dir():
+        raise ConfigError(
+            f"The checkpoint directory {directory} does not exist.",
+            do="Report it before it is removed, and use a separate directory on each rank: a SYNC "
+            "report inside the `with` block of a temporary directory, an ASYNC one without such a "
+            "block.",
+        )
+    return _write_manifest(store, manifest, upload_tree(store, manifest.folder, directory), parent)
+
+
+def save_existing_files(store: Store, manifest: Manifest, *, parent: str = "") -> Manifest:
+    """Write the manifest of files that the user has put into `manifest.folder`.
+
+    The files are not read: restoring verifies only their names and sizes. Raises `ConfigError` if
+    the folder has no files.
+    """
+    prefix = f"{manifest.folder}/"
+    found = [info for info in store.list(manifest.folder) if info.key.startswith(prefix)]
+    if not found:
+        raise ConfigError(
+            f"The reported checkpoint folder {manifest.folder} in {store.url} has no files.",
+            do="Write its files before reporting it.",
+        )
+    # Without hashes: reading the files back could take longer than writing them did.
+    files = [FileRecord(info.key.removeprefix(prefix), info.size_bytes, "") for info in found]
+    return _write_manifest(store, manifest, files, parent)
+
+
+def _write_manifest(
+    store: Store, part: Manifest, files: Sequence[FileRecord], parent: str
+) -> Manifest:
+    inherited = tuple(_inherited_files(store, parent, part, files)) if parent else ()
+    manifest = replace(part, files=(*files, *inherited))
+    write_references(
+        store, manifest, (part.custom_folder, *(file.source_prefix for file in inherited))
+    )
+    store.put(part.key, encode(manifest))
+    return manifest
+
+
+def _inherited_files(
+    store: Store, parent: str, manifest: Manifest, files: Sequence[FileRecord]
+) -> Iterator[FileRecord]:
+    """Yield files that this rank saved to the parent and has not replaced."""
+    replaced = {METADATA_FILE, *(file.name for file in files)}
+    earlier = latest_manifest_of(store, parent, manifest.rank)
+    if earlier is None:
+        return
+    for file in earlier.files:
+        folder = file.source_prefix or earlier.folder
+        # Files in the same folder: the user overwrites a folder of their own in place, and what
+        # was there before has been replaced or deleted.
+        if file.name not in replaced and folder != manifest.folder:
+            yield replace(file, source_prefix=folder)
+
+
+# --- snapshots -----------------------------------------------------------------------------------
+
+
+class SnapshotUploadJob(msgspec.Struct, frozen=True, tag="snapshot_upload_job"):
+    """Upload of one rank's snapshot."""
+
+    segment_path: str
+    manifest: Manifest
+    """The manifest to write, still without files."""
+    parent: str = ""
+    """Committed checkpoint whose chunks may be referenced. It is not deleted during the upload."""
+
+
+_job_decoder = decoder(SnapshotUploadJob)
+
+
+def encode_upload_job(job: SnapshotUploadJob) -> bytes:
+    """Encode the job for the uploader process."""
+    return encode(job)
+
+
+def decode_upload_job(body: bytes) -> SnapshotUploadJob | None:
+    """Decode a job; None if it is not a snapshot upload (`upload_job.UploadJob` is pickled)."""
+    return _job_decoder.decode(body) if body.startswith(b"{") else None
+
+
+class UploadedManifests:
+    """The latest manifest that this process has written for each rank.
+
+    Spares the requests for the manifests of the parent: mostly that is the previous snapshot.
+    """
+
+    def __init__(self) -> None:
+        self._last_by_rank: dict[int, Manifest] = {}
+
+    def record(self, manifest: Manifest) -> None:
+        """Remember a manifest that was written."""
+        self._last_by_rank[manifest.rank] = manifest
+
+    def chunks_by_hash(self, store: Store, parent: str, rank: int) -> dict[str, FileRecord]:
+        """Return chunks of checkpoint `parent` by content hash, with the folders that store them.
+
+        Only this rank's chunks if its manifest is remembered, else those of all ranks.
+        """
+        last = self._last_by_rank.get(rank)
+        parts = (
+            (last,)
+            if last and last.name == parent
+            else newest_complete_manifests(manifests_of(store, parent))
+        )
+        return {
+            file.content_hash: replace(file, source_prefix=file.source_prefix or part.folder)
+            for part in parts
+            for file in part.files
+            if file.content_hash
+        }
+
+
+def upload_snapshot(
+    store: Store, job: SnapshotUploadJob, uploaded: UploadedManifests | None = None
+) -> Manifest:
+    """Upload the new chunks of a segment, then its index, then its manifest. Idempotent.
+
+    `store` is rooted at the run. Chunks that the parent lists are referenced, not uploaded. Raises
+    `IntegrityError` if the segment holds no complete snapshot or is overwritten meanwhile.
+    """
+    part, uploaded = job.manifest, uploaded or UploadedManifests()
+    known = uploaded.chunks_by_hash(store, job.parent, part.rank) if job.parent else {}
+    with ShmSegment.open(Path(job.segment_path)) as segment:
+        stamp, index = segment.version_stamp, segment.index()
+        payload = segment.payload
+
+        def upload_chunk(chunk: Chunk) -> Chunk:
+            body = payload[chunk.start : chunk.end]
+            hashed = replace(chunk, content_hash=compute_content_hash(body))
+            if found := known.get(hashed.content_hash):
+                return replace(hashed, source_prefix=found.source_prefix)
+            store.put(f"{part.folder}/{hashed.file}", body)
+            return hashed
+
+        with ThreadPoolExecutor(_MAX_CONCURRENT_UPLOADS, "spotfit-chunks") as pool:
+            chunks = tuple(pool.map(upload_chunk, index.chunks))
+        payload.release()  # close() cannot unmap memory that has views
+        # The worker reuses the segment if it rolled back; the chunks are then of two states.
+        if segment.version_stamp != stamp:
+            raise IntegrityError(
+                f"The snapshot in {job.segment_path} was overwritten during its upload to "
+                f"{part.name}."
+            )
+    body = encode_index(replace(index, chunks=chunks))
+    name = index_filename(index.rank)
+    store.put(f"{part.folder}/{name}", body)
+    # The index has a SHA-256: through it every chunk's hash is verified on restore.
+    index_record = FileRecord(name, len(body), hashlib.sha256(body).hexdigest())
+    manifest = replace(part, files=(index_record, *_chunk_records(chunks)), step=index.step)
+    write_references(store, manifest, (chunk.source_prefix for chunk in chunks))
+    store.put(part.key, encode(manifest))
+    uploaded.record(manifest)
+    return manifest
+
+
+def _chunk_records(chunks: Sequence[Chunk]) -> Sequence[FileRecord]:
+    """Return one record per file: chunks with equal bytes share one."""
+    records = {
+        chunk.file: FileRecord(
+            name=chunk.file,
+            size_bytes=chunk.size_bytes,
+            sha256="",
+            source_prefix=chunk.source_prefix,
+            content_hash=chunk.content_hash,
+        )
+        for chunk in chunks
+    }
+    return tuple(records.values())

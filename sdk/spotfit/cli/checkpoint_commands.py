@@ -1,0 +1,57 @@
+"""List, show, export and delete the checkpoints of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spotfit.cli import render
+from spotfit.client.stored_checkpoints import (
+    describe_checkpoint,
+    export_checkpoint,
+    list_checkpoints,
+    remove_checkpoint,
+)
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+Url = Annotated[str, typer.Argument(help="Directory of the run: <storage_path>/<name>.")]
+Name = Annotated[str, typer.Argument(help="Name of the checkpoint; default: the latest.")]
+
+
+@app.command("ls")
+def list_all(url: Url) -> None:
+    """List the stored checkpoints of a run, oldest first."""
+    stored = list_checkpoints(url)
+    if not stored:
+        render.lines(["The run has no checkpoints."])
+    render.checkpoints(stored)
+
+
+@app.command()
+def show(url: Url, name: Name = "") -> None:
+    """Show the content of a checkpoint."""
+    render.checkpoint(describe_checkpoint(url, name))
+
+
+@app.command()
+def export(
+    url: Url,
+    to: Annotated[
+        Path, typer.Argument(help="Output file: .safetensors, or .pt for the torch.save format.")
+    ],
+    name: Annotated[str, typer.Option(help="Name of the checkpoint; default: the latest.")] = "",
+    full_state: Annotated[  # noqa: FBT002 - an option of the command line
+        bool, typer.Option("--all", help="Include the optimizer and all other state; .pt only.")
+    ] = False,
+) -> None:
+    """Write the model of a checkpoint to one file that does not need spotfit to be read."""
+    exported = export_checkpoint(url, name, to, full_state=full_state)
+    render.success(f"Exported {exported} to {to}.")
+
+
+@app.command("rm")
+def delete(url: Url, name: Annotated[str, typer.Argument(help="Name of the checkpoint.")]) -> None:
+    """Delete a checkpoint of a run that has ended."""
+    render.success(f"Deleted {remove_checkpoint(url, name)}.")

@@ -1,0 +1,200 @@
+"""Console output of a waiting driver: worker output, journal events and reminders.
+
+Agents append the output of their workers to numbered objects in the store; `WorkerLogTailer` reads
+them incrementally. `RunConsole` prints the lines and logs every journal entry.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from spotfit.client.event_text import format_event
+from spotfit.core.errors import NotFoundError, StoreError
+from spotfit.core.ids import AgentId, Token
+from spotfit.host import log
+from spotfit.ledger import keys
+from spotfit.ledger.keys import RUN_RANK, format_log_source
+from spotfit.model.events import (
+    GroupsReleased,
+    JournalEntry,
+    NodeLost,
+    RoundOpened,
+    ValidationStarted,
+)
+from spotfit.model.topology import Round
+from spotfit.model.view import View
+from spotfit.store.api import Store
+
+LogLine = dict[str, Any]
+
+REMINDER_INTERVAL_S = 30.0
+# Polls for further output of a lost agent. Its last upload may still be in flight; a machine that
+# was terminated never writes its end marker, so waiting must be bounded.
+_POLLS_AFTER_LOSS = 10
+
+
+class WorkerLogTailer:
+    """Reads new lines from the log of each registered agent in the store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._next_chunk: dict[AgentId, int] = {}
+        self._ended_agents: set[AgentId] = set()
+        # Remaining polls of lost agents.
+        self._polls_left: dict[AgentId, int] = {}
+
+    def add_agent(self, agent: AgentId) -> None:
+        """Read the output of this agent's workers from now on. Idempotent."""
+        self._next_chunk.setdefault(agent, 0)
+
+    def mark_lost(self, agent: AgentId) -> None:
+        """Stop waiting for the end marker of an agent whose machine was lost."""
+        if agent in self._next_chunk:
+            self._polls_left.setdefault(agent, _POLLS_AFTER_LOSS)
+
+    def read_new_lines(self) -> Iterator[LogLine]:
+        """Yield the lines written since the last call, agent by agent.
+
+        Raises `StoreError`; lines that were not yielded are returned by a later call.
+        """
+        for agent in list(self._next_chunk):
+            yield from self._read_agent_lines(agent)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every registered agent has written its end marker or was abandoned."""
+        return self._ended_agents.issuperset(self._next_chunk)
+
+    def _read_agent_lines(self, agent: AgentId) -> Iterator[LogLine]:
+        while agent not in self._ended_agents:
+            # Chunks are immutable and numbered; a missing one has not been uploaded yet.
+            try:
+                body = self._store.get(keys.logs(agent, self._next_chunk[agent]))
+            except NotFoundError:
+                self._count_empty_poll(agent)
+                return
+            self._next_chunk[agent] += 1
+            for text in body.splitlines():
+                line = msgspec.json.decode(text)
+                if line.get("end"):
+                    self._ended_agents.add(agent)
+                else:
+                    yield line
+
+    def _count_empty_poll(self, agent: AgentId) -> None:
+        if agent not in self._polls_left:
+            return
+        self._polls_left[agent] -= 1
+        if self._polls_left[agent] <= 0:
+            self._ended_agents.add(agent)
+
+
+class WaitReminder:
+    """Periodically reports what a run without an open round waits for."""
+
+    def __init__(self) -> None:
+        # Time of the next message; None while a round is open and after the end of the run.
+        self._remind_at: float | None = None
+
+    def next_message(self, view: View, now: float) -> str | None:
+        """Return the message that is due at `now`, or None."""
+        if view.round is not None or not view.is_active:
+            self._remind_at = None
+            return None
+        # The first message comes after a full interval: a round usually opens before.
+        if self._remind_at is None:
+            self._remind_at = now + REMINDER_INTERVAL_S
+        if now < self._remind_at:
+            return None
+        self._remind_at = now + REMINDER_INTERVAL_S
+        return _describe_wait(view)
+
+
+def _describe_wait(view: View) -> str:
+    assert view.spec is not None
+    if view.pending_fit_end is not None:
+        return f"training has ended; {len(view.unvalidated_checkpoints)} validations are pending"
+    slots = sum(
+        group.plan.slots_per_node * len(group.active_nodes) for group in view.groups.values()
+    )
+    text = (
+        f"waiting for machines: {slots} of at least {view.spec.min_workers} workers have "
+        "a running or requested machine"
+    )
+    return f"{text}; last refusal: {view.last_refusal}" if view.last_refusal else text
+
+
+class RunConsole:
+    """Prints worker output, prefixed with the rank, and logs the events of the journal."""
+
+    def __init__(self, store: Store, *, write: Callable[[str], object] | None = None) -> None:
+        self._log_tailer = WorkerLogTailer(store)
+        self._write = write or _write_stdout
+        self._reminder = WaitReminder()
+        # The agent that runs validations on the dedicated machine of each group.
+        self._validators: dict[Token, AgentId] = {}
+
+    def on_entry(self, _slot: int, _body: bytes, entry: JournalEntry) -> None:
+        """Log the entry, and follow the output of the agents that it names."""
+        event_type = entry.event.__struct_config__.tag
+        log.info("run.event", type=event_type, text=format_event(entry.event))
+        match entry.event:
+            case RoundOpened(round=opened):
+                self.follow_round(opened)
+            case ValidationStarted(agent=agent, token=token):
+                self._validators[token] = agent
+                self._log_tailer.add_agent(agent)
+            # A machine whose agent never joined has no worker output to wait for.
+            case NodeLost(agent=agent) if agent is not None:
+                self._log_tailer.mark_lost(agent)
+            case GroupsReleased(token=token, other_tokens=others):
+                for released in (token, *others):
+                    if released in self._validators:
+                        self._log_tailer.mark_lost(self._validators[released])
+            case _:
+                return
+
+    def write_text(self, text: str) -> None:
+        """Print `text` unchanged."""
+        self._write(f"{text}\n")
+
+    def show_reminder(self, view: View, now: float) -> None:
+        """Log what a run without an open round waits for, every `REMINDER_INTERVAL_S`."""
+        if text := self._reminder.next_message(view, now):
+            log.info("run.waiting", text=text)
+
+    def follow_round(self, round_: Round) -> None:
+        """Show the output of all workers of this round, from their first line."""
+        for assignment in round_.assignments:
+            self._log_tailer.add_agent(assignment.agent)
+
+    def show_new_lines(self) -> bool:
+        """Print worker output since the last call; return whether there was any."""
+        shown = False
+        try:
+            for line in self._log_tailer.read_new_lines():
+                self._write(f"{format_log_line(line)}\n")
+                shown = True
+        except StoreError as error:
+            log.warning("output.unreadable", reason=error.message)
+        return shown
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output of all agents seen so far is complete."""
+        return self._log_tailer.is_complete
+
+
+def format_log_line(line: LogLine) -> str:
+    """Return the text of a log line, prefixed with its rank or other source."""
+    return f"({format_log_source(line.get('rank', RUN_RANK))}) {line.get('text', '')}"
+
+
+def _write_stdout(text: str) -> None:
+    # Looked up on every call: tests and notebooks replace sys.stdout.
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,0 +1,150 @@
+"""Console output of a run's machines, as stored by their backend.
+
+It includes the boot and installation output, which explains why an agent never joined. The journal
+lists the machines; the backend returns their output (decision 0035).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from spotfit.core.errors import ConfigError, SpotfitError
+from spotfit.core.input_checks import did_you_mean
+from spotfit.host import log
+from spotfit.ledger.journal import Journal
+from spotfit.ledger.run import Ledger
+from spotfit.model.events import FitStarted, GroupPlanned, GroupSubmitted, JournalEntry, NodeLost
+from spotfit.model.group import GroupHandle
+from spotfit.model.spec import RunSpec
+from spotfit.provision.machine_output import fetch_machine_output
+from spotfit.provision.profile import open_provisioner
+from spotfit.store.api import Store
+
+ALL_MACHINES = "all"
+
+
+class GrantedMachine(NamedTuple):
+    """A machine that was granted to the run, and the spec of the fit that requested it."""
+
+    handle: GroupHandle
+    node: int
+    spec: RunSpec
+
+
+@dataclass
+class GrantedMachines:
+    """All machines that were granted to a run, collected from its journal.
+
+    The name of a machine is '<group token>/<node index>', as in the journal's events.
+    """
+
+    spec: RunSpec | None = None
+    """Spec of the latest fit."""
+    by_name: dict[str, GrantedMachine] = field(default_factory=dict)
+    """Oldest first."""
+    lost_before_join: list[str] = field(default_factory=list)
+    """Names of machines of the latest fit that were lost before their agent joined."""
+    _nodes_by_token: dict[str, int] = field(default_factory=dict)
+
+    def on_entry(self, _slot: int, _body: bytes, entry: JournalEntry) -> None:
+        """Update the collection with a journal entry."""
+        match entry.event:
+            case FitStarted(spec=spec):  # losses of an earlier fit do not explain this one's error
+                self.spec, self.lost_before_join = spec, []
+            case GroupPlanned(plan=plan):
+                self._nodes_by_token[plan.token] = plan.num_nodes
+            case GroupSubmitted(token=token, handle=handle):
+                assert self.spec is not None
+                for node in range(self._nodes_by_token[token]):
+                    self.by_name[f"{token}/{node}"] = GrantedMachine(handle, node, self.spec)
+            case NodeLost(token=token, node=node, agent=None):
+                self.lost_before_join.append(f"{token}/{node}")
+            case _:
+                pass
+
+    def select(self, selector: str) -> list[str]:
+        """Return the names for a machine name, a machine number or 'all'.
+
+        Raises `ConfigError` if there is no such machine.
+        """
+        names = list(self.by_name)
+        if selector.isdecimal() and int(selector) < len(names):
+            selector = names[int(selector)]
+        if selector == ALL_MACHINES:
+            return names
+        if selector not in self.by_name:
+            raise ConfigError(
+                f"The run has no machine {selector!r}. {did_you_mean(selector, names)}".rstrip(),
+                do=f"Choose one of its {len(names)} machines ({', '.join(names) or 'none'}), its "
+                f"number, or {ALL_MACHINES!r}.",
+            )
+        return [selector]
+
+    def read_output(self, name: str, *, max_lines: int) -> list[str]:
+        """Return the last lines of each start of the machine, prefixed with its name.
+
+        Raises the exceptions of the backend's client library.
+        """
+        handle, node, spec = self.by_name[name]
+        provisioner = open_provisioner(spec.provisioner, spec.provisioner_options)
+        if not provisioner.traits.keeps_output:
+            return [f"({name}: {provisioner.name} does not store the output of its machines)"]
+        lines: list[str] = []
+        for output in fetch_machine_output(provisioner, handle, node, max_lines=max_lines):
+            lines.append(f"({name}: {output.source})")
+            lines.extend(f"({name}) {line}" for line in output.lines)
+        return lines or [f"({name}: no output, or not yet available)"]
+
+
+def read_granted_machines(store: Store) -> GrantedMachines:
+    """Return all machines in the journal of this store."""
+    machines = GrantedMachines()
+    journal = Journal(store, ignore_view_cache=True)
+    journal.on_entry = machines.on_entry
+    journal.catch_up()
+    return machines
+
+
+def read_machine_output(store: Store, selector: str, *, max_lines: int) -> Iterator[str]:
+    """Yield the last lines of the selected machines.
+
+    If the backend fails for a machine, its error is a line. Raises `ConfigError` for an unknown
+    machine.
+    """
+    machines = read_granted_machines(store)
+    for name in machines.select(selector):
+        try:
+            yield from machines.read_output(name, max_lines=max_lines)
+        except Exception as error:  # noqa: BLE001  # each client library has its own errors
+            yield f"({name}: its output cannot be read: {error})"
+
+
+def read_unjoined_output(ledger: Ledger, *, max_lines: int = 20, max_machines: int = 3) -> str:
+    """Return the output of the latest machines that were lost before their agent joined.
+
+    Returns '' if there is none. Failures are only logged, because the text is a supplement to an
+    error that must reach the user.
+    """
+    lines: list[str] = []
+    try:
+        machines = read_granted_machines(ledger.store)
+        # An agent may have joined and died before the leader recorded it in the journal; its output
+        # is in the store already.
+        joined = {f"{member.token}/{member.node}" for member in ledger.list_members()}
+        lost = [name for name in dict.fromkeys(machines.lost_before_join) if name not in joined]
+        for name in [name for name in lost if name in machines.by_name][-max_machines:]:
+            lines += _read_output_or_log(machines, name, max_lines=max_lines)
+    except SpotfitError as error:
+        log.warning("machine.no_output", reason=error.message)
+    title = "Output of machines that were lost before their agent joined:"
+    return "\n".join([title, *lines]) if lines else ""
+
+
+def _read_output_or_log(machines: GrantedMachines, name: str, *, max_lines: int) -> list[str]:
+    try:
+        return machines.read_output(name, max_lines=max_lines)
+    except Exception as error:  # noqa: BLE001  # each client library has its own errors
+        log.warning("machine.no_output", machine=name, reason=str(error))
+        return []

@@ -1,0 +1,194 @@
+"""`RunConfig`: name, storage, failure handling and callbacks of a run."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spotfit.core.errors import ConfigError
+from spotfit.core.input_checks import DEPRECATED, ErrorCollector, reject_deprecated_arguments
+from spotfit.host import system
+from spotfit.model.config import CheckpointConfig, FailureConfig, LoggingConfig
+from spotfit.model.user_callback import UserCallback
+
+if TYPE_CHECKING:
+    from spotfit.checkpoint.checkpoint_dir import StorageLocation
+    from spotfit.store.api import Store
+    from spotfit.worker.context import StorageContext
+
+DEFAULT_STORAGE_PATH = "~/spotfit_results"
+_REMOVED_FIELDS = {
+    "sync_config": "files are uploaded directly to storage_path",
+    "verbose": "use RunConfig(logging_config=LoggingConfig(log_level=...))",
+    "stop": "return from the training function",
+    "progress_reporter": "fit() prints the progress; use a UserCallback to process reports",
+    "log_to_file": "output is always stored, see attach(url).logs()",
+}
+_CONFIG_TYPES: tuple[tuple[str, type[Any]], ...] = (
+    ("failure_config", FailureConfig),
+    ("checkpoint_config", CheckpointConfig),
+    ("logging_config", LoggingConfig),
+)
+
+
+@dataclass
+class RunConfig:
+    """Name, storage, failure handling and callbacks of a run.
+
+    `name`: default is a unique name with date and time. Calling `fit()` with the name and
+    storage_path of an earlier run continues that run from its latest checkpoint.
+    `storage_path`: a directory or a URL (s3://, gs://, az://, file://); default
+    `~/spotfit_results`. `storage_filesystem`: a pyarrow or fsspec file system that contains it.
+    `worker_runtime_env`: packages and environment variables of the workers.
+    Raises `ConfigError` for invalid values, and `DeprecationWarning` for removed arguments.
+    """
+
+    name: str | None = None
+    storage_path: str | None = None
+    storage_filesystem: Any = None
+    failure_config: FailureConfig | None = None
+    checkpoint_config: CheckpointConfig | None = None
+    callbacks: list[UserCallback] | None = None
+    worker_runtime_env: dict[str, Any] | None = None
+    logging_config: LoggingConfig | None = None
+    sync_config: Any = DEPRECATED
+    verbose: Any = DEPRECATED
+    stop: Any = DEPRECATED
+    progress_reporter: Any = DEPRECATED
+    log_to_file: Any = DEPRECATED
+
+    def __post_init__(self) -> None:
+        removed = {name: getattr(self, name) for name in _REMOVED_FIELDS}
+        reject_deprecated_arguments("RunConfig", removed, replacements=_REMOVED_FIELDS)
+        errors = ErrorCollector()
+        for name, config_type in _CONFIG_TYPES:
+            value = getattr(self, name)
+            setattr(self, name, errors.check(partial(_check_field, name, value, config_type)))
+        self.callbacks = errors.check(lambda: _check_callbacks(self.callbacks))
+        self.worker_runtime_env = errors.check(lambda: _check_runtime_env(self.worker_runtime_env))
+        self.storage_path = errors.check(lambda: _check_storage_path(self.storage_path))
+        self.name = errors.check(lambda: _check_run_name(self.name))
+        errors.raise_all()
+
+    @property
+    def storage_context(self) -> StorageContext:
+        """The storage of this run, as in Ray Train. For developers of integrations."""
+        from spotfit.worker.context import StorageContext
+
+        assert self.name is not None
+        return StorageContext(open_run_storage(self).subtree(self.name), self.name)
+
+
+def open_run_storage(run: RunConfig) -> Store:
+    """Open the store at storage_path, which contains one directory per run.
+
+    Raises `ConfigError` for an invalid path or file system.
+    """
+    from spotfit.store.factory import open_store
+    from spotfit.store.filesystem import open_filesystem_store
+
+    assert run.storage_path is not None
+    if run.storage_filesystem is not None:
+        return open_filesystem_store(run.storage_filesystem, run.storage_path)
+    return open_store(run.storage_path)
+
+
+def resolve_filesystem_location(run: RunConfig) -> StorageLocation | None:
+    """Return the run's directory in storage_filesystem, or None if that is not set."""
+    if run.storage_filesystem is None:
+        return None
+    assert run.storage_path is not None
+    assert run.name is not None
+    from spotfit.checkpoint.checkpoint_dir import StorageLocation
+
+    return StorageLocation(posixpath.join(run.storage_path, run.name), run.storage_filesystem)
+
+
+def check_config_type(
+    name: str, value: Any, expected_type: type[Any], *, module: str = "spotfit"
+) -> Any:
+    """Return `value`, or a default `expected_type()` for None.
+
+    Raises `ConfigError` if the value has another type.
+    """
+    if value is None:
+        return expected_type()
+    if not isinstance(value, expected_type):
+        type_name = f"{module}.{expected_type.__name__}"
+        raise ConfigError(
+            f"{name} must be a {type_name}, not {qualified_type_name(value)}.",
+            do=f"Write {name}={type_name}(...).",
+        )
+    return value
+
+
+def qualified_type_name(value: Any) -> str:
+    """Return the class name of `value` with its module, except for built-in types.
+
+    The module distinguishes classes of Ray from ours, which have the same names.
+    """
+    cls = type(value)
+    return cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"
+
+
+def _check_field(name: str, value: Any, expected_type: type[Any]) -> Any:
+    if value is None:
+        return expected_type()
+    if not isinstance(value, expected_type):
+        raise ConfigError(
+            f"Invalid `{name}` type: {qualified_type_name(value)}.",
+            do=f"Pass a spotfit.{expected_type.__name__}.",
+        )
+    return value
+
+
+def _check_callbacks(callbacks: Any) -> list[UserCallback]:
+    if callbacks is None:
+        return []
+    if not isinstance(callbacks, Sequence):
+        raise ConfigError(
+            f"callbacks must be a list, not a {qualified_type_name(callbacks)}.",
+            do="Write callbacks=[...].",
+        )
+    invalid = [each for each in callbacks if not isinstance(each, UserCallback)]
+    if invalid:
+        raise ConfigError(
+            f"callbacks contains {invalid[0]!r}, which is not an instance of spotfit.UserCallback.",
+            do="Derive its class from UserCallback, and pass an instance.",
+        )
+    return list(callbacks)
+
+
+def _check_runtime_env(runtime_env: Any) -> dict[str, Any]:
+    if runtime_env is None:
+        return {}
+    if not isinstance(runtime_env, dict):
+        raise ConfigError(
+            f"worker_runtime_env must be a dictionary, not {runtime_env!r}.",
+            do="Write {'env_vars': {...}, 'pip': [...]}.",
+        )
+    return dict(runtime_env)
+
+
+def _check_storage_path(path: Any) -> str:
+    if path is None:
+        return str(Path(DEFAULT_STORAGE_PATH).expanduser())
+    if not isinstance(path, (str, os.PathLike)):
+        raise ConfigError(
+            f"storage_path must be a str or a Path, not {path!r}.",
+            do="Pass a directory, or a URL like 's3://bucket/prefix'.",
+        )
+    return str(os.fspath(path))
+
+
+def _check_run_name(name: Any) -> str:
+    if not name:
+        return f"spotfit_run-{system.utc_timestamp()}"
+    if not isinstance(name, str):
+        raise ConfigError(f"name must be a str, not {name!r}.", do="Pass a plain name.")
+    return name

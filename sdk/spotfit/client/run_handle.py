@@ -1,0 +1,436 @@
+"""`RunHandle`: observe, wait for and cancel a run from any process on any machine.
+
+The handle reads the journal. If it also has the run's secret key, it contains a `HeadlessLeader`,
+which requests machines while no agent is running: before the first one joins, and after all were
+lost.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spotfit.checkpoint.checkpoint_dir import StorageLocation
+from spotfit.client.console import RunConsole, WorkerLogTailer, format_log_line
+from spotfit.client.event_text import run_not_found_error
+from spotfit.client.keyring import RunKeyring
+from spotfit.client.machine_logs import ALL_MACHINES, read_machine_output, read_unjoined_output
+from spotfit.client.result import Result, build_result
+from spotfit.client.training_errors import build_run_error
+from spotfit.code.function_pickle import load_sealed_pickle
+from spotfit.control.background_calls import SynchronousCalls
+from spotfit.control.headless_leader import HeadlessLeader
+from spotfit.control.journal_writer import JournalWriter
+from spotfit.control.reconciler import Reconciler
+from spotfit.core.errors import SpotfitError, StoreError
+from spotfit.core.ids import AgentId, RunId
+from spotfit.host import log, system
+from spotfit.ledger.journal import check_no_gaps
+from spotfit.ledger.run import Ledger
+from spotfit.model.events import (
+    CancelRequested,
+    FailureCause,
+    FitEnded,
+    FitStarted,
+    JournalEntry,
+    NodeLost,
+)
+from spotfit.model.spec import RunSpec
+from spotfit.model.view import View
+from spotfit.provision.launch import AgentLaunchSpec
+from spotfit.provision.profile import open_provisioner
+from spotfit.security.run_key import RunKey
+from spotfit.store.factory import credentials_for_nodes, open_store
+
+# Maximum wait for the last worker output after the end of a run.
+_OUTPUT_DRAIN_S = 3.0
+# Typical delay until a cloud's API returns what a machine printed.
+_MACHINE_OUTPUT_DELAY_S = 10.0
+_MAX_PAUSE_S = 0.5
+# Maximum wait for the release of machines before `result()` returns without it.
+_RELEASE_TIMEOUT_S = 120.0
+_CANCEL_RELEASE_WAIT_S = 10.0
+_CANCEL_RETRY_PAUSE_S = 0.2
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A summary of a run's current state."""
+
+    name: str
+    state: str
+    """'waiting' (for machines), 'running', 'validating', 'finished', 'failed' or 'cancelled'."""
+    round: int | None
+    """Number of the open round; None if there is none."""
+    workers: int
+    machines: int
+    checkpoints: tuple[str, ...]
+    """Names of the stored checkpoints, oldest first."""
+    failures: dict[str, int]
+    """Number of failures by cause."""
+    reason: str = ""
+    """Why the run ended, or the latest refusal of machines."""
+    save_reason: str = ""
+    """Why a Checkpointer saved the latest checkpoint at that step."""
+
+
+class RunHandle:
+    """Handle of a run. The run does not depend on it.
+
+    While the handle waits, it also supervises the run: if all machines are lost at once, it
+    requests new ones. That requires the run's secret key, which is stored on the machine that
+    started it.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        key: RunKey | None,
+        *,
+        filesystem_location: StorageLocation | None = None,
+    ) -> None:
+        self._ledger = ledger
+        self.key = key
+        self._filesystem_location = filesystem_location
+        self._clock = system.SystemClock()
+        self._last_event_at = self._clock.now()
+        self._console = RunConsole(ledger.store)
+        self.show_output = False
+        """Whether to print worker output and log journal events while waiting."""
+        self._fit_end: FitEnded | None = None
+        self._final_view: View | None = None
+        ledger.set_entry_listener(self._on_entry)
+        self.headless_leader: HeadlessLeader | None = None
+        """Requests machines while no agent leads; None without the run's key."""
+        self._supervisor: threading.Thread | None = None
+        # The exception that ended the supervisor thread, raised again by `result()`.
+        self._supervisor_error: Exception | None = None
+        # Set when `watch()` returns or is interrupted; ends the supervisor thread.
+        self._watch_stopped = False
+        self._ended_at = 0.0
+        # Time of the first loss of a machine before its agent joined; inf once its output was
+        # shown.
+        self._unjoined_loss_at: float | None = None
+
+    @property
+    def url(self) -> str:
+        """URL of the run's directory, for `spotfit.attach(url)`."""
+        return self._ledger.store.url
+
+    def status(self) -> RunStatus:
+        """Return the current state of the run."""
+        # A supervisor thread keeps the ledger up to date, and the ledger is not thread-safe.
+        return _build_status(
+            self._ledger.catch_up() if self._supervisor is None else self._ledger.view
+        )
+
+    def cancel(self, reason: str = "cancel() was called") -> None:
+        """Request the end of the run and the release of its machines.
+
+        Returns before that has happened. Idempotent, also after the end of the run.
+        """
+        ledger = self._ledger.clone()  # the supervisor thread may be using the handle's ledger
+        # `append` fails if another process appended first; the next iteration reads its entry.
+        while (view := ledger.catch_up()).is_active and view.cancel_reason is None:
+            if ledger.append(CancelRequested(reason=reason), after=view).cancel_reason is None:
+                self._clock.wait(_CANCEL_RETRY_PAUSE_S)
+
+    def logs(self) -> Iterator[str]:
+        """Yield all output of the workers so far, each line prefixed with its rank."""
+        tailer = WorkerLogTailer(self._ledger.store)
+        for member in self._ledger.list_members():
+            tailer.add_agent(member.agent)
+        for line in tailer.read_new_lines():
+            yield format_log_line(line)
+
+    def machine_logs(self, machine: str = ALL_MACHINES, *, max_lines: int = 200) -> Iterator[str]:
+        """Yield the console output of machines outside of workers, as stored by their backend.
+
+        `machine` is the name in the journal's events ('t-…/0'), its number in the order in which
+        machines were granted, or 'all'. Clouds return a line after some seconds, and delete output
+        after some time. Raises `ConfigError` for an unknown machine.
+        """
+        return read_machine_output(self._ledger.store, machine, max_lines=max_lines)
+
+    def result(self, timeout_s: float | None = None) -> Result:
+        """Wait for the end of the run and return its result.
+
+        Raises the exceptions of `fit()`, or `TimeoutError` after `timeout_s`.
+        """
+        self._wait(timeout_s)
+        return self.final_result()
+
+    def final_result(self) -> Result:
+        """Return the result of a run that has ended. Raises the exceptions of `fit()`."""
+        ended, view = self._fit_end, self._final_view
+        assert ended is not None
+        assert view is not None
+        if ended.outcome != "finished":
+            raise self._build_error(ended)
+        if ended.last_save_error:
+            log.warning(
+                "result.unsaved",
+                text="the last save failed; the latest checkpoint is older",
+                reason=ended.last_save_error,
+            )
+        return build_result(
+            view,
+            self._ledger.store,
+            self._load_return_value(ended),
+            filesystem_location=self._filesystem_location,
+        )
+
+    def _build_error(self, ended: FitEnded) -> SpotfitError:
+        error = build_run_error(ended, self._ledger.store, self.key)
+        # The output of machines that never joined may contain the cause, unless user code failed.
+        may_be_machines = ended.outcome == "failed" and ended.cause is not FailureCause.WORKER
+        if may_be_machines and (output := read_unjoined_output(self._ledger)):
+            error.add_note(output)
+        return error
+
+    # --- waiting -----------------------------------------------------------------------------
+
+    def supervise_once(self) -> None:
+        """Take one step; for a new run it requests machines before it returns."""
+        self._tick()
+
+    def wait_for_release(self) -> None:
+        """Wait briefly for the release of the machines of a cancelled run."""
+        self._poll_until_ended(_CANCEL_RELEASE_WAIT_S)
+
+    def supervise_in_background(self) -> None:
+        """Supervise the run in a daemon thread until it ends or this process exits."""
+        self._supervisor = threading.Thread(
+            target=self._supervise, name="spotfit-supervisor", daemon=True
+        )
+        self._supervisor.start()
+
+    def _supervise(self) -> None:
+        try:
+            self._poll_until_ended()
+        except Exception as error:  # noqa: BLE001 - a thread boundary: `result()` raises it
+            self._supervisor_error = error
+
+    def watch(self) -> None:
+        """Wait for the end of the run, printing worker output and logging journal events.
+
+        The run is supervised in a thread: a store that hangs must not block Ctrl-C.
+        """
+        log.use_default_handler()
+        self.show_output = True
+        self.supervise_in_background()
+        assert self._supervisor is not None
+        try:
+            # Python runs signal handlers between calls: join() without a timeout would delay them.
+            while self._supervisor.is_alive():
+                self._supervisor.join(_MAX_PAUSE_S)
+        finally:
+            self._watch_stopped = True
+        if self._supervisor_error is not None:
+            raise self._supervisor_error
+
+    def _wait(self, timeout_s: float | None) -> None:
+        if self._supervisor is not None:
+            self._supervisor.join(timeout_s)
+            if self._supervisor_error is not None:
+                raise self._supervisor_error
+        else:
+            self._poll_until_ended(timeout_s)
+        if self._fit_end is None:
+            raise TimeoutError(f"The run {self.url} has not ended within {timeout_s} s.")
+
+    def _poll_until_ended(self, timeout_s: float | None = None) -> None:
+        deadline = None if timeout_s is None else self._clock.now() + timeout_s
+        while not self._watch_stopped:
+            wake = self._tick()
+            if self.show_output and self._console.show_new_lines():
+                self._last_event_at = self._clock.now()
+            now = self._clock.now()
+            if self.show_output:
+                self._console.show_reminder(self._ledger.view, now)
+                self._show_unjoined_output(now)
+            if wake is None or self._release_timed_out(now):
+                break
+            if deadline is not None and now >= deadline:
+                return
+            wake = min(wake, now + self._next_pause_s(now), deadline or wake)
+            self._clock.wait(max(0.0, wake - now))
+        self._drain_output()
+
+    def _tick(self) -> float | None:
+        """Advance the run once; return when to do so again, or None after its end."""
+        now = self._clock.now()
+        wake = None
+        try:
+            if self.headless_leader is not None:
+                wake = self.headless_leader.tick(now)
+            else:
+                self._ledger.catch_up()
+        except StoreError as error:  # the run continues without the driver: keep observing
+            log.warning("store.error", reason=error.message)
+            return now + 1.0
+        if self._fit_end is not None and wake is None:
+            return None
+        return now + 1.0 if wake is None else wake
+
+    def _release_timed_out(self, now: float) -> bool:
+        """Return whether to stop waiting for the release of machines after the end of the run."""
+        if self._fit_end is None or now - self._ended_at < _RELEASE_TIMEOUT_S:
+            return False
+        groups = self._ledger.view.groups
+        open_groups = [token for token, group in groups.items() if not group.is_closed]
+        log.error(
+            "run.machines_not_released",
+            groups=",".join(open_groups),
+            do="check in the cloud console whether these machines are still running",
+        )
+        return True
+
+    def _next_pause_s(self, now: float) -> float:
+        """Return the pause before the next poll: short after an event, then increasing.
+
+        With local workers the driver competes with them for processors.
+        """
+        spec = self._ledger.view.spec
+        poll_s = spec.timing.journal_poll_interval_s if spec else 1.0
+        return min(max(poll_s, (now - self._last_event_at) / 8), max(poll_s, _MAX_PAUSE_S))
+
+    def _show_unjoined_output(self, now: float) -> None:
+        """Print the output of the first machine that was lost before its agent joined.
+
+        Only once: usually the following machines fail for the same reason.
+        """
+        if self._unjoined_loss_at is None or now - self._unjoined_loss_at < _MACHINE_OUTPUT_DELAY_S:
+            return
+        self._unjoined_loss_at = float("inf")
+        if output := read_unjoined_output(self._ledger, max_machines=1):
+            self._console.write_text(output)
+
+    def _drain_output(self) -> None:
+        # Agents upload their last lines after the end of the run; machines that were terminated
+        # never do, so the wait is limited.
+        deadline = self._clock.now() + _OUTPUT_DRAIN_S
+        while self.show_output and not self._console.is_complete and self._clock.now() < deadline:
+            self._console.show_new_lines()
+            self._clock.wait(0.02)
+
+    # --- the journal -------------------------------------------------------------------------
+
+    def load_view(self, view: View) -> None:
+        """Initialise the handle from a view that was read before the handle existed."""
+        self._fit_end, self._final_view = view.fit_end, view if view.fit_end else None
+        self._ended_at = self._clock.now()
+        # Also after the end of the run, so that `follow` prints the output of its last round.
+        round_ = view.last_round if view.fit_end else view.round
+        if round_ is not None:
+            self._console.follow_round(round_)
+
+    def _on_entry(self, slot: int, body: bytes, entry: JournalEntry) -> None:
+        self._last_event_at = self._clock.now()
+        if isinstance(entry.event, FitStarted):  # another fit() continues this run
+            self._fit_end = self._final_view = None
+        if isinstance(entry.event, NodeLost) and entry.event.agent is None:
+            self._unjoined_loss_at = self._unjoined_loss_at or self._last_event_at
+        if isinstance(entry.event, FitEnded):
+            self._fit_end, self._final_view = entry.event, self._ledger.view
+            self._ended_at = self._clock.now()
+        if self.show_output:
+            self._console.on_entry(slot, body, entry)
+
+    def _load_return_value(self, ended: FitEnded) -> Any:
+        if ended.result_key is None:
+            return None
+        if self.key is None:
+            log.warning(
+                "result.unreadable",
+                reason="the return value is encrypted and this machine does not have the run's key",
+            )
+            return None
+        envelope = self._ledger.store.get(ended.result_key)
+        return load_sealed_pickle(envelope, self.key, purpose=ended.result_key)
+
+
+def attach(url: str | Path) -> RunHandle:
+    """Return a handle of the run at `<storage_path>/<name>`, from any process or machine.
+
+    Raises `RunNotFoundError`, or `JournalError` for a truncated or foreign journal.
+    """
+    log.use_default_handler()
+    ledger = open_ledger(url)
+    view = ledger.view
+    assert view.spec is not None
+    handle = RunHandle(ledger, None)
+    handle.load_view(view)
+    return attach_headless_leader(handle, ledger, RunKeyring().find(ledger.run_id), view.spec)
+
+
+def open_ledger(url: str | Path) -> Ledger:
+    """Return the ledger of the run at `<storage_path>/<name>`, with its journal read to the end.
+
+    Raises `RunNotFoundError`, or `JournalError` for a truncated or foreign journal.
+    """
+    store = open_store(url)
+    # The id is replaced below: it is read from the journal.
+    ledger = Ledger(store, RunId(""), AgentId(f"d{system.new_agent_id()}"), wall_ms=system.wall_ms)
+    check_no_gaps(store)
+    view = ledger.catch_up()
+    if view.run_id is None or view.spec is None:
+        raise run_not_found_error(store)
+    ledger.run_id = view.run_id
+    return ledger
+
+
+def attach_headless_leader(
+    handle: RunHandle, ledger: Ledger, key: RunKey | None, spec: RunSpec
+) -> RunHandle:
+    """Give the handle a headless leader if the run's key is available; return the handle.
+
+    If the provisioner cannot be opened here, the handle only observes the run, with a warning.
+    """
+    if key is None:
+        return handle
+    handle.key = key
+    try:
+        provisioner = open_provisioner(spec.provisioner, spec.provisioner_options)
+    except SpotfitError as error:
+        log.warning("run.unsupervised", reason=error.message)
+        return handle
+    launch = AgentLaunchSpec(
+        run_url=spec.storage_url,
+        run_id=ledger.run_id,
+        secret=key.to_text(),
+        notice_sources=provisioner.traits.notice_sources,
+        framework=spec.framework,
+        storage_credentials=credentials_for_nodes(ledger.store),
+    )
+    # Synchronous: the driver has nothing else to do during a call of the cloud's API.
+    writer = JournalWriter(ledger, SynchronousCalls())
+    reconciler = Reconciler(writer, provisioner, launch, SynchronousCalls(), system.new_token)
+    handle.headless_leader = HeadlessLeader(writer, reconciler, system.SystemClock().now())
+    return handle
+
+
+def _run_state(view: View) -> str:
+    if view.fit_end is not None:
+        return view.fit_end.outcome
+    if view.pending_fit_end is not None:
+        return "validating"
+    return "running" if view.round else "waiting"
+
+
+def _build_status(view: View) -> RunStatus:
+    state = _run_state(view)
+    return RunStatus(
+        name=view.spec.name if view.spec else "",
+        state=state,
+        round=view.round.number if view.round else None,
+        workers=view.round.world_size if view.round else 0,
+        machines=sum(len(group.active_nodes) for group in view.groups.values()),
+        checkpoints=tuple(checkpoint.name for checkpoint in view.checkpoints),
+        failures={cause.value: count for cause, count in view.failure_counts.items()},
+        reason=view.fit_end.reason if view.fit_end else view.last_refusal or "",
+        save_reason=view.checkpoints[-1].reason if view.checkpoints else "",
+    )

@@ -1,0 +1,224 @@
+"""List, describe, export and delete the checkpoints of a run (`spotfit checkpoints`)."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from spotfit.checkpoint.export import export_safetensors, tensor_pieces
+from spotfit.checkpoint.gc import delete_checkpoint
+from spotfit.checkpoint.reader import SavedState, open_committed_snapshot
+from spotfit.client.run_handle import open_ledger
+from spotfit.core.errors import ConfigError, IntegrityError, NotFoundError
+from spotfit.host import plugins
+from spotfit.ledger.run import Ledger
+from spotfit.model.events import CheckpointCommitted, CheckpointDropped
+from spotfit.model.metrics import metrics_from_json
+from spotfit.store.api import Store
+
+_SAFETENSORS_SUFFIX = ".safetensors"
+_TORCH_SUFFIXES = (".pt", ".pth", ".bin")
+_SUFFIX_HELP = (
+    f"Pass a file name that ends with {_SAFETENSORS_SUFFIX}, or with .pt for the format of "
+    "torch.save."
+)
+
+
+class CheckpointContent(NamedTuple):
+    """Content of a checkpoint that a Checkpointer saved."""
+
+    step: int
+    epoch: int
+    world_size: int
+    tensors: int
+    parameters: int
+    """Number of elements of all model tensors."""
+    shared_bytes: int
+    """Bytes that are stored in the directories of earlier checkpoints."""
+
+
+class CheckpointInfo(NamedTuple):
+    """A stored checkpoint of a run."""
+
+    name: str
+    size_bytes: int
+    metrics: dict[str, Any]
+    step: int | None
+    """Step at which a Checkpointer saved it; None for files that the user reported."""
+    reason: str = ""
+    """Why a Checkpointer saved it at this step."""
+    content: CheckpointContent | None = None
+    """None if it was not read, and for files that the user reported."""
+    read_error: str = ""
+    """Why it cannot be read; '' if it can, or if it was not read."""
+
+
+def list_checkpoints(url: str) -> list[CheckpointInfo]:
+    """Return the stored checkpoints of a run, oldest first, from its journal."""
+    ledger = open_ledger(url)
+    return [_summarize(ledger.store, each) for each in ledger.view.checkpoints]
+
+
+def describe_checkpoint(url: str, name: str) -> CheckpointInfo:
+    """Return a checkpoint with its content; the latest one for ''. Raises `NotFoundError`."""
+    ledger = open_ledger(url)
+    return _inspect(ledger.store, _find_checkpoint(ledger, name))
+
+
+def export_checkpoint(url: str, name: str, path: Path, *, full_state: bool = False) -> str:
+    """Write the model of a checkpoint, the latest for '', to one file; return its name.
+
+    The suffix selects the format: `.safetensors`, or `.pt` (needs torch), which with `full_state`
+    also contains the optimizer and all other state. Raises `ConfigError`, also for a checkpoint
+    that was not saved by a Checkpointer, and `NotFoundError`.
+    """
+    _check_target(path, full_state=full_state)
+    ledger = open_ledger(url)
+    checkpoint, store = _find_checkpoint(ledger, name), ledger.store
+    saved = open_committed_snapshot(store, checkpoint.name)
+    if saved is None:
+        raise ConfigError(
+            f"The checkpoint {checkpoint.name} contains files reported by the training function, "
+            "not a snapshot of a Checkpointer.",
+            do=f"Copy its files from {store.url}/{checkpoint.name}.",
+        )
+    write_checkpoint_file(saved, path, full_state=full_state)
+    return checkpoint.name
+
+
+def write_checkpoint_file(saved: SavedState, path: Path, *, full_state: bool) -> None:
+    """Write a snapshot to one file in the format that the suffix selects.
+
+    Raises `ConfigError` for an invalid or unwritable path, and `IntegrityError` for a corrupt
+    snapshot.
+    """
+    _check_target(path, full_state=full_state)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix.lower() == _SAFETENSORS_SUFFIX:
+            export_safetensors(saved, path)
+            return
+        plugins.require_module("torch", extra="torch")
+        # The client is below the torch package in the layers, so it imports the exporter by name.
+        exporter = plugins.require_module("spotfit.torch.checkpoint.torch_export", extra="torch")
+        exporter.export_torch(saved, path, everything=full_state)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror or error}.",
+            do="Choose a directory with write permission and enough space for the model.",
+        ) from error
+
+
+def remove_checkpoint(url: str, name: str) -> str:
+    """Delete a checkpoint of a run that has ended; return its name.
+
+    Raises `ConfigError` if the name is empty or the run is active, and `NotFoundError`.
+    """
+    ledger = open_ledger(url)
+    # Unlike elsewhere, '' does not mean the latest: a forgotten argument must not delete it.
+    if not name:
+        raise ConfigError(
+            "The name of the checkpoint to delete is missing.",
+            do="Pass a name from `spotfit checkpoints ls`.",
+        )
+    checkpoint = _find_checkpoint(ledger, name)
+    if ledger.view.is_active:
+        raise ConfigError(
+            f"The run in {ledger.store.url} is active, and its leader manages the checkpoints.",
+            do="Wait for the end of the run, or set CheckpointConfig(num_to_keep=...).",
+        )
+    # First the journal entry, then the data: if the deletion is interrupted, unreferenced objects
+    # remain, but no checkpoint is listed without its data.
+    event = CheckpointDropped(name=checkpoint.name, reason="spotfit checkpoints rm")
+    after = ledger.append(event, after=ledger.view)
+    # The append fails if a fit() started meanwhile; then its leader manages the checkpoints.
+    if any(each.name == checkpoint.name for each in after.checkpoints):
+        raise ConfigError(
+            f"The run in {ledger.store.url} was started again, so {checkpoint.name} was not "
+            "deleted.",
+            do="Wait for the end of the run.",
+        )
+    delete_checkpoint(ledger.store, checkpoint.name)
+    return checkpoint.name
+
+
+def _find_checkpoint(ledger: Ledger, name: str) -> CheckpointCommitted:
+    stored = ledger.view.checkpoints
+    matches = [each for each in stored if name in ("", each.name)]
+    # The user's checkpoint_dir_name may have been made unique with a suffix (decision 0043).
+    if matches := matches or [each for each in stored if name == each.requested_name]:
+        return matches[-1]
+    names = ", ".join(each.name for each in stored)
+    raise NotFoundError(
+        f"The run in {ledger.store.url} has no checkpoint{f' {name}' if name else ''}.",
+        do=f"Its checkpoints are {names}." if names else "None was saved, or all were deleted.",
+    )
+
+
+def _summarize(store: Store, checkpoint: CheckpointCommitted) -> CheckpointInfo:
+    # Journal entries of early versions lack the step; then the checkpoint itself is read.
+    if checkpoint.is_snapshot and checkpoint.step is None:
+        return _inspect(store, checkpoint)
+    return CheckpointInfo(
+        name=checkpoint.name,
+        size_bytes=checkpoint.size_bytes,
+        metrics=metrics_from_json(checkpoint.metrics),
+        step=checkpoint.step,
+        reason=checkpoint.reason,
+    )
+
+
+def _inspect(store: Store, checkpoint: CheckpointCommitted) -> CheckpointInfo:
+    info = CheckpointInfo(
+        name=checkpoint.name,
+        size_bytes=checkpoint.size_bytes,
+        metrics=metrics_from_json(checkpoint.metrics),
+        step=checkpoint.step,
+        reason=checkpoint.reason,
+    )
+    try:
+        saved = open_committed_snapshot(store, checkpoint.name)
+    except IntegrityError as error:
+        return info._replace(read_error=error.message)
+    if saved is None:
+        return info
+    return info._replace(step=saved.indices[0].step, content=_read_content(saved))
+
+
+def _read_content(saved: SavedState) -> CheckpointContent:
+    first = saved.indices[0]
+    model_tensors = tensor_pieces(saved)
+    return CheckpointContent(
+        step=first.step,
+        epoch=first.epoch,
+        world_size=first.world_size,
+        tensors=len({piece.key for index in saved.indices for piece in index.pieces}),
+        parameters=sum(math.prod(pieces[0][1].shape) for pieces in model_tensors.values()),
+        shared_bytes=sum(
+            chunk.size_bytes
+            for index in saved.indices
+            for chunk in index.chunks
+            if chunk.source_prefix
+        ),
+    )
+
+
+def _check_target(path: Path, *, full_state: bool) -> None:
+    if path == Path():
+        raise ConfigError("The name of the output file is missing.", do=_SUFFIX_HELP)
+    if path.is_dir():
+        raise ConfigError(
+            f"{path} is a directory.",
+            do=f"Pass a file, for example {path / f'model{_SAFETENSORS_SUFFIX}'}.",
+        )
+    suffix = path.suffix.lower()
+    if suffix == _SAFETENSORS_SUFFIX and full_state:
+        raise ConfigError(
+            "A safetensors file can contain only tensors, not the full training state.",
+            do="Export to a file that ends with .pt.",
+        )
+    if suffix not in (_SAFETENSORS_SUFFIX, *_TORCH_SUFFIXES):
+        raise ConfigError(
+            f"The suffix of {path.name} does not select a file format.", do=_SUFFIX_HELP
+        )

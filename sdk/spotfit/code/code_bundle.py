@@ -1,0 +1,324 @@
+"""The code bundle of a run: packed and encrypted by `fit()`, unpacked on every machine.
+
+One encrypted payload (`CodeBundlePayload`) holds the pickled function with its config, the runtime
+environment and further named objects. Without the run key it can be neither read nor modified.
+`CodeBundleRef` in the run's spec identifies the payload by its SHA-256. Code archives of
+`working_dir` and `py_modules` are stored beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import msgspec
+
+from spotfit.code import version_check
+from spotfit.code.archive import CodeArchive, archive_directory, archive_module
+from spotfit.code.fingerprint import combine_fingerprints
+from spotfit.code.function_pickle import (
+    PickledObject,
+    function_name,
+    pickle_object,
+    project_modules,
+    takes_config,
+    unpickle,
+)
+from spotfit.code.runtime_env import PackagedRuntimeEnv, RuntimeEnv
+from spotfit.code.unpack import archive_key
+from spotfit.core.errors import (
+    AlreadyExistsError,
+    EnvironmentMismatchError,
+    IntegrityError,
+    ShippingError,
+    TransientStoreError,
+)
+from spotfit.security.run_key import RunKey
+from spotfit.store.api import Store
+from spotfit.store.transfer import download_bytes
+
+TRAIN_FUNC_CONTEXT = "train_func_context"
+"""Name of the packed object that creates a context manager around the function call, if any."""
+# Authenticated with the payload, and part of integrity errors ("The sealed code bundle …").
+_PURPOSE = "code bundle"
+
+
+class CodeBundleRef(msgspec.Struct, frozen=True):
+    """Reference to a stored code bundle, part of the run's spec.
+
+    Unpacking depends only on the authenticated payload, not on the fields of this reference.
+    """
+
+    sha256: str
+    size_bytes: int
+    function_name: str
+    """The function's name, for messages."""
+    archive_ids: tuple[str, ...] = ()
+    environment: version_check.SoftwareEnvironment | None = None
+    """The caller's environment, which machines compare with their own."""
+    module_digests: dict[str, str] = {}
+    """A digest for each user module of which code is pickled by value."""
+
+    def list_changes(self, current: CodeFingerprint) -> tuple[str, ...]:
+        """Return which parts of the user's code differ from this bundle.
+
+        Modules are not compared if the reference has no module digests.
+        """
+        modules = {*self.module_digests, *current.module_digests} if self.module_digests else set()
+        changed = [
+            name
+            for name in modules
+            if self.module_digests.get(name) != current.module_digests.get(name)
+        ]
+        names = ["the script itself" if name == "__main__" else name for name in sorted(changed)]
+        if self.archive_ids != current.archive_ids:
+            names.append("the files of working_dir or py_modules")
+        return tuple(names)
+
+
+class CodeFingerprint(NamedTuple):
+    """Digests of the user's code as it would be packed now."""
+
+    module_digests: dict[str, str]
+    archive_ids: tuple[str, ...]
+
+
+class LoadedFunction(NamedTuple):
+    """The training function and its config, loaded on a machine."""
+
+    fn: Callable[..., Any]
+    takes_config: bool
+    config: dict[str, Any]
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Creates the context manager in which the function is called."""
+
+    def call(self) -> Any:
+        """Call the function, with the config if it takes one, and return its result."""
+        with self.context():
+            return self.fn(self.config) if self.takes_config else self.fn()
+
+
+class CodeBundlePayload(msgspec.Struct, frozen=True):
+    """The decrypted content of a code bundle. Its authenticated pickles are loaded on demand."""
+
+    runtime_env: PackagedRuntimeEnv
+    takes_config: bool
+    function_pickle: bytes
+    object_pickles: dict[str, bytes]
+
+    @classmethod
+    def open(cls, envelope: bytes, *, key: RunKey) -> Self:
+        """Decrypt and authenticate `envelope` without unpickling anything.
+
+        Raises `IntegrityError` if it was modified, `ShippingError` if its format is unknown.
+        """
+        body = key.open(envelope, purpose=_PURPOSE)
+        try:
+            return msgspec.msgpack.decode(body, type=cls)
+        except msgspec.DecodeError as error:
+            raise ShippingError(
+                f"The code bundle was packed by another version of spotfit: {error}",
+                do="Install the same version of spotfit here and where fit() is called.",
+            ) from error
+
+    def load_function(self) -> LoadedFunction:
+        """Load the function and its config. Raises `ShippingError` if they cannot be loaded."""
+        fn, config = unpickle(self.function_pickle, description="training function")
+        context = (
+            self.load_object(TRAIN_FUNC_CONTEXT)
+            if TRAIN_FUNC_CONTEXT in self.object_pickles
+            else nullcontext
+        )
+        return LoadedFunction(fn=fn, takes_config=self.takes_config, config=config, context=context)
+
+    def load_object(self, name: str) -> Any:
+        """Load the object packed as `name`. Raises `KeyError` or `ShippingError`."""
+        return unpickle(self.object_pickles[name], description=name)
+
+
+def upload_code_bundle(
+    fn: Callable[..., Any],
+    config: Mapping[str, Any] | None,
+    *,
+    runtime_env: RuntimeEnv,
+    key: RunKey,
+    store: Store,
+    objects: Mapping[str, Any] | None = None,
+) -> CodeBundleRef:
+    """Upload the function, its environment and its code archives to the run's store. Idempotent.
+
+    `objects` are pickled separately, so that each process loads only the objects that it needs.
+    Raises `ConfigError` or `ShippingError` before anything is uploaded.
+    """
+    needs_config = takes_config(fn)
+    code = _CodeArchives.from_runtime_env(runtime_env)
+    pickles = _CodeBundlePickles.create(
+        fn, {} if config is None else config, objects or {}, code=code
+    )
+    payload = CodeBundlePayload(
+        runtime_env=code.package_env(runtime_env),
+        takes_config=needs_config,
+        function_pickle=pickles.function,
+        object_pickles=pickles.objects,
+    )
+    envelope = key.seal(msgspec.msgpack.encode(payload), purpose=_PURPOSE)
+    # Archives before the payload: a machine that finds the payload can also unpack its archives.
+    for archive in code.archives():
+        _create_if_absent(store, archive_key(archive.sha256), archive.body)
+    sha256 = _sha256(envelope)
+    _create_if_absent(store, payload_key(sha256), envelope)
+    return CodeBundleRef(
+        sha256=sha256,
+        size_bytes=len(envelope),
+        function_name=function_name(fn),
+        archive_ids=code.archive_ids(),
+        environment=version_check.local_environment(pickles.packages),
+        module_digests=pickles.module_digests,
+    )
+
+
+def compute_code_fingerprint(
+    fn: Callable[..., Any],
+    config: Mapping[str, Any] | None,
+    *,
+    runtime_env: RuntimeEnv,
+    objects: Mapping[str, Any] | None = None,
+) -> CodeFingerprint:
+    """Return the digests of the code that `upload_code_bundle` would pack, without uploading.
+
+    Raises the same errors.
+    """
+    code = _CodeArchives.from_runtime_env(runtime_env)
+    pickles = _CodeBundlePickles.create(
+        fn, {} if config is None else config, objects or {}, code=code
+    )
+    return CodeFingerprint(pickles.module_digests, code.archive_ids())
+
+
+def fetch_code_bundle(code_bundle: CodeBundleRef, *, store: Store) -> bytes:
+    """Download the encrypted payload. Raises `IntegrityError` if its digest does not match."""
+    envelope = download_bytes(store, payload_key(code_bundle.sha256))
+    if _sha256(envelope) != code_bundle.sha256:
+        raise IntegrityError(
+            f"The code bundle of {code_bundle.function_name} failed its integrity check: it was "
+            "modified after the upload.",
+            do="Check which accounts may write to the bucket, then start the run again.",
+        )
+    return envelope
+
+
+def check_environment(code_bundle: CodeBundleRef, env: PackagedRuntimeEnv) -> None:
+    """Compare the Python and package versions of this machine with those of the caller.
+
+    Raises one `EnvironmentMismatchError` that names all differences.
+    """
+    source = code_bundle.environment
+    if source is None:
+        return
+    mismatches = version_check.compare_environments(
+        source,
+        version_check.local_environment(source.required_packages),
+        to_install=env.pip_distributions(),
+    )
+    if len(mismatches) == 1:
+        raise mismatches[0]
+    if mismatches:
+        raise EnvironmentMismatchError(
+            " ".join(mismatch.message for mismatch in mismatches),
+            do="\n".join(mismatch.do for mismatch in mismatches),
+        )
+
+
+def payload_key(sha256: str) -> str:
+    """Return the key of the encrypted payload, relative to the run's root."""
+    return f".spotfit/fn/{sha256}.pkl"
+
+
+class _CodeArchives(NamedTuple):
+    """Archives of the local directories and modules that the runtime environment names."""
+
+    working_dir: CodeArchive | None
+    py_modules: dict[Path, CodeArchive]
+
+    @classmethod
+    def from_runtime_env(cls, env: RuntimeEnv) -> Self:
+        folder = env.working_dir
+        return cls(
+            archive_directory(folder) if isinstance(folder, Path) else None,
+            {path: archive_module(path) for path in env.py_modules if isinstance(path, Path)},
+        )
+
+    def archives(self) -> list[CodeArchive]:
+        return [*([self.working_dir] if self.working_dir else []), *self.py_modules.values()]
+
+    def archive_ids(self) -> tuple[str, ...]:
+        return tuple(sorted(archive.sha256 for archive in self.archives()))
+
+    def package_env(self, env: RuntimeEnv) -> PackagedRuntimeEnv:
+        """Return the environment with archive ids instead of local paths."""
+        modules = [self.py_modules[m].sha256 if isinstance(m, Path) else m for m in env.py_modules]
+        uploaded = env.working_dir if isinstance(env.working_dir, str) else None
+        return PackagedRuntimeEnv(
+            env_vars=env.env_vars,
+            working_dir=self.working_dir.sha256 if self.working_dir else uploaded,
+            py_modules=tuple(modules),
+            pip=env.pip,
+        )
+
+
+class _CodeBundlePickles(NamedTuple):
+    function: bytes
+    objects: dict[str, bytes]
+    packages: frozenset[str]
+    """Packages that must be installed to load the pickles."""
+    module_digests: dict[str, str]
+    """Digests of the user's code in the pickles, by module."""
+
+    @classmethod
+    def create(
+        cls, fn: Callable[..., Any], config: Any, objects: Mapping[str, Any], *, code: _CodeArchives
+    ) -> Self:
+        own = project_modules()
+        # Modules in an archive are importable on the machines; the others are pickled by value.
+        by_value = [
+            m for m in own if not any(archive.contains_module(m) for archive in code.archives())
+        ]
+        call = {function_name(fn): fn, "train_loop_config": config}
+        function = pickle_object((fn, config), labeled_parts=call, by_value_modules=by_value)
+        others = {
+            name: pickle_object(value, labeled_parts={name: value}, by_value_modules=by_value)
+            for name, value in objects.items()
+        }
+        required = function.packages.union(*(other.packages for other in others.values()))
+        uploaded = {module.__name__.partition(".")[0] for module in own}
+        return cls(
+            function=function.body,
+            objects={name: other.body for name, other in others.items()},
+            packages=required - uploaded,
+            module_digests=_digest_modules([function, *others.values()]),
+        )
+
+
+def _digest_modules(pickles: Iterable[PickledObject]) -> dict[str, str]:
+    fingerprints: dict[str, set[str]] = {}
+    for pickled in pickles:
+        for module, definitions in pickled.user_code.items():
+            fingerprints.setdefault(module, set()).update(definitions)
+    return {module: combine_fingerprints(parts) for module, parts in sorted(fingerprints.items())}
+
+
+def _create_if_absent(store: Store, key: str, body: bytes) -> None:
+    try:
+        store.create(key, body)
+    except AlreadyExistsError:
+        return  # the key is the content's hash, hence the same content is stored already
+    except TransientStoreError:
+        # The outcome of the create is unknown. A second write would store the same content.
+        store.put(key, body)
+
+
+def _sha256(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()

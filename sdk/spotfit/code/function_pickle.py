@@ -1,0 +1,319 @@
+"""Pickling of functions and the objects that they reference, and loading of the pickles.
+
+Code that the machines cannot import is pickled by value: `__main__`, closures, lambdas and modules
+of the user's project. Everything else is pickled by name and must be installed on the machines;
+`version_check` compares the versions.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pickle
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from spotfit.code.fingerprint import fingerprint_definition
+from spotfit.code.pickle_diagnosis import UnpicklablePart, find_unpicklable_part, largest_parts
+from spotfit.core.errors import ConfigError, ShippingError
+from spotfit.core.units import format_bytes
+from spotfit.security.run_key import RunKey
+
+# Every worker loads a copy of the pickle. Larger ones usually contain data by accident.
+WARN_PICKLE_BYTES = 16 * 2**20
+MAX_PICKLE_BYTES = 512 * 2**20
+
+_OWN_PACKAGES = {"spotfit", "spotfit_provisioners", "spotfit_localsim"}
+_SITE_PACKAGES = ("/site-packages/", "/dist-packages/")
+# cloudpickle's registry of by-value modules is global to the process.
+_registry_lock = threading.RLock()
+
+
+class PickledObject(NamedTuple):
+    """A pickle and its dependencies."""
+
+    body: bytes
+    packages: frozenset[str]
+    """Top-level packages that must be importable to load the pickle."""
+    user_code: Mapping[str, frozenset[str]]
+    """Fingerprints of the functions and classes that are pickled by value, by module."""
+
+
+def takes_config(fn: Callable[..., Any]) -> bool:
+    """Return whether the function is called as `fn(config)` rather than `fn()`.
+
+    True if it has one required positional parameter, or `*args`. Parameters with a default are
+    ignored. Raises `ConfigError` for more required parameters, `ShippingError` for an object that
+    is not callable.
+    """
+    required = [p for p in _parameters(fn) if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    by_name_only = [p.name for p in required if p.kind is p.KEYWORD_ONLY]
+    if len(required) > 1 or by_name_only:
+        raise ConfigError(
+            f"{function_name(fn)} should take in 0 or 1 required arguments, by position, but it "
+            f"requires {len(required)}: {', '.join(p.name for p in required)}.",
+            do="Accept one dictionary and pass it as train_loop_config; bind other arguments with "
+            "functools.partial.",
+        )
+    return bool(required)
+
+
+def function_name(fn: Any) -> str:
+    """Return the name of the function for messages."""
+    fn = getattr(fn, "func", fn)  # a partial has the name of the function that it wraps
+    return getattr(fn, "__name__", None) or type(fn).__name__
+
+
+def pickle_object(
+    value: Any, *, labeled_parts: Mapping[str, Any], by_value_modules: Iterable[ModuleType]
+) -> PickledObject:
+    """Pickle `value`, with `by_value_modules` by value; `labeled_parts` names its parts for errors.
+
+    Raises `ShippingError` naming the path to a part that cannot be pickled, or the largest parts
+    if the pickle exceeds `MAX_PICKLE_BYTES`.
+    """
+    with _register_by_value(by_value_modules) as own:
+        body, references = _dump(value, labeled_parts)
+        if len(body) > WARN_PICKLE_BYTES:
+            _check_size(labeled_parts, len(body))
+    user_modules = own | {"__main__"}
+    imported = {_top_level_name(name) for name in references.modules_by_name if name}
+    packages = frozenset(imported - user_modules - _OWN_PACKAGES) - sys.stdlib_module_names
+    code = {
+        name: frozenset(definitions)
+        for name, definitions in references.definitions_by_module.items()
+        if _top_level_name(name) in user_modules
+    }
+    return PickledObject(body, packages, code)
+
+
+def project_modules(*, roots: Iterable[str] | None = None) -> tuple[ModuleType, ...]:
+    """Return the loaded modules of the user's project.
+
+    Their files are below the script's directory or the working directory (or below `roots`), and
+    are neither installed packages nor part of Python or of spotfit.
+    """
+    prefixes = tuple(root.rstrip("/") + "/" for root in (roots or _project_roots()))
+    # Plain strings instead of Path: thousands of modules are compared.
+    python = os.path.dirname(os.__file__) + "/"  # noqa: PTH120
+    loaded: dict[str, Any] = dict(sys.modules)  # libraries may insert objects that are no modules
+    return tuple(
+        module
+        for name, module in loaded.items()
+        if isinstance(module, ModuleType)
+        and isinstance(file := module.__dict__.get("__file__"), str)
+        and file.startswith(prefixes)
+        and not file.startswith(python)
+        and not any(mark in file for mark in _SITE_PACKAGES)
+        and _top_level_name(name) not in _OWN_PACKAGES | {"__main__"}
+    )
+
+
+def load_sealed_pickle(envelope: bytes, key: RunKey, *, purpose: str) -> Any:
+    """Decrypt, authenticate and load an object that was sealed for `purpose`.
+
+    Raises `IntegrityError` before anything is unpickled, and `ShippingError` if loading fails.
+    """
+    return unpickle(key.open(envelope, purpose=purpose), description=purpose)
+
+
+def unpickle(body: bytes, *, description: str) -> Any:
+    """Load a pickle of authenticated bytes. Raises `ShippingError` if it cannot be loaded."""
+    try:
+        return pickle.loads(body)  # noqa: S301 - authenticated by the caller
+    except ModuleNotFoundError as missing:
+        raise _missing_module_error(missing, description) from missing
+    except Exception as error:
+        raise ShippingError(
+            f"The {description} could not be loaded here: {type(error).__name__}: {error}",
+            do="Compare the package versions here and where fit() was called. If an object needs a "
+            "device that is missing here, move its tensors to the CPU before fit().",
+            retryable=not isinstance(error, _DETERMINISTIC_ERRORS),
+        ) from error
+
+
+_DETERMINISTIC_ERRORS = (ImportError, AttributeError, SyntaxError, pickle.UnpicklingError)
+"""Errors that a pickle raises on every machine. Others may depend on the machine, for example an
+OSError of a module that opens a file when it is imported."""
+
+
+def _parameters(fn: Any) -> list[inspect.Parameter]:
+    if not callable(fn):
+        raise ShippingError(
+            f"The training function must be callable, but {fn!r} is a {type(fn).__name__}.",
+            do="Pass the function itself: train_loop_per_worker=my_function.",
+        )
+    try:
+        return list(inspect.signature(fn).parameters.values())
+    except ValueError as error:
+        raise ShippingError(
+            f"{function_name(fn)} has no signature, so its arguments are unknown.",
+            do="Wrap it in a Python function: def train_loop(config): ...",
+        ) from error
+
+
+class _PickleReferences:
+    """Modules that a pickle references by name, and definitions that it contains by value."""
+
+    def __init__(self) -> None:
+        self.modules_by_name: set[str] = set()
+        self.definitions_by_module: dict[str, set[str]] = {}
+
+    def add(self, value: Any, *, by_name: bool) -> None:
+        module = value.__name__ if isinstance(value, ModuleType) else value.__module__ or ""
+        if by_name or isinstance(value, ModuleType):
+            self.modules_by_name.add(module)
+        if not by_name and isinstance(value, (type, FunctionType, ModuleType)):
+            self.definitions_by_module.setdefault(module, set()).add(fingerprint_definition(value))
+
+
+class _RecordingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Records what is pickled by name and what by value."""
+
+    def __init__(self, sink: Any) -> None:
+        super().__init__(sink)
+        self.references = _PickleReferences()
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, _RECORDED_TYPES):
+            # cloudpickle returns NotImplemented for objects that it leaves to pickle by name.
+            self.references.add(obj, by_name=reduced is NotImplemented)
+        return reduced
+
+
+_RECORDED_TYPES = (type, FunctionType, BuiltinFunctionType, ModuleType)
+
+
+class _SizeCounter:
+    """A write target that only counts bytes."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+
+    def write(self, chunk: Any) -> int:
+        size = memoryview(chunk).nbytes
+        self.size_bytes += size
+        return size
+
+
+class _BufferSink(_SizeCounter):
+    """A write target that also collects the chunks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chunks: list[bytes] = []
+
+    def write(self, chunk: Any) -> int:
+        self.chunks.append(bytes(chunk))
+        return super().write(chunk)
+
+
+def _dump(value: Any, labeled_parts: Mapping[str, Any]) -> tuple[bytes, _PickleReferences]:
+    sink = _BufferSink()
+    pickler = _RecordingPickler(sink)
+    try:
+        pickler.dump(value)
+    except Exception as error:
+        raise _unpicklable_error(labeled_parts, error) from error
+    return b"".join(sink.chunks), pickler.references
+
+
+def _unpicklable_error(labeled_parts: Mapping[str, Any], error: Exception) -> ShippingError:
+    suspects = (
+        find_unpicklable_part(part, name, _pickle_error) for name, part in labeled_parts.items()
+    )
+    found = next(filter(None, suspects), None) or UnpicklablePart(
+        tuple(labeled_parts), labeled_parts, error
+    )
+    return ShippingError(
+        f"{found}\n  Reason: {found.error}",
+        do="Create the object inside the training function, or pass the values that it is created "
+        "from (a path, a name) in train_loop_config. If it belongs to a module of your project, "
+        "pass that module's directory as worker_runtime_env={'working_dir': ...}, so that the "
+        "machines import it.",
+        path=found.path,
+    )
+
+
+def _pickle_error(value: Any) -> Exception | None:
+    try:
+        cloudpickle.Pickler(_SizeCounter()).dump(value)
+    except Exception as error:  # noqa: BLE001 - the user's own __reduce__ may raise anything
+        return error
+    return None
+
+
+def _check_size(labeled_parts: Mapping[str, Any], size_bytes: int) -> None:
+    large = [
+        f"{name} -> {label} ({format_bytes(part_bytes)})"
+        for name, part in labeled_parts.items()
+        for label, part_bytes in largest_parts(part, _pickled_size)
+        if part_bytes > WARN_PICKLE_BYTES / 16
+    ]
+    names = ", ".join(labeled_parts)
+    summary = f"{names}: {format_bytes(size_bytes)} pickled; largest parts: {', '.join(large)}."
+    remedy = (
+        "Load large data inside the training function, from storage that every machine can read."
+    )
+    if size_bytes > MAX_PICKLE_BYTES:
+        raise ShippingError(
+            f"{summary} The limit is {format_bytes(MAX_PICKLE_BYTES)}.",
+            do=remedy,
+            size_bytes=size_bytes,
+        )
+    warnings.warn(f"{summary} Every worker loads a copy. {remedy}", stacklevel=2)
+
+
+def _pickled_size(value: Any) -> int:
+    counter = _SizeCounter()
+    with suppress(Exception):  # a part that cannot be pickled separately counts up to the error
+        cloudpickle.Pickler(counter).dump(value)
+    return counter.size_bytes
+
+
+@contextmanager
+def _register_by_value(modules: Iterable[ModuleType]) -> Iterator[set[str]]:
+    """Pickle `modules` by value inside the context; yield their top-level names."""
+    with _registry_lock:
+        known = cloudpickle.list_registry_pickle_by_value()
+        names = {module.__name__ for module in modules} - known
+        new = {name: sys.modules[name] for name in names if name in sys.modules}
+        for module in new.values():
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            yield {_top_level_name(name) for name in known.union(new)}
+        finally:
+            for module in new.values():
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+def _project_roots() -> set[str]:
+    roots = set()
+    with suppress(FileNotFoundError):  # the working directory may have been removed
+        roots.add(os.getcwd())  # noqa: PTH109 - compared with strings
+    if script := getattr(sys.modules.get("__main__"), "__file__", None):
+        roots |= {os.path.dirname(os.path.abspath(script))}  # noqa: PTH100, PTH120 - as above
+    return roots
+
+
+def _missing_module_error(missing: ModuleNotFoundError, description: str) -> ShippingError:
+    top = _top_level_name(missing.name or "")
+    return ShippingError(
+        f"The {description} could not be loaded here: the module {missing.name!r} is missing.",
+        do=f"If {top!r} is a package, add it to worker_runtime_env={{'pip': [...]}} or to the "
+        "machines' image; if it is part of your project, pass worker_runtime_env="
+        "{'working_dir': ...} or {'py_modules': [...]}.",
+        module=missing.name,
+    )
+
+
+def _top_level_name(module_name: str) -> str:
+    return module_name.partition(".")[0]

@@ -1,0 +1,307 @@
+"""Parsing and validation of `worker_runtime_env`.
+
+`RuntimeEnv` has local paths of the caller; `PackagedRuntimeEnv` has the ids of uploaded archives.
+All invalid values are reported together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NewType, Self
+
+import msgspec
+
+from spotfit.core.errors import ConfigError, ConfigErrors, SpotfitError
+from spotfit.core.input_checks import did_you_mean
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+ArchiveId = NewType("ArchiveId", str)
+"""The SHA-256 of an archive that is stored in the run's store already."""
+
+CodeSource = Path | ArchiveId
+
+_ARCHIVE_ID = re.compile(r"sha256:([0-9a-f]{64})")
+# pip options that select package indexes and are valid in a requirements file. Options that name
+# local files are rejected: the files do not exist on the machines.
+_INDEX_OPTIONS = (
+    "--index-url",
+    "--extra-index-url",
+    "--find-links",
+    "--no-index",
+    "--pre",
+    "--prefer-binary",
+    "--only-binary",
+    "--no-binary",
+    "--trusted-host",
+    "-i ",
+    "-f ",
+)
+
+
+class RuntimeEnv(msgspec.Struct, frozen=True):
+    """The parsed `worker_runtime_env`, with paths of the caller's machine."""
+
+    env_vars: dict[str, str] = {}
+    working_dir: CodeSource | None = None
+    py_modules: tuple[CodeSource, ...] = ()
+    pip: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any] | None) -> Self:
+        """Parse a `worker_runtime_env` dictionary. Raises `ConfigError`.
+
+        `working_dir` and `py_modules` are local paths, or 'sha256:…' of stored archives; `pip` is
+        a list of requirements or the path of a requirements file. A requirement without an exact
+        version is pinned to the installed version if that satisfies it, so that machines that join
+        later install the same version as the first ones.
+        """
+        errors: list[SpotfitError] = []
+        fields: dict[str, Any] = {}
+        for key, value in (options or {}).items():
+            try:
+                fields[key] = _parser_for(key)(value)
+            except ConfigErrors as group:
+                errors += group.errors
+            except ConfigError as error:
+                errors.append(error)
+        _raise_errors(errors)
+        return cls(**fields)
+
+    def pip_distributions(self) -> frozenset[str]:
+        """Return the canonical names of the distributions in `pip`."""
+        return _distribution_names(self.pip)
+
+
+class PackagedRuntimeEnv(msgspec.Struct, frozen=True):
+    """A `RuntimeEnv` whose local code was uploaded to the run's store. Nodes prepare it."""
+
+    env_vars: dict[str, str] = {}
+    working_dir: str | None = None
+    """Id of the archive that becomes the working directory and is importable."""
+    py_modules: tuple[str, ...] = ()
+    """Ids of the archives of importable modules."""
+    pip: tuple[str, ...] = ()
+
+    @property
+    def pip_digest(self) -> str:
+        """A digest of the requirements, independent of their order."""
+        return hashlib.sha256("\n".join(sorted(self.pip)).encode()).hexdigest()
+
+    def pip_distributions(self) -> frozenset[str]:
+        """Return the canonical names of the distributions in `pip`."""
+        return _distribution_names(self.pip)
+
+
+def _parser_for(key: str) -> Callable[[Any], Any]:
+    if key not in _PARSERS:
+        raise ConfigError(
+            f"worker_runtime_env has no key {key!r}. {did_you_mean(str(key), _PARSERS)}",
+            do="List files to exclude from working_dir in a .spotfitignore."
+            if key == "excludes"  # Ray's name for the same purpose
+            else "Correct or remove the key.",
+        )
+    return _PARSERS[key]
+
+
+def _parse_env_vars(value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise _wrong_type_error("env_vars", value, "a dictionary of strings")
+    errors = [_variable_error(name, text) for name, text in value.items()]
+    _raise_errors(error for error in errors if error is not None)
+    return dict(value)
+
+
+def _variable_error(name: Any, text: Any) -> ConfigError | None:
+    if not isinstance(name, str) or not name or set(name) & {"=", "\0"}:
+        return ConfigError(f"env_vars: {name!r} is not a valid name of an environment variable.")
+    if not isinstance(text, str) or "\0" in text:
+        return ConfigError(
+            f"env_vars[{name!r}] must be a string, not {text!r}.", do=f"Write {str(text)!r}."
+        )
+    return None
+
+
+def _parse_working_dir(value: Any) -> CodeSource:
+    code = _parse_code_source("working_dir", value)
+    if isinstance(code, Path) and not code.is_dir():
+        raise _missing_path_error("working_dir", code, "directory")
+    return code
+
+
+def _parse_py_modules(value: Any) -> tuple[CodeSource, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise _wrong_type_error("py_modules", value, "a list of paths or modules")
+    return _parse_each(value, _parse_py_module)
+
+
+def _parse_py_module(value: Any) -> CodeSource:
+    code = (
+        _module_path(value)
+        if isinstance(value, ModuleType)
+        else _parse_code_source("py_modules", value)
+    )
+    if not isinstance(code, Path):
+        return code
+    if not code.exists():
+        raise _missing_path_error("py_modules", code, "package directory or .py file")
+    importable = code.is_dir() or code.suffix == ".py"
+    if not importable or not Path(os.path.abspath(code)).stem.isidentifier():  # noqa: PTH100
+        raise ConfigError(
+            f"py_modules: {str(code)!r} is not importable under its name.",
+            do="Pass the package's directory (the one with __init__.py) or a .py file.",
+        )
+    return code
+
+
+def _module_path(module: ModuleType) -> Path:
+    """Return the file of the module, or its directory if it is a package."""
+    for path in [*getattr(module, "__path__", ()), module.__dict__.get("__file__")]:
+        if path:
+            return Path(path)
+    raise ConfigError(
+        f"py_modules: the module {module.__name__!r} has no files: it is built in, or was created "
+        "at run time.",
+        do="Remove it from py_modules.",
+    )
+
+
+def _parse_pip(value: Any) -> tuple[str, ...]:
+    if isinstance(value, (str, os.PathLike)):
+        path = Path(value).expanduser()
+        if not path.is_file():
+            raise _missing_path_error(
+                "pip", path, "requirements file (one requirement goes into a list)"
+            )
+        value = _split_requirements(path.read_text(encoding="utf-8"))
+    if not isinstance(value, (list, tuple)):
+        raise _wrong_type_error(
+            "pip", value, "a list of requirements or the path of a requirements file"
+        )
+    return _parse_each(value, _parse_pip_line)
+
+
+def _split_requirements(text: str) -> list[str]:
+    """Split a requirements file into lines; join continuation lines and remove comments."""
+    lines = (re.sub(r"(^|\s)#.*", "", line) for line in text.replace("\\\n", " ").splitlines())
+    return [line.strip() for line in lines if line.strip()]
+
+
+def _parse_pip_line(line: Any) -> str:
+    if not isinstance(line, str):
+        raise _wrong_type_error("each item of pip", line, "a string such as 'einops==0.8.0'")
+    if line.startswith(_INDEX_OPTIONS):
+        return line
+    if line.startswith(("-", ".", "/")):
+        raise ConfigError(
+            f"pip: {line!r} refers to a local file, which does not exist on the machines.",
+            do="List the requirements themselves, and pass your own code as py_modules.",
+        )
+    return _pin_version(line)
+
+
+def _pin_version(line: str) -> str:
+    """Pin a requirement to the installed version, unless it is exact or does not allow that."""
+    requirement = _parse_requirement(line)
+    if requirement.url or any(s.operator in {"==", "==="} for s in requirement.specifier):
+        return line
+    installed = _installed_version(requirement.name)
+    if installed is None or not requirement.specifier.contains(installed, prereleases=True):
+        return line
+    name, _, marker = str(requirement).partition(";")
+    name = name.removesuffix(str(requirement.specifier)).strip()
+    return f"{name}=={installed}" + (f" ;{marker}" if marker else "")
+
+
+def _installed_version(name: str) -> str | None:
+    """Return the installed release, or None. Development versions are in no package index."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        version = Version(metadata.version(name))
+    except (metadata.PackageNotFoundError, InvalidVersion):
+        return None
+    return None if version.is_devrelease else version.public
+
+
+def _distribution_names(pip: Iterable[str]) -> frozenset[str]:
+    lines = [line for line in pip if not line.startswith("-")]
+    return frozenset(_canonical_name(_parse_requirement(line).name) for line in lines)
+
+
+def _parse_requirement(line: str) -> Requirement:
+    # Imported lazily: the import costs 40 ms, and most runs install no packages.
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        return Requirement(line.partition(" --")[0])
+    except InvalidRequirement as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"pip: {line!r} is not a valid requirement: {reason}",
+            do="Write a requirement specifier as in a requirements file: 'einops>=0.8'.",
+        ) from error
+
+
+def _canonical_name(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _parse_code_source(what: str, value: Any) -> CodeSource:
+    if not isinstance(value, (str, os.PathLike)):
+        raise _wrong_type_error(what, value, "a path")
+    text = os.fspath(value)
+    if match := _ARCHIVE_ID.fullmatch(str(text)):
+        return ArchiveId(match[1])
+    return Path(str(text)).expanduser()
+
+
+def _parse_each(values: Iterable[Any], parse: Callable[[Any], Any]) -> tuple[Any, ...]:
+    parsed, errors = [], []
+    for value in values:
+        try:
+            parsed.append(parse(value))
+        except ConfigError as error:
+            errors.append(error)
+    _raise_errors(errors)
+    return tuple(parsed)
+
+
+def _wrong_type_error(what: str, value: Any, expected: str) -> ConfigError:
+    return ConfigError(f"{what} must be {expected}, not {value!r}.", do=f"Pass {expected}.")
+
+
+def _missing_path_error(what: str, path: Path, kind: str) -> ConfigError:
+    try:
+        cwd = str(Path.cwd())
+    except FileNotFoundError:
+        cwd = "a working directory that was removed"
+    return ConfigError(
+        f"{what}: the {kind} {str(path)!r} does not exist (relative to {cwd}).",
+        do="Correct the path, or pass an absolute path.",
+    )
+
+
+def _raise_errors(errors: Iterable[SpotfitError]) -> None:
+    match list(errors):
+        case []:
+            return
+        case [error]:
+            raise error
+        case several:
+            raise ConfigErrors(several)
+
+
+_PARSERS: Mapping[str, Callable[[Any], Any]] = {
+    "env_vars": _parse_env_vars,
+    "working_dir": _parse_working_dir,
+    "py_modules": _parse_py_modules,
+    "pip": _parse_pip,
+}

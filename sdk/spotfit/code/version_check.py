@@ -1,0 +1,157 @@
+"""Comparison of the caller's Python and package versions with those of the machines.
+
+`predict_mismatches` runs before a machine is rented, from what its image is known to contain;
+`compare_environments` runs on the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Iterable
+from importlib import metadata
+
+import msgspec
+
+from spotfit.core.errors import EnvironmentMismatchError
+from spotfit.model.group import Software
+
+_ALWAYS_COMPARED = ("cloudpickle", "numpy", "spotfit", "torch")
+
+_DISTRIBUTION_NAMES = {
+    "PIL": "pillow",
+    "attr": "attrs",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python",
+    "dateutil": "python-dateutil",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+"""Packages whose distribution has another name. Reading the metadata of all takes 100 ms."""
+
+
+class SoftwareEnvironment(msgspec.Struct, frozen=True):
+    """The interpreter and package versions of one machine, on which loading a pickle depends."""
+
+    python: str
+    implementation: str
+    platform: str
+    packages: dict[str, str] = {}
+    """Versions by distribution, for the queried distributions that are installed."""
+    required_packages: tuple[str, ...] = ()
+    """Distributions in `packages` without which the code bundle cannot be loaded."""
+
+
+def local_environment(packages: Iterable[str] = ()) -> SoftwareEnvironment:
+    """Return the Python version and the installed versions of `packages` (import names).
+
+    Reads package metadata and imports none of the packages.
+    """
+    required = {distribution_name(package) for package in packages}
+    return _describe_environment(required.union(_ALWAYS_COMPARED), required)
+
+
+def distribution_name(package: str) -> str:
+    """Return the name of the distribution that provides the top-level package."""
+    return _DISTRIBUTION_NAMES.get(package, package).replace("_", "-").lower()
+
+
+def compare_environments(
+    source: SoftwareEnvironment, target: SoftwareEnvironment, *, to_install: Collection[str] = ()
+) -> list[EnvironmentMismatchError]:
+    """Return the differences that prevent loading a `source` code bundle on `target`.
+
+    Different platforms and minor package versions are compatible. Distributions `to_install` are
+    not compared, because they are installed on the target before loading.
+    """
+    compared = sorted(source.packages.keys() - set(to_install))
+    mismatches = [
+        _python_mismatch(source, target),
+        *(_package_mismatch(name, source, target) for name in compared),
+    ]
+    return [mismatch for mismatch in mismatches if mismatch is not None]
+
+
+def predict_mismatches(
+    target: Software, *, to_install: Collection[str] = ()
+) -> list[EnvironmentMismatchError]:
+    """Return the known differences between this environment and machines that run `target`.
+
+    Versions that `target` leaves open are not compared; the machines compare them later.
+    """
+    source = _describe_environment(target.packages)
+    declared = SoftwareEnvironment(
+        python=target.python or source.python,
+        implementation=target.implementation if target.python else source.implementation,
+        platform=source.platform,
+        packages=target.packages,
+    )
+    return compare_environments(source, declared, to_install=to_install)
+
+
+def _describe_environment(
+    distributions: Iterable[str], required: Collection[str] = ()
+) -> SoftwareEnvironment:
+    versions = {name: _installed_version(name) for name in sorted(distributions)}
+    installed = {name: version for name, version in versions.items() if version}
+    return SoftwareEnvironment(
+        python=".".join(map(str, sys.version_info[:3])),
+        implementation=sys.implementation.name,
+        platform=f"{sys.platform}-{os.uname().machine}",
+        packages=installed,
+        required_packages=tuple(sorted(installed.keys() & set(required))),
+    )
+
+
+def _installed_version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _python_mismatch(
+    source: SoftwareEnvironment, target: SoftwareEnvironment
+) -> EnvironmentMismatchError | None:
+    # Functions are pickled as bytecode, which changes with every minor version of Python.
+    here, there = (f"{e.implementation} {_version_prefix(e.python, 2)}" for e in (source, target))
+    if here == there:
+        return None
+    return EnvironmentMismatchError(
+        f"fit() was called from {source.implementation} {source.python}, but the machines run "
+        f"{target.implementation} {target.python}. Functions are pickled as bytecode, which needs "
+        "the same minor version.",
+        do=f"Choose machines or an image with {here}, or call fit() from {there}.",
+        here=source.python,
+        there=target.python,
+    )
+
+
+def _package_mismatch(
+    name: str, source: SoftwareEnvironment, target: SoftwareEnvironment
+) -> EnvironmentMismatchError | None:
+    here, there = source.packages[name], target.packages.get(name)
+    if there is None and name not in source.required_packages:
+        return None
+    if there is not None and _compatible_version(name, here) == _compatible_version(name, there):
+        return None
+    return EnvironmentMismatchError(
+        f"{name} is {here} where fit() was called and {there or 'not installed'} on the machines.",
+        # Without the local version ('+cpu'), which package indexes do not have.
+        do=f"Add {name}=={here.partition('+')[0]} to worker_runtime_env={{'pip': [...]}}, or use "
+        "an image that contains it.",
+        package=name,
+        here=here,
+        there=there,
+    )
+
+
+def _compatible_version(name: str, version: str) -> str:
+    """Return the part of a version that has to be equal for pickles to be compatible."""
+    # spotfit's protocols may change between its own minor versions; others break major ones only.
+    return _version_prefix(version, 2 if name == "spotfit" else 1)
+
+
+def _version_prefix(version: str, count: int) -> str:
+    return ".".join(version.split(".")[:count])

@@ -1,0 +1,130 @@
+"""Slow calls (bucket, cloud APIs) for an event loop that must not block.
+
+A call is identified by name and polled: `run(name, job)` starts it, or returns its result once it
+is done. `SynchronousCalls` executes calls at once, `ThreadedCalls` in threads, and `RetryingCalls`
+repeats failed ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from spotfit.host import log
+
+# The first retry follows quickly, because most bucket errors are transient. The maximum is short: a
+# run without its bucket makes no decisions, and one request every 2 s does not load a recovering
+# store.
+_MIN_RETRY_DELAY_S = 0.1
+_MAX_RETRY_DELAY_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundResult:
+    """The value that a call returned, or the exception it raised."""
+
+    value: Any = None
+    error: Exception | None = None
+
+
+class BackgroundCalls(Protocol):
+    """Runs calls by name; at most one call of a name is in flight."""
+
+    def run(self, name: str, job: Callable[[], Any]) -> BackgroundResult | None:
+        """Return the result of the call with that name once, or None while it is in flight.
+
+        Starts `job` if no call of that name is in flight or waiting to be collected.
+        """
+        ...
+
+    def send(self, name: str, job: Callable[[], Any]) -> None:
+        """Start `job` unless a call of that name is in flight; its result is discarded."""
+        ...
+
+
+class SynchronousCalls:
+    """Executes every call at once: for simulations, and for callers that may block."""
+
+    def run(self, name: str, job: Callable[[], Any]) -> BackgroundResult | None:
+        return _run_call(job)
+
+    def send(self, name: str, job: Callable[[], Any]) -> None:
+        _run_call(job)
+
+
+class ThreadedCalls:
+    """Executes calls in threads, and calls `wake` (from a thread) when one is done."""
+
+    def __init__(self, wake: Callable[[], None], threads: int = 4) -> None:
+        self._wake = wake
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="spotfit-background-call")
+        # A separate thread for leases: behind slow cloud calls, they would be renewed too late.
+        self._send_pool = ThreadPoolExecutor(1, thread_name_prefix="spotfit-background-send")
+        self._in_flight: dict[str, Future[BackgroundResult]] = {}
+
+    def run(self, name: str, job: Callable[[], Any]) -> BackgroundResult | None:
+        if name not in self._in_flight:
+            self._in_flight[name] = self._start(job, self._pool)
+            return None
+        if not self._in_flight[name].done():
+            return None
+        return self._in_flight.pop(name).result()
+
+    def send(self, name: str, job: Callable[[], Any]) -> None:
+        future = self._in_flight.get(name)
+        if future is None or future.done():
+            self._in_flight[name] = self._start(job, self._send_pool)
+
+    def close(self) -> None:
+        """Start no further calls; calls in flight finish in the background."""
+        for pool in (self._pool, self._send_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _start(self, job: Callable[[], Any], pool: ThreadPoolExecutor) -> Future[BackgroundResult]:
+        future = pool.submit(_run_call, job)
+        # Callbacks run after the result is set, so the woken loop finds it.
+        future.add_done_callback(lambda _: self._wake())
+        return future
+
+
+class RetryingCalls:
+    """Repeats calls with exponential backoff until they succeed."""
+
+    def __init__(self, background_calls: BackgroundCalls) -> None:
+        self._background_calls = background_calls
+        self._failures: dict[str, int] = {}
+        self._retry_at: dict[str, float] = {}
+
+    def run(self, name: str, job: Callable[[], Any], now: float) -> BackgroundResult | None:
+        """Return the result of the call with that name once it has succeeded, else None."""
+        if now < self._retry_at.get(name, now):
+            return None
+        result = self._background_calls.run(name, job)
+        if result is None:
+            return None
+        if result.error is not None:
+            failures = self._failures.get(name, 0)
+            # Logged once per series of failures.
+            if failures == 0:
+                log.warning("background_call.failed", call=name, reason=str(result.error))
+            self._failures[name] = failures + 1
+            self._retry_at[name] = now + retry_delay_s(failures)
+            return None
+        self._failures.pop(name, None)
+        self._retry_at.pop(name, None)
+        return result
+
+
+def retry_delay_s(failures: int) -> float:
+    """Delay before the next retry after `failures` previous consecutive failures."""
+    # The exponent is limited so that 2.0**failures cannot overflow.
+    return min(_MAX_RETRY_DELAY_S, _MIN_RETRY_DELAY_S * 2.0 ** min(failures, 10))
+
+
+def _run_call(job: Callable[[], Any]) -> BackgroundResult:
+    try:
+        return BackgroundResult(job())
+    except Exception as error:  # noqa: BLE001  # passed on to the caller as a result
+        return BackgroundResult(error=error)

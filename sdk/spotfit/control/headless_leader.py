@@ -1,0 +1,175 @@
+"""The leader in a process without a node of its own: the client that called `fit()`, or a sweep.
+
+A headless leader has no round coordinator and sees no agents. It requests the first machines of a
+run, replaces them if all are lost, and releases machines that a finished run has left. While an
+agent is the leader, it only monitors that agent's lease and, through the backend, the machines.
+
+    state       | event                                          | next
+    ------------|------------------------------------------------|------------
+    monitoring  | a claim is due (`policy.election`), and won    | leading
+    leading     | another process is elected                     | monitoring
+    any         | fit ended and all machines are released        | done
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from spotfit.control.journal_writer import JournalWriter
+from spotfit.control.reconciler import Reconciler
+from spotfit.core.clock import Clock
+from spotfit.model.events import LeaderElected
+from spotfit.model.leader_state import LeaderState
+from spotfit.model.view import View
+from spotfit.policy.election import LeaderObservation, after_lease_read, leadership_claim
+
+# Interval of reading the leader's lease: less than `election._MAX_READ_GAP_S`, so that no gap in
+# the observation counts as an unreachable bucket.
+_LEASE_POLL_S = 1.0
+
+
+class HeadlessLeader:
+    """A state machine driven by `tick(now)`; see the table in the module docstring.
+
+    It may call the bucket synchronously: no agent is connected to it that would have to wait.
+    """
+
+    def __init__(self, journal_writer: JournalWriter, reconciler: Reconciler, now: float) -> None:
+        self._journal_writer = journal_writer
+        self._ledger = ledger = journal_writer.ledger
+        self._reconciler = reconciler
+        self._state = LeaderState(
+            agent_id=ledger.agent_id, is_headless=True, leading_since=now, phase_changed_at=now
+        )
+        self._observation = LeaderObservation(lease_changed_at=now)
+        self._lease_counter = b""
+        self._observed_leader: str | None = None
+        self._next_renewal_at = now
+        self._next_poll_at = now
+        self._end_handled = False
+
+    @property
+    def view(self) -> View:
+        """The current view of the run."""
+        return self._journal_writer.view
+
+    def tick(self, now: float) -> float | None:
+        """Read the journal, claim the leadership if it is due, and act while leading.
+
+        Returns when to be called again, or None once nothing is left to do. Raises `StoreError`.
+        """
+        self._journal_writer.request_read()
+        self._journal_writer.advance(now)
+        view = self._journal_writer.view
+        # The run's first entry is not written yet.
+        if view.spec is None:
+            return now + _LEASE_POLL_S
+        if view.fit_end is not None and not self._end_handled:
+            self._end_handled = True
+            # Restart the lease timeout: the leader gets time to release its machines itself.
+            self._state = replace(self._state, phase_changed_at=now)
+            self._observation = LeaderObservation(lease_changed_at=now)
+        if view.fit_end is not None and all(group.is_closed for group in view.groups.values()):
+            return None
+        if not view.is_leader(self._ledger.agent_id):
+            return self._monitor_leader(view, now)
+        return self._reconcile(view, now)
+
+    def _monitor_leader(self, view: View, now: float) -> float | None:
+        leader = view.leader.leader if view.leader else None
+        # After an election the observation is of the previous leader, so read the lease at once.
+        if leader != self._observed_leader or now >= self._next_poll_at:
+            self._next_poll_at = now + _LEASE_POLL_S
+            self._check_lease(view, now)
+            self._check_machines(view, now)
+        claim = leadership_claim(view, self._ledger.agent_id, self._observation, headless=True)
+        if claim is None or not claim.is_due(now):
+            if claim is not None and now < claim.not_before:
+                return min(claim.not_before, self._next_poll_at)
+            return self._next_poll_at
+        if not self._journal_writer.is_settled:
+            return self._journal_writer.wake_at
+        elected = LeaderElected(
+            leader=self._ledger.agent_id,
+            epoch=view.epoch + 1,
+            coordinator_address=None,
+            reason=claim.reason,
+        )
+        self._journal_writer.write(elected, now)
+        after = self._journal_writer.view
+        return self._reconcile(after, now) if after.is_leader(self._ledger.agent_id) else now
+
+    def _check_lease(self, view: View, now: float) -> None:
+        leader = view.leader.leader if view.leader else None
+        if leader != self._observed_leader:
+            self._observed_leader, self._lease_counter = leader, b""
+            self._observation = LeaderObservation(lease_changed_at=now)
+            self._next_poll_at = now
+        if leader is None:
+            return
+        lease = self._ledger.read_lease(leader)
+        has_changed = lease != self._lease_counter
+        observation = LeaderObservation(lease_changed_at=now) if has_changed else self._observation
+        self._observation = after_lease_read(observation, now, has_changed=has_changed)
+        self._lease_counter = lease
+
+    def _check_machines(self, view: View, now: float) -> None:
+        """Detect that the leading agent is gone because all machines are, faster than by its
+        lease."""
+        assert view.spec is not None
+        if (
+            view.fit_end is not None
+            or view.leader is None
+            or view.leader.coordinator_address is None
+        ):
+            return
+        self._reconciler.observe(now, every_s=view.spec.timing.observe_interval_s)
+        if self._observation.vanished_at is None and self._reconciler.all_groups_terminated:
+            self._observation = replace(self._observation, vanished_at=now)
+
+    def _reconcile(self, view: View, now: float) -> float | None:
+        assert view.spec is not None
+        # Renew first: the calls below may block for longer than a lease interval.
+        if now >= self._next_renewal_at:
+            self._next_renewal_at = now + view.spec.timing.lease_interval_s
+            self._ledger.renew_lease()
+        self._reconciler.observe(now, every_s=view.spec.timing.observe_interval_s)
+        # An action is valid only for the view it was decided from, so decide again after each one.
+        must_repeat, until = True, now
+        while (
+            must_repeat
+            and self._journal_writer.is_settled
+            and self._journal_writer.view.is_leader(self._ledger.agent_id)
+        ):
+            self._state = replace(
+                self._state,
+                group_statuses=self._reconciler.group_statuses,
+                status_as_of=self._reconciler.status_as_of,
+                granted_at=self._reconciler.granted_at,
+                refused_at=self._reconciler.refused_at,
+                validator_refused_at=self._reconciler.validator_refused_at,
+            )
+            must_repeat, wait = self._reconciler.reconcile(self._state, now)
+            until = wait.until
+        if self._reconciler.is_idle:
+            return None
+        if not self._journal_writer.is_settled:
+            until = self._journal_writer.wake_at
+        return max(
+            now, min(until, self._next_renewal_at, now + view.spec.timing.journal_poll_interval_s)
+        )
+
+
+def sweep(leader: HeadlessLeader, clock: Clock, *, duration_s: float) -> View:
+    """Supervise a run for `duration_s`, for example from a scheduled job.
+
+    Returns early once the run has ended and all machines are released. Detecting a dead leader
+    takes `RunTiming.lease_timeout_s`; with a shorter duration, the leadership is never claimed.
+    """
+    deadline = clock.now() + duration_s
+    while (now := clock.now()) < deadline:
+        wake = leader.tick(now)
+        if wake is None:
+            break
+        clock.wait(max(0.0, min(wake, deadline) - now))
+    return leader.view

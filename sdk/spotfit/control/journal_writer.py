@@ -1,0 +1,196 @@
+"""Non-blocking access to the journal: reads and writes through background calls.
+
+While the bucket hangs, the caller's event loop keeps running; it only makes no decisions until the
+outcome of its last entry is known (docs/decisions/0023).
+
+    state of an entry    | event                               | next
+    ---------------------|-------------------------------------|--------------------------------------
+    pending              | create started                      | in flight
+    in flight            | created                             | appended, folded without a read
+    in flight            | slot is taken (by it or another)    | reading
+    in flight            | error or timeout                    | pending; offered again unchanged
+    reading              | the slot's entry was read           | appended, or another entry won
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from spotfit.control.background_calls import BackgroundCalls, BackgroundResult, retry_delay_s
+from spotfit.core.errors import AlreadyExistsError, StoreError
+from spotfit.ledger.journal import JournalPage
+from spotfit.ledger.run import Ledger
+from spotfit.model.events import JournalEvent
+from spotfit.model.view import View
+
+_NEVER = float("inf")
+
+
+@dataclass(slots=True)
+class _PendingEntry:
+    """An entry whose outcome is not known yet."""
+
+    slot: int
+    body: bytes
+    in_flight: bool = False
+    slot_taken: bool = False
+    """Whether the store reported that the slot is taken; reading it shows by which entry."""
+
+
+class JournalWriter:
+    """Reads and writes the journal of one run for one process.
+
+    An entry is offered again, byte for byte, until it is known which entry has its slot. A request
+    that timed out may be executed late: it then finds the slot taken and has no effect.
+    """
+
+    def __init__(self, ledger: Ledger, background_calls: BackgroundCalls) -> None:
+        self.ledger = ledger
+        self._background_calls = background_calls
+        self._pending: _PendingEntry | None = None
+        self._has_read_to_end = False
+        self._read_requested = True
+        self._read_in_flight = False
+        self._highest_known_slot = -1
+        """The highest slot of which an entry was received."""
+        self._failures = 0
+        self._retry_at = -_NEVER
+        self._store_error: StoreError | None = None
+        self.last_read_at = -_NEVER
+        """When the journal was last read to its end."""
+
+    @property
+    def view(self) -> View:
+        """The current view of the run."""
+        return self.ledger.view
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether decisions may be made from `view`: the journal was read, no entry of this process
+        has an unknown outcome, and no later entry is known to exist."""
+        return (
+            self._has_read_to_end
+            and self._pending is None
+            and self._highest_known_slot < self.view.next_slot
+        )
+
+    @property
+    def wake_at(self) -> float:
+        """When `advance` must be called again, unless a background call wakes the caller
+        earlier."""
+        must_offer = self._pending is not None and not (
+            self._pending.in_flight or self._pending.slot_taken
+        )
+        must_read = self._must_read and not self._read_in_flight
+        return self._retry_at if must_offer or must_read else _NEVER
+
+    def request_read(self) -> None:
+        """Request a read of the journal that starts after this call."""
+        self._read_requested = True
+
+    def apply_entry(self, slot: int, body: bytes) -> None:
+        """Fold a copy of an entry received from another process. Raises `JournalError`."""
+        self._highest_known_slot = max(self._highest_known_slot, slot)
+        self.ledger.apply_entry(slot, body)
+
+    def write(self, event: JournalEvent, now: float) -> None:
+        """Offer an entry that was decided from `view`; its outcome is known once `is_settled`
+        again.
+
+        Requires `is_settled`. Errors of the store are raised by `advance`, not here.
+        """
+        assert self.is_settled, "the outcome of the previous entry is not known yet"
+        # Encoded once: a repeated offer must be byte for byte the same entry.
+        self._pending = _PendingEntry(self.view.next_slot, self.ledger.encode_entry(event))
+        self._advance(now)
+
+    def advance(self, now: float) -> None:
+        """Process the results of background calls and start those that are due.
+
+        Raises the `StoreError` of a failed call once; the call is retried after a delay. Raises
+        `JournalError` if an entry cannot be decoded.
+        """
+        self._advance(now)
+        error, self._store_error = self._store_error, None
+        if error is not None:
+            raise error
+
+    def _advance(self, now: float) -> None:
+        if self._pending is not None:
+            self._retry_pending(self._pending, now)
+        # A page need not reach the end of the journal, so continue while results are available.
+        while self._read_in_flight or (self._must_read and now >= self._retry_at):
+            if not self._read(now):
+                return
+
+    def _retry_pending(self, pending: _PendingEntry, now: float) -> None:
+        if pending.slot < self.view.next_slot:
+            # The slot's entry was received from another process or by a read.
+            self._pending = None
+        elif pending.in_flight or not (pending.slot_taken or now < self._retry_at):
+            create = partial(self.ledger.create_entry, pending.slot, pending.body)
+            result = self._background_calls.run(f"append {pending.slot}", create)
+            pending.in_flight = result is None
+            if result is not None:
+                self._on_create_result(pending, result, now)
+
+    def _on_create_result(
+        self, pending: _PendingEntry, result: BackgroundResult, now: float
+    ) -> None:
+        match result.error:
+            case None:
+                # The slot holds exactly these bytes, so they are folded without reading them back.
+                self._failures = 0
+                self.ledger.apply_entry(pending.slot, pending.body)
+                self._pending = None
+            case AlreadyExistsError():
+                # Possibly taken by this very entry, if the answer to an earlier request was lost.
+                self._failures = 0
+                self._retry_at = now
+                pending.slot_taken = True
+            case error:
+                self._record_failure(error, now)
+
+    def _read(self, now: float) -> bool:
+        """Start a read or process its result; return whether to continue with another read."""
+        if not self._read_in_flight:
+            self._read_in_flight, self._read_requested = True, False
+        read = partial(self.ledger.read, self.view.next_slot)
+        result = self._background_calls.run("read", read)
+        if result is None:
+            return False
+        self._read_in_flight = False
+        if result.error is not None:
+            self._read_requested = True
+            self._record_failure(result.error, now)
+            return False
+        self._apply_page(result.value, now)
+        return True
+
+    def _apply_page(self, page: JournalPage, now: float) -> None:
+        if not self.ledger.apply_page(page):
+            self._read_requested = True
+            return
+        self._has_read_to_end, self.last_read_at, self._failures = True, now, 0
+        if self._pending is not None and self._pending.slot < self.view.next_slot:
+            self._pending = None
+        if self._must_read and not self._read_requested:
+            # The store reported an entry but does not return it yet (eventual consistency).
+            self._back_off(now)
+
+    def _record_failure(self, error: Exception, now: float) -> None:
+        if not isinstance(error, StoreError):
+            raise error
+        self._store_error = error
+        self._back_off(now)
+
+    def _back_off(self, now: float) -> None:
+        self._retry_at = now + retry_delay_s(self._failures)
+        self._failures += 1
+
+    @property
+    def _must_read(self) -> bool:
+        is_behind = self._highest_known_slot >= self.view.next_slot
+        is_slot_taken = self._pending is not None and self._pending.slot_taken
+        return self._read_requested or is_behind or is_slot_taken

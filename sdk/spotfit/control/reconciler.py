@@ -1,0 +1,271 @@
+"""The reconciler: observes the provisioner and executes one decision of the scheduler at a time.
+
+Machines are requested in three steps, so that a new leader can complete a request and no machine is
+paid twice (docs/decisions/0006): `GroupPlanned` is appended with a new token, the provisioner's
+`submit` (idempotent on the token) is called, and `GroupSubmitted` or `GroupRefused` is appended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import assert_never
+
+from spotfit.control.background_calls import BackgroundCalls, BackgroundResult
+from spotfit.control.journal_writer import JournalWriter
+from spotfit.core.errors import ProvisionError, SpotfitError
+from spotfit.core.ids import Token
+from spotfit.host import log
+from spotfit.model.events import (
+    GroupPlanned,
+    GroupRefused,
+    GroupsReleased,
+    GroupSubmitted,
+    JournalEvent,
+    NodeLost,
+)
+from spotfit.model.group import GroupHandle, GroupRequest, GroupStatus, NodeState
+from spotfit.model.leader_state import LeaderState
+from spotfit.policy.actions import (
+    AppendEvent,
+    Idle,
+    ReleaseGroups,
+    RequestMachines,
+    SubmitGroup,
+    Wait,
+)
+from spotfit.policy.scheduler import next_action
+from spotfit.provision.api import Provisioner, Refusal
+from spotfit.provision.launch import AgentLaunchSpec
+
+# A finished background call wakes the leader (`ThreadedCalls`); polling is a safety net.
+_PENDING_CALL_POLL_S = 0.05
+
+# Backoff of `submit` calls with an unknown outcome, such as timeouts of a cloud API.
+_MIN_RETRY_DELAY_S = 0.1
+_MAX_RETRY_DELAY_S = 30.0
+
+# Delay before failed cancel calls are repeated.
+_RELEASE_RETRY_S = 2.0
+
+# Wait of an idle reconciler. Nothing changes any more; the caller normally exits before.
+_IDLE_WAIT_S = 3600.0
+
+
+class Reconciler:
+    """Executes the leader's actions for one run.
+
+    It may be lost at any time: everything that a new leader needs is in the journal.
+    """
+
+    def __init__(
+        self,
+        journal_writer: JournalWriter,
+        provisioner: Provisioner,
+        launch: AgentLaunchSpec,
+        background_calls: BackgroundCalls,
+        new_token: Callable[[], str],
+    ) -> None:
+        self._journal_writer = journal_writer
+        self._provisioner = provisioner
+        self._launch = launch
+        self._background_calls = background_calls
+        self._new_token = new_token
+        self._observed_at: float | None = None
+        self._observation_started_at = float("-inf")
+        self._unobserved: tuple[Token, ...] = ()
+        """Groups whose `observe` calls of the current interval are in flight."""
+        # The following attributes are copied to the `LeaderState` fields of the same names.
+        self.group_statuses: dict[Token, GroupStatus] = {}
+        self.status_as_of: dict[Token, float] = {}
+        self.granted_at: dict[Token, float] = {}
+        self.refused_at: float | None = None
+        self.validator_refused_at: float | None = None
+        self._cancelled_groups: set[Token] = set()
+        self.is_idle = False
+        self._submit_tries: dict[Token, int] = {}
+        self._retry_at: dict[Token, float] = {}
+
+    def reconcile(self, state: LeaderState, now: float) -> tuple[bool, Wait]:
+        """Decide and execute one action. Requires that the journal writer `is_settled`.
+
+        Returns True if the journal was written, so that the caller decides again as soon as the
+        writer is settled; otherwise False and how long to wait.
+        """
+        action = next_action(self._journal_writer.view, state, now)
+        match action:
+            case Wait():
+                return False, action
+            case Idle(reason=reason):
+                self.is_idle = True
+                return False, Wait(now + _IDLE_WAIT_S, reason)
+            case AppendEvent(event=event):
+                # A machine that failed to boot delays the next request like a refusal.
+                if isinstance(event, NodeLost) and event.agent is None:
+                    self._record_refusal(event.token, now)
+                self._journal_writer.write(event, now)
+                return True, _no_wait(now)
+            case RequestMachines():
+                self._plan_group(action, now)
+                return True, _no_wait(now)
+            case SubmitGroup(token=token):
+                return self._submit_group(token, now)
+            case ReleaseGroups(token=token, other_tokens=others):
+                return self._release_groups((token, *others), now)
+        assert_never(action)
+
+    def observe(self, now: float, *, every_s: float) -> None:
+        """Query the status of every group that is granted and not released, every `every_s`."""
+        held = self._held_groups()
+        # A new interval starts only after all calls of the last one were answered: a slow backend
+        # must not accumulate calls.
+        if not self._unobserved:
+            if self._observed_at is not None and now - self._observed_at < every_s:
+                return
+            self._observed_at = self._observation_started_at = now
+            self._unobserved = tuple(held)
+        self._unobserved = tuple(
+            token
+            for token in self._unobserved
+            if token in held and not self._observe_group(token, held, now)
+        )
+
+    @property
+    def all_groups_terminated(self) -> bool:
+        """Whether there are groups, and the backend reports all their machines as terminated."""
+        if any(group.is_pending for group in self._journal_writer.view.groups.values()):
+            return False
+        statuses = [self.group_statuses.get(token) for token in self._held_groups()]
+        return bool(statuses) and all(status and status.is_terminated for status in statuses)
+
+    def _held_groups(self) -> dict[Token, GroupHandle]:
+        """The handles of groups that are granted and not released."""
+        return {
+            token: group.handle
+            for token, group in self._journal_writer.view.groups.items()
+            if group.handle is not None and not group.is_released
+        }
+
+    def _observe_group(self, token: Token, held: Mapping[Token, GroupHandle], now: float) -> bool:
+        """Return whether the backend has answered. A failed call is repeated next interval."""
+        observe = partial(self._provisioner.observe, held[token])
+        result = self._background_calls.run(f"observe {token}", observe)
+        if result is not None and result.error is None:
+            self._record_status(token, result.value, now)
+        return result is not None
+
+    def _record_status(self, token: Token, status: GroupStatus, now: float) -> None:
+        # Certain only for the time before the call, less the backend's own delay.
+        as_of = self._observation_started_at - self._provisioner.traits.status_lag_s
+        self.status_as_of = {**self.status_as_of, token: as_of}
+        previous = self.group_statuses.get(token)
+        if status.refusal and (previous is None or previous.refusal != status.refusal):
+            log.warning("group.waiting", token=token, reason=status.refusal)
+        if previous != status:
+            self.group_statuses = {**self.group_statuses, token: status}
+        if token not in self.granted_at and any(n.state == NodeState.RUNNING for n in status.nodes):
+            self.granted_at = {**self.granted_at, token: now}
+
+    def observe_soon(self) -> None:
+        """Query the backend at the next `observe` call, without waiting for its interval."""
+        self._observed_at = None
+
+    def _record_refusal(self, token: Token, now: float) -> None:
+        if self._journal_writer.view.groups[token].role == "validate":
+            self.validator_refused_at = now
+        else:
+            self.refused_at = now
+
+    def _plan_group(self, machine_request: RequestMachines, now: float) -> None:
+        spec = self._journal_writer.view.spec
+        assert spec is not None
+        resources = spec.resources_per_worker
+        if machine_request.role == "validate" and spec.validation is not None:
+            resources = spec.validation.resources
+        request = GroupRequest(
+            token=Token(self._new_token()),
+            num_workers=machine_request.num_workers,
+            total_workers=1 if machine_request.role == "validate" else spec.max_workers,
+            resources_per_worker=resources,
+            run_url=self._launch.run_url,
+            run_name=spec.name,
+            role=machine_request.role,
+        )
+        planned = GroupPlanned(
+            request=request, plan=self._provisioner.plan(request), reason=machine_request.reason
+        )
+        self._journal_writer.write(planned, now)
+
+    def _submit_group(self, token: Token, now: float) -> tuple[bool, Wait]:
+        retry_at = self._retry_at.get(token, now)
+        if now < retry_at:
+            return False, Wait(retry_at, "the request failed and will be retried")
+        plan = self._journal_writer.view.groups[token].plan
+        result = self._background_calls.run(
+            f"submit {token}", lambda: self._provisioner.submit(plan, self._launch)
+        )
+        if result is None:
+            reason = f"requesting {plan.num_nodes} machines"
+            return False, Wait(now + _PENDING_CALL_POLL_S, reason)
+        if result.error is not None and not isinstance(result.error, ProvisionError):
+            return self._schedule_resubmit(token, result.error, now)
+        self._journal_writer.write(self._submit_event(token, result, now), now)
+        self.observe_soon()
+        return True, _no_wait(now)
+
+    def _schedule_resubmit(self, token: Token, error: Exception, now: float) -> tuple[bool, Wait]:
+        # Whether the cloud has executed the request is unknown. It is repeated with the same token:
+        # a new one could launch, and cost, the machines twice.
+        tries = self._submit_tries[token] = self._submit_tries.get(token, 0) + 1
+        delay_s = min(_MAX_RETRY_DELAY_S, _MIN_RETRY_DELAY_S * 2.0 ** min(tries, 10))
+        retry_at = self._retry_at[token] = now + delay_s
+        log.warning("submit.retrying", token=token, tries=tries, reason=_format_error(error))
+        return False, Wait(retry_at, f"retrying the request: {_format_error(error)}")
+
+    def _submit_event(self, token: Token, result: BackgroundResult, now: float) -> JournalEvent:
+        """A `ProvisionError` (missing permission, no quota) is final; a refusal may be
+        temporary."""
+        if result.error is not None:
+            return GroupRefused(token=token, reason=_format_error(result.error), is_final=True)
+        if isinstance(result.value, Refusal):
+            self._record_refusal(token, now)
+            return GroupRefused(
+                token=token, reason=result.value.reason, is_final=result.value.is_final
+            )
+        return GroupSubmitted(token=token, handle=result.value)
+
+    def _release_groups(self, tokens: tuple[Token, ...], now: float) -> tuple[bool, Wait]:
+        """Cancel the groups concurrently and append one entry for all that were cancelled."""
+        in_flight: list[Token] = []
+        failure = ""
+        for token in tokens:
+            handle = self._journal_writer.view.groups[token].handle
+            if token in self._cancelled_groups or handle is None:
+                continue
+            result = self._background_calls.run(
+                f"release {token}", partial(self._provisioner.cancel, handle)
+            )
+            if result is None:
+                in_flight.append(token)
+            elif result.error is not None:
+                failure = f"releasing {token} failed: {_format_error(result.error)}"
+            else:
+                self._cancelled_groups.add(token)
+        if in_flight:
+            reason = f"releasing {len(in_flight)} groups of machines"
+            return False, Wait(now + _PENDING_CALL_POLL_S, reason)
+        released = [token for token in tokens if token in self._cancelled_groups]
+        if not released:
+            return False, Wait(now + _RELEASE_RETRY_S, failure)
+        self._journal_writer.write(
+            GroupsReleased(token=released[0], other_tokens=tuple(released[1:])), now
+        )
+        return True, _no_wait(now)
+
+
+def _no_wait(now: float) -> Wait:
+    return Wait(now, "the journal was written")
+
+
+def _format_error(error: Exception) -> str:
+    return str(error) if isinstance(error, SpotfitError) else f"{type(error).__name__}: {error}"

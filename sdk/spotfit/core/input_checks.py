@@ -1,0 +1,106 @@
+"""Validation of user input, shared by all packages.
+
+`ErrorCollector` reports all invalid values of one call together. `did_you_mean` suggests the
+nearest valid name. `reject_deprecated_arguments` refuses arguments of Ray Train that have no
+equivalent. `parse_log_level` accepts the level names of the `logging` module.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from spotfit.core.errors import ConfigError, ConfigErrors, SpotfitError
+
+
+class ErrorCollector:
+    """Runs checks and collects the errors they raise."""
+
+    def __init__(self) -> None:
+        self._errors: list[SpotfitError] = []
+
+    def add(self, error: SpotfitError) -> None:
+        """Record `error`. A `ConfigErrors` is split into its individual errors."""
+        self._errors += error.errors if isinstance(error, ConfigErrors) else [error]
+
+    def check(self, check: Callable[[], Any]) -> Any:
+        """Return the result of `check`, or None after recording the `SpotfitError` it raised."""
+        try:
+            return check()
+        except SpotfitError as error:
+            self.add(error)
+            return None
+
+    @property
+    def errors(self) -> tuple[SpotfitError, ...]:
+        """All recorded errors, in order."""
+        return tuple(self._errors)
+
+    def raise_all(self) -> None:
+        """Raise the single recorded error, or `ConfigErrors` with all; return if there is none."""
+        if len(self._errors) == 1:
+            raise self._errors[0]
+        if self._errors:
+            raise ConfigErrors(self._errors)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a hint with the most similar known name and all known names.
+
+    Returns '' if `known` is empty.
+    """
+    names = sorted(known)
+    if not names:
+        return ""
+    near = difflib.get_close_matches(word, names, n=1)
+    hint = f"Did you mean {near[0]!r}? " if near else ""
+    return f"{hint}Known: {', '.join(names)}."
+
+
+DEPRECATED: Any = "DEPRECATED"
+"""Default value of removed arguments, where None is a valid value (the same sentinel as Ray's)."""
+
+
+def reject_deprecated_arguments(
+    owner: str,
+    arguments: Mapping[str, Any],
+    *,
+    replacements: Mapping[str, str],
+    unset: Any = DEPRECATED,
+) -> None:
+    """Raise one `DeprecationWarning` that names every passed argument and its replacement.
+
+    Arguments whose value is `unset` count as not passed. Ray raises the same exception type.
+    """
+    passed = [name for name, value in arguments.items() if not _is_unset(value, unset)]
+    if passed:
+        names = ", ".join(f"{name}=..." for name in passed)
+        remedies = "; ".join(f"{name}: {replacements[name]}" for name in passed)
+        raise DeprecationWarning(f"{owner}({names}) is no longer supported. {remedies}.")
+
+
+def _is_unset(value: Any, unset: Any) -> bool:
+    # Only strings are compared with ==: arrays and tensors return arrays from `==`.
+    return value is unset or (isinstance(value, str) and value == unset)
+
+
+LOG_LEVELS = {
+    "NOTSET": 0,
+    "DEBUG": 10,
+    "INFO": 20,
+    "WARN": 30,
+    "WARNING": 30,
+    "ERROR": 40,
+    "FATAL": 50,
+    "CRITICAL": 50,
+}
+"""Level names and numbers of the `logging` module, which `core` does not import."""
+
+
+def parse_log_level(name: Any) -> str:
+    """Return the level name in upper case. Raises `ConfigError` for an unknown name."""
+    level = name.upper() if isinstance(name, str) else repr(name)
+    if level not in LOG_LEVELS:
+        raise ConfigError(f"Invalid log_level {name!r}.", do=did_you_mean(level, LOG_LEVELS))
+    return level

@@ -1,0 +1,21 @@
+"""`python -m spotfit.fork_server <socket fd> <parent pid> <kind>`: a child in a new interpreter."""
+
+from __future__ import annotations
+
+import sys
+
+from spotfit.fork_server import child_setup
+from spotfit.host import log
+
+
+def main(argv: list[str]) -> None:
+    """Prepare this process as the fork server prepares its children, then run the child."""
+    log.use_default_handler()
+    socket_fd, parent_pid, kind = int(argv[0]), int(argv[1]), argv[2]
+    child_setup.isolate_process(parent_pid)
+    child_setup.enable_line_buffering()
+    child_setup.run_child(kind, socket_fd)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,278 @@
+"""The agent's handle of one user process: a socket, two output pipes, its pid and its exit status.
+
+| state     | event                                        | next                                  |
+|-----------|----------------------------------------------|---------------------------------------|
+| created   | `on_started(pid)`                            | running                               |
+| created   | `discard()`                                  | finished, without `on_exit`           |
+| created   | `on_reaped(status)`: could not be started    | draining                              |
+| running   | `on_reaped(status)`, or found to be a zombie | draining                              |
+| draining  | socket and pipes at end of file, or timeout  | finished, `on_exit(reason, is_clean)` |
+
+`kill()` is valid in every state; in "created" it takes effect with `on_started`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from functools import partial
+
+from spotfit.core.errors import IntegrityError
+from spotfit.host import log, process
+from spotfit.host.event_loop import READ, WRITE, EventLoop
+from spotfit.protocol.framing import FrameReader, encode_frame
+
+_CHUNK_BYTES = 256 * 1024
+_MAX_LINE_BYTES = 64 * 1024  # progress bars print for minutes without a newline
+# A process closes its socket some milliseconds before it is a zombie; longer than half a second
+# means that its parent has reaped it, or that it has closed the socket but keeps running.
+_EXIT_POLL_S = 0.02
+_EXIT_POLLS = 25
+# A grandchild in a session of its own survives the kill of the group and keeps the pipes open.
+_OUTPUT_DRAIN_TIMEOUT_S = 1.0
+# A worker that does not read for this long is stuck; the agent's memory must stay bounded.
+_SEND_BUFFER_LIMIT_BYTES = 64 * 2**20
+
+
+class ChildProcess:
+    """A user process.
+
+    Args:
+        on_messages: Called with the frames that the process has sent.
+        on_line: Called with "out" or "err" and a line of output.
+        on_exit: Called once, after all frames and lines, with the exit in words ("exited with code
+            1") and whether the exit code is 0.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        *,
+        on_messages: Callable[[list[bytes]], None],
+        on_line: Callable[[str, str], None],
+        on_exit: Callable[[str, bool], None],
+    ) -> None:
+        self._loop = loop
+        self._on_messages, self._on_line, self._on_exit = on_messages, on_line, on_exit
+        self.pid: int | None = None
+        self.was_killed = False
+        """Whether the process was alive when `kill` was called."""
+        self._status: int | None = None
+        self._exit_reason = ""
+        self.is_kill_requested = False
+        self._is_finished = False
+        self._reader = FrameReader()
+        self._send_buffer = bytearray()
+        self._socket: socket.socket | None
+        self._socket, self._child_socket = socket.socketpair()
+        self._socket.settimeout(0)
+        self._streams: dict[int, tuple[str, bytearray]] = {}
+        self._child_pipes = (self._open_stream("out"), self._open_stream("err"))
+        loop.register(self._socket, READ, self._on_socket_ready)
+
+    @property
+    def descriptors(self) -> tuple[int, int, int]:
+        """The child's ends: its socket, standard output and standard error."""
+        return (self._child_socket.fileno(), *self._child_pipes)
+
+    def send(self, body: bytes) -> None:
+        """Send one frame; dropped if the process has closed its socket."""
+        if self._socket is not None:
+            self._send_buffer += encode_frame(body)
+            self._flush_send_buffer()
+
+    def on_started(self, pid: int) -> None:
+        """Record that the process runs as leader of its process group."""
+        self.pid = pid
+        self._close_child_ends()
+        if self.is_kill_requested:
+            self.was_killed = True
+            process.kill_group(pid)
+
+    def kill(self, *, as_failure: bool = False) -> None:
+        """Kill the process and its group, now or as soon as it is started.
+
+        With `as_failure` the exit counts as the process's own failure, not as ordered by the agent.
+        """
+        self.is_kill_requested = True
+        if self._status is None and not as_failure:
+            self.was_killed = self.was_killed or self._is_alive
+        if self.pid is not None and self._status is None:
+            process.kill_group(self.pid)
+
+    @property
+    def _is_alive(self) -> bool:
+        # A process that is not started yet counts: the kill will be what ends it.
+        return self.pid is None or (
+            process.exists(self.pid) and process.zombie_wait_status(self.pid) is None
+        )
+
+    def discard(self) -> None:
+        """Close everything of a process that was never started; `on_exit` is not called."""
+        self._is_finished = True
+        self._close_child_ends()
+        self._close_socket()
+        for descriptor in list(self._streams):
+            self._close_stream(descriptor)
+
+    def on_reaped(self, status: int, *, reason: str = "") -> None:
+        """Record the wait status, and read the remaining output, at most for a second.
+
+        `reason` replaces the description of the status in `on_exit`.
+        """
+        if self._status is not None:
+            return
+        self._status, self._exit_reason = status, reason
+        if self.pid is not None:
+            process.kill_group(self.pid)  # its children must not outlive it
+        else:
+            self._close_child_ends()
+        self._drain_output()
+        self._loop.call_later(_OUTPUT_DRAIN_TIMEOUT_S, self._finish)
+        self._finish_if_drained()
+
+    def _close_child_ends(self) -> None:
+        self._child_socket.close()
+        for descriptor in self._child_pipes:
+            os.close(descriptor)
+
+    # --- socket ------------------------------------------------------------------------------
+
+    def _on_socket_ready(self, mask: int) -> None:
+        if mask & WRITE:
+            self._flush_send_buffer()
+        if mask & READ:
+            self._read_socket()
+
+    def _read_socket(self) -> None:
+        # One chunk per event: the loop serves other descriptors before the next.
+        if self._socket is None:
+            return
+        try:
+            received = self._socket.recv(_CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            received = b""
+        if not received:
+            self._close_socket()
+            return
+        try:
+            if frames := self._reader.feed(received):
+                self._on_messages(frames)
+        except IntegrityError as error:
+            log.error("worker.protocol_error", pid=self.pid, reason=error.message)
+            self.kill(as_failure=True)
+            self._close_socket()
+
+    def _flush_send_buffer(self) -> None:
+        if self._socket is None:
+            return
+        try:
+            while self._send_buffer:
+                sent = self._socket.send(memoryview(self._send_buffer)[:_CHUNK_BYTES])
+                del self._send_buffer[:sent]
+        except BlockingIOError:
+            if len(self._send_buffer) > _SEND_BUFFER_LIMIT_BYTES:
+                log.error(
+                    "worker.send_buffer_full", pid=self.pid, unsent_bytes=len(self._send_buffer)
+                )
+                self.kill(as_failure=True)
+        except OSError:
+            # The process is gone. The socket stays open: its last frames are still unread.
+            self._send_buffer.clear()
+        self._loop.register(
+            self._socket, READ | (WRITE if self._send_buffer else 0), self._on_socket_ready
+        )
+
+    def _close_socket(self) -> None:
+        if self._socket is not None:
+            self._loop.unregister(self._socket)
+            self._socket.close()
+            self._socket = None
+            self._poll_exit(_EXIT_POLLS)
+            self._finish_if_drained()
+
+    def _poll_exit(self, polls: int) -> None:
+        """Look for the exit status in /proc after the process has closed its socket.
+
+        The fork server would report it, but may be busy with an import for seconds.
+        """
+        if self._status is not None or self.pid is None:
+            return
+        status = process.zombie_wait_status(self.pid)
+        if status is None and polls <= 0 and not process.exists(self.pid):
+            status = signal.SIGKILL  # reaped by a parent that did not report: assume a kill
+        if status is not None:
+            self.on_reaped(status)
+        else:
+            self._loop.call_later(_EXIT_POLL_S, partial(self._poll_exit, polls - 1))
+
+    # --- output ------------------------------------------------------------------------------
+
+    def _open_stream(self, name: str) -> int:
+        """Create a pipe; return the child's end."""
+        read_end, write_end = os.pipe()
+        os.set_blocking(read_end, False)
+        self._streams[read_end] = (name, bytearray())
+        self._loop.register(read_end, READ, partial(self._on_stream, read_end))
+        return write_end
+
+    def _on_stream(self, descriptor: int, _mask: int) -> None:
+        self._read_stream(descriptor)
+
+    def _read_stream(self, descriptor: int) -> bool:
+        """Pass complete lines to `on_line`; return whether there was something to read."""
+        try:
+            received = os.read(descriptor, _CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        name, partial_line = self._streams[descriptor]
+        partial_line += received
+        *lines, remainder = partial_line.split(b"\n")
+        if not received or len(remainder) > _MAX_LINE_BYTES:
+            lines, remainder = [*lines, *([remainder] if remainder else [])], bytearray()
+        for line in lines:
+            self._on_line(name, line.decode(errors="replace"))
+        partial_line[:] = remainder
+        if not received:
+            self._close_stream(descriptor)
+        return bool(received)
+
+    def _close_stream(self, descriptor: int) -> None:
+        self._loop.unregister(descriptor)
+        os.close(descriptor)
+        del self._streams[descriptor]
+        self._finish_if_drained()
+
+    # --- exit --------------------------------------------------------------------------------
+
+    def _drain_output(self) -> None:
+        """Read what the process had written before its exit."""
+        while self._socket is not None:
+            before = self._reader.received_bytes
+            self._read_socket()
+            if self._socket is None or self._reader.received_bytes == before:
+                break
+        for descriptor in list(self._streams):
+            while self._read_stream(descriptor):
+                continue
+
+    def _finish_if_drained(self) -> None:
+        if self._status is not None and self._socket is None and not self._streams:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._is_finished or self._status is None:
+            return
+        self._is_finished = True
+        self._close_socket()
+        for descriptor in list(self._streams):
+            name, partial_line = self._streams[descriptor]
+            if partial_line:
+                self._on_line(name, partial_line.decode(errors="replace"))
+            self._close_stream(descriptor)
+        description, is_clean = process.describe_exit(self._status)
+        self._on_exit(self._exit_reason or description, is_clean)

@@ -1,0 +1,218 @@
+"""The agent's side of fork servers: a client of one, and a pool that outlives a run."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from spotfit.core.codec import decoder, encode
+from spotfit.core.ids import RunId, Token
+from spotfit.host import env, log, process
+from spotfit.protocol.agent_fork_server import (
+    ChildForked,
+    ChildKind,
+    ForkChild,
+    ForkServerFullyWarm,
+    ForkServerReady,
+    ForkUnsafe,
+    FromForkServer,
+)
+from spotfit.provision.launch import AgentAssignment, AgentLaunchSpec
+
+_message_decoder: msgspec.json.Decoder[FromForkServer] = decoder(FromForkServer)  # type: ignore[arg-type]
+_PACKET_BYTES = 64 * 1024
+# A run may use two: one before and one after its environment variables are known.
+_MAX_SERVERS = 2
+# Variables that configure the agent itself: the user's code must not see or inherit them.
+_LAUNCH_VARIABLES = AgentLaunchSpec("", RunId(""), "").environment_for(Token(""), 0, 0)
+_AGENT_SETTINGS = (env.NOTICE_FILE, env.SCRATCH_DIR, env.HOST, env.PORT, env.STORAGE_KEYS)
+_AGENT_VARIABLES = {*_LAUNCH_VARIABLES, *(setting.name for setting in _AGENT_SETTINGS)}
+# Imports that kill the server twice will do so again: children are spawned instead.
+_MAX_FAILED_STARTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeKey:
+    """What a fork server's imports depend on; workers with different keys cannot share one."""
+
+    framework: str
+    python: str = sys.executable
+    variables: tuple[tuple[str, str], ...] = ()
+    """Environment variables that must be set before the first import, sorted by name."""
+
+    @classmethod
+    def of(cls, framework: str, python: str, variables: dict[str, str]) -> RuntimeKey:
+        return cls(framework, python, tuple(sorted(variables.items())))
+
+    def environment(self) -> dict[str, str]:
+        """Return the agent's environment without its own settings, updated with `variables`."""
+        inherited = env.copy_environment().items()
+        return {k: v for k, v in inherited if k not in _AGENT_VARIABLES} | dict(self.variables)
+
+
+def build_worker_environment(slots: int, run_variables: dict[str, str]) -> dict[str, str]:
+    """Return the variables to set for the workers of a node with that many worker slots."""
+    # As torchrun does: several workers that each start a thread per core slow each other down.
+    limit_threads = slots > 1 and env.lookup("OMP_NUM_THREADS") is None
+    keys = env.read(env.STORAGE_KEYS)  # the credentials of this run's bucket only
+    return {
+        **({"OMP_NUM_THREADS": "1"} if limit_threads else {}),
+        **({env.STORAGE_KEYS.name: keys} if keys else {}),
+        **run_variables,
+    }
+
+
+class ForkServerClient:
+    """A fork server process, and the socket to it.
+
+    Raises `OSError` if the process cannot be started.
+    """
+
+    def __init__(self, runtime_key: RuntimeKey) -> None:
+        self.runtime_key = runtime_key
+        self.is_ready = False
+        self.is_fully_warm = False
+        """Whether it has also imported the modules of a worker's first steps."""
+        self.has_forked = False
+        """Whether it has ever forked a child."""
+        self.fork_unsafe_reason: str | None = None
+        self._is_closed = False
+        self.control, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control.settimeout(0)
+        self._last_serial = 0
+        with server_end:
+            try:
+                self._process = _start_process(runtime_key, server_end.fileno())
+            except OSError:
+                self.control.close()
+                raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._is_closed and self._process.poll() is None
+
+    def fork(self, kind: ChildKind, descriptors: Sequence[int]) -> int:
+        """Request a child with that socket, stdout and stderr; return the request id.
+
+        `read_messages` returns the outcome. Raises `OSError` if the fork server is dead.
+        """
+        self._last_serial += 1
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+        self.control.sendmsg([encode(ForkChild(request_id=self._last_serial, kind=kind))], rights)
+        return self._last_serial
+
+    def read_messages(self) -> list[FromForkServer] | None:
+        """Return the messages since the last call; None once the fork server has ended."""
+        messages: list[FromForkServer] = []
+        while True:
+            try:
+                packet = self.control.recv(_PACKET_BYTES)
+            except BlockingIOError:
+                return messages
+            except OSError:
+                packet = b""
+            if not packet:
+                self._is_closed = True
+                return messages or None
+            message = _message_decoder.decode(packet)
+            self.is_ready = self.is_ready or isinstance(message, ForkServerReady)
+            self.is_fully_warm = self.is_fully_warm or isinstance(message, ForkServerFullyWarm)
+            self.has_forked = self.has_forked or isinstance(message, ChildForked)
+            if isinstance(message, ForkUnsafe):
+                self.fork_unsafe_reason = message.reason
+            messages.append(message)
+
+    def kill(self) -> None:
+        """End the fork server and all its children."""
+        with contextlib.suppress(OSError):
+            # At the end of its socket the server kills its children's groups, then exits.
+            self.control.shutdown(socket.SHUT_RDWR)
+        try:
+            self._process.wait(timeout=0.2)
+        except subprocess.TimeoutExpired:
+            process.kill(self.pid)
+            self._process.wait()
+        self.control.close()
+
+
+def _start_process(runtime_key: RuntimeKey, descriptor: int) -> subprocess.Popen[bytes]:
+    arguments = [str(descriptor), str(os.getpid()), runtime_key.framework]
+    return subprocess.Popen(  # noqa: S603 - our own module in a given interpreter
+        [runtime_key.python, "-m", "spotfit.fork_server.server", *arguments],
+        env=runtime_key.environment(),
+        stdin=subprocess.DEVNULL,
+        pass_fds=[descriptor],
+        process_group=0,
+    )
+
+
+class ForkServerPool:
+    """Fork servers by runtime key. It outlives a run, so that the next one finds them warm."""
+
+    def __init__(self) -> None:
+        self._servers: dict[RuntimeKey, ForkServerClient] = {}
+        self._failed_starts: dict[RuntimeKey, int] = {}
+        """The number of servers that died before their first fork."""
+
+    def prewarm(self, assignment: AgentAssignment) -> None:
+        """Start a fork server for the assignment's framework.
+
+        Called before anything else: importing the framework takes longest of all.
+        """
+        if framework := assignment.launch_spec.framework:
+            self.get_or_start(
+                RuntimeKey.of(
+                    framework, sys.executable, build_worker_environment(assignment.slots, {})
+                )
+            )
+
+    def get_or_start(self, runtime_key: RuntimeKey) -> ForkServerClient | None:
+        """Return a running fork server; None where children must be spawned instead."""
+        if sys.platform != "linux" or env.read(env.FORK_MODE) == "never":
+            return None
+        server = self._servers.pop(runtime_key, None)  # reinserted below as the latest one used
+        if server is not None and server.fork_unsafe_reason is not None:
+            self._servers[runtime_key] = server  # remembers that this framework cannot be forked
+            return None
+        if server is not None and not server.is_alive:
+            self._discard(server)
+            server = None
+        if server is None and self._failed_starts.get(runtime_key, 0) >= _MAX_FAILED_STARTS:
+            return None
+        try:
+            self._servers[runtime_key] = server = server or ForkServerClient(runtime_key)
+        except OSError as error:  # a start of a worker would fail likewise, and is reported
+            log.warning("fork_server.start_failed", reason=str(error))
+        return server
+
+    def evict_unused(self, in_use: RuntimeKey) -> None:
+        """End the least recently used servers, except `in_use` and one more."""
+        unused = [key for key in self._servers if key != in_use]
+        for key in unused[: -(_MAX_SERVERS - 1)]:
+            self._servers.pop(key).kill()
+
+    def close(self) -> None:
+        """End all fork servers."""
+        for server in self._servers.values():
+            server.kill()
+        self._servers.clear()
+
+    def _discard(self, server: ForkServerClient) -> None:
+        if not server.has_forked:
+            self._failed_starts[server.runtime_key] = (
+                self._failed_starts.get(server.runtime_key, 0) + 1
+            )
+        log.warning("fork_server.died", pid=server.pid, was_ready=server.is_ready)
+        server.kill()

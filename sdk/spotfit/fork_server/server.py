@@ -1,0 +1,383 @@
+"""The fork server process: `python -m spotfit.fork_server.server <fd> <agent pid> <framework>`.
+
+It has one thread, does not touch accelerators, and never runs the user's code; its children do. It
+exits, and kills its children, when the agent closes the control socket.
+
+The modules that a worker needs to start (eager) are imported before the first fork. Those of its
+first training steps (deferred) take as long again, so a second process imports them: the *warm
+server*, forked from the first one once the first children are quiet. Later children are forked
+there; the first server relays its requests and replies (docs/decisions/0013).
+
+| state    | event                                      | next                                     |
+|----------|--------------------------------------------|------------------------------------------|
+| starting | eager modules imported                     | ready: `ForkServerReady`                 |
+| starting | the imports have started threads           | exit: `ForkUnsafe`                       |
+| ready    | `ForkChild`                                | fork a child                             |
+| ready    | idle for `_IDLE_BEFORE_WARMUP_MS`          | warming: warm server forked              |
+| warming  | `ForkChild`                                | fork a child                             |
+| warming  | warm server ready                          | warm: `ForkServerFullyWarm`              |
+| warm     | `ForkChild`                                | forwarded to the warm server             |
+| warm     | warm server exits; its children are killed | fork children here again                 |
+| any      | control socket closed                      | kill all children, exit                  |
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Iterable
+from typing import NamedTuple, NoReturn
+
+import msgspec
+
+from spotfit.core.codec import decoder, encode
+from spotfit.core.errors import SpotfitError
+from spotfit.fork_server import child_setup
+from spotfit.frameworks.registry import open_framework
+from spotfit.host import log, process
+from spotfit.protocol.agent_fork_server import (
+    ChildExited,
+    ChildForked,
+    ForkChild,
+    ForkServerFullyWarm,
+    ForkServerReady,
+    ForkUnsafe,
+    FromForkServer,
+)
+
+_PACKET_BYTES = 64 * 1024
+_FDS_PER_REQUEST = 3
+# The first workers approach their first training step, and should not share the CPU with imports.
+_IDLE_BEFORE_WARMUP_MS = 1000
+_EAGER_MODULES = (
+    child_setup.CHILD_MODULES["worker"],
+    "spotfit.store.factory",
+    "spotfit.code.code_bundle",
+)
+_DEFERRED_MODULES = (
+    *child_setup.CHILD_MODULES.values(),
+    "spotfit.checkpoint.peer_client",
+    "spotfit.security.tls_certificate",
+)
+"""Modules that few runs need, and none during its start."""
+_request_decoder = decoder(ForkChild)
+_message_decoder: msgspec.json.Decoder[FromForkServer] = decoder(FromForkServer)  # type: ignore[arg-type]
+
+
+class _ForkRequest(NamedTuple):
+    message: ForkChild
+    descriptors: tuple[int, ...]
+
+
+def main() -> None:
+    """Serve the agent; the arguments are those in the module's docstring."""
+    log.use_default_handler()
+    descriptor, agent_pid, framework = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    server = ForkServer(socket.socket(fileno=descriptor), *plan_imports(framework))
+    server.install_signal_handlers(agent_pid)
+    server.serve_forever()
+
+
+class ForkServer:
+    """Imports modules, then forks children on request.
+
+    Args:
+        control: The socket to the agent, or to the first server.
+        eager: Modules to import before the first fork.
+        deferred: Modules for the warm server; empty if this is the warm server.
+    """
+
+    def __init__(self, control: socket.socket, eager: list[str], deferred: list[str]) -> None:
+        self._control = control
+        self._eager = eager
+        self._deferred = deferred
+        self._wakeup_reader, self._wakeup_writer = socket.socketpair()
+        self._wakeup_writer.settimeout(0)
+        self._wakeup_reader.settimeout(0)
+        self._requests: collections.deque[_ForkRequest] = collections.deque()
+        self._child_pids: dict[int, int] = {}
+        self._warm_server: WarmForkServer | None = None
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+        self._poll.register(self._wakeup_reader, select.POLLIN)
+
+    def install_signal_handlers(self, parent_pid: int) -> None:
+        """Exit with all children on SIGTERM, which the kernel sends when the parent dies."""
+        signal.signal(signal.SIGTERM, lambda *_: self._shut_down())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent handles Ctrl-C
+        # With a handler, SIGCHLD writes to the wakeup socket, which ends the poll.
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
+        process.set_process_name("spotfit-forksrv")
+        process.die_with_parent(parent_pid, signal.SIGTERM)
+
+    def serve_forever(self) -> NoReturn:
+        """Import the eager modules, then serve requests until the agent closes the socket."""
+        # A collection writes to every object: children would no longer share those pages.
+        gc.disable()
+        for module in self._eager:
+            _try_import(module)
+        self._report_readiness()
+        while True:
+            self._read_requests()
+            self._reap_children()
+            self._relay_warm_server_messages()
+            while self._requests:
+                self._dispatch(self._requests.popleft())
+            if not self._wait_for_event():
+                self._fork_warm_server()
+
+    def _report_readiness(self) -> None:
+        if not _is_fork_safe():
+            self._send(
+                ForkUnsafe(reason="importing the framework has started threads that outlive a fork")
+            )
+            self._shut_down()
+        gc.freeze()
+        self._send(ForkServerReady())
+        if not self._deferred:
+            self._send(ForkServerFullyWarm())
+
+    def _wait_for_event(self) -> bool:
+        """Wait for a request, a child's exit, or a message of the warm server.
+
+        Returns False once it is time to fork the warm server.
+        """
+        idle_ms = _IDLE_BEFORE_WARMUP_MS if self._child_pids else 0
+        events = self._poll.poll(idle_ms if self._deferred else None)
+        with contextlib.suppress(BlockingIOError):
+            while self._wakeup_reader.recv(4096):
+                continue
+        return bool(events)
+
+    def _read_requests(self) -> None:
+        while True:
+            try:
+                packet, ancillary, _, _ = self._control.recvmsg(
+                    _PACKET_BYTES, socket.CMSG_SPACE(_FDS_PER_REQUEST * 4), socket.MSG_DONTWAIT
+                )
+            except BlockingIOError:
+                return
+            except OSError:
+                packet, ancillary = b"", []
+            if not packet:
+                self._shut_down()
+            self._requests.append(
+                _ForkRequest(_request_decoder.decode(packet), _parse_fds(ancillary))
+            )
+
+    def _dispatch(self, request: _ForkRequest) -> None:
+        if self._warm_server is not None and self._warm_server.is_ready:
+            self._warm_server.forward(request)
+        else:
+            self._fork_child(request)
+
+    def _reap_children(self) -> None:
+        for serial, pid in list(self._child_pids.items()):
+            exited = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if exited is not None:
+                process.kill_group(pid)  # before reaping, after which the pid may be reused
+                _, status = os.waitpid(pid, 0)
+                del self._child_pids[serial]
+                self._send(ChildExited(request_id=serial, pid=pid, wait_status=status))
+
+    # --- the warm server ---------------------------------------------------------------------
+
+    def _fork_warm_server(self) -> None:
+        deferred, self._deferred = self._deferred, []  # one attempt: a failure would repeat
+        parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent_pid = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            parent_end.close()
+            self._close_inherited_fds()
+            server = ForkServer(child_end, deferred, [])
+            server.install_signal_handlers(parent_pid)
+            server.serve_forever()
+        child_end.close()
+        self._warm_server = WarmForkServer(pid, parent_end)
+        self._poll.register(parent_end, select.POLLIN)
+
+    def _relay_warm_server_messages(self) -> None:
+        if self._warm_server is None:
+            return
+        for message in self._warm_server.read_messages():
+            self._send(message)
+        if self._warm_server.is_dead:
+            self._poll.unregister(self._warm_server.control)
+            self._warm_server.control.close()
+            self._warm_server = None
+
+    # --- children ----------------------------------------------------------------------------
+
+    def _fork_child(self, request: _ForkRequest) -> None:
+        parent_pid = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._run_in_child(request, parent_pid)
+        with contextlib.suppress(PermissionError, ProcessLookupError):
+            # The child does the same: either may run first, and the agent may kill the group now.
+            os.setpgid(pid, pid)
+        for descriptor in request.descriptors:
+            os.close(descriptor)
+        self._child_pids[request.message.request_id] = pid
+        self._send(ChildForked(request_id=request.message.request_id, pid=pid))
+
+    def _run_in_child(self, request: _ForkRequest, parent_pid: int) -> NoReturn:
+        """Run the child's program in the forked process."""
+        try:
+            signal.set_wakeup_fd(-1)
+            self._close_inherited_fds()
+            child_setup.isolate_process(parent_pid)
+            socket_fd, stdout_fd, stderr_fd = request.descriptors
+            child_setup.redirect_streams(stdout_fd, stderr_fd)
+            child_setup.drop_inherited_finalizers()
+            gc.enable()
+            child_setup.run_child(request.message.kind, socket_fd)
+        finally:
+            os._exit(70)  # EX_SOFTWARE: reached only if `run_child` returns or raises
+
+    def _close_inherited_fds(self) -> None:
+        """In a child, close the server's sockets and the descriptors of queued requests."""
+        for sock in (self._control, self._wakeup_reader, self._wakeup_writer):
+            sock.close()
+        if self._warm_server is not None:
+            self._warm_server.control.close()
+        for request in self._requests:
+            for descriptor in request.descriptors:
+                os.close(descriptor)
+
+    # --- replies and exit --------------------------------------------------------------------
+
+    def _send(self, message: FromForkServer) -> None:
+        try:
+            self._control.send(encode(message))
+        except OSError:
+            self._shut_down()
+
+    def _shut_down(self) -> NoReturn:
+        for pid in self._child_pids.values():
+            process.kill_group(pid)
+        os._exit(0)
+
+
+class WarmForkServer:
+    """The first server's side of the warm server."""
+
+    def __init__(self, pid: int, control: socket.socket) -> None:
+        self._pid = pid
+        self.control = control
+        self.control.settimeout(0)
+        self.is_ready = False
+        self.is_dead = False
+        self._child_pids: dict[int, int] = {}
+        """The pids of its running children by request id; 0 until `ChildForked`."""
+
+    def forward(self, request: _ForkRequest) -> None:
+        """Let the warm server fork the child."""
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", request.descriptors))]
+        self._child_pids[request.message.request_id] = 0
+        try:
+            self.control.sendmsg([encode(request.message)], rights)
+        except OSError:
+            # `read_messages` will report the exit, and of this child, too.
+            log.warning("fork_server.warm_server_lost", pid=self._pid, reason="connection closed")
+        for descriptor in request.descriptors:
+            os.close(descriptor)
+
+    def read_messages(self) -> list[FromForkServer]:
+        """Return the messages for the agent; after its exit, those about its killed children."""
+        messages: list[FromForkServer] = []
+        while not self.is_dead:
+            try:
+                packet = self.control.recv(_PACKET_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                packet = b""
+            messages += (
+                self._translate(_message_decoder.decode(packet)) if packet else self._report_death()
+            )
+        return messages
+
+    def _translate(self, message: FromForkServer) -> list[FromForkServer]:
+        match message:
+            case ForkServerReady():
+                self.is_ready = True
+                return [ForkServerFullyWarm()]
+            case ForkUnsafe() | ForkServerFullyWarm():
+                return []  # it exits if it cannot fork, and the end of its socket follows
+            case ChildForked(request_id=serial, pid=pid):
+                self._child_pids[serial] = pid
+            case ChildExited(request_id=serial):
+                self._child_pids.pop(serial, None)
+        return [message]
+
+    def _report_death(self) -> list[FromForkServer]:
+        # Without a parent that reaps them, its children could not be tracked: kill them.
+        self.is_dead, self.is_ready = True, False
+        os.waitpid(self._pid, 0)
+        for pid in filter(None, self._child_pids.values()):
+            process.kill_group(pid)
+        return [
+            ChildExited(request_id=serial, pid=pid, wait_status=signal.SIGKILL)
+            for serial, pid in self._child_pids.items()
+        ]
+
+
+def plan_imports(framework: str) -> tuple[list[str], list[str]]:
+    """Return the modules to import before the first fork, and those to import afterwards."""
+    try:
+        stages = open_framework(framework).preload_stages
+    except SpotfitError as error:  # a worker raises it again, and reports it to the user
+        log.warning("fork_server.unknown_framework", name=framework, reason=str(error))
+        stages = ()
+    eager = [*(stages[0] if stages else ()), *_EAGER_MODULES]
+    deferred = [module for stage in stages[1:] for module in stage]
+    if not deferred:  # our own modules alone are not worth a second process
+        return [*eager, *_DEFERRED_MODULES], []
+    return eager, [*deferred, *_DEFERRED_MODULES]
+
+
+def _try_import(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # noqa: BLE001 - the child that needs it raises it again
+        log.debug(
+            "fork_server.import_failed", module=module, reason=f"{type(error).__name__}: {error}"
+        )
+
+
+def _is_fork_safe() -> bool:
+    """Return whether this process has a single thread when it forks."""
+    if sys.platform != "linux":
+        return False
+    if process.thread_count() == 1:
+        return True
+    # Some libraries stop their threads in a fork handler (OpenBLAS); only a fork shows which.
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return process.thread_count() == 1
+
+
+def _parse_fds(ancillary: Iterable[tuple[int, int, bytes]]) -> tuple[int, ...]:
+    """Extract the descriptors passed with SCM_RIGHTS."""
+    descriptors = array.array("i")
+    for level, kind, body in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(body[: len(body) - len(body) % descriptors.itemsize])
+    return tuple(descriptors)
+
+
+if __name__ == "__main__":
+    main()

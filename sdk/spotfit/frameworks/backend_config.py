@@ -1,0 +1,99 @@
+"""BackendConfig, the base of all framework configurations, and Backend, its optional hooks.
+
+A `BackendConfig` is created by the user and read by the trainer; it selects the framework of the
+workers. A `Backend` subclass adds hooks that run once per round beside the leader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+from spotfit.core.errors import ConfigError
+from spotfit.model.config import ScalingConfig
+
+NO_FRAMEWORK = "none"
+
+
+class _SingletonMeta(type):
+    """Metaclass that creates one instance per class, as Ray Train does for its backends."""
+
+    _instances: ClassVar[dict[type, Any]] = {}
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if cls not in cls._instances:
+            cls._instances[cls] = super().__call__(*args, **kwargs)
+        return cls._instances[cls]
+
+
+class Backend(metaclass=_SingletonMeta):
+    """Hooks around the training function, called once per round.
+
+    Subclass it and return the class from `BackendConfig.backend_cls`. Hooks run in a separate
+    process on the leader's node, with one instance per class. `worker_group` runs functions on the
+    workers. An exception in a hook ends the run with a `ControllerError`.
+    """
+
+    share_cuda_visible_devices: bool = False
+    """Whether each worker also sees the GPUs of the other workers on its node."""
+    has_replica_groups: bool = False
+    """Always False: the workers of a round form a single group."""
+
+    def on_start(self, worker_group: Any, backend_config: Any) -> None:
+        """Called when the workers have started, before the framework forms its process group."""
+
+    def on_training_start(self, worker_group: Any, backend_config: Any) -> None:
+        """Called when the process group exists, directly before the training function."""
+
+    def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
+        """Called when the round has ended. The workers can be called only after a success."""
+
+
+class BackendConfig:
+    """Configuration of the workers' training library; this base class configures none.
+
+    Subclass it, as a dataclass if it has fields.
+    """
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        """The class whose hooks are called around the training function."""
+        return Backend
+
+    @property
+    def framework(self) -> str:
+        """The name under which workers look up the framework."""
+        return NO_FRAMEWORK
+
+    @property
+    def train_func_context(self) -> Callable[[], AbstractContextManager[Any]]:
+        """Factory of the context manager in which each worker runs the training function."""
+        return nullcontext
+
+    def framework_options(self, scaling: ScalingConfig) -> tuple[str, dict[str, Any]]:
+        """Return the framework's name and its JSON-compatible options for the given workers."""
+        # A class without framework may have fields that cannot be serialized for the workers.
+        name = self.framework
+        return name, {} if name == NO_FRAMEWORK else self.to_dict()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as a dictionary."""
+        # Not dataclasses.asdict: subclasses need not be dataclasses, and nested values stay as is.
+        return dict(vars(self))
+
+
+def backend_hooks_class(config: BackendConfig) -> type[Backend] | None:
+    """Return the class whose hooks must be called, or None if the configuration has no hooks.
+
+    Raises `ConfigError` if `backend_cls` is not a subclass of `Backend`.
+    """
+    hooks: Any = config.backend_cls
+    if not (isinstance(hooks, type) and issubclass(hooks, Backend)):
+        raise ConfigError(
+            f"{type(config).__name__}.backend_cls is {hooks!r}, which is not a subclass of "
+            "spotfit.backend.Backend.",
+            do="Derive the class from Backend and return the class itself, not an instance.",
+        )
+    # The base class has empty hooks only: no hook process is started for it.
+    return None if hooks is Backend else hooks

@@ -1,0 +1,212 @@
+"""TorchFramework: the default process group of `torch.distributed`, formed in every round.
+
+Rank 0 opens a new port per round and broadcasts it, so that no rank can connect to the store of
+an earlier round. All ranks then join a TCPStore at that port.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import socket
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from spotfit.core.errors import MissingExtraError
+from spotfit.frameworks.devices import worker_devices
+from spotfit.frameworks.framework import BroadcastBytesFn
+from spotfit.frameworks.rank_env import rank_environment
+from spotfit.frameworks.torch.torch_config import default_backend
+from spotfit.host import env, log, machine
+from spotfit.host.plugins import require_module
+from spotfit.protocol.worker_agent import StartWorker
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported in fact
+
+# All ranks connect to rank 0's store at the same moment; a full backlog would drop some of them.
+_BACKLOG = 4096
+_TPU_BACKEND = default_backend(gpu=False, tpu=True)
+_NCCL_ERROR_VARIABLES = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT")
+
+
+class TorchOptions(msgspec.Struct, frozen=True):
+    """The fields of `TorchConfig`, as a worker receives them."""
+
+    backend: str = "gloo"
+    init_method: str = "env"
+    timeout_s: float = 1800
+
+
+class TorchFramework:
+    """Framework for torch: forms the default process group over all ranks."""
+
+    preload_stages: tuple[tuple[str, ...], ...] = (
+        ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "cloudpickle"),
+        # What the first optimizer imports. Many small modules rather than one large one: a fork
+        # request that arrives meanwhile waits only for the current import.
+        (
+            "numpy",
+            "mpmath",
+            "sympy",
+            "torch.fx.experimental.symbolic_shapes",
+            "torch.distributed._functional_collectives",
+            "torch.distributed.tensor",
+            "torch.distributed.fsdp",
+            "torch.distributed.checkpoint",
+            "torch.distributed.checkpoint.state_dict",
+            "torch._functorch._aot_autograd.descriptors",
+            "torch._dynamo",
+            "torch._inductor.utils",
+            "torch.optim",
+            "torch.utils.serialization.config",
+            "spotfit.torch.checkpoint.checkpointer",
+            "spotfit.torch.checkpoint.shm_arena",
+            "spotfit.torch.checkpoint.data_position",
+            "spotfit.torch.checkpoint.load_plan",
+            "spotfit.torch.checkpoint.optimizer_alloc",
+            "spotfit.torch.checkpoint.deferred_init",
+        ),
+    )
+    # NCCL copies between two GPUs of a node directly only if both are visible to the process.
+    sees_peer_devices = True
+
+    def environment(self, start: StartWorker) -> dict[str, str]:
+        return {
+            **rank_environment(start, sees_peer_devices=self.sees_peer_devices),
+            "MASTER_ADDR": start.host,
+            "ACCELERATE_TORCH_DEVICE": _default_device(start),
+        }
+
+    def form_group(self, start: StartWorker, broadcast: BroadcastBytesFn) -> None:
+        """Set the CPU threads, network interface and device of this rank and join the group."""
+        # A clear error instead of an ImportError if the machine's image has no torch.
+        require_module("torch", extra="torch")
+        import torch
+
+        options = torch_options(start)
+        torch.set_num_threads(_thread_count())
+        _set_gloo_interface(start.host)
+        env.update(nccl_variables(options.backend, env.copy_environment()))
+        if options.backend == _TPU_BACKEND:  # its own package registers it when it is loaded
+            import_optional("torch_tpu._loader", package="torch_tpu").load()
+        if (device := _default_device(start)).startswith("cuda"):
+            torch.cuda.set_device(device)
+        init_default_group(options.backend, start, broadcast)
+
+    def leave_group(self) -> None:
+        """Destroy the group; wait TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S at most."""
+        import torch.distributed as dist
+
+        if not (dist.is_available() and dist.is_initialized()):
+            return
+        timeout_s = env.read(env.PROCESS_GROUP_SHUTDOWN_TIMEOUT_S)
+        # destroy_process_group has no timeout and blocks while a peer hangs: run it in a thread.
+        thread = threading.Thread(
+            target=dist.destroy_process_group, name="spotfit-leave-group", daemon=True
+        )
+        thread.start()
+        thread.join(timeout_s)
+        if thread.is_alive():
+            log.warning("torch.leave_group.timeout", after_s=timeout_s)
+
+
+def torch_options(start: StartWorker) -> TorchOptions:
+    """Return the options of the user's `TorchConfig`."""
+    return msgspec.convert(start.framework_options, TorchOptions)
+
+
+def init_default_group(backend: str, start: StartWorker, broadcast: BroadcastBytesFn) -> None:
+    """Initialize torch's default process group over all ranks of the round."""
+    import torch.distributed as dist
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # exported in fact
+
+    options = torch_options(start)
+    # The prefix separates this group's keys from others that users put into the same store.
+    dist.init_process_group(
+        backend,
+        store=PrefixStore(f"round-{start.round}", _rendezvous_store(start, broadcast, options)),
+        rank=start.rank,
+        world_size=start.world_size,
+        timeout=datetime.timedelta(seconds=options.timeout_s),
+    )
+
+
+def nccl_variables(backend: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable with which NCCL aborts the process if a collective fails or times out.
+
+    Empty if `backend` does not use NCCL or the environment already sets such a variable.
+    """
+    # A backend may be a list of devices and backends: "cpu:gloo,cuda:nccl".
+    uses_nccl = "nccl" in (part.rpartition(":")[2] for part in backend.split(","))
+    if not uses_nccl or any(name in environment for name in _NCCL_ERROR_VARIABLES):
+        return {}
+    return {_NCCL_ERROR_VARIABLES[0]: "1"}
+
+
+def _rendezvous_store(
+    start: StartWorker, broadcast: BroadcastBytesFn, options: TorchOptions
+) -> TCPStore:
+    # Rank 0 listens before it broadcasts the port: no rank can connect too early.
+    listener = _listen(start.host) if start.rank == 0 else None
+    address = f"{start.host} {listener.getsockname()[1]}" if listener is not None else ""
+    host, port = broadcast("torch_master", address.encode()).decode().split()
+    env.update({"MASTER_ADDR": host, "MASTER_PORT": port})
+    return _tcp_store(host, int(port), listener=listener, options=options)
+
+
+def _tcp_store(
+    host: str, port: int, *, listener: socket.socket | None, options: TorchOptions
+) -> TCPStore:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported in fact
+
+    # TCPStore takes over the listening socket and closes it.
+    extra: dict[str, Any] = {} if listener is None else {"master_listen_fd": listener.detach()}
+    return TCPStore(
+        host,
+        port,
+        is_master=listener is not None,
+        wait_for_workers=False,  # init_process_group waits for all ranks
+        timeout=datetime.timedelta(seconds=options.timeout_s),
+        **extra,
+    )
+
+
+def _listen(host: str) -> socket.socket:
+    """Listen only on the address that the other nodes use: TCPStore has no authentication."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+
+
+def _set_gloo_interface(host: str) -> None:
+    # By default gloo resolves the host name, which may map to an unreachable address.
+    if interface := machine.interface_with_address(host):
+        env.set_defaults({"GLOO_SOCKET_IFNAME": interface})
+
+
+def _thread_count() -> int:
+    # Set explicitly: the fork server has imported torch, which read the variable then.
+    requested = env.lookup("OMP_NUM_THREADS") or ""
+    is_valid = requested.isdecimal() and int(requested) > 0
+    return int(requested) if is_valid else machine.cpu_count()
+
+
+def import_optional(module: str, *, package: str) -> Any:
+    """Import a module that only some machines have. Raises `MissingExtraError`."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as missing:
+        raise MissingExtraError(
+            f"This torch configuration needs the package {package}, which cannot be imported: "
+            f"{missing}",
+            do=f"Install {package} on the machines, or use another torch configuration.",
+            module=package,
+        ) from missing
+
+
+def _default_device(start: StartWorker) -> str:
+    devices = worker_devices(start, sees_peer_devices=TorchFramework.sees_peer_devices)
+    return devices[0] if devices else "cpu"

@@ -1,0 +1,63 @@
+"""TorchConfig: how torch's process group is formed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from spotfit.core.errors import ConfigError
+from spotfit.frameworks.backend_config import BackendConfig
+from spotfit.model.config import ScalingConfig
+
+_INIT_METHODS = ("env", "tcp")
+
+
+@dataclass
+class TorchConfig(BackendConfig):
+    """Configuration of torch's process group, which is formed in every round.
+
+    `backend` is a torch.distributed backend such as "gloo" or "cpu:gloo,cuda:nccl"; the default is
+    nccl with GPUs, tpu_dist with TPUs and gloo otherwise. `init_method` is "env" or "tcp", which
+    behave alike. `timeout_s` is the timeout of torch's collectives in seconds.
+    """
+
+    backend: str | None = None
+    init_method: str = "env"
+    timeout_s: int = 1800
+
+    @property
+    def framework(self) -> str:
+        """The name under which workers look up the framework."""
+        return "torch"
+
+    def framework_options(self, scaling: ScalingConfig) -> tuple[str, dict[str, Any]]:
+        """Return the framework's name and its options with the backend chosen.
+
+        Raises `ConfigError` for an invalid `init_method` or `timeout_s`.
+        """
+        self._check()
+        return self.framework, {**self.to_dict(), "backend": self.backend_for(scaling)}
+
+    def backend_for(self, scaling: ScalingConfig) -> str:
+        """Return the configured backend, else the default for the workers' devices."""
+        return self.backend or default_backend(gpu=scaling.use_gpu, tpu=scaling.use_tpu)
+
+    def _check(self) -> None:
+        # Checked when the trainer starts, before machines are requested.
+        if self.init_method not in _INIT_METHODS:
+            raise ConfigError(
+                f"init_method must be 'env' or 'tcp', not {self.init_method!r}.",
+                do="Omit init_method: both values use rank 0's address and port.",
+            )
+        if not self.timeout_s > 0:
+            raise ConfigError(
+                f"timeout_s must be greater than 0, not {self.timeout_s}.",
+                do="Set the number of seconds that a collective may take; the default is 1800.",
+            )
+
+
+def default_backend(*, gpu: bool, tpu: bool) -> str:
+    """Return the torch.distributed backend for tensors on these devices."""
+    if gpu:
+        return "nccl"
+    return "tpu_dist" if tpu else "gloo"

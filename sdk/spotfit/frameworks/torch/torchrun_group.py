@@ -1,0 +1,119 @@
+"""The process group of an external launcher such as torchrun, used with `num_workers=0`."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from spotfit.core.errors import ConfigError
+from spotfit.frameworks.torch.process_group import TorchFramework
+from spotfit.frameworks.torch.torch_config import TorchConfig
+from spotfit.host import env
+from spotfit.host.plugins import require_module
+from spotfit.model.topology import Ranks
+
+_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_ADDRESS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
+_DEFAULT_BACKENDS = ("gloo", "nccl")
+
+
+class LauncherGroup:
+    """The processes that a launcher started, connected by torch's default process group."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+
+    def barrier(self) -> None:
+        """Wait until all processes have called it."""
+        import torch.distributed as dist
+
+        dist.barrier()
+
+    def broadcast(self, value: Any) -> Any:
+        """Return rank 0's value on every rank."""
+        import torch.distributed as dist
+
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+
+@contextmanager
+def join_launcher_group(config: TorchConfig) -> Iterator[LauncherGroup | None]:
+    """Yield the launcher's group, or None if the environment does not describe one.
+
+    An existing process group is used and not destroyed. Raises `ConfigError` if the rank
+    variables are invalid.
+    """
+    ranks = ranks_from_environment(env.copy_environment())
+    if ranks is None:
+        yield None
+        return
+    require_module("torch", extra="torch")
+    import torch.distributed as dist
+
+    is_owner = not dist.is_initialized()
+    if is_owner:
+        _init_process_group(config, ranks)
+    yield LauncherGroup(ranks)
+    # Not in a finally block: after a failure the peers may hang in a collective, and the launcher
+    # terminates all processes anyway.
+    if is_owner:
+        TorchFramework().leave_group()
+
+
+def ranks_from_environment(environment: Mapping[str, str]) -> Ranks | None:
+    """Return this process's ranks, or None without a launcher. Raises `ConfigError`."""
+    if not all(environment.get(name) for name in (*_RANK_VARIABLES, *_ADDRESS_VARIABLES)):
+        return None
+    rank, world_size, local_rank, local_world_size = (
+        _parse_rank_variable(name, environment) for name in _RANK_VARIABLES
+    )
+    # These come from outside: an error would otherwise appear as a hang in the rendezvous.
+    if not (rank < world_size and local_rank < local_world_size <= world_size):
+        values = ", ".join(f"{name}={environment[name]}" for name in _RANK_VARIABLES)
+        raise ConfigError(
+            f"The launcher's environment variables are inconsistent: {values}.",
+            do="Let torchrun set these variables, or unset all of them.",
+        )
+    return Ranks(
+        world_rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        local_world_size=local_world_size,
+        node_rank=rank // local_world_size,
+    )
+
+
+def _parse_rank_variable(name: str, environment: Mapping[str, str]) -> int:
+    if not environment[name].isdecimal():
+        raise ConfigError(
+            f"{name}={environment[name]!r} is not a number.",
+            do="Let torchrun set it, or unset it to train in this process only.",
+        )
+    return int(environment[name])
+
+
+def _init_process_group(config: TorchConfig, ranks: Ranks) -> None:
+    import torch
+    import torch.distributed as dist
+
+    # torchrun starts one process per GPU and expects each to select the GPU of its local rank.
+    has_gpus = torch.cuda.is_available()
+    if has_gpus:
+        torch.cuda.set_device(ranks.local_rank)
+    timeout = datetime.timedelta(seconds=config.timeout_s)
+    dist.init_process_group(select_backend(config.backend, has_gpus=has_gpus), timeout=timeout)
+
+
+def select_backend(requested: str | None, *, has_gpus: bool) -> str:
+    """Return the backend for this machine's devices, or `requested` if it is not gloo or nccl.
+
+    A trainer with `num_workers=0` does not know the devices when it fills in "gloo" or "nccl", so
+    these two values are treated as defaults.
+    """
+    if requested is not None and requested not in _DEFAULT_BACKENDS:
+        return requested
+    return "cpu:gloo,cuda:nccl" if has_gpus else "gloo"

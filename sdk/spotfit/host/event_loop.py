@@ -1,0 +1,127 @@
+"""A single-threaded event loop for file descriptors, timers and calls from other threads.
+
+Agents and fork servers use it instead of asyncio, because it runs on an injected `Clock` and its
+`run_once` lets the caller decide between events when to wake up next (decision 0004).
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import heapq
+import itertools
+import selectors
+import socket
+from collections.abc import Callable
+from typing import Protocol
+
+from spotfit.core.clock import Clock
+
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+
+class HasFileno(Protocol):
+    def fileno(self) -> int: ...
+
+
+FileDescriptorLike = int | HasFileno
+
+
+class TimerHandle:
+    """A scheduled callback."""
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        """Drop the callback. Idempotent, also after it has run."""
+        # The entry stays in the heap until it is due: removing it from the middle is O(n).
+        self.callback = None
+
+
+class EventLoop:
+    """Waits for events and runs callbacks.
+
+    Only `call_soon_threadsafe` and `wake` may be called from other threads.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._selector = selectors.DefaultSelector()
+        self._timers: list[tuple[float, int, TimerHandle]] = []
+        self._sequence = itertools.count()  # orders timers that are due at the same time
+        self._posted_callbacks: collections.deque[Callable[[], None]] = collections.deque()
+        # Self-pipe trick: a byte in the socket ends select().
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver.settimeout(0)
+        self._wake_sender.settimeout(0)
+        self.register(self._wake_receiver, READ, self._drain_wakeups)
+
+    def register(
+        self, fileobj: FileDescriptorLike, events: int, callback: Callable[[int], None]
+    ) -> None:
+        """Call `callback(ready_events)` whenever `fileobj` is ready.
+
+        Replaces the events and the callback of an earlier registration.
+        """
+        try:
+            self._selector.modify(fileobj, events, callback)
+        except KeyError:  # not registered yet
+            self._selector.register(fileobj, events, callback)
+
+    def unregister(self, fileobj: FileDescriptorLike) -> None:
+        """Stop watching `fileobj`. Must be called before it is closed. Idempotent."""
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(fileobj)
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> TimerHandle:
+        """Call `callback` once, `delay_s` seconds from now."""
+        timer = TimerHandle(callback)
+        heapq.heappush(self._timers, (self.clock.now() + delay_s, next(self._sequence), timer))
+        return timer
+
+    def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
+        """Call `callback` in the loop's thread. May be called from any thread."""
+        self._posted_callbacks.append(callback)
+        self.wake()
+
+    def wake(self) -> None:
+        """End the current wait. May be called from any thread and from signal handlers."""
+        # A full buffer already wakes the loop; after close() there is no wait to end.
+        with contextlib.suppress(OSError):
+            self._wake_sender.send(b"w")
+
+    def run_once(self, timeout_s: float | None) -> None:
+        """Wait for events, at most `timeout_s` (None: no limit), and run all due callbacks."""
+        for key, mask in self._selector.select(self._select_timeout_s(timeout_s)):
+            # An earlier callback of this iteration may have unregistered the descriptor.
+            if self._selector.get_map().get(key.fd) == key:
+                key.data(mask)
+        # deque.append and popleft are atomic, so that no lock is needed.
+        while self._posted_callbacks:
+            self._posted_callbacks.popleft()()
+        self._run_due_timers()
+
+    def close(self) -> None:
+        """Release the loop's own descriptors. Registered descriptors are not closed."""
+        self._selector.close()
+        self._wake_receiver.close()
+        self._wake_sender.close()
+
+    def _select_timeout_s(self, timeout_s: float | None) -> float | None:
+        if not self._timers:
+            return timeout_s
+        first = max(0.0, self._timers[0][0] - self.clock.now())
+        return first if timeout_s is None else min(first, timeout_s)
+
+    def _run_due_timers(self) -> None:
+        now = self.clock.now()
+        while self._timers and self._timers[0][0] <= now:
+            timer = heapq.heappop(self._timers)[2]
+            if timer.callback is not None:
+                timer.callback()
+
+    def _drain_wakeups(self, _: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._wake_receiver.recv(4096):
+                continue

@@ -1,0 +1,94 @@
+"""Directories that are owned by one process and removed when that process has ended.
+
+The owner holds a lock on a file in the directory. The kernel releases it when the owner dies in any
+way; the next process that creates a directory beside it removes directories without a lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+
+from spotfit.host import log
+
+SHARED_MEMORY_DIR = Path("/dev/shm")  # noqa: S108 - there is no other name for it
+
+
+def shared_memory_directory(name: str) -> AbstractContextManager[Path]:
+    """Create an owned directory in shared memory, or in the temporary directory without /dev/shm.
+
+    See `owned_directory`.
+    """
+    # Some containers mount no /dev/shm, or a read-only one.
+    is_usable = SHARED_MEMORY_DIR.is_dir() and os.access(SHARED_MEMORY_DIR, os.W_OK)
+    return owned_directory(SHARED_MEMORY_DIR if is_usable else Path(tempfile.gettempdir()), name)
+
+
+# The file that the owner keeps locked. It contains the lock domains of the owner.
+_LOCK_FILE = "owner"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@contextmanager
+def owned_directory(parent: Path, name: str) -> Iterator[Path]:
+    """Create the directory spotfit-<uid>-<name> in `parent` with mode 0700; remove it on exit.
+
+    Directories of dead owners on this machine, including those of other containers, are removed
+    first. Raises `FileExistsError` if `name` is in use.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    prefix = f"spotfit-{os.getuid()}-"
+    for existing in parent.glob(f"{prefix}*"):
+        _remove_if_orphaned(existing)
+    folder = parent / f"{prefix}{name}"
+    folder.mkdir(mode=0o700)
+    lock = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        with suppress(OSError):  # a file system without locks: the directory is never an orphan
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # Written after locking: without lock domains, no other process considers the
+            # directory an orphan, so there is no moment in which a new directory could be removed.
+            os.pwrite(lock, b"\n".join(_lock_domains(lock)), 0)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _remove_if_orphaned(folder: Path) -> None:
+    """Remove `folder` if its lock is free and this process can see the owner's locks.
+
+    A process id would not identify the owner: containers number their processes separately.
+    """
+    with suppress(OSError):  # it was removed meanwhile, or is locked by its owner
+        # The parent is usually world-writable: never follow a link of another user.
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+            return
+        lock = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if set(os.pread(lock, 1024, 0).split(b"\n")).intersection(_lock_domains(lock)):
+                shutil.rmtree(folder, ignore_errors=True)
+                log.info("owned_dir.removed", folder=str(folder))
+        finally:
+            os.close(lock)
+
+
+def _lock_domains(lock: int) -> list[bytes]:
+    """Return the scopes in which this lock is visible: host name, and boot id with device.
+
+    Two processes that share one of them see each other's locks. On a network file system the
+    processes of another machine share neither and leave the directory alone. Containers have
+    different host names but share the boot id.
+    """
+    domains = [os.uname().nodename.encode()]
+    with suppress(OSError):  # /proc/sys/kernel/random/boot_id does not exist everywhere
+        domains.append(f"{_BOOT_ID.read_text().strip()} {os.fstat(lock).st_dev}".encode())
+    return domains

@@ -1,0 +1,295 @@
+"""Decisions of the migration: which nodes are replaced or deleted, and which notes are shown.
+
+`make_plan` is a pure function of a `UsageScan`; `edit` and `imports` apply the plan.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import libcst as cst
+
+from spotfit.migrate.name_map import (
+    CLUSTER_LIFECYCLE,
+    DATASETS_UNSUPPORTED,
+    RAY_ROOT,
+    NoCounterpart,
+    SpotfitName,
+    explain_ignored_variable,
+    find_counterpart,
+    find_variable,
+)
+from spotfit.migrate.usage_scan import SPOTFIT, ImportBinding, RayUse, UsageScan, chain_head
+
+_TRAINERS = ("DataParallelTrainer", "TorchTrainer")
+_RAY_VARIABLE_PATTERN = re.compile(r"\bRAY_(?:TRAIN|AIR|CHDIR)_[A-Z0-9_]+")
+_RAY_MODULE_PATTERN = re.compile(r"ray\.(?:train|air)(?:\.\w+)*")
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class MigrationNote:
+    """A message about a line: removed code, or a manual change that is required."""
+
+    line: int
+    what: str
+    do: str
+    is_manual: bool = True
+
+
+@dataclass(slots=True)
+class MigrationPlan:
+    """All changes to a script. Nodes are those of the parsed script."""
+
+    spotfit_alias: str
+    """Local name of the spotfit package in new lines."""
+    replacements: dict[cst.CSTNode, str] = field(default_factory=dict)
+    """Expressions and their new text."""
+    spotfit_uses: list[RayUse] = field(default_factory=list)
+    """Uses that require `import spotfit`."""
+    ray_uses: list[RayUse] = field(default_factory=list)
+    """Uses that still require `import ray`."""
+    deletions: set[cst.CSTNode] = field(default_factory=set)
+    """Statements to delete."""
+    notes: list[MigrationNote] = field(default_factory=list)
+
+
+def make_plan(scan: UsageScan) -> MigrationPlan:
+    """Return the changes for all uses, imports and strings of a scan."""
+    plan = MigrationPlan(spotfit_alias=f"_{SPOTFIT}" if scan.is_spotfit_taken else SPOTFIT)
+    for use in scan.uses:
+        _plan_use(use, plan)
+    _drop_cluster_calls(scan, plan)
+    plan.notes += [
+        MigrationNote(
+            use.line, ".".join(use.ray_name), _explain(use), is_manual=not _is_cluster_call(use)
+        )
+        for use in plan.ray_uses
+    ]
+    plan.notes += _unused_import_notes(scan, plan)
+    plan.notes += _dataset_notes(scan)
+    for node, value, line in scan.strings:
+        _plan_string(node, value, line=line, plan=plan)
+    # A name may be used several times on a line; one note is enough.
+    plan.notes = sorted(set(plan.notes))
+    return plan
+
+
+def unsupported_trainers(scan: UsageScan) -> list[MigrationNote]:
+    """Return a note for each Ray trainer without an equivalent.
+
+    A script with such a trainer is left unchanged, because a Ray trainer does not accept spotfit's
+    configuration objects.
+    """
+    paths = {(use.line, use.ray_name) for use in scan.uses}
+    paths |= {
+        (each.line, each.imported_name) for each in scan.bindings if not _is_used(each, scan.uses)
+    }
+    return [
+        MigrationNote(
+            line,
+            ".".join(path),
+            "spotfit has no equivalent of this trainer; the script was not changed.",
+        )
+        for line, path in sorted(paths)
+        if path[1:2] == ("train",)
+        and isinstance(find_counterpart(path), NoCounterpart)
+        and any(part.endswith("Trainer") for part in path)
+    ]
+
+
+def counterpart_of(binding: ImportBinding) -> SpotfitName | None:
+    """Return the equivalent of the bound object, or None.
+
+    If there is one, the local name is kept and bound to the equivalent.
+    """
+    if binding.bound_name == RAY_ROOT:
+        return None
+    counterpart = find_counterpart(binding.bound_name)
+    if not isinstance(counterpart, SpotfitName) or "(" in counterpart.name:
+        return None
+    return counterpart if counterpart.matched_parts == len(binding.bound_name) else None
+
+
+def is_still_needed(binding: ImportBinding, scan: UsageScan, plan: MigrationPlan) -> bool:
+    """Return whether an import of Ray must remain.
+
+    An import that the script never uses remains as well: other modules may import the name.
+    """
+    return _is_used(binding, plan.ray_uses) or _is_unused_import(binding, scan)
+
+
+def _plan_use(use: RayUse, plan: MigrationPlan) -> None:
+    binding, counterpart = use.bindings[0], find_counterpart(use.ray_name)
+    bound = counterpart_of(binding)
+    # (1) The bound object exists in spotfit, but not the used attribute: the user must decide.
+    # (2) The name remains bound to Ray. (3) The chain starts at `ray` and is rewritten to start at
+    # `spotfit`. (4) The local name is rebound to a spotfit module; only the rest may change.
+    if bound is not None and isinstance(counterpart, NoCounterpart):
+        plan.notes.append(MigrationNote(use.line, ".".join(use.ray_name), counterpart.do))
+    elif isinstance(counterpart, NoCounterpart) or (bound is None and not use.is_certain):
+        plan.ray_uses.append(use)
+    elif bound is None:
+        plan.spotfit_uses.append(use)
+        text = plan.spotfit_alias + counterpart.dotted.removeprefix(SPOTFIT)
+        _plan_replacement(use, counterpart, text=text, plan=plan)
+    elif not bound.name:
+        text = use.source_name[0] + counterpart.dotted.removeprefix(bound.module)
+        _plan_replacement(use, counterpart, text=text, plan=plan)
+
+
+def _plan_replacement(
+    use: RayUse, counterpart: SpotfitName, *, text: str, plan: MigrationPlan
+) -> None:
+    # Number of source names that the counterpart replaces; the local name stands for all parts of
+    # the bound name.
+    length = counterpart.matched_parts - len(use.bindings[0].bound_name) + 1
+    old = ".".join(use.source_name[:length])
+    if text == old:
+        return
+    # A quoted annotation is a string node: only the name within its text is replaced.
+    if use.annotation_text:
+        quoted = plan.replacements.get(use.node, cst.ensure_type(use.node, cst.SimpleString).value)
+        plan.replacements[use.node] = re.sub(rf"\b{re.escape(old)}\b", text, quoted)
+    elif use.is_certain:
+        plan.replacements[chain_head(use.node, length)] = text
+    else:
+        plan.notes.append(MigrationNote(use.line, old, _explain(use)))
+
+
+def _explain(use: RayUse) -> str:
+    counterpart = find_counterpart(use.ray_name)
+    if isinstance(counterpart, NoCounterpart):
+        return counterpart.do
+    return (
+        f"`{use.source_name[0]}` may not refer to Ray here; if it does, change this line to "
+        f"{counterpart.dotted}."
+    )
+
+
+def _is_cluster_call(use: RayUse) -> bool:
+    return use.ray_name in CLUSTER_LIFECYCLE
+
+
+def _drop_cluster_calls(scan: UsageScan, plan: MigrationPlan) -> None:
+    """Delete calls such as `ray.init()` if the script does not need Ray for anything else."""
+    needs_ray = (
+        any(not _is_cluster_call(use) for use in plan.ray_uses)
+        or any(_is_unused_import(binding, scan) for binding in scan.bindings)
+        or any(
+            isinstance(find_counterpart(path), NoCounterpart) for _, path, _ in scan.star_imports
+        )
+    )
+    if needs_ray:
+        return
+    # A call whose result is used cannot be deleted; then all calls remain.
+    statements = {use: _enclosing_statement(use, scan) for use in plan.ray_uses}
+    if not all(statements.values()):
+        return
+    for use, statement in statements.items():
+        if statement is not None:
+            plan.deletions.add(statement)
+        plan.notes.append(_deletion_note(use, scan))
+    plan.ray_uses.clear()
+
+
+def _is_unused_import(binding: ImportBinding, scan: UsageScan) -> bool:
+    """Return whether the script imports a Ray name without an equivalent and does not use it."""
+    has_no_counterpart = binding.imported_name != RAY_ROOT and isinstance(
+        find_counterpart(binding.imported_name), NoCounterpart
+    )
+    return has_no_counterpart and not _is_used(binding, scan.uses)
+
+
+def _is_used(binding: ImportBinding, uses: Iterable[RayUse]) -> bool:
+    own = [use for use in uses if binding in use.bindings]
+    if binding.bound_name == binding.imported_name:
+        return bool(own)
+    # `import ray.data` binds `ray`, but only uses of `ray.data` need this import.
+    return any(use.ray_name[: len(binding.imported_name)] == binding.imported_name for use in own)
+
+
+def _enclosing_statement(use: RayUse, scan: UsageScan) -> cst.CSTNode | None:
+    """Return the statement that only consists of this call, or None.
+
+    An `if not ray.is_initialized():` whose body only calls the cluster counts as one statement.
+    """
+    call = scan.parents.get(use.node)
+    above = scan.parents.get(call) if isinstance(call, cst.Call) else None
+    if isinstance(above, cst.Expr):
+        return above
+    if isinstance(above, cst.UnaryOperation):
+        above = scan.parents.get(above)
+    return above if isinstance(above, cst.If) and _only_calls_cluster(above, scan) else None
+
+
+def _only_calls_cluster(node: cst.If, scan: UsageScan) -> bool:
+    calls = {scan.parents.get(use.node) for use in scan.uses if _is_cluster_call(use)}
+    statements = [
+        small
+        for line in node.body.body
+        for small in (line.body if isinstance(line, cst.SimpleStatementLine) else [line])
+    ]
+    return node.orelse is None and all(
+        isinstance(each, cst.Expr) and each.value in calls for each in statements
+    )
+
+
+def _deletion_note(use: RayUse, scan: UsageScan) -> MigrationNote:
+    call = scan.parents.get(use.node)
+    what = f"{'.'.join(use.ray_name)}()"
+    if isinstance(call, cst.Call) and "runtime_env" in _keywords(call):
+        do = "Removed; pass its runtime_env as RunConfig(worker_runtime_env=...)."
+        return MigrationNote(use.line, what, do)
+    do = "Removed: spotfit has no cluster to start or stop."
+    return MigrationNote(use.line, what, do, is_manual=False)
+
+
+def _keywords(call: cst.Call) -> list[str]:
+    return [argument.keyword.value for argument in call.args if argument.keyword]
+
+
+def _unused_import_notes(scan: UsageScan, plan: MigrationPlan) -> Iterator[MigrationNote]:
+    """Yield a note for each unused import and each star import without an equivalent."""
+    imports = [
+        (binding.line, binding.imported_name, ".".join(binding.imported_name))
+        for binding in scan.bindings
+        if _is_unused_import(binding, scan)
+    ]
+    imports += [
+        (line, path, f"from {'.'.join(path)} import *") for _, path, line in scan.star_imports
+    ]
+    for line, path, what in imports:
+        counterpart = find_counterpart(path)
+        if isinstance(counterpart, NoCounterpart):
+            yield MigrationNote(line, what, counterpart.do)
+
+
+def _dataset_notes(scan: UsageScan) -> Iterator[MigrationNote]:
+    for use in scan.uses:
+        call, trainer = scan.parents.get(use.node), find_counterpart(use.ray_name)
+        if not (isinstance(trainer, SpotfitName) and trainer.name in _TRAINERS):
+            continue
+        if isinstance(call, cst.Call) and "datasets" in _keywords(call):
+            what = f"{trainer.name}(datasets=...)"
+            yield MigrationNote(use.line, what, DATASETS_UNSUPPORTED)
+
+
+def _plan_string(node: cst.SimpleString, value: str, *, line: int, plan: MigrationPlan) -> None:
+    variable = find_variable(value)
+    if variable is not None:
+        plan.replacements[node] = node.value.replace(value, variable)
+        return
+    for name in _RAY_VARIABLE_PATTERN.findall(value):
+        variable = find_variable(name)
+        do = f"Use {variable}." if variable else f"No effect: {explain_ignored_variable(name)}."
+        plan.notes.append(MigrationNote(line, name, do))
+    if _RAY_MODULE_PATTERN.fullmatch(value):
+        counterpart = find_counterpart(tuple(value.split(".")))
+        if isinstance(counterpart, SpotfitName):
+            do = f"The equivalent is {counterpart.dotted}."
+        else:
+            do = counterpart.do
+        what = f"This string may be a module name. {do}"
+        plan.notes.append(MigrationNote(line, repr(value), what))

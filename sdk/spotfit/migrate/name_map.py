@@ -1,0 +1,179 @@
+"""Map from public names of Ray Train to those of spotfit, and advice for names without one."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from spotfit.host.env import ENV_VARS
+from spotfit.host.ray_env import UNSUPPORTED_RAY_VARIABLES
+
+DottedName = tuple[str, ...]
+"""The parts of a dotted name: ("ray", "train")."""
+
+RAY_ROOT: DottedName = ("ray",)
+
+MODULE_MAP: Mapping[DottedName, str] = {
+    ("ray", "air"): "spotfit",
+    ("ray", "air", "session"): "spotfit",
+    ("ray", "train"): "spotfit",
+    ("ray", "train", "backend"): "spotfit.backend",
+    ("ray", "train", "collective"): "spotfit.collective",
+    ("ray", "train", "torch"): "spotfit.torch",
+    ("ray", "train", "torch", "xla"): "spotfit.torch.xla",
+    ("ray", "train", "v2", "api"): "spotfit",
+    ("ray", "train", "v2", "torch"): "spotfit.torch",
+}
+"""Public modules of Ray, and the spotfit modules with the same public names."""
+
+CONTEXT_METHODS = frozenset(
+    [
+        "get_experiment_name",
+        "get_local_rank",
+        "get_local_world_size",
+        "get_node_rank",
+        "get_world_rank",
+        "get_world_size",
+    ]
+)
+"""Functions of `ray.air.session` that became methods of the train context."""
+
+CLUSTER_LIFECYCLE = frozenset([("ray", "init"), ("ray", "shutdown"), ("ray", "is_initialized")])
+"""Calls that manage Ray's cluster. They are removed if nothing else in the script needs Ray."""
+
+_DATASETS_ADVICE = (
+    "spotfit does not support Ray Data: read the data in the training function, with a DataLoader "
+    "and prepare_data_loader()."
+)
+DATASETS_UNSUPPORTED = f"Datasets are supported only with num_workers=0. {_DATASETS_ADVICE}"
+_NO_INTEGRATION_ADVICE = "spotfit does not integrate this framework yet; this line still uses Ray."
+_TASKS_ADVICE = (
+    "spotfit has no tasks and actors: do this work in the training function, or in plain Python "
+    "before fit()."
+)
+_CLUSTER_ADVICE = "spotfit has no cluster: the provisioner= of the trainer provides machines."
+_STILL_NEEDED = "Not removed, because other lines still need Ray."
+
+ADVICE: Mapping[DottedName, str] = {
+    ("ray",): "spotfit has no equivalent; this line still uses Ray.",
+    ("ray", "actor"): _TASKS_ADVICE,
+    ("ray", "air"): "This was part of Ray AIR, which no longer exists.",
+    ("ray", "air", "integrations"): _NO_INTEGRATION_ADVICE,
+    ("ray", "air", "session"): "There is no equivalent; spotfit.get_context() has name and ranks.",
+    ("ray", "available_resources"): _CLUSTER_ADVICE,
+    ("ray", "cluster_resources"): _CLUSTER_ADVICE,
+    ("ray", "data"): _DATASETS_ADVICE,
+    ("ray", "get"): _TASKS_ADVICE,
+    ("ray", "get_gpu_ids"): "Use spotfit.torch.get_devices() for the devices of this worker.",
+    ("ray", "get_runtime_context"): "Use spotfit.get_context() for the ranks of this worker.",
+    ("ray", "init"): f"{_STILL_NEEDED} Training does not need it.",
+    ("ray", "is_initialized"): _STILL_NEEDED,
+    ("ray", "kill"): _TASKS_ADVICE,
+    ("ray", "method"): _TASKS_ADVICE,
+    ("ray", "nodes"): _CLUSTER_ADVICE,
+    ("ray", "put"): _TASKS_ADVICE,
+    ("ray", "remote"): _TASKS_ADVICE,
+    ("ray", "serve"): "spotfit has no serving; read a checkpoint with as_directory().",
+    ("ray", "shutdown"): _STILL_NEEDED,
+    ("ray", "train"): "spotfit has no such name; see docs/migrating_from_ray_train.md.",
+    ("ray", "train", "_internal"): "This is internal to Ray and has no equivalent.",
+    ("ray", "train", "horovod"): "Ray has removed Horovod, too: use TorchTrainer.",
+    ("ray", "train", "huggingface"): _NO_INTEGRATION_ADVICE,
+    ("ray", "train", "lightgbm"): _NO_INTEGRATION_ADVICE,
+    ("ray", "train", "lightning"): _NO_INTEGRATION_ADVICE,
+    ("ray", "train", "tensorflow"): _NO_INTEGRATION_ADVICE,
+    ("ray", "train", "v2", "_internal"): "This is internal to Ray and has no equivalent.",
+    ("ray", "train", "v2", "jax"): _NO_INTEGRATION_ADVICE,
+    ("ray", "train", "v2", "lightgbm"): _NO_INTEGRATION_ADVICE,
+    ("ray", "train", "v2", "tensorflow"): _NO_INTEGRATION_ADVICE,
+    ("ray", "train", "v2", "xgboost"): _NO_INTEGRATION_ADVICE,
+    ("ray", "train", "xgboost"): _NO_INTEGRATION_ADVICE,
+    ("ray", "tune"): (
+        "spotfit has no Tune: loop over the configurations and call fit() or submit() for each."
+    ),
+    ("ray", "util"): _CLUSTER_ADVICE,
+    ("ray", "wait"): _TASKS_ADVICE,
+}
+"""What to do about names without an equivalent; the longest matching prefix applies."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpotfitName:
+    """The spotfit equivalent of the first `matched_parts` parts of a Ray name.
+
+    `name` is an attribute of `module`, or '' for the module itself.
+    """
+
+    module: str
+    name: str
+    matched_parts: int
+
+    @property
+    def dotted(self) -> str:
+        """The full dotted name."""
+        return f"{self.module}.{self.name}" if self.name else self.module
+
+
+@dataclass(frozen=True, slots=True)
+class NoCounterpart:
+    """A Ray name without a spotfit equivalent; `do` is the advice for the user."""
+
+    do: str
+
+
+def find_counterpart(path: DottedName) -> SpotfitName | NoCounterpart:
+    """Return the spotfit equivalent of a Ray name.
+
+    Attributes of a mapped name are not checked: `ray.train.Checkpoint.from_directory` maps to
+    `spotfit.Checkpoint` with 3 matched parts.
+    """
+    ray_module = next((path[:n] for n in range(len(path), 1, -1) if path[:n] in MODULE_MAP), None)
+    if ray_module is None or not (names := _public_names(MODULE_MAP[ray_module])):
+        return NoCounterpart(_find_advice(path))
+    module, attributes = MODULE_MAP[ray_module], path[len(ray_module) :]
+    if not attributes:
+        return SpotfitName(module, "", len(ray_module))
+    if ray_module[-1] == "session" and attributes[0] in CONTEXT_METHODS:
+        return SpotfitName(module, f"get_context().{attributes[0]}", len(ray_module) + 1)
+    # Public names may also be imported from the submodule that defines them, such as
+    # ray.train.trainer.TorchTrainer.
+    for at, part in enumerate(attributes[:2]):
+        if part in names:
+            return SpotfitName(module, part, len(ray_module) + at + 1)
+        if not _may_hold_public_names((*ray_module, part)):
+            break
+    return NoCounterpart(_find_advice(path))
+
+
+def find_variable(name: str) -> str | None:
+    """Return the spotfit variable that is equivalent to a Ray variable, or None."""
+    return next((each.name for each in ENV_VARS if name and each.ray_name == name), None)
+
+
+def explain_ignored_variable(name: str) -> str:
+    """Return how spotfit behaves instead of reading this Ray variable."""
+    known = UNSUPPORTED_RAY_VARIABLES.get(name)
+    return known.explanation if known else "spotfit has no variable of this name"
+
+
+def _may_hold_public_names(module: DottedName) -> bool:
+    """Return whether a Ray module may define public names that scripts import from it."""
+    # Scripts commonly import Checkpoint from ray.train._checkpoint.
+    is_internal = module[-1].startswith("_") and module[-1] != "_checkpoint"
+    return module[-1].islower() and not is_internal and module not in ADVICE
+
+
+def _find_advice(path: DottedName) -> str:
+    return next(ADVICE[path[:n]] for n in range(len(path), 0, -1) if path[:n] in ADVICE)
+
+
+# Cached: reading `__all__` imports the module, and it is looked up for every use.
+@cache
+def _public_names(module: str) -> frozenset[str] | None:
+    """Return the public names of a spotfit module, or None if the module does not exist."""
+    try:
+        return frozenset(importlib.import_module(module).__all__)
+    except ModuleNotFoundError:
+        return None

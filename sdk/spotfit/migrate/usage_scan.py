@@ -1,0 +1,270 @@
+"""Analysis of a script: imports of Ray, uses of the imported names, and strings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import libcst as cst
+from libcst import metadata
+
+from spotfit.migrate.name_map import RAY_ROOT, DottedName
+
+SPOTFIT = "spotfit"
+_RAY_NAME_PATTERN = re.compile(r"\bray(?:\.\w+)+")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ImportBinding:
+    """One alias of an import statement.
+
+    `import ray.train` imports `ray.train` and binds the local name `ray` to `ray`;
+    `import ray.train as t` binds `t` to `ray.train`.
+    """
+
+    statement: cst.Import | cst.ImportFrom
+    alias: cst.ImportAlias
+    local_name: str
+    bound_name: DottedName
+    imported_name: DottedName
+    scope: metadata.Scope | None
+    line: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RayUse:
+    """An attribute chain in the source, and the imports to which its first name may be bound.
+
+    `is_certain` is False if the first name may also be bound to something other than Ray.
+    `annotation_text` is the chain as written within a quoted annotation, else ''.
+    """
+
+    node: cst.BaseExpression
+    source_name: DottedName
+    bindings: Sequence[ImportBinding]
+    is_certain: bool
+    line: int
+    annotation_text: str = ""
+
+    @property
+    def ray_name(self) -> DottedName:
+        """The full name in Ray."""
+        return (*self.bindings[0].bound_name, *self.source_name[1:])
+
+
+@dataclass(slots=True)
+class UsageScan:
+    """All imports and uses of Ray in a script, in source order."""
+
+    bindings: list[ImportBinding] = field(default_factory=list)
+    star_imports: list[tuple[cst.ImportFrom, DottedName, int]] = field(default_factory=list)
+    uses: list[RayUse] = field(default_factory=list)
+    strings: list[tuple[cst.SimpleString, str, int]] = field(default_factory=list)
+    """Strings other than docstrings: node, value, line."""
+    is_spotfit_taken: bool = False
+    """Whether the script binds the name `spotfit` to something else."""
+    parents: Mapping[cst.CSTNode, cst.CSTNode] = field(default_factory=dict)
+
+
+def scan_usage(wrapper: metadata.MetadataWrapper) -> UsageScan:
+    """Collect imports first, then the uses of the imported names."""
+    scan = UsageScan(parents=wrapper.resolve(metadata.ParentNodeProvider))
+    scopes = set(wrapper.resolve(metadata.ScopeProvider).values())
+    scan.is_spotfit_taken = any(_is_taken(scope) for scope in scopes if scope is not None)
+    wrapper.visit(_ImportCollector(scan))
+    wrapper.visit(_UseCollector(scan))
+    return scan
+
+
+def dotted_name(node: cst.BaseExpression | None) -> DottedName:
+    """Return the parts of `a.b.c`, or () for any other expression."""
+    parts: list[str] = []
+    while isinstance(node, cst.Attribute):
+        parts.append(node.attr.value)
+        node = node.value
+    return (node.value, *reversed(parts)) if isinstance(node, cst.Name) else ()
+
+
+def chain_head(node: cst.BaseExpression, length: int) -> cst.BaseExpression:
+    """Return the subexpression of a chain that contains its first `length` names."""
+    for _ in range(len(dotted_name(node)) - length):
+        node = cst.ensure_type(node, cst.Attribute).value
+    return node
+
+
+def _is_taken(scope: metadata.Scope) -> bool:
+    """Return whether the scope binds the name `spotfit` to anything but the package."""
+    nodes = (getattr(each, "node", None) for each in scope.assignments if each.name == SPOTFIT)
+    return any(
+        not isinstance(node, cst.Import)
+        or not any(dotted_name(alias.name)[:1] == (SPOTFIT,) for alias in node.names)
+        for node in nodes
+    )
+
+
+class _ImportCollector(cst.CSTVisitor):
+    METADATA_DEPENDENCIES = (metadata.ScopeProvider, metadata.PositionProvider)
+
+    def __init__(self, scan: UsageScan) -> None:
+        super().__init__()
+        self._scan = scan
+
+    def visit_Import(self, node: cst.Import) -> bool:
+        for alias in node.names:
+            imported = dotted_name(alias.name)
+            path = imported if alias.asname else imported[:1]
+            self._add_binding(
+                node, alias, local=_alias_name(alias) or imported[0], path=path, imported=imported
+            )
+        return False
+
+    def visit_ImportFrom(self, node: cst.ImportFrom) -> bool:
+        if node.relative:  # `from .ray import x` is a module of the user
+            return False
+        module = dotted_name(node.module)
+        if isinstance(node.names, cst.ImportStar):
+            if module[:1] == RAY_ROOT:
+                self._scan.star_imports.append((node, module, self._line_of(node)))
+            return False
+        for alias in node.names:
+            name = cst.ensure_type(alias.name, cst.Name).value
+            path = (*module, name)
+            self._add_binding(
+                node, alias, local=_alias_name(alias) or name, path=path, imported=path
+            )
+        return False
+
+    def _add_binding(
+        self,
+        node: cst.Import | cst.ImportFrom,
+        alias: cst.ImportAlias,
+        *,
+        local: str,
+        path: DottedName,
+        imported: DottedName,
+    ) -> None:
+        if path[:1] != RAY_ROOT:
+            return
+        self._scan.bindings.append(
+            ImportBinding(
+                statement=node,
+                alias=alias,
+                local_name=local,
+                bound_name=path,
+                imported_name=imported,
+                scope=self.get_metadata(metadata.ScopeProvider, node, None),
+                line=self._line_of(node),
+            )
+        )
+
+    def _line_of(self, node: cst.CSTNode) -> int:
+        return int(self.get_metadata(metadata.PositionProvider, node).start.line)
+
+
+class _UseCollector(cst.CSTVisitor):
+    METADATA_DEPENDENCIES = (metadata.ScopeProvider, metadata.PositionProvider)
+
+    def __init__(self, scan: UsageScan) -> None:
+        super().__init__()
+        self._scan = scan
+        self._quotes_are_code = False
+
+    def visit_Import(self, node: cst.Import) -> bool:
+        return False
+
+    def visit_ImportFrom(self, node: cst.ImportFrom) -> bool:
+        return False
+
+    def visit_Annotation(self, node: cst.Annotation) -> None:
+        self._quotes_are_code = True
+
+    def leave_Annotation(self, original_node: cst.Annotation) -> None:
+        self._quotes_are_code = False
+
+    def visit_Attribute(self, node: cst.Attribute) -> bool:
+        # The whole chain is one use: its parts must not be visited again as shorter chains.
+        if dotted_name(node):
+            self._add_chain(node, node)
+            return False
+        node.value.visit(self)  # `f(ray.x).y`: not a chain, but it may contain one
+        return False
+
+    def visit_Name(self, node: cst.Name) -> None:
+        self._add_chain(node, node)
+
+    def visit_SimpleString(self, node: cst.SimpleString) -> None:
+        value = node.evaluated_value
+        if not isinstance(value, str):
+            return
+        if self._quotes_are_code:
+            self._add_annotation(node, value)
+        elif not isinstance(self._scan.parents.get(node), cst.Expr):  # a docstring
+            self._scan.strings.append((node, value, self._line_of(node)))
+
+    def _add_annotation(self, node: cst.SimpleString, value: str) -> None:
+        scope = self.get_metadata(metadata.ScopeProvider, node, None)
+        for chain in sorted(set(_RAY_NAME_PATTERN.findall(value))):
+            self._add_use(node, tuple(chain.split(".")), scope=scope, annotation_text=chain)
+
+    def _add_chain(self, node: cst.BaseExpression, chain: cst.BaseExpression) -> None:
+        first = cst.ensure_type(chain_head(chain, 1), cst.Name)
+        scope = self.get_metadata(metadata.ScopeProvider, first, None)
+        self._add_use(node, dotted_name(chain), scope=scope)
+
+    def _add_use(
+        self,
+        node: cst.BaseExpression,
+        source_name: DottedName,
+        *,
+        scope: metadata.Scope | None,
+        annotation_text: str = "",
+    ) -> None:
+        if scope is None:  # keyword names of arguments and parts of imports have no scope
+            return
+        assignments = list(scope[source_name[0]])
+        bindings = [
+            each for each in self._scan.bindings if _binds(each, source_name[0], assignments)
+        ]
+        if not bindings:
+            return
+        is_certain = len({each.bound_name for each in bindings}) == 1 and not any(
+            self._is_unrelated(each) for each in assignments
+        )
+        self._scan.uses.append(
+            RayUse(
+                node=node,
+                source_name=source_name,
+                bindings=bindings,
+                is_certain=is_certain,
+                line=self._line_of(node),
+                annotation_text=annotation_text,
+            )
+        )
+
+    def _is_unrelated(self, assignment: metadata.BaseAssignment) -> bool:
+        """Return whether the assignment binds the name to something other than Ray or None.
+
+        None does not count: scripts assign it if the import of Ray fails.
+        """
+        node = getattr(assignment, "node", None)
+        if isinstance(node, cst.Import | cst.ImportFrom):
+            return not any(each.statement is node for each in self._scan.bindings)
+        target = self._scan.parents.get(node) if node is not None else None
+        statement = self._scan.parents.get(target) if target is not None else None
+        return not (isinstance(statement, cst.Assign) and dotted_name(statement.value) == ("None",))
+
+    def _line_of(self, node: cst.CSTNode) -> int:
+        return int(self.get_metadata(metadata.PositionProvider, node).start.line)
+
+
+def _binds(
+    binding: ImportBinding, name: str, assignments: Sequence[metadata.BaseAssignment]
+) -> bool:
+    return binding.local_name == name and any(
+        getattr(each, "node", None) is binding.statement for each in assignments
+    )
+
+
+def _alias_name(alias: cst.ImportAlias) -> str | None:
+    return cst.ensure_type(alias.asname.name, cst.Name).value if alias.asname else None

@@ -1,0 +1,186 @@
+"""`LeaderState`: what the leader observes beyond the journal, the second input of its decisions.
+
+It is soft state: it is never persisted, and a new leader observes it again. All times are of the
+leader's own monotonic clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any, Literal
+
+import msgspec
+
+from spotfit.core.ids import AgentId, Token
+from spotfit.model.events import RankFailure, ValidationRequest
+from spotfit.model.group import GroupStatus
+from spotfit.model.snapshot_id import SnapshotShard
+from spotfit.model.topology import Member, Notice
+
+
+class ValidationReported(msgspec.Struct, frozen=True, kw_only=True, tag="validation_reported"):
+    """The result of one validation attempt. Agents resend it to every new leader.
+
+    Status 'lost': the attempt failed for a reason outside the user's function and is retried.
+    """
+
+    attempt: int
+    status: Literal["validated", "failed", "timeout", "lost"]
+    metrics: dict[str, Any] = {}
+    reason: str = ""
+
+
+class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of one connected agent."""
+
+    member: Member
+    joined_at: float
+    """When the agent joined."""
+    last_heard_at: float
+    """When the last message of the agent was received."""
+    running_round: int | None = None
+    """The round whose workers are running on its node."""
+    notice: Notice | None = None
+    is_warm: bool = True
+    """Whether its fork server has finished all imports, so that workers start without delay."""
+    node_failure: RankFailure | None = None
+    """Why the node can never start a worker, if that is known."""
+    last_entered_round: int = -1
+    """The number of the last round the agent entered; it never enters this or an earlier round."""
+    uploading_round: int | None = None
+    """The round whose checkpoints the node is still uploading after its workers have ended."""
+    snapshot_shards: tuple[SnapshotShard, ...] = ()
+    """The snapshot shards in the node's memory when its last workers ended."""
+
+
+class ReplicaLocation(msgspec.Struct, frozen=True, kw_only=True):
+    """The node that holds a replica of a rank's latest snapshot shard, and the shard's step."""
+
+    step: int
+    peer_store_address: str
+    reported_at: float
+
+
+class ReadyCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that is completely uploaded and not yet committed to the journal.
+
+    The fields have the meaning of those of `events.CheckpointCommitted`.
+    """
+
+    name: str
+    round: int
+    report_index: int
+    metrics: dict[str, Any]
+    ranks: tuple[int, ...]
+    size_bytes: int = 0
+    validation: ValidationRequest | None = None
+    is_snapshot: bool = False
+    step: int | None = None
+    reason: str = ""
+    custom_folder: str = ""
+    snapshot_taken_at: float | None = None
+    """When the last rank had taken its shard of the snapshot; None if unknown."""
+
+
+class RoundProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """The observable progress of the ranks of a round, input of hang detection."""
+
+    progress_counts: tuple[int, ...]
+    """By rank: the number of its reports, collectives and saves."""
+    progressed_at: float
+    """When any of these counts last increased."""
+    running_ranks: AbstractSet[int] = frozenset()
+    """Ranks whose training function was called."""
+    returned_ranks: AbstractSet[int] = frozenset()
+    """Ranks whose training function returned."""
+    is_uploading: bool = False
+    """Whether a checkpoint upload is in flight."""
+    is_validating: bool = False
+    """Whether a validation is pending; the training function may wait for its result."""
+
+
+class UserCodeError(msgspec.Struct, frozen=True, kw_only=True):
+    """User code outside the workers (a callback or a backend hook) raised. This ends the run."""
+
+    reason: str
+    traceback_text: str
+    pickle_key: str | None = None
+    """Object key of the sealed pickled exception; None if it could not be pickled."""
+
+
+class LeaderState(msgspec.Struct, frozen=True, kw_only=True):
+    """The leader's observations that are not in the journal."""
+
+    # The defaults are those of a headless leader, which observes only machines; a leader with a
+    # round coordinator sets all fields.
+
+    agent_id: AgentId
+    is_headless: bool = False
+    """Whether this leader has no round coordinator: it manages machines but sees no agents."""
+    releases_on_agent_exit: bool = True
+    """Whether a machine terminates, and stops costing money, when its agent exits."""
+    leading_since: float = 0.0
+    members: dict[AgentId, MemberStatus] = {}
+    disconnected_since: dict[AgentId, float] = {}
+    """Agents that are disconnected, with the time of the disconnect."""
+    disconnected_in_round: AbstractSet[AgentId] = frozenset()
+    """Agents that were disconnected at any time since the round was opened."""
+    notice_received_at: Mapping[AgentId, float] = {}
+    """When the leader received each agent's preemption notice, also of agents that have left."""
+    last_agent_by_node: Mapping[tuple[Token, int], AgentId] = {}
+    """The agent that was last connected from each node."""
+    workers_stopped: bool = True
+    """Whether no connected node has a running worker of the open round."""
+    running_ranks: AbstractSet[int] = frozenset()
+    """Ranks of the open round whose training function was called."""
+    returned_ranks: AbstractSet[int] = frozenset()
+    """Ranks of the open round whose training function returned."""
+    returned_at: float | None = None
+    """When the last rank returned."""
+    uploading_ranks: AbstractSet[int] = frozenset()
+    """Ranks that are uploading files of the open round's next checkpoint."""
+    rank_failures: dict[int, RankFailure] = {}
+    """The failures of the open round by rank."""
+    failing_since: float | None = None
+    """When the first failure or disconnect of the open round was observed."""
+    last_save_error: str = ""
+    """Why the last report with files did not become a checkpoint; '' if it did or still may."""
+    reports_delivered: bool = True
+    """Whether all reports of the round are matched and delivered to the callbacks."""
+    user_code_error: UserCodeError | None = None
+    ready_checkpoints: tuple[ReadyCheckpoint, ...] = ()
+    bucket_searched: bool = True
+    """Whether the bucket was searched for complete checkpoints since the last round ended."""
+    group_statuses: dict[Token, GroupStatus] = {}
+    status_as_of: Mapping[Token, float] = {}
+    """The time for which each status is certain. Backends may report a terminated machine as
+    running for `Traits.status_lag_s`."""
+    granted_at: dict[Token, float] = {}
+    """When each group was first observed with a running machine."""
+    refused_at: float | None = None
+    """When a request was last refused, or a machine failed while booting."""
+    phase_changed_at: float = 0.0
+    """When the open round was opened, the last round was closed, or the fit ended."""
+    committed_at: float | None = None
+    """When the last checkpoint was committed."""
+    snapshot_taken_at: float | None = None
+    """When the last committed snapshot was taken; None for files saved by user code."""
+    replacement_ready_at: float | None = None
+    """When the workers were notified that the replacement is ready."""
+    replica_locations: Mapping[int, ReplicaLocation] = {}
+    """The replicas of each rank of the open round on other nodes."""
+    uncommitted_work_s: float = math.inf
+    """Training time since the last commit when the last round closed; infinite for a new leader,
+    which does not know it."""
+    latest_metrics: dict[str, Any] | None = None
+    """The last metrics of rank 0."""
+    result_key: str | None = None
+    """Object key of rank 0's return value."""
+    validation_changed_at: float = 0.0
+    """When a validation was last requested (while none was pending), started, ended or lost."""
+    validation_reported: ValidationReported | None = None
+    """The reported result of the current validation."""
+    validator_refused_at: float | None = None
+    """`refused_at` of machines for validations."""

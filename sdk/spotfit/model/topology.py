@@ -1,0 +1,136 @@
+"""Members, rounds and rank assignments, and the preemption notices of nodes.
+
+A `Member` is an agent that offers worker slots. A `Round` assigns consecutive world ranks to the
+nodes of some members (`NodeAssignment`). `Ranks` is the position of one worker process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from spotfit.core.ids import AgentId, Token
+from spotfit.model.snapshot_id import SnapshotId
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent's offer to take part in rounds: its addresses and worker slots."""
+
+    agent: AgentId
+    host: str
+    """Address at which workers of other nodes reach this node."""
+    coordinator_address: str
+    """host:port of its round coordinator, which it serves while it is the leader."""
+    slots: int
+    """Number of workers the node can run."""
+    token: Token
+    node: int
+    """Index of its machine within the group `token`."""
+    devices: tuple[str, ...] = ()
+    python: str = ""
+    pid: int = 0
+    peer_store_address: str = ""
+    """host:port of its peer snapshot server; '' if it stores no replicas of peers."""
+
+
+class NodeAssignment(msgspec.Struct, frozen=True, kw_only=True):
+    """The node of one agent in a round: `num_workers` consecutive ranks from `first_rank`."""
+
+    agent: AgentId
+    node_rank: int
+    first_rank: int
+    num_workers: int
+    host: str
+    token: Token
+    node: int
+    """Index of its machine within the group `token`."""
+    peer_store_address: str = ""
+    """host:port of its peer snapshot server; '' if there is none."""
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first_rank, self.first_rank + self.num_workers)
+
+    @property
+    def machine_name(self) -> str:
+        """The machine's name in messages: group token and index."""
+        return f"{self.token}/{self.node}"
+
+
+class Round(msgspec.Struct, frozen=True, kw_only=True):
+    """One incarnation of the worker group, called "attempt" in Ray. Any loss ends the round; the
+    next one has the next number."""
+
+    number: int
+    assignments: tuple[NodeAssignment, ...]
+    checkpoint_name: str | None = None
+    """The committed checkpoint from which the ranks resume; None: they start from scratch."""
+    memory_snapshot: SnapshotId | None = None
+    """A newer snapshot in the memory of these nodes, used instead of the checkpoint. The checkpoint
+    remains the fallback if a shard is corrupt."""
+    # In the entry, so that all nodes read from the same sources without asking the leader.
+    shard_holders: tuple[tuple[AgentId, ...], ...] = ()
+    """The agents that hold each shard of `memory_snapshot`, by the rank that saved it."""
+
+    @property
+    def world_size(self) -> int:
+        return sum(assignment.num_workers for assignment in self.assignments)
+
+    def assignment_of(self, agent: AgentId) -> NodeAssignment | None:
+        """The assignment of that agent, or None if it takes no part in the round."""
+        return next((one for one in self.assignments if one.agent == agent), None)
+
+    def assignment_for_rank(self, rank: int) -> NodeAssignment:
+        """The assignment that contains that world rank."""
+        return next(assignment for assignment in self.assignments if rank in assignment.ranks)
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """A preemption notice: the machine will be terminated."""
+
+    reason: str
+    seconds_left: float | None = None
+    """Seconds until the termination when the notice was received; None if not announced."""
+    deadline_ms: int = 0
+    """The deadline in milliseconds since 1970 by the cloud's clock, for display only; 0:
+    unknown."""
+
+
+class PreemptionRisk(msgspec.Struct, frozen=True, kw_only=True):
+    """A cloud's warning that the machine has an elevated risk of preemption (not a notice).
+
+    It triggers one early save. Most machines with a warning are never preempted.
+    """
+
+    reason: str
+
+
+class Ranks(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranks of one worker process; the defaults describe a single process."""
+
+    world_rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    node_rank: int = 0
+
+
+# A dataclass with the field names of Ray Train: it is passed to user code and pickled in errors.
+@dataclass(frozen=True)
+class PreemptionInfo:
+    """Nodes of the round with a preemption notice, and the world ranks on each of them."""
+
+    deadline_ms: int | None
+    """The earliest deadline in milliseconds since 1970; None if unknown."""
+    preempted_node_to_ranks: dict[str, list[int]]
+
+    @property
+    def preempted_node_ids(self) -> list[str]:
+        """The node ids, sorted."""
+        return sorted(self.preempted_node_to_ranks)
+
+    @property
+    def preempted_ranks(self) -> list[int]:
+        """All ranks on those nodes, sorted."""
+        return sorted(rank for ranks in self.preempted_node_to_ranks.values() for rank in ranks)

@@ -1,0 +1,436 @@
+"""Preemption: what to save before a node's deadline, when to replace nodes, and when to resize.
+
+After a notice the group keeps training while the replacement boots. The leader decides when to end
+the round (`replace_preempted_nodes`), rank 0 decides when to save (`decide_final_save`):
+
+    state of the round with a notice              | event                                | next
+    ----------------------------------------------|--------------------------------------|-----------
+    training, waiting for the replacement         | replacement ready and saved          | closed
+    training, waiting for the replacement         | deadline                             | closed
+    replacement ready, no save since the notice   | commit, or replica on nodes that stay| closed
+    replacement ready, old snapshot in flight     | commit of a newer one, or replica    | closed
+    replacement ready                             | `_DEADLINE_MARGIN_S` before deadline | closed
+
+Closing directly after a save loses no steps (docs/decisions/0014); a replica on a peer that stays
+is as good as a commit, because the next round resumes from memory (docs/decisions/0037).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from spotfit.core.ids import AgentId
+from spotfit.core.units import format_seconds
+from spotfit.model.events import FailureCause, RoundClosed
+from spotfit.model.failure_model import SaveCostEstimate
+from spotfit.model.leader_state import LeaderState
+from spotfit.model.topology import NodeAssignment, Round
+from spotfit.model.view import View
+from spotfit.policy.actions import Wait
+from spotfit.policy.capacity import (
+    is_last_attempt,
+    pending_slots,
+    requeueable_members,
+    usable_members,
+)
+from spotfit.policy.lost_agents import is_missing
+from spotfit.policy.retry_budget import preempted_nodes, round_closed_by_failure
+from spotfit.protocol.agent_peer import REPLICATION_BYTES_PER_S
+
+# The time to a deadline that a notice does not specify. AWS terminates two minutes after its
+# notice; the sources of clouds with shorter notices specify the time.
+DEFAULT_NOTICE_S = 120.0
+
+# A round is only closed this soon after a commit: closing later would discard the steps since then.
+_FRESH_COMMIT_S = 0.25
+
+# Upper bound of a wait for a commit. The commit itself wakes the leader, so this is only a safety
+# net.
+_COMMIT_POLL_S = 1.0
+
+# The round is closed this long before the deadline, even without a fresh commit: stopping the
+# workers cleanly is then still possible, and resuming from memory needs the node's replicas only.
+_DEADLINE_MARGIN_S = 2.0
+
+# Safety margins on the estimated duration of the final save: a fifth for varying throughput, and a
+# second for the manifests and the journal entry, which are written after the last upload.
+_SLOWDOWN_MARGIN = 0.2
+_COMMIT_MARGIN_S = 1.0
+
+# Assumed probability that a machine is terminated before the announced deadline. Work worth more
+# than a save's costs at this probability is saved at once.
+_EARLY_LOSS_FRACTION = 0.01
+
+_SAVED_REASON = "checkpoint saved after the preemption notice"
+
+SaveTarget = Literal["bucket", "peer"]
+"""Where the leaving node uploads its shard of the snapshot first."""
+
+
+class PreDeadlineState(msgspec.Struct, frozen=True):
+    """The input of `decide_final_save`, for the rank with the largest shard."""
+
+    time_left_s: float
+    """Seconds until the machine is terminated."""
+    unsaved_work_s: float
+    """Training time since the last snapshot that is committed or in flight."""
+    step_s: float
+    costs: SaveCostEstimate
+    size_bytes: int
+    """Size of the largest shard that a rank must upload."""
+    bucket_bytes_per_s: float
+    """Measured throughput of earlier saves, from the snapshot to the commit."""
+    peer_bytes_per_s: float = 0.0
+    """Throughput to a peer that stays; 0 if there is none."""
+    in_flight_remaining_s: float | None = None
+    """Seconds until the save in flight is committed; None if none is in flight."""
+    has_free_slot: bool = True
+    """Whether memory for another snapshot is free. Otherwise a save would block the training until
+    an earlier one is uploaded."""
+    replacement_ready: bool = False
+    """Whether the next round could be opened at once."""
+    max_step_s: float = 0.0
+    """Duration of the slowest step, such as one with an evaluation."""
+
+
+class FinalSave(NamedTuple):
+    """Take a snapshot at the next step and upload it to `target` first."""
+
+    target: SaveTarget
+    reason: str
+
+
+class ContinueTraining(NamedTuple):
+    """Continue training for `for_s` seconds, then decide again."""
+
+    for_s: float
+    reason: str
+
+
+class AwaitSaveInFlight(NamedTuple):
+    """Take no further snapshot: it would slow down the save in flight."""
+
+    reason: str
+
+
+class NoTimeToSave(NamedTuple):
+    """No save can be completed before the deadline."""
+
+    reason: str
+
+
+def replace_preempted_nodes(
+    view: View, state: LeaderState, round_: Round, now: float
+) -> RoundClosed | Wait | None:
+    """End a round with a preemption notice once replaced and saved, or at the deadline.
+
+    Returns None if no assigned node has a notice.
+    """
+    leaving = [one for one in round_.assignments if one.agent in view.notices]
+    if not leaving:
+        return None
+    deadline = min(_deadline(view, state, assignment.agent) for assignment in leaving)
+    if now >= deadline:
+        preempted = preempted_nodes(leaving, view, drain_timed_out=True)
+        reason = "the preemption deadline has passed"
+        return RoundClosed(
+            round_number=round_.number,
+            cause=FailureCause.PREEMPTION,
+            reason=reason,
+            preempted=preempted,
+        )
+    replicated_at = _replicated_at(view, state, round_, leaving=leaving)
+    is_committed = _is_saved_since_notice(view, [assignment.agent for assignment in leaving])
+    is_saved = is_committed or replicated_at is not None
+    if not is_saved or not is_replacement_ready(view, state):
+        return Wait(deadline, f"{len(leaving)} nodes leave in {deadline - now:.0f} s")
+    if (
+        now >= deadline - _DEADLINE_MARGIN_S
+        or (replicated_at is not None and now - replicated_at <= _FRESH_COMMIT_S)
+        or (
+            is_committed
+            and _committed_just_now(state, now)
+            and not _newer_snapshot_coming(view, state, round_, time_left_s=deadline - now)
+        )
+    ):
+        return _close_after_save(view, state, round_, leaving=leaving)
+    reason = "replacement ready; the round ends at the next save"
+    return Wait(deadline - _DEADLINE_MARGIN_S, reason)
+
+
+def _replicated_at(
+    view: View, state: LeaderState, round_: Round, leaving: list[NodeAssignment]
+) -> float | None:
+    """When the leaving nodes had replicated one snapshot, taken after their notices, to nodes that
+    stay; None if a shard is missing. Nodes that stay hold their own shards."""
+    staying = {one.peer_store_address for one in round_.assignments if one not in leaving}
+    replicas = [state.replica_locations.get(rank) for one in leaving for rank in one.ranks]
+    safe = [one for one in replicas if one is not None and one.peer_store_address in staying]
+    if len(safe) < len(replicas) or len({replica.step for replica in safe}) != 1:
+        return None
+    reported_at = [replica.reported_at for replica in safe]
+    return max(reported_at) if min(reported_at) > _latest_notice_at(state, leaving) else None
+
+
+def _latest_notice_at(state: LeaderState, leaving: list[NodeAssignment]) -> float:
+    return max(state.notice_received_at.get(one.agent, state.leading_since) for one in leaving)
+
+
+def _newer_snapshot_coming(
+    view: View, state: LeaderState, round_: Round, time_left_s: float
+) -> bool:
+    """Whether nodes that stay will soon hold a newer snapshot than the one just committed.
+
+    That is so if the committed snapshot was taken before the workers knew that the replacement is
+    ready (they take another one then), and if a replica can arrive before the deadline.
+    """
+    assert view.spec is not None
+    if (
+        state.snapshot_taken_at is None
+        or state.replacement_ready_at is None
+        or state.snapshot_taken_at >= state.replacement_ready_at
+    ):
+        return False
+    staying = [one for one in round_.assignments if one.agent not in view.notices]
+    can_replicate = bool(staying) and all(one.peer_store_address for one in staying)
+    # The latest checkpoint is the best estimate of the snapshot's size; shards are of similar size.
+    latest = view.latest_checkpoint
+    shard_bytes = latest.size_bytes / len(round_.assignments) if latest is not None else 0.0
+    transfer_s = (1 + _SLOWDOWN_MARGIN) * shard_bytes / REPLICATION_BYTES_PER_S + _COMMIT_MARGIN_S
+    # The leaving machine does not exist any more during the grace period.
+    machine_left_s = time_left_s - view.spec.failure_limits.preemption_grace_s
+    return can_replicate and transfer_s < machine_left_s - _DEADLINE_MARGIN_S
+
+
+def _close_after_save(
+    view: View, state: LeaderState, round_: Round, leaving: list[NodeAssignment]
+) -> RoundClosed:
+    """Close the round without loss: as PREEMPTION, or as RESIZE if an elastic group shrinks."""
+    assert view.spec is not None
+    is_replicated = _replicated_at(view, state, round_, leaving=leaving) is not None
+    is_older = state.snapshot_taken_at is not None and state.snapshot_taken_at < _latest_notice_at(
+        state, leaving
+    )
+    saved = _SAVED_REASON
+    if is_older and not is_replicated:
+        saved = "checkpoint saved before the preemption notice was committed"
+    slots = _warm_slots(view, state)
+    if slots < view.spec.max_workers:
+        return RoundClosed(
+            round_number=round_.number,
+            cause=FailureCause.RESIZE,
+            reason=f"{saved}; continuing with {slots} workers",
+            state_replicated=is_replicated,
+        )
+    return RoundClosed(
+        round_number=round_.number,
+        cause=FailureCause.PREEMPTION,
+        reason=f"{saved}; replacement ready",
+        preempted=preempted_nodes(leaving, view),
+        state_replicated=is_replicated,
+    )
+
+
+def decide_final_save(
+    deadline_state: PreDeadlineState,
+) -> FinalSave | ContinueTraining | AwaitSaveInFlight | NoTimeToSave:
+    """Decide when to take the last snapshot before the deadline, and where to upload it.
+
+    Normally as late as it is certain to be complete in time: all work until then is kept. At once
+    if the replacement is ready, because then the round waits for nothing else, or if much work is
+    unsaved. Never if the training would block on an earlier save.
+    """
+    time_left = f"{format_seconds(max(0.0, deadline_state.time_left_s))} left"
+    target = _reachable_target(deadline_state)
+    if target is None:
+        if deadline_state.in_flight_remaining_s is not None:
+            return AwaitSaveInFlight(f"{time_left}: not enough for another save")
+        return NoTimeToSave(f"{time_left}: not enough for a save")
+    if deadline_state.replacement_ready and deadline_state.in_flight_remaining_s is not None:
+        return _decide_beside_in_flight(deadline_state)
+    needed_s = _time_needed_s(deadline_state, target)
+    duration = f"a save to the {target} takes {format_seconds(needed_s)}"
+    spare_s = deadline_state.time_left_s - needed_s
+    if deadline_state.replacement_ready:
+        return FinalSave(target, f"replacement ready; {duration}")
+    if not deadline_state.has_free_slot:
+        return ContinueTraining(
+            max(spare_s, deadline_state.step_s), "no memory for another snapshot is free"
+        )
+    if spare_s < deadline_state.step_s + _next_check_in_s(deadline_state):
+        return FinalSave(target, f"{time_left}; {duration}")
+    expected_loss_s = _EARLY_LOSS_FRACTION * deadline_state.unsaved_work_s
+    if (
+        deadline_state.in_flight_remaining_s is None
+        and expected_loss_s > deadline_state.costs.cost_per_save_s
+    ):
+        unsaved = f"{format_seconds(deadline_state.unsaved_work_s)} of unsaved work"
+        return FinalSave(target, f"{unsaved}; {duration}")
+    return ContinueTraining(spare_s - _next_check_in_s(deadline_state), f"{time_left}; {duration}")
+
+
+def _decide_beside_in_flight(deadline_state: PreDeadlineState) -> FinalSave | AwaitSaveInFlight:
+    """With the replacement ready and a save in flight: wait for that, or save newer work to a peer.
+
+    A newer snapshot is worth it once more was trained since the last one than is trained while the
+    newer one is taken and replicated.
+    """
+    needed_s = _time_needed_s(deadline_state, "peer")
+    if (
+        deadline_state.has_free_slot
+        and needed_s <= deadline_state.time_left_s
+        and needed_s < deadline_state.unsaved_work_s
+    ):
+        unsaved = f"{format_seconds(deadline_state.unsaved_work_s)} of unsaved work"
+        duration = f"a save to the peer takes {format_seconds(needed_s)}"
+        return FinalSave("peer", f"replacement ready; {unsaved}; {duration}")
+    return AwaitSaveInFlight("replacement ready; waiting for the save in flight")
+
+
+def _next_check_in_s(deadline_state: PreDeadlineState) -> float:
+    """The longest time until the next decision: one step."""
+    # The next step may be the slowest one. But saving earlier for its sake is only worth it if at
+    # least as much work is unsaved as that step would be late.
+    if deadline_state.unsaved_work_s < deadline_state.max_step_s:
+        return deadline_state.step_s
+    return max(deadline_state.step_s, deadline_state.max_step_s)
+
+
+def _reachable_target(deadline_state: PreDeadlineState) -> SaveTarget | None:
+    """Where a save would be complete before the deadline; None if nowhere."""
+    # The bucket is preferred: a checkpoint there also survives the loss of the peer.
+    if _time_needed_s(deadline_state, "bucket") <= deadline_state.time_left_s:
+        return "bucket"
+    return "peer" if _time_needed_s(deadline_state, "peer") <= deadline_state.time_left_s else None
+
+
+def _time_needed_s(deadline_state: PreDeadlineState, target: SaveTarget) -> float:
+    """Seconds until a snapshot taken at the next step is safe; infinite if there is no such
+    target."""
+    bytes_per_s = (
+        deadline_state.bucket_bytes_per_s if target == "bucket" else deadline_state.peer_bytes_per_s
+    )
+    if bytes_per_s <= 0:
+        return float("inf")
+    transfer_s = (1 + _SLOWDOWN_MARGIN) * deadline_state.size_bytes / bytes_per_s
+    # Uploads to the bucket run one after the other; replication to a peer uses another connection.
+    queued_s = (deadline_state.in_flight_remaining_s or 0.0) if target == "bucket" else 0.0
+    snapshot_s = deadline_state.step_s + deadline_state.costs.stall_s
+    return queued_s + snapshot_s + transfer_s + _COMMIT_MARGIN_S
+
+
+def may_continue_without(view: View, assignment: NodeAssignment) -> bool:
+    """Whether the remaining ranks may continue and save after that node was preempted.
+
+    That requires a notice, an option that enables it, and rank 0 on another node: rank 0 decides
+    about saves and reports the metrics.
+    """
+    assert view.spec is not None
+    is_enabled = view.spec.relax_collectives or view.spec.failure_limits.preemption_grace_s > 0
+    return is_enabled and assignment.agent in view.notices and 0 not in assignment.ranks
+
+
+def close_after_preemption(
+    view: View, state: LeaderState, round_: Round, now: float
+) -> RoundClosed | Wait | None:
+    """Close a round whose announced nodes are gone, after the remaining ranks have saved.
+
+    They may finish a checkpoint that needs no lost rank and, with relaxed collectives, start one;
+    both until the deadline plus `preemption_grace_s`. Returns None if no node is lost.
+    """
+    assert view.spec is not None
+    lost = [one for one in round_.assignments if is_missing(view, state, one)]
+    if not lost:
+        return None
+    agents = [assignment.agent for assignment in lost if assignment.agent in view.notices]
+    until = min((_deadline(view, state, agent) for agent in agents), default=now)
+    lost_ranks = {rank for assignment in lost for rank in assignment.ranks}
+    can_finish = bool(state.uploading_ranks) and lost_ranks.isdisjoint(state.uploading_ranks)
+    can_start = view.spec.relax_collectives and not _is_saved_since_notice(view, agents)
+    if now < until and (can_finish or can_start):
+        return Wait(until, f"ranks {sorted(lost_ranks)} are lost; the remaining ranks are saving")
+    return round_closed_by_failure(view, state, round_)
+
+
+def leave_last_attempt_nodes(
+    view: View, state: LeaderState, round_: Round, now: float
+) -> RoundClosed | Wait | None:
+    """Replace machines on their last backend restart, directly after a commit so that no step is
+    lost.
+
+    Returns None if there are none, or if not enough other machines are ready.
+    """
+    last = [one for one in round_.assignments if is_last_attempt(state, one.token, one.node)]
+    slots = sum(one.member.slots for one in requeueable_members(view, state) if one.is_warm)
+    if not last or slots < round_.world_size:
+        return None
+    names = ", ".join(assignment.machine_name for assignment in last)
+    reason = f"the backend would not restart {names} again"
+    if not _is_commit_fresh(view, state, now):
+        return Wait(now + _COMMIT_POLL_S, f"{reason}; replacing after the next commit")
+    return RoundClosed(
+        round_number=round_.number, cause=FailureCause.RESIZE, reason=f"{reason}; replacement ready"
+    )
+
+
+def resize_group(
+    view: View, state: LeaderState, round_: Round, now: float
+) -> RoundClosed | Wait | None:
+    """Grow an elastic group when more machines are ready, directly after a commit so that no step
+    is lost. Returns None if the group cannot grow."""
+    assert view.spec is not None
+    spec = view.spec
+    if not spec.is_elastic or round_.world_size >= spec.max_workers:
+        return None
+    slots = min(spec.max_workers, _warm_slots(view, state))
+    if slots <= round_.world_size:
+        return None
+    due_at = state.phase_changed_at + spec.resize_interval_s
+    if now < due_at:
+        reason = f"slots for {slots} workers; waiting for elastic_resize_monitor_interval_s"
+        return Wait(due_at, reason)
+    if not _is_commit_fresh(view, state, now):
+        reason = f"slots for {slots} workers; growing after the next commit"
+        return Wait(now + max(spec.resize_interval_s, _COMMIT_POLL_S), reason)
+    reason = f"growing from {round_.world_size} to {slots} workers"
+    return RoundClosed(round_number=round_.number, cause=FailureCause.RESIZE, reason=reason)
+
+
+def _committed_just_now(state: LeaderState, now: float) -> bool:
+    return state.committed_at is not None and now - state.committed_at <= _FRESH_COMMIT_S
+
+
+def _is_commit_fresh(view: View, state: LeaderState, now: float) -> bool:
+    """Whether the open round has committed just now (not an upload left by an earlier round)."""
+    return _committed_just_now(state, now) and view.latest_committed_slot > view.round_opened_slot
+
+
+def is_replacement_ready(view: View, state: LeaderState) -> bool:
+    """Whether the next round could be opened at once, with workers that start without delay."""
+    assert view.spec is not None
+    slots = _warm_slots(view, state)
+    if slots >= view.spec.max_workers:
+        return True
+    # An elastic group does not wait for machines that were not even granted.
+    can_shrink = view.spec.is_elastic and pending_slots(view, state) == 0
+    return can_shrink and slots >= view.spec.min_workers
+
+
+def _warm_slots(view: View, state: LeaderState) -> int:
+    return sum(one.member.slots for one in usable_members(view, state) if one.is_warm)
+
+
+def _is_saved_since_notice(view: View, agents: list[AgentId]) -> bool:
+    return view.latest_committed_slot > max(view.notice_slots[agent] for agent in agents)
+
+
+def _deadline(view: View, state: LeaderState, agent: AgentId) -> float:
+    """The deadline of a notice plus `preemption_grace_s`, by the leader's clock."""
+    assert view.spec is not None
+    # A new leader does not know when the notice was received and assumes the time of its election.
+    received_at = state.notice_received_at.get(agent, state.leading_since)
+    seconds_left = view.notices[agent].seconds_left
+    notice_s = DEFAULT_NOTICE_S if seconds_left is None else seconds_left
+    return float(received_at + notice_s + view.spec.failure_limits.preemption_grace_s)

@@ -1,0 +1,240 @@
+"""Failure causes and retry budgets: what a failed round is charged to, and when the run ends.
+
+Failed rounds are charged to one of three budgets of `FailureLimits`: worker (user code), platform,
+or preemption. A broken connection (NETWORK) is charged later, once the backend has reported the
+state of the machine (docs/decisions/0018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from spotfit.core.errors import InfrastructureError, SpotfitError, TransientStoreError
+from spotfit.model.events import FailureCause, FitEnded, PreemptedNodes, RankFailure, RoundClosed
+from spotfit.model.leader_state import LeaderState
+from spotfit.model.topology import NodeAssignment, Round
+from spotfit.model.view import View
+from spotfit.policy.lost_agents import is_machine_lost, is_missing
+
+_PERMANENT_REASON = "not retried, the failure is permanent"
+
+
+class FailureDiagnosis(NamedTuple):
+    """The cause of a failure, and whether a retry would fail in the same way."""
+
+    cause: FailureCause
+    is_permanent: bool
+
+
+def diagnose_setup_failure(error: BaseException) -> FailureDiagnosis:
+    """Classify an error that was raised before the training function was called.
+
+    error                                | cause    | permanent
+    -------------------------------------|----------|-------------------------------
+    bucket, machine, OS, out of memory   | PLATFORM | no
+    other `SpotfitError`                 | WORKER   | unless its details say retryable
+    other `Exception` (a bug in spotfit) | PLATFORM | yes
+    `SystemExit`, `KeyboardInterrupt`    | WORKER   | no
+    """
+    match error:
+        case TransientStoreError() | InfrastructureError() | OSError() | MemoryError():
+            return FailureDiagnosis(FailureCause.PLATFORM, is_permanent=False)
+        case SpotfitError():
+            return FailureDiagnosis(
+                FailureCause.WORKER, is_permanent=not error.details.get("retryable", False)
+            )
+        case Exception():
+            return FailureDiagnosis(FailureCause.PLATFORM, is_permanent=True)
+        case _:
+            return FailureDiagnosis(FailureCause.WORKER, is_permanent=False)
+
+
+def is_permanent_error(error: BaseException) -> bool:
+    """Whether a retry of the training function would raise the error again.
+
+    True only for spotfit errors with `retryable=False`: for errors of user code it is unknown.
+    """
+    return isinstance(error, SpotfitError) and error.details.get("retryable") is False
+
+
+def round_closed_by_failure(view: View, state: LeaderState, round_: Round) -> RoundClosed:
+    """The `RoundClosed` of a round with failures, charged to their root cause.
+
+    In order of precedence: lost nodes and broken connections, workers that died on a node with a
+    notice, other failures. Errors of the remaining ranks (such as NCCL errors) are consequences of
+    a lost node and are not charged.
+    """
+    # A process that died without an exception precedes those that raised because it is gone.
+    failures = tuple(
+        sorted(state.rank_failures.values(), key=lambda one: (one.kind == "raised", one.rank))
+    )
+    leaving = [one for one in round_.assignments if one.agent in view.notices]
+    if any(_was_disconnected(view, state, one) for one in round_.assignments):
+        return _closed_by_disconnect(view, state, round_, failures=failures)
+    if _is_caused_by_preemption(failures, leaving):
+        return RoundClosed(
+            round_number=round_.number,
+            cause=FailureCause.PREEMPTION,
+            reason=f"{_format_lost_machines(leaving)} after a preemption notice",
+            failures=failures,
+            preempted=preempted_nodes(leaving, view),
+        )
+    if failures:
+        cause, failure = _find_cause(failures)
+        return RoundClosed(
+            round_number=round_.number,
+            cause=cause,
+            reason=_format_failure(failure),
+            failures=failures,
+        )
+    return RoundClosed(
+        round_number=round_.number, cause=FailureCause.LEADER_CHANGE, reason="the leader changed"
+    )
+
+
+def _closed_by_disconnect(
+    view: View, state: LeaderState, round_: Round, failures: tuple[RankFailure, ...]
+) -> RoundClosed:
+    """PREEMPTION if a machine is lost, PLATFORM if only agents are lost, otherwise NETWORK."""
+    assignments = round_.assignments
+    if lost := [one for one in assignments if is_machine_lost(view, state, one)]:
+        preempted = [one for one in assignments if one in lost or one.agent in view.notices]
+        return RoundClosed(
+            round_number=round_.number,
+            cause=FailureCause.PREEMPTION,
+            reason=_format_lost_machines(lost),
+            failures=_with_lost_ranks(lost, "is gone", failures),
+            preempted=preempted_nodes(preempted, view),
+        )
+    if unreachable := [one for one in assignments if one.agent in view.platform_outages]:
+        return RoundClosed(
+            round_number=round_.number,
+            cause=FailureCause.PLATFORM,
+            reason=f"the agent on {_format_machine_names(unreachable)} is unreachable",
+            failures=_with_lost_ranks(unreachable, "runs, but its agent is unreachable", failures),
+        )
+    missing = [one for one in assignments if is_missing(view, state, one)]
+    disconnected = [one for one in assignments if _was_disconnected(view, state, one)]
+    return RoundClosed(
+        round_number=round_.number,
+        cause=FailureCause.NETWORK,
+        reason=f"the connection to {_format_machine_names(disconnected)} broke",
+        failures=_with_lost_ranks(missing, "is disconnected", failures),
+    )
+
+
+def fit_ended_by_unusable_node(failure: RankFailure) -> FitEnded:
+    """The end of a run whose environment can start workers on no machine."""
+    cause, _ = _find_cause((failure,))
+    return FitEnded(
+        outcome="failed",
+        reason=f"{_PERMANENT_REASON}: {_format_failure(failure)}",
+        cause=cause,
+        failures=(failure,),
+    )
+
+
+def fit_ended_by_budget(view: View) -> FitEnded | None:
+    """The end of the run if the last round exceeded its budget or failed permanently, else None."""
+    closed = view.last_round_closed
+    assert view.spec is not None
+    limits = view.spec.failure_limits
+    limit_by_cause = {
+        FailureCause.WORKER: limits.worker,
+        FailureCause.PLATFORM: limits.platform,
+        FailureCause.PREEMPTION: limits.preemption,
+    }
+    if closed is None or closed.cause not in limit_by_cause:
+        return None
+    # After a preemption, even a permanent error of another rank may be a consequence of it.
+    if closed.cause != FailureCause.PREEMPTION and any(
+        failure.is_permanent for failure in closed.failures
+    ):
+        return FitEnded(
+            outcome="failed",
+            reason=f"{_PERMANENT_REASON}: {closed.reason}",
+            cause=closed.cause,
+            failures=closed.failures,
+        )
+    limit = limit_by_cause[closed.cause]
+    count = view.failure_counts.get(closed.cause, 0)
+    if limit < 0 or count <= limit:
+        return None
+    reason = f"failure {count} with cause {closed.cause.value!r}, limit {limit}: {closed.reason}"
+    return FitEnded(
+        outcome="failed",
+        reason=reason,
+        cause=closed.cause,
+        failures=closed.failures,
+        preempted=closed.preempted,
+    )
+
+
+def preempted_nodes(
+    assignments: Sequence[NodeAssignment], view: View, *, drain_timed_out: bool = False
+) -> PreemptedNodes:
+    """The preempted nodes and their ranks, with the earliest deadline of their notices."""
+    notices = [view.notices[one.agent] for one in assignments if one.agent in view.notices]
+    deadlines = [notice.deadline_ms for notice in notices if notice.deadline_ms]
+    nodes = {assignment.machine_name: tuple(assignment.ranks) for assignment in assignments}
+    return PreemptedNodes(
+        node_to_ranks=nodes, deadline_ms=min(deadlines, default=0), drain_timed_out=drain_timed_out
+    )
+
+
+def _was_disconnected(view: View, state: LeaderState, assignment: NodeAssignment) -> bool:
+    """Whether the agent was disconnected at any time in this round; it may be connected again."""
+    return assignment.agent in state.disconnected_in_round or is_missing(view, state, assignment)
+
+
+def _with_lost_ranks(
+    assignments: list[NodeAssignment], condition: str, failures: tuple[RankFailure, ...]
+) -> tuple[RankFailure, ...]:
+    """Failures of kind "lost" for the ranks of `assignments`, then those of all other ranks."""
+    ranks = [rank for assignment in assignments for rank in assignment.ranks]
+    lost = [
+        RankFailure(rank=r, kind="lost", message=f"The machine of rank {r} {condition}.")
+        for r in ranks
+    ]
+    return (*lost, *(failure for failure in failures if failure.rank not in ranks))
+
+
+def _is_caused_by_preemption(
+    failures: Sequence[RankFailure], leaving: list[NodeAssignment]
+) -> bool:
+    ranks = {rank for assignment in leaving for rank in assignment.ranks}
+    on_leaving = [failure for failure in failures if failure.rank in ranks]
+    # A process that died on a leaving node was killed with it. An exception there is an error of
+    # user code if other ranks failed, too; if no other rank failed, the shutdown has caused it.
+    has_died = any(failure.kind != "raised" for failure in on_leaving)
+    return has_died or (len(on_leaving) > 0 and len(on_leaving) == len(failures))
+
+
+def _format_lost_machines(assignments: list[NodeAssignment]) -> str:
+    noun = "machine" if len(assignments) == 1 else "machines"
+    return f"lost {len(assignments)} {noun} ({_format_machine_names(assignments)})"
+
+
+def _format_machine_names(assignments: list[NodeAssignment]) -> str:
+    return ", ".join(assignment.machine_name for assignment in assignments)
+
+
+def _find_cause(failures: tuple[RankFailure, ...]) -> tuple[FailureCause, RankFailure]:
+    """The root cause among the failures: a permanent one, else one of the platform, else the
+    first."""
+    decisive = next((one for one in failures if one.is_permanent), None)
+    decisive = decisive or next((one for one in failures if _is_platform_failure(one)), failures[0])
+    is_platform = _is_platform_failure(decisive)
+    return (FailureCause.PLATFORM if is_platform else FailureCause.WORKER), decisive
+
+
+def _is_platform_failure(failure: RankFailure) -> bool:
+    return failure.cause is FailureCause.PLATFORM or failure.kind == "lost"
+
+
+def _format_failure(failure: RankFailure) -> str:
+    # The last line of a traceback that is not indented names the exception.
+    lines = failure.message.strip().splitlines()
+    summary = next((line for line in reversed(lines) if not line.startswith(" ")), "")[:200]
+    return f"rank {failure.rank} {failure.kind}: {summary or failure.kind}"

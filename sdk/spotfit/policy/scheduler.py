@@ -1,0 +1,443 @@
+"""The leader's scheduler: `next_action(view, state, now)` returns the next action, or a `Wait`.
+
+A decision consists of ordered rules. Each rule yields its actions, or the `Wait`s after which it
+must run again; the first action of the first rule that has one is returned. Rules are ordered by
+urgency, and rules that call a cloud API come after those that do not, because such a call blocks
+all rules behind it until it is answered. Only one action is taken per view: it is only valid
+directly after the view it was decided from, so the next one is decided from the view it led to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from msgspec.structs import replace
+
+from spotfit.core.errors import ConfigError
+from spotfit.core.ids import Token
+from spotfit.model.events import (
+    CheckpointCommitted,
+    CheckpointDropped,
+    FailureCause,
+    FitEnded,
+    GroupsReleased,
+    LeaderElected,
+    PreemptionNoticed,
+    RankFailure,
+    RoundClosed,
+    RoundOpened,
+)
+from spotfit.model.leader_state import LeaderState, ReadyCheckpoint
+from spotfit.model.topology import Round
+from spotfit.model.view import View
+from spotfit.policy import (
+    capacity,
+    hang,
+    lost_agents,
+    pending_uploads,
+    preemption,
+    rendezvous,
+    retention,
+    retry_budget,
+    validation_schedule,
+)
+from spotfit.policy.actions import (
+    AppendEvent,
+    Idle,
+    LeaderAction,
+    ReleaseGroups,
+    RequestMachines,
+    SubmitGroup,
+    Wait,
+)
+
+# Every event that changes the outcome wakes the leader; this bounds the delay if one was missed.
+_MAX_WAIT_S = 30.0
+
+# Time for workers to exit (and run their exit handlers) after all training functions have returned.
+# The workers have a shorter limit of their own, so this one only applies if a node hangs.
+_WORKER_EXIT_TIMEOUT_S = 45.0
+
+# Reports reach the callbacks within milliseconds; the bucket is searched within a few requests.
+_REPORT_POLL_S = 0.05
+_BUCKET_SEARCH_POLL_S = 0.1
+
+# Interval at which disconnected agents and exiting machines are checked again.
+_AGENT_POLL_S = 1.0
+
+
+def next_action(view: View, state: LeaderState, now: float) -> LeaderAction:
+    """Return the action of the first rule that has one, else the `Wait` that ends first."""
+    waits = [Wait(now + _MAX_WAIT_S, "nothing to do")]
+    for rule in _RULES_AFTER_END if view.fit_end else _RULES_WHILE_RUNNING:
+        for action in rule(view, state, now):
+            if not isinstance(action, Wait):
+                return action
+            waits.append(action)
+    return min(waits, key=lambda wait: wait.until)
+
+
+Rule = Callable[[View, LeaderState, float], Iterator[LeaderAction]]
+
+
+def _submit_pending_groups(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    # Includes groups that a previous leader has planned: submitting is idempotent on the token.
+    for token, group in view.groups.items():
+        if group.is_pending:
+            yield SubmitGroup(token)
+
+
+def _cancel(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    if view.cancel_reason is not None:
+        yield AppendEvent(
+            FitEnded(outcome="cancelled", reason=view.cancel_reason, metrics=state.latest_metrics)
+        )
+
+
+def _end_on_fatal_error(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    if state.user_code_error is not None:
+        error = state.user_code_error
+        failure = RankFailure(
+            rank=-1, kind="raised", message=error.traceback_text, pickle_key=error.pickle_key
+        )
+        yield AppendEvent(_failed_event(error.reason, state, failures=(failure,)))
+    # While validations are pending the training has already ended; missing machines do not fail it.
+    if view.pending_fit_end is not None or view.round is not None:
+        return
+    reason = view.final_refusal or capacity.boot_failure_reason(view)
+    if reason is not None and capacity.has_too_few_slots(view, state):
+        yield AppendEvent(_failed_event(reason, state))
+    failures = [status.node_failure for status in capacity.usable_members(view, state)]
+    permanent = next((failure for failure in failures if failure is not None), None)
+    if permanent is not None:
+        yield AppendEvent(_with_metrics(retry_budget.fit_ended_by_unusable_node(permanent), state))
+
+
+def _record_notices(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    for agent, status in state.members.items():
+        if status.notice in (None, view.notices.get(agent)) or agent in view.lost_agents:
+            continue
+        yield AppendEvent(PreemptionNoticed(agent=agent, notice=status.notice))
+
+
+def _record_losses(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    for lost in capacity.find_lost_nodes(view, state, now):
+        yield AppendEvent(lost)
+    former = view.leader.lost_leader if view.leader is not None else None
+    former_missing = former is not None and former not in {*state.members, *view.lost_agents}
+    if state.disconnected_since or former_missing:
+        yield Wait(now + _AGENT_POLL_S, "waiting for disconnected agents")
+
+
+def _release_lost_groups(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    # The request of a group may outlive its machines and would launch replacements.
+    for token, group in view.groups.items():
+        if group.handle is not None and not group.is_released and not group.active_nodes:
+            yield ReleaseGroups(token)
+
+
+def _commit_checkpoints(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    for ready in state.ready_checkpoints:
+        is_open = view.round is not None and view.round.number == ready.round
+        round_age_s = _round_age_s(state, now) if is_open else None
+        yield AppendEvent(_committed_event(ready, round_age_s=round_age_s))
+
+
+def _drop_checkpoints(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    assert view.spec is not None
+    try:
+        pending = {checkpoint.name for checkpoint in view.unvalidated_checkpoints}
+        droppable = retention.checkpoints_to_drop(
+            view.checkpoints, view.spec.retention, protected=pending
+        )
+    except ConfigError as error:
+        yield AppendEvent(_failed_event(error.message, state))
+        return
+    for name, reason in droppable:
+        yield AppendEvent(CheckpointDropped(name=name, reason=reason))
+
+
+def _close_round(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    for action in _round_end_actions(view, state, now):
+        if isinstance(action, AppendEvent) and isinstance(action.event, RoundClosed):
+            yield AppendEvent(replace(action.event, duration_s=_round_age_s(state, now)))
+        else:
+            yield action
+
+
+def _round_end_actions(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    if view.round is None or state.is_headless:
+        yield from _close_abandoned_round(view, state)
+    elif len(state.returned_ranks) == view.round.world_size:
+        # Before failures: a machine that is lost after its function returned does not matter.
+        yield from _finish_training(view, state, now)
+    elif state.failing_since is not None:
+        yield from _close_failing_round(view, state, view.round, now=now)
+    else:
+        yield from _interrupt_round(view, state, view.round, now=now)
+
+
+def _close_abandoned_round(view: View, state: LeaderState) -> Iterator[LeaderAction]:
+    """A headless leader sees no agents; it closes a round once all of its nodes are lost."""
+    if view.round and all(one.agent in view.lost_agents for one in view.round.assignments):
+        yield AppendEvent(retry_budget.round_closed_by_failure(view, state, view.round))
+
+
+def _close_failing_round(
+    view: View, state: LeaderState, round_: Round, now: float
+) -> Iterator[LeaderAction]:
+    assert view.spec is not None
+    assert state.failing_since is not None
+    settled_at = state.failing_since + view.spec.timing.failure_settle_s
+    # The first failure that arrives is often a consequence of the root cause: peers of a lost node
+    # raise before its connection times out.
+    is_unexplained = any(
+        lost_agents.is_unexplained_loss(view, state, one) for one in round_.assignments
+    )
+    if now < settled_at and (is_unexplained or not state.workers_stopped):
+        yield Wait(settled_at, "waiting for the root cause of the failure")
+    else:
+        yield AppendEvent(retry_budget.round_closed_by_failure(view, state, round_))
+
+
+def _finish_training(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    """End the fit once all reports are delivered and the workers have exited."""
+    exit_deadline = (state.returned_at or now) + _WORKER_EXIT_TIMEOUT_S
+    if not state.reports_delivered:
+        yield Wait(now + _REPORT_POLL_S, "delivering the last reports to the callbacks")
+    elif not state.workers_stopped and now < exit_deadline:
+        yield Wait(exit_deadline, "the workers are exiting")
+    else:
+        finished = FitEnded(
+            outcome="finished",
+            metrics=state.latest_metrics,
+            result_key=state.result_key,
+            last_save_error=state.last_save_error,
+        )
+        yield validation_schedule.fit_end_action(view, finished)
+
+
+def _interrupt_round(
+    view: View, state: LeaderState, round_: Round, now: float
+) -> Iterator[LeaderAction]:
+    for rule in (
+        preemption.close_after_preemption,
+        hang.close_unstarted_round,
+        preemption.replace_preempted_nodes,
+        preemption.leave_last_attempt_nodes,
+        preemption.resize_group,
+    ):
+        decision = rule(view, state, round_, now)
+        if isinstance(decision, Wait):
+            yield decision
+        elif decision is not None:
+            yield AppendEvent(decision)
+
+
+def _end_over_failure_budget(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    if view.round is not None or view.pending_fit_end:
+        return
+    ended = retry_budget.fit_ended_by_budget(view)
+    if ended is None:
+        return
+    # The checkpoints of a failed run are completed, too: the next fit resumes from them.
+    if not state.bucket_searched:
+        yield _wait_for_bucket_search(view, state, now)
+    elif not state.reports_delivered:
+        yield Wait(now + _REPORT_POLL_S, "delivering the last failure to the callbacks")
+    else:
+        yield validation_schedule.fit_end_action(view, _with_metrics(ended, state))
+
+
+def _wait_for_bucket_search(view: View, state: LeaderState, now: float) -> Wait:
+    searching = Wait(now + _BUCKET_SEARCH_POLL_S, "searching the bucket for complete checkpoints")
+    return pending_uploads.wait_for_uploads(view, state, now) or searching
+
+
+def _request_machines(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    assert view.spec is not None
+    missing = capacity.missing_workers(view, state)
+    # After a final refusal the run continues with the machines it has.
+    if missing <= 0 or _is_training_over(view) or view.final_refusal is not None:
+        return
+    request_at = capacity.next_request_at(view, state)
+    if now < request_at:
+        yield Wait(request_at, f"refused {view.refusals} times: {view.last_refusal}")
+    else:
+        reason = f"{missing} of {view.spec.max_workers} workers have no machine"
+        yield RequestMachines(capacity.workers_to_request(view, missing), reason)
+
+
+def _hand_over_leadership(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    """Between rounds, transfer the leadership from a node that leaves to one that stays.
+
+    Otherwise the next round would end when the leader's node does (docs/decisions/0014).
+    """
+    if view.round is not None or state.is_headless:
+        return
+    staying = capacity.requeueable_members(view, state) or capacity.usable_members(view, state)
+    # The longest connected agent is the most likely one to be in good health.
+    successors = sorted(staying, key=lambda status: (status.joined_at, status.member.agent))
+    if (reason := _resign_reason(view, state)) and successors:
+        successor = successors[0].member
+        yield AppendEvent(
+            LeaderElected(
+                leader=successor.agent,
+                epoch=view.epoch + 1,
+                coordinator_address=successor.coordinator_address,
+                reason=reason,
+            )
+        )
+        return
+    elected = None if reason else validation_schedule.leader_handover(view, state)
+    if elected is not None:
+        yield AppendEvent(elected)
+
+
+def _resign_reason(view: View, state: LeaderState) -> str:
+    """Why another agent should lead the next round; '' if the leader's node stays."""
+    if state.agent_id in view.notices:
+        return "the previous leader's node has a preemption notice"
+    own = state.members.get(state.agent_id)
+    is_last = own is not None and capacity.is_last_attempt(state, own.member.token, own.member.node)
+    if is_last and capacity.requeueable_members(view, state):
+        return "the backend would not restart the previous leader's node again"
+    return ""
+
+
+def _open_round(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    if view.round is not None or state.is_headless or _is_training_over(view):
+        return
+    if not state.bucket_searched:
+        yield _wait_for_bucket_search(view, state, now)
+        return
+    opened = rendezvous.next_round(view, state, now)
+    if isinstance(opened, Wait):
+        yield opened
+    else:
+        reason = f"{opened.world_size} workers on {len(opened.assignments)} machines"
+        yield AppendEvent(RoundOpened(round=opened, reason=reason))
+
+
+def _is_training_over(view: View) -> bool:
+    """Whether no further round will be opened."""
+    return view.pending_fit_end is not None or retry_budget.fit_ended_by_budget(view) is not None
+
+
+def _release_after_end(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    """After the end: wait for machines to exit by themselves, then release the remaining groups.
+
+    The leader's own group is released last, because cancelling it may terminate the leader.
+    """
+    connected = {
+        one.member.token for agent, one in state.members.items() if agent != state.agent_id
+    }
+    own = _own_groups(state)
+    self_exit_until = state.phase_changed_at + capacity.SELF_EXIT_TIMEOUT_S
+    held = [token for token, group in view.groups.items() if group.handle and not group.is_closed]
+    exiting = [token for token in held if token in connected and now < self_exit_until]
+    if exiting:
+        yield Wait(min(now + _AGENT_POLL_S, self_exit_until), "machines are shutting down")
+    due = [token for token in held if token not in exiting and token not in own]
+    if due:
+        yield ReleaseGroups(due[0], tuple(due[1:]))
+    for token in held:
+        if token in own and token not in exiting:
+            # A backend whose machines terminate with their agents needs no API call.
+            ends = state.releases_on_agent_exit and _all_self_terminate(view, state, token)
+            yield AppendEvent(GroupsReleased(token=token)) if ends else ReleaseGroups(token)
+
+
+def _own_groups(state: LeaderState) -> set[Token]:
+    """The group of the leader's own machine; empty for a headless leader."""
+    own = state.members.get(state.agent_id)
+    return {own.member.token} if own is not None else set()
+
+
+def _all_self_terminate(view: View, state: LeaderState, token: Token) -> bool:
+    """Whether every machine of the group has had an agent (which ends it) or is terminated."""
+    group_status = state.group_statuses.get(token)
+    terminated = [status.is_terminated for status in group_status.nodes] if group_status else []
+    return all(
+        (token, node) in state.last_agent_by_node or terminated[node : node + 1] == [True]
+        for node in range(view.groups[token].plan.num_nodes)
+    )
+
+
+def _idle_when_done(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    held = [token for token, group in view.groups.items() if group.handle and not group.is_released]
+    linger_s = capacity.SELF_EXIT_TIMEOUT_S if held else 0.0
+    if _own_groups(state).issuperset(held) and now >= state.phase_changed_at + linger_s:
+        yield Idle()
+
+
+def _failed_event(
+    reason: str, state: LeaderState, *, failures: tuple[RankFailure, ...] = ()
+) -> FitEnded:
+    return FitEnded(
+        outcome="failed",
+        reason=reason,
+        cause=FailureCause.PLATFORM,
+        failures=failures,
+        metrics=state.latest_metrics,
+    )
+
+
+def _committed_event(
+    checkpoint: ReadyCheckpoint, *, round_age_s: float | None
+) -> CheckpointCommitted:
+    return CheckpointCommitted(
+        name=checkpoint.name,
+        round=checkpoint.round,
+        report_index=checkpoint.report_index,
+        metrics=checkpoint.metrics,
+        ranks=checkpoint.ranks,
+        size_bytes=checkpoint.size_bytes,
+        validation=checkpoint.validation,
+        round_age_s=round_age_s,
+        is_snapshot=checkpoint.is_snapshot,
+        step=checkpoint.step,
+        reason=checkpoint.reason,
+        custom_folder=checkpoint.custom_folder,
+    )
+
+
+def _round_age_s(state: LeaderState, now: float) -> float | None:
+    """Age of the open round; None if another leader opened it, whose clock cannot be compared."""
+    return now - state.phase_changed_at if state.phase_changed_at > state.leading_since else None
+
+
+def _with_metrics(fit_end: FitEnded, state: LeaderState) -> FitEnded:
+    return replace(fit_end, metrics=state.latest_metrics)
+
+
+_RULES_WHILE_RUNNING: tuple[Rule, ...] = (
+    _cancel,
+    _end_on_fatal_error,
+    # Notices first: the rules below treat a commit after the notice as saved.
+    _record_notices,
+    # Before _close_round: a complete checkpoint of a failing round must be committed.
+    _commit_checkpoints,
+    validation_schedule.record_result,
+    _drop_checkpoints,
+    _close_round,
+    _end_over_failure_budget,
+    validation_schedule.end_after_validations,
+    # Losses before requests: a lost node counts as missing only once it is recorded.
+    _record_losses,
+    # Requests before _open_round: planning needs no cloud API call, and machines boot slowly.
+    _request_machines,
+    validation_schedule.give_up_unusable_validators,
+    validation_schedule.request_validator,
+    # Before _open_round: a leader that leaves must not open a round.
+    _hand_over_leadership,
+    validation_schedule.start_validation,
+    _open_round,
+    # The rules below call a cloud API and may block the leader's decisions for seconds.
+    _submit_pending_groups,
+    _release_lost_groups,
+    validation_schedule.release_validators,
+    validation_schedule.release_idle_groups,
+)
+
+_RULES_AFTER_END: tuple[Rule, ...] = (_submit_pending_groups, _release_after_end, _idle_when_done)

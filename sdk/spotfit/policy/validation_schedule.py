@@ -1,0 +1,388 @@
+"""Validation schedule: which checkpoint is validated next, on which node, and with which machines.
+
+Validations run one at a time in commit order, on a dedicated machine or beside the workers. A
+dedicated machine is requested while validations are pending and no machine for workers is missing.
+
+    state of a checkpoint's validation | event                                   | next
+    -----------------------------------|-----------------------------------------|----------
+    pending                            | a node is available: ValidationStarted  | running
+    running                            | result reported: ValidationEnded        | finished
+    running                            | node lost, or attempt reported 'lost'   | pending
+    pending, after `_MAX_TRIES`        | ValidationEnded("failed")               | finished
+
+When the training ends with validations pending, `TrainingEnded` records its outcome, and the fit
+ends after the last validation (docs/decisions/0024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from spotfit.core.ids import Token
+from spotfit.model.events import (
+    CheckpointCommitted,
+    FitEnded,
+    LeaderElected,
+    NodeLost,
+    TrainingEnded,
+    ValidationEnded,
+    ValidationStarted,
+)
+from spotfit.model.group import Role
+from spotfit.model.leader_state import LeaderState, MemberStatus
+from spotfit.model.view import View
+from spotfit.policy import capacity
+from spotfit.policy.actions import AppendEvent, LeaderAction, ReleaseGroups, RequestMachines, Wait
+
+# A validation that was lost 20 times (by preemptions, or because its process cannot be started)
+# takes longer than the lifetime of the available machines.
+_MAX_TRIES = 20
+
+# With the backoff below, 40 refusals in a row take about three hours of training.
+_MAX_REFUSALS = 40
+
+# One or two refusals of workers' machines are normal; after three the validation machine, which may
+# occupy the capacity or quota that the workers need, is released.
+_REFUSALS_BEFORE_YIELDING = 3
+
+# Backoff after refused machines and lost attempts. During the training a validation is not urgent;
+# afterwards the run ends only after its last validation, so the longest pause is shorter.
+_MIN_BACKOFF_S = 1.0
+_MAX_BACKOFF_S = 300.0
+_MAX_BACKOFF_AFTER_TRAINING_S = 60.0
+
+_POLL_S = 1.0
+
+
+def pending_validations(view: View) -> tuple[CheckpointCommitted, ...]:
+    """The checkpoints to validate, in commit order; none if the trainer has no
+    `ValidationConfig`."""
+    assert view.spec is not None
+    return view.unvalidated_checkpoints if view.spec.validation is not None else ()
+
+
+def fit_end_action(view: View, fit_end: FitEnded) -> AppendEvent:
+    """End the fit, or only its training if validations are pending."""
+    return AppendEvent(TrainingEnded(fit_end=fit_end) if pending_validations(view) else fit_end)
+
+
+def record_result(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    """Append the reported result of the current validation."""
+    current, reported = view.current_validation, state.validation_reported
+    # A report of an earlier attempt may arrive late, from an agent that was assumed lost.
+    if current is None or reported is None or reported.attempt != current.attempt:
+        return
+    if reported.status != "lost":
+        yield AppendEvent(
+            ValidationEnded(
+                checkpoint_name=current.checkpoint_name,
+                checkpoint_uid=current.checkpoint_uid,
+                status=reported.status,
+                metrics=reported.metrics,
+                reason=reported.reason,
+            )
+        )
+
+
+def end_after_validations(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    """End the fit once no validation is pending, or no node is and will be available for them."""
+    if view.pending_fit_end is None:
+        return
+    is_impossible = _no_validator_available(view) and not _has_candidate(view, state)
+    if is_impossible or not pending_validations(view):
+        yield AppendEvent(view.pending_fit_end)
+
+
+def start_validation(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    """Assign the next validation, or retry one whose attempt was lost, once a node is available."""
+    pending = pending_validations(view)
+    is_running = view.current_validation is not None and not _is_lost(view, state)
+    if not pending or state.is_headless or is_running:
+        return
+    checkpoint = pending[0]
+    failure = _permanent_failure_reason(view)
+    if failure is not None:
+        ended = ValidationEnded(
+            checkpoint_name=checkpoint.name,
+            checkpoint_uid=checkpoint.uid,
+            status="failed",
+            reason=failure,
+        )
+        yield AppendEvent(ended)
+        return
+    retry_at = state.validation_changed_at + _retry_backoff_s(view, state)
+    if now < retry_at:
+        yield Wait(retry_at, f"a validation was lost {view.current_validation_tries} times")
+        return
+    status = _choose_validator(view, state, now)
+    if status is None:
+        wait_until = max(now + _POLL_S, _wait_ends_at(view, state))
+        yield Wait(wait_until, "no node is available for a validation")
+        return
+    member = status.member
+    is_dedicated = _group_role(view, member.token) != "train"
+    yield AppendEvent(
+        ValidationStarted(
+            checkpoint_name=checkpoint.name,
+            checkpoint_uid=checkpoint.uid,
+            attempt=view.validation_attempts + 1,
+            agent=member.agent,
+            token=member.token,
+            node=member.node,
+            reason="on a dedicated machine" if is_dedicated else "beside the workers",
+        )
+    )
+
+
+def give_up_unusable_validators(
+    view: View, state: LeaderState, now: float
+) -> Iterator[LeaderAction]:
+    """Record machines on which the environment cannot be installed as boot failures."""
+    for status in capacity.usable_members(view, state, "validate"):
+        if status.node_failure is not None:
+            lines = status.node_failure.message.strip().splitlines() or ["unknown reason"]
+            reason = f"its environment could not be set up: {lines[-1]}"
+            yield AppendEvent(
+                NodeLost(
+                    token=status.member.token, node=status.member.node, agent=None, reason=reason
+                )
+            )
+
+
+def request_validator(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    """Request a dedicated machine if one is needed and none is running or pending."""
+    pending = pending_validations(view)
+    if not pending or _has_validator_machine(view, state) or _no_validator_available(view):
+        return
+    if not _wants_machine(view, state):
+        return
+    request_at = _next_request_at(view, state)
+    if now < request_at:
+        reason = f"validation machine refused {view.validator_refusals} times"
+        yield Wait(request_at, reason)
+    else:
+        noun = "validation" if len(pending) == 1 else "validations"
+        yield RequestMachines(1, f"{len(pending)} {noun} pending", "validate")
+
+
+def release_validators(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    """Release dedicated machines that were idle for a while, or whose capacity workers need."""
+    assert view.spec is not None
+    idle_since = max(state.validation_changed_at, state.leading_since)
+    idle_until = idle_since + view.spec.timing.validator_idle_timeout_s
+    is_idle = not pending_validations(view)
+    for token in _held_groups(view, "validate"):
+        if _is_own_group(view, state, token):
+            continue
+        if _may_release(view, state, token) or (is_idle and now >= idle_until):
+            yield ReleaseGroups(token)
+        elif is_idle:
+            yield Wait(idle_until, "no validation is pending")
+
+
+def leader_handover(view: View, state: LeaderState) -> LeaderElected | None:
+    """Transfer the leadership to a node of the workers, or of the validations after the training.
+
+    Returns None if the leader is on such a node, or if there is no candidate.
+    """
+    own = state.members.get(state.agent_id)
+    if own is None or view.round is not None:
+        return None
+    # The machines of the other role are released soon; the leader would go with them.
+    role: Role = "train" if view.pending_fit_end is None else "validate"
+    if _group_role(view, own.member.token) == role:
+        return None
+    successors = sorted(capacity.usable_members(view, state, role), key=_join_order)
+    if not successors:
+        return None
+    successor = successors[0].member
+    reason = (
+        "the previous leader is not on a worker node"
+        if role == "train"
+        else "the training has ended, only validations are pending"
+    )
+    return LeaderElected(
+        leader=successor.agent,
+        epoch=view.epoch + 1,
+        coordinator_address=successor.coordinator_address,
+        reason=reason,
+    )
+
+
+def release_idle_groups(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    """After the training: release the workers' groups once their agents have exited."""
+    if view.pending_fit_end is None or state.is_headless:
+        return
+    connected = {status.member.token for status in state.members.values()}
+    validating = view.current_validation.token if view.current_validation is not None else None
+    self_exit_until = state.phase_changed_at + capacity.SELF_EXIT_TIMEOUT_S
+    for token in _held_groups(view, "train"):
+        if _is_own_group(view, state, token) or token == validating:
+            continue
+        if token in connected and now < self_exit_until:
+            yield Wait(min(now + _POLL_S, self_exit_until), "machines are shutting down")
+        else:
+            yield ReleaseGroups(token)
+
+
+# --- choice of the node ------------------------------------------------------------------------
+
+
+def _choose_validator(view: View, state: LeaderState, now: float) -> MemberStatus | None:
+    """A dedicated machine, else the leader's node, else another worker node; None if none may run
+    the validation now."""
+    dedicated = sorted(capacity.usable_members(view, state, "validate"), key=_join_order)
+    if dedicated:
+        return dedicated[0]
+    if not _may_run_beside_workers(view, state, now):
+        return None
+    return min(
+        capacity.usable_members(view, state),
+        key=lambda status: (status.member.agent != state.agent_id, _join_order(status)),
+        default=None,
+    )
+
+
+def _may_run_beside_workers(view: View, state: LeaderState, now: float) -> bool:
+    assert view.spec is not None
+    assert view.spec.validation is not None
+    own_machine = view.spec.validation.own_machine
+    if own_machine is not None:
+        return not own_machine
+    return (
+        view.pending_fit_end is not None
+        or view.validator_refusals > 0
+        or _no_validator_available(view)
+        or not (_has_validator_machine(view, state) or _wants_machine(view, state))
+        or now >= _wait_ends_at(view, state)
+    )
+
+
+def _wait_ends_at(view: View, state: LeaderState) -> float:
+    assert view.spec is not None
+    return (
+        max(state.validation_changed_at, state.leading_since)
+        + view.spec.timing.validator_wait_timeout_s
+    )
+
+
+def _wants_machine(view: View, state: LeaderState) -> bool:
+    """Whether a dedicated machine is needed."""
+    assert view.spec is not None
+    assert view.spec.validation is not None
+    own_machine = view.spec.validation.own_machine
+    if view.pending_fit_end is None:
+        # Workers' machines take precedence: both use the same quota.
+        is_group_complete = capacity.missing_workers(view, state) <= 0
+        return own_machine is not False and not state.is_headless and is_group_complete
+    # After the training the workers' machines may validate, as long as one is left.
+    return own_machine is True or not _has_candidate(view, state)
+
+
+def _has_candidate(view: View, state: LeaderState) -> bool:
+    """Whether a node may run validations; for a headless leader, whether any machine is active."""
+    if state.is_headless:
+        return any(group.active_nodes for group in view.groups.values())
+    assert view.spec is not None
+    assert view.spec.validation is not None
+    if capacity.usable_members(view, state, "validate"):
+        return True
+    may_share = view.spec.validation.own_machine is not True
+    return may_share and bool(capacity.usable_members(view, state))
+
+
+def _has_validator_machine(view: View, state: LeaderState) -> bool:
+    """Whether a dedicated machine without a preemption notice is running or pending."""
+    return any(
+        state.last_agent_by_node.get((token, node)) not in view.notices
+        for token, group in view.groups.items()
+        if group.role == "validate"
+        for node in group.active_nodes
+    )
+
+
+def _is_lost(view: View, state: LeaderState) -> bool:
+    """Whether the current validation will have no result."""
+    current = view.current_validation
+    assert current is not None
+    group = view.groups.get(current.token)
+    is_node_lost = group is None or not group.is_node_active(current.node)
+    return is_node_lost or current.agent in view.lost_agents or _is_attempt_lost(view, state)
+
+
+def _is_attempt_lost(view: View, state: LeaderState) -> bool:
+    """Whether the agent has reported the current attempt as lost."""
+    current, reported = view.current_validation, state.validation_reported
+    if current is None or reported is None:
+        return False
+    return reported.attempt == current.attempt and reported.status == "lost"
+
+
+def _retry_backoff_s(view: View, state: LeaderState) -> float:
+    """No pause before the first retry, and after a node was lost; otherwise exponential backoff."""
+    if not _is_attempt_lost(view, state) or view.current_validation_tries < 2:
+        return 0.0
+    return min(
+        _MAX_BACKOFF_AFTER_TRAINING_S,
+        _MIN_BACKOFF_S * 2.0 ** min(view.current_validation_tries, 10),
+    )
+
+
+def _permanent_failure_reason(view: View) -> str | None:
+    """Why the next validation cannot succeed; None if it may."""
+    assert view.spec is not None
+    assert view.spec.validation is not None
+    if view.current_validation_tries >= _MAX_TRIES:
+        return f"all {view.current_validation_tries} attempts were lost"
+    if view.spec.validation.own_machine and _no_validator_available(view):
+        reason = view.final_validator_refusal or "all machines were refused or failed to boot"
+        return f"no dedicated machine is available: {reason}"
+    return None
+
+
+# --- machines ----------------------------------------------------------------------------------
+
+
+def _no_validator_available(view: View) -> bool:
+    return view.final_validator_refusal is not None or view.validator_refusals > _MAX_REFUSALS
+
+
+def _next_request_at(view: View, state: LeaderState) -> float:
+    if state.validator_refused_at is None or view.validator_refusals == 0:
+        return float("-inf")
+    limit_s = _MAX_BACKOFF_S if view.pending_fit_end is None else _MAX_BACKOFF_AFTER_TRAINING_S
+    backoff_s = _MIN_BACKOFF_S * 2.0 ** min(view.validator_refusals - 1, 10)
+    return state.validator_refused_at + min(limit_s, backoff_s)
+
+
+def _may_release(view: View, state: LeaderState, token: Token) -> bool:
+    """Whether to release a dedicated machine although validations are pending."""
+    if view.pending_fit_end is None:
+        # Workers' machines are refused while this one is held.
+        is_refused = view.refusals >= _REFUSALS_BEFORE_YIELDING
+        return is_refused and capacity.missing_workers(view, state) > 0
+    is_connected = any(status.member.token == token for status in state.members.values())
+    return not is_connected and not state.is_headless and not _wants_machine(view, state)
+
+
+def _held_groups(view: View, role: Role) -> list[Token]:
+    return [
+        token
+        for token, group in view.groups.items()
+        if group.role == role and group.handle is not None and not group.is_closed
+    ]
+
+
+def _is_own_group(view: View, state: LeaderState, token: Token) -> bool:
+    """Whether the leader runs on a machine of that group."""
+    own = state.members.get(state.agent_id)
+    return own is not None and own.member.token == token
+
+
+def _group_role(view: View, token: Token) -> Role | None:
+    group = view.groups.get(token)
+    return group.role if group is not None else None
+
+
+def _join_order(status: MemberStatus) -> tuple[float, str]:
+    return (status.joined_at, status.member.agent)

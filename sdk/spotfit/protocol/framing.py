@@ -1,0 +1,89 @@
+"""Length-prefixed frames on a byte stream.
+
+A frame is its body's length as a 4-byte big-endian unsigned integer, followed by the body.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+from spotfit.core.errors import IntegrityError
+
+# Bounds the memory that a peer can make us allocate; the largest legal bodies are training results
+# (32 MiB pickled, 43 MiB as base64 in JSON).
+MAX_FRAME_BYTES = 64 * 2**20
+_HEADER = struct.Struct(">I")
+_MAX_RECV_BYTES = 256 * 1024
+
+
+def encode_frame(body: bytes) -> bytes:
+    """Return the frame of `body`. Raises `IntegrityError` if it exceeds `MAX_FRAME_BYTES`."""
+    if len(body) > MAX_FRAME_BYTES:
+        raise _frame_too_large(len(body), MAX_FRAME_BYTES)
+    return _HEADER.pack(len(body)) + body
+
+
+class FrameReader:
+    """Splits a byte stream into frames, independent of how the bytes are chunked."""
+
+    def __init__(self, *, limit_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._buffer = bytearray()
+        self.received_bytes = 0
+        """The total number of bytes passed to `feed`."""
+
+    def feed(self, received: bytes) -> list[bytes]:
+        """Append bytes; return the bodies of the frames that are complete now.
+
+        Raises `IntegrityError` as soon as the header of a frame exceeds the limit.
+        """
+        self._buffer += received
+        self.received_bytes += len(received)
+        frames: list[bytes] = []
+        start = 0
+        while (end := self._end_of_frame(start)) is not None and end <= len(self._buffer):
+            frames.append(bytes(self._buffer[start + _HEADER.size : end]))
+            start = end
+        del self._buffer[:start]
+        return frames
+
+    @property
+    def missing_bytes(self) -> int:
+        """The number of bytes until the current header or, once that is read, frame is complete."""
+        end = self._end_of_frame(0)
+        return (_HEADER.size if end is None else end) - len(self._buffer)
+
+    def _end_of_frame(self, start: int) -> int | None:
+        if len(self._buffer) < start + _HEADER.size:
+            return None
+        (size,) = _HEADER.unpack_from(self._buffer, start)
+        if size > self._limit_bytes:
+            raise _frame_too_large(size, self._limit_bytes)
+        return start + _HEADER.size + int(size)
+
+
+def write_frame(sock: socket.socket, body: bytes) -> None:
+    """Send one frame; blocks while the send buffer is full. Raises `OSError` without a peer."""
+    sock.sendall(encode_frame(body))
+
+
+def read_frame(sock: socket.socket) -> bytes | None:
+    """Wait for one frame; return None if the stream ends before the frame is complete."""
+    # Never reads beyond the frame: the next call starts with an empty buffer.
+    reader = FrameReader()
+    missing = _HEADER.size
+    while True:
+        received = sock.recv(min(missing, _MAX_RECV_BYTES))
+        if not received:
+            return None
+        if frames := reader.feed(received):
+            return frames[0]
+        missing = reader.missing_bytes
+
+
+def _frame_too_large(size: int, limit: int) -> IntegrityError:
+    return IntegrityError(
+        f"A message of {size} bytes exceeds the limit of {limit} bytes.",
+        do="Report smaller values, and save large ones in a checkpoint.",
+    )

@@ -1,0 +1,387 @@
+"""Messages between a worker and its agent during a round.
+
+    worker  ── FromWorker ──▶  agent  ── ToLeader ──▶  leader
+    worker  ◀── ToWorker  ───  agent  ◀── FromLeader ──  leader
+
+Most messages are addressed to the round coordinator on the leader's node. The agents between only
+forward them: `FromWorker` inside `WorkerToLeader`, `ToWorker` inside `LeaderToWorker`. The agent
+itself consumes `WorkerHeartbeat`, `RequestUpload`, `SnapshotReport` and `RolledBack`.
+
+On the socket, each frame is one JSON object whose first field is the message's tag. Reports are
+numbered from 0 in every round; the n-th reports of all ranks form one report of the group.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from spotfit.core.errors import IntegrityError
+from spotfit.model.events import FailureCause, ValidationRequest
+from spotfit.model.failure_model import FailureModel
+from spotfit.model.snapshot_id import SnapshotId
+
+WorkerPhase = Literal["setup", "train", "leave"]
+"""What a worker does after a gate: form the process group, call the training function, exit."""
+
+# --- worker -> agent -------------------------------------------------------------------------
+
+
+class FunctionStarted(msgspec.Struct, frozen=True, kw_only=True, tag="function_started"):
+    """The training function is about to be called."""
+
+
+class WorkerHeartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="worker_heartbeat"):
+    """The process runs. Sent every `heartbeat_interval_s`; consumed by the agent."""
+
+
+class AtGate(msgspec.Struct, frozen=True, kw_only=True, tag="at_gate"):
+    """The worker accepts hook calls and waits for `OpenGate`.
+
+    At the "leave" gate `WorkerReturned` is sent instead.
+    """
+
+    phase: WorkerPhase
+
+
+class CallResult(msgspec.Struct, frozen=True, kw_only=True, tag="call_result"):
+    """The result of a `CallFunction`."""
+
+    call_id: int
+    pickled_value: bytes
+    """The pickled return value or exception; empty if the exception cannot be pickled."""
+    traceback_text: str | None = None
+    """The traceback, if the function raised."""
+
+
+class MetricsReport(msgspec.Struct, frozen=True, kw_only=True, tag="metrics_report"):
+    """A report without files. There is no reply."""
+
+    report_index: int
+    # Raw: the agent forwards metrics without decoding them.
+    metrics: msgspec.Raw
+    checkpoint_dir_name: str | None = None
+
+
+class FilesReport(msgspec.Struct, frozen=True, kw_only=True, tag="files_report"):
+    """A report with files. The reply is `CheckpointNamed`, once all ranks have reported."""
+
+    report_index: int
+    metrics: msgspec.Raw
+    checkpoint_dir_name: str | None = None
+    """The directory name that the user asks for; None for a generated one."""
+    blocks_training: bool = False
+    """Whether the training function itself, in the main thread, waits for the reply."""
+    validation: ValidationRequest | None = None
+    managed_upload: bool = True
+    """Whether spotfit uploads the files; otherwise the user's code does, or has done so."""
+    incremental: bool = False
+    """Whether the upload may share files of a committed checkpoint (`CheckpointNamed.parent`)."""
+    reason: str = ""
+    """Why a Checkpointer saves now; empty for `report()`."""
+
+
+class SnapshotReport(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot_report"):
+    """A report with a complete snapshot in a shared-memory segment.
+
+    The agent sends a `FilesReport` to the leader and uploads the snapshot once it has a name, also
+    if this worker dies. The worker must not modify the segment before `Uploaded` or `UploadFailed`.
+    """
+
+    report_index: int
+    metrics: msgspec.Raw
+    segment: str
+    """The path of the segment."""
+    reason: str = ""
+    """Why the Checkpointer saves now."""
+
+
+class SaveFailed(msgspec.Struct, frozen=True, kw_only=True, tag="save_failed"):
+    """This rank's files of a report are lost, therefore the report has no checkpoint."""
+
+    report_index: int
+    reason: str
+
+
+class CheckpointCorrupt(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint_corrupt"):
+    """A committed checkpoint cannot be read; later checkpoints must not share its files."""
+
+    checkpoint_name: str
+
+
+class RolledBack(msgspec.Struct, frozen=True, kw_only=True, tag="rolled_back"):
+    """All ranks continue from an earlier checkpoint. Consumed by the agent.
+
+    The agent deletes the snapshots in memory of earlier rounds, and of this round before that
+    report: a restart must not resume from them.
+    """
+
+    before_report_index: int
+
+
+class SaveCompleted(msgspec.Struct, frozen=True, kw_only=True, tag="save_completed"):
+    """This rank's files of a report, and its manifest, are in the bucket."""
+
+    report_index: int
+    checkpoint_name: str
+    size_bytes: int = 0
+    step: int | None = None
+    """For a snapshot, the number of training steps it contains."""
+    custom_folder: str = ""
+    """The folder below the run's root, if the user's code has uploaded the files."""
+
+
+class RequestUpload(msgspec.Struct, frozen=True, kw_only=True, tag="request_upload"):
+    """Upload this rank's files of a report after its earlier ones. The reply is `Uploaded`.
+
+    The agent completes the upload also if this worker dies.
+    """
+
+    report_index: int
+    checkpoint_name: str
+    upload_job: bytes
+    """A pickle for the uploader process; the agent does not load it."""
+
+
+class RankZeroBroadcast(msgspec.Struct, frozen=True, kw_only=True, tag="rank_zero_broadcast"):
+    """Join the `seq`-th collective of this kind.
+
+    Once all ranks have joined, each receives rank 0's value in `RankZeroBroadcastResult`.
+    """
+
+    kind: str
+    seq: int
+    # Only the value of rank 0 is used; the other ranks usually send nothing.
+    value: bytes = b""
+    blocks_training: bool = False
+    """Whether the training function itself, in the main thread, waits for the result."""
+
+
+class WorkerReturned(msgspec.Struct, frozen=True, kw_only=True, tag="worker_returned"):
+    """The training function returned and all uploads are complete."""
+
+    report_count: int
+    pickled_value: bytes = b""
+    """The pickled return value of rank 0; empty for other ranks."""
+
+
+class WorkerRaised(msgspec.Struct, frozen=True, kw_only=True, tag="worker_raised"):
+    """The worker failed: the training function raised, or the worker could not be set up."""
+
+    traceback_text: str
+    pickled_exception: bytes = b""
+    """Empty if the exception cannot be pickled."""
+    cause: FailureCause | None = None
+    """Set if the worker could not be set up; see `RankFailure`."""
+    is_permanent: bool = False
+    """Whether a retry would fail in the same way; see `RankFailure`."""
+
+
+FromWorker = (
+    FunctionStarted
+    | WorkerHeartbeat
+    | AtGate
+    | CallResult
+    | MetricsReport
+    | FilesReport
+    | SnapshotReport
+    | CheckpointCorrupt
+    | RolledBack
+    | SaveCompleted
+    | SaveFailed
+    | RequestUpload
+    | RankZeroBroadcast
+    | WorkerReturned
+    | WorkerRaised
+)
+
+_TAG_START = b'{"type":"'
+
+
+def message_tag(frame: bytes) -> str:
+    """Return the tag of an encoded message without decoding the message.
+
+    Raises `IntegrityError` if the frame does not start with a tag.
+    """
+    # msgspec writes the tag first. Reading only that keeps the cost of routing independent of the
+    # message's size, which can be megabytes for a return value.
+    start = len(_TAG_START)
+    end = frame.find(b'"', start)
+    if end < 0 or not frame.startswith(_TAG_START):
+        raise IntegrityError(
+            f"A worker sent {frame[:40]!r}, which is not a message of spotfit.",
+            do="Check whether the training function writes to file descriptors it has not opened.",
+        )
+    return frame[start:end].decode(errors="replace")
+
+
+# --- agent -> worker -------------------------------------------------------------------------
+
+
+class StartWorker(msgspec.Struct, frozen=True, kw_only=True, tag="start_worker"):
+    """The first frame that a worker receives: its ranks, and what to run."""
+
+    run_id: str
+    run_name: str
+    round: int
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node_rank: int
+    host: str
+    """The address at which other nodes reach this node."""
+    storage_url: str
+    """The root of the run in the bucket."""
+    framework: str
+    framework_options: dict[str, Any]
+    code_bundle: dict[str, Any]
+    """A `CodeBundleRef` as plain JSON."""
+    checkpoint: str | None = None
+    """The committed checkpoint to resume from."""
+    checkpoint_metrics: dict[str, Any] | None = None
+    has_snapshots: bool = False
+    """Whether any committed checkpoint was saved by a Checkpointer."""
+    devices: tuple[str, ...] = ()
+    """All accelerators of the node; `frameworks.devices` selects those of a worker."""
+    scratch_dir: str = ""
+    """A directory of this run on this node, shared by its workers."""
+    segment_dir: str = ""
+    """The shared-memory directory for snapshots; empty if the agent does not upload snapshots."""
+    memory_snapshot: SnapshotId | None = None
+    """The in-memory snapshot to resume from, if it is newer than `checkpoint`."""
+    local_segments: tuple[str, ...] = ()
+    """The paths of its segments by saving rank; empty for those on other nodes."""
+    peer_store_addresses: tuple[str, ...] = ()
+    """The peer stores of its other shards by saving rank; empty for those on this node."""
+    replica_target: str = ""
+    """The peer store that receives replicas of this node's snapshots; consumed by the agent."""
+    collective_timeout_s: float | None = None
+    relax_collectives: bool = False
+    has_backend_hooks: bool = False
+    """Whether the worker must wait at gates for the backend's hooks."""
+    share_devices: bool = False
+    """Whether the workers of a node see each other's accelerators, whatever the framework needs."""
+    heartbeat_interval_s: float = 0.0
+    """The interval of `WorkerHeartbeat`; 0 disables it."""
+    log_level: str = "INFO"
+    secret: str = ""
+    """The run key as text. It is never passed in argv, the journal or logs."""
+    failure_model: FailureModel = FailureModel()
+    # Raw: most workers never decode it.
+    spec: msgspec.Raw = msgspec.Raw(b"null")
+    """The complete `RunSpec`, decoded only where it is needed."""
+
+    def __repr__(self) -> str:
+        return f"StartWorker(run={self.run_name!r}, round={self.round}, rank={self.rank})"
+
+
+class OpenGate(msgspec.Struct, frozen=True, kw_only=True, tag="open_gate"):
+    """The hooks before this phase are complete."""
+
+    phase: WorkerPhase
+
+
+class CallFunction(msgspec.Struct, frozen=True, kw_only=True, tag="call_function"):
+    """Call a pickled function with its arguments. The reply is `CallResult`."""
+
+    call_id: int
+    pickled_call: bytes
+
+
+class CheckpointNamed(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint_named"):
+    """All ranks have made a report that has files."""
+
+    report_index: int
+    checkpoint_name: str
+    """The directory; empty if the report was completed without this rank's files."""
+    ranks: tuple[int, ...]
+    """The ranks that upload files."""
+    metrics: msgspec.Raw
+    """The metrics of rank 0."""
+    parent: str = ""
+    """A committed checkpoint whose files may be shared; it is not deleted before this save ends."""
+
+
+class UploadFailed(msgspec.Struct, frozen=True, kw_only=True, tag="upload_failed"):
+    """A report of this worker has no checkpoint, because its or another rank's files are lost."""
+
+    report_index: int
+    reason: str
+
+
+class Uploaded(msgspec.Struct, frozen=True, kw_only=True, tag="uploaded"):
+    """The agent has uploaded this rank's files of a report."""
+
+    report_index: int
+    checkpoint_name: str
+
+
+class CommitConfirmed(msgspec.Struct, frozen=True, kw_only=True, tag="commit_confirmed"):
+    """The commit of a checkpoint is in the journal."""
+
+    checkpoint_name: str
+    metrics: dict[str, Any]
+
+
+class ValidationFinished(msgspec.Struct, frozen=True, kw_only=True, tag="validation_finished"):
+    """The result of a validation is in the journal."""
+
+    checkpoint_name: str
+
+
+class RankZeroBroadcastResult(
+    msgspec.Struct, frozen=True, kw_only=True, tag="rank_zero_broadcast_result"
+):
+    """A collective is complete or has failed. The kind "report" rejects a `FilesReport`."""
+
+    kind: str
+    seq: int
+    value: bytes = b""
+    """The value of rank 0."""
+    missing_ranks: tuple[int, ...] = ()
+    """The ranks that did not join, if the collective has failed."""
+    reason: str = ""
+    """Why the collective can never complete; empty if it timed out."""
+
+
+class CollectiveWaiting(msgspec.Struct, frozen=True, kw_only=True, tag="collective_waiting"):
+    """A collective has waited for `missing_ranks` for `waited_s`, and continues to wait."""
+
+    kind: str
+    missing_ranks: tuple[int, ...]
+    waited_s: float
+
+
+class PreemptionUpdate(msgspec.Struct, frozen=True, kw_only=True, tag="preemption_update"):
+    """Nodes of this round have received preemption notices."""
+
+    # Wall-clock time, because it comes from the cloud and is compared on every node.
+    deadline_ms: int
+    """When the first node is preempted, in Unix milliseconds; 0 if unknown."""
+    node_to_ranks: dict[str, tuple[int, ...]]
+    replacement_ready: bool = False
+    """Whether the next round can start at once; then the group waits only for a save."""
+
+
+class SuggestSave(msgspec.Struct, frozen=True, kw_only=True, tag="suggest_save"):
+    """The cloud predicts, but has not announced, the preemption of a node of the round."""
+
+    reason: str
+
+
+ToWorker = (
+    StartWorker
+    | OpenGate
+    | CallFunction
+    | CheckpointNamed
+    | Uploaded
+    | UploadFailed
+    | CommitConfirmed
+    | ValidationFinished
+    | RankZeroBroadcastResult
+    | CollectiveWaiting
+    | PreemptionUpdate
+    | SuggestSave
+)

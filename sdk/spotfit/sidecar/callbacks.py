@@ -1,0 +1,78 @@
+"""The agent's side of the callbacks process, which runs user callbacks on the leader's node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from spotfit.core.codec import decoder
+from spotfit.model.leader_state import UserCodeError
+from spotfit.protocol.agent_sidecar import (
+    CallAfterException,
+    CallAfterReport,
+    CallbackFinished,
+    RankFailureSummary,
+    SidecarInit,
+)
+from spotfit.sidecar.channel import SidecarChannel, StartSidecarFn
+
+
+class ProcessCallbackRunner:
+    """The `CallbackRunner` that uses a process. The leader never waits for a callback."""
+
+    def __init__(self, init: SidecarInit, start_process: StartSidecarFn) -> None:
+        self._channel = SidecarChannel(
+            start_process,
+            decoder=decoder(CallbackFinished),
+            on_message=self._on_finished,
+            on_exit=self._on_exit,
+            init=init,
+        )
+        self._sent_count = 0
+        self._finished_count = 0
+        self._user_code_error: UserCodeError | None = None
+
+    def send_report(self, metrics: Sequence[msgspec.Raw], checkpoint: str | None) -> None:
+        self._sent_count += 1
+        self._channel.send(
+            CallAfterReport(metrics_by_rank=tuple(metrics), checkpoint_name=checkpoint)
+        )
+
+    def send_failure(self, pickle_keys: dict[int, str], traceback_texts: dict[int, str]) -> None:
+        failures = tuple(
+            RankFailureSummary(
+                rank=rank, message=traceback_texts[rank], pickle_key=pickle_keys.get(rank)
+            )
+            for rank in sorted(traceback_texts)  # all failed ranks, also those without a pickle
+        )
+        self._sent_count += 1
+        self._channel.send(CallAfterException(failures=failures))
+
+    def user_code_error(self) -> UserCodeError | None:
+        return self._user_code_error
+
+    @property
+    def is_idle(self) -> bool:
+        # After an error the run ends; waiting for the remaining callbacks would delay that.
+        return self._user_code_error is not None or self._finished_count == self._sent_count
+
+    def close(self) -> None:
+        """Kill the process."""
+        self._channel.close()
+
+    def _on_finished(self, response: CallbackFinished) -> None:
+        self._finished_count += 1
+        if response.traceback_text is not None and self._user_code_error is None:
+            self._user_code_error = UserCodeError(
+                reason="a callback raised",
+                traceback_text=response.traceback_text,
+                pickle_key=response.pickle_key,
+            )
+
+    def _on_exit(self, reason: str) -> None:
+        if self._user_code_error is None:
+            self._user_code_error = UserCodeError(
+                reason="the callbacks process died",
+                traceback_text=f"The callbacks process {reason}.",
+            )

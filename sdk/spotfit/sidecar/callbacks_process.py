@@ -1,0 +1,147 @@
+"""The program of the callbacks process: calls the user's callbacks one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+import msgspec
+
+from spotfit.checkpoint.committed import open_committed
+from spotfit.code import exceptions
+from spotfit.code.function_pickle import load_sealed_pickle
+from spotfit.core.codec import decoder
+from spotfit.core.errors import (
+    IntegrityError,
+    NotFoundError,
+    ShippingError,
+    WorkerDiedError,
+)
+from spotfit.host import log
+from spotfit.host.system import SystemClock
+from spotfit.model.metrics import metrics_from_json
+from spotfit.protocol.agent_sidecar import (
+    CallAfterException,
+    CallAfterReport,
+    CallbackFinished,
+    RankFailureSummary,
+    SidecarInit,
+    ToCallbackRunner,
+)
+from spotfit.security.run_key import RunKey
+from spotfit.sidecar.process_setup import (
+    SidecarConnection,
+    SidecarRun,
+    exit_sidecar,
+    store_exception,
+)
+from spotfit.store.api import Store
+from spotfit.store.retry import PATIENT_RETRY_POLICY
+
+_message_decoder: msgspec.json.Decoder[ToCallbackRunner] = decoder(ToCallbackRunner)  # type: ignore[arg-type]
+# The agent of the failed rank writes the exception at the same time as it reports the failure.
+_PICKLE_READ_ATTEMPTS = 20
+_PICKLE_RETRY_S = 0.1
+
+
+def main(socket_fd: int) -> NoReturn:
+    """Serve the agent until it closes the socket, then exit the process."""
+    connection = SidecarConnection(socket_fd, _message_decoder)
+    init = connection.receive()
+    assert isinstance(init, SidecarInit), "the first message is SidecarInit"
+    run = SidecarRun(init, PATIENT_RETRY_POLICY)
+    dispatcher: CallbackDispatcher | None = None
+    response = CallbackFinished()
+    try:
+        dispatcher = CallbackDispatcher.load(run)
+    except Exception as error:  # noqa: BLE001 - loading the user's callbacks runs the user's code
+        # The reply to every call from now on.
+        response = make_error_response(error, run.store, run.key)
+    while (message := connection.receive()) is not None:
+        if dispatcher is not None:
+            response = dispatcher.dispatch(message)
+        connection.send(response)
+    exit_sidecar()
+
+
+class CallbackDispatcher:
+    """Calls the callbacks of a run."""
+
+    def __init__(self, callbacks: Iterable[Any], context: Any, store: Store, key: RunKey) -> None:
+        self._callbacks = tuple(callbacks)
+        self._context = context
+        self._store = store
+        self._key = key
+
+    @classmethod
+    def load(cls, run: SidecarRun) -> CallbackDispatcher:
+        """Load the callbacks from the code bundle. Raises what loading raises."""
+        payload = run.load_code()
+        callbacks, context = payload.load_object("callbacks"), payload.load_object("run_context")
+        return cls(callbacks, context, store=run.store, key=run.key)
+
+    def dispatch(self, message: ToCallbackRunner) -> CallbackFinished:
+        """Call the callbacks in order; stop at the first one that raises."""
+        try:
+            match message:
+                case CallAfterReport():
+                    self._call_after_report(message)
+                case CallAfterException():
+                    exceptions_by_rank = {
+                        failure.rank: self._load_exception(failure) for failure in message.failures
+                    }
+                    for callback in self._callbacks:
+                        callback.after_exception(
+                            run_context=self._context, worker_exceptions=dict(exceptions_by_rank)
+                        )
+                case SidecarInit():
+                    pass  # `main` has received the only one
+        except Exception as error:  # noqa: BLE001 - the user's callback may raise anything
+            return make_error_response(error, self._store, self._key)
+        return CallbackFinished()
+
+    def _call_after_report(self, report: CallAfterReport) -> None:
+        name = report.checkpoint_name
+        checkpoint = open_committed(self._store, name) if name is not None else None
+        for callback in self._callbacks:
+            callback.after_report(
+                run_context=self._context,
+                # Decoded for each callback: one may modify the dictionaries.
+                metrics=[
+                    metrics_from_json(msgspec.json.decode(metrics))
+                    for metrics in report.metrics_by_rank
+                ],
+                checkpoint=checkpoint,
+            )
+
+    def _load_exception(self, failure: RankFailureSummary) -> BaseException:
+        """Return the original exception, or a `WorkerDiedError` with its message."""
+        original = self._unpickle_exception(failure.pickle_key) if failure.pickle_key else None
+        return original or WorkerDiedError(failure.message, rank=failure.rank)
+
+    def _unpickle_exception(self, pickle_key: str) -> BaseException | None:
+        envelope = self._wait_for_object(pickle_key)
+        if envelope is None:
+            return None
+        try:
+            original = load_sealed_pickle(envelope, self._key, purpose=pickle_key)
+        except (IntegrityError, ShippingError) as error:
+            log.warning("failure.unreadable", key=pickle_key, reason=error.message)
+            return None
+        return original if isinstance(original, BaseException) else None
+
+    def _wait_for_object(self, key: str) -> bytes | None:
+        for _ in range(_PICKLE_READ_ATTEMPTS):
+            try:
+                return self._store.get(key)
+            except NotFoundError:
+                SystemClock().wait(_PICKLE_RETRY_S)
+        return None
+
+
+def make_error_response(error: Exception, store: Store, key: RunKey) -> CallbackFinished:
+    """Return the response to a callback that raised, and store the exception if possible."""
+    return CallbackFinished(
+        traceback_text=exceptions.format_traceback(error),
+        pickle_key=store_exception(error, store, key),
+    )

@@ -1,0 +1,87 @@
+"""What the programs of the sidecar processes share: the agent connection, and loading user code."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import sys
+import threading
+from typing import Any, Generic, NoReturn, TypeVar
+
+import msgspec
+
+from spotfit.code import exceptions
+from spotfit.code.code_bundle import CodeBundlePayload
+from spotfit.core.codec import encode
+from spotfit.core.errors import StoreError
+from spotfit.host import log
+from spotfit.ledger import keys
+from spotfit.protocol import framing
+from spotfit.protocol.agent_sidecar import SidecarInit
+from spotfit.security.run_key import RunKey
+from spotfit.store.api import Store
+from spotfit.store.factory import open_store
+from spotfit.store.retry import RetryPolicy
+from spotfit.worker.code_setup import activate_code_bundle
+
+MessageT = TypeVar("MessageT")
+
+
+class SidecarConnection(Generic[MessageT]):
+    """A sidecar's end of the socket to its agent. Any thread may send; one thread receives."""
+
+    def __init__(self, socket_fd: int, decoder: msgspec.json.Decoder[MessageT]) -> None:
+        self._socket = socket.socket(fileno=socket_fd)
+        self._decoder = decoder
+        self._write_lock = threading.Lock()
+
+    def receive(self) -> MessageT | None:
+        """Wait for the next message; return None once the agent has closed the socket."""
+        body = framing.read_frame(self._socket)
+        return None if body is None else self._decoder.decode(body)
+
+    def send(self, message: Any) -> None:
+        """Send a message. Raises `OSError` if the agent is gone."""
+        with self._write_lock:
+            framing.write_frame(self._socket, encode(message))
+
+
+class SidecarRun:
+    """The run of a callbacks or hooks process: its store, its key and the user's code."""
+
+    def __init__(self, init: SidecarInit, retry_policy: RetryPolicy | None = None) -> None:
+        self._init = init
+        self.store: Store = open_store(init.storage_url, retry_policy)
+        self.key = RunKey.from_text(init.secret, init.run_id)
+
+    def load_code(self) -> CodeBundlePayload:
+        """Make the user's code importable. Raises the errors of `activate_code_bundle`."""
+        init = self._init
+        return activate_code_bundle(
+            init.code_bundle, key=self.key, store=self.store, scratch=init.scratch_dir
+        )
+
+
+def store_exception(error: BaseException, store: Store, key: RunKey) -> str | None:
+    """Store an exception of user code, pickled and sealed, for the caller of `fit()`.
+
+    Returns its key in the bucket; None if it cannot be pickled or stored.
+    """
+    body = exceptions.pickle_exception(error)
+    if not body:
+        return None
+    # Named by content: a failure that repeats is stored once.
+    name = keys.hook_failure(hashlib.sha256(body).hexdigest())
+    try:
+        store.put(name, key.seal(body, purpose=name))
+    except StoreError as failure:
+        log.warning("failure.store_failed", key=name, reason=failure.message)
+        return None
+    return name
+
+
+def exit_sidecar() -> NoReturn:
+    """Exit without exit handlers: the agent is gone, and user code may have threads that hang."""
+    sys.stdout.flush()
+    os._exit(0)

@@ -1,0 +1,95 @@
+"""The program of the uploader process: executes upload jobs of workers, which it may outlive."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache, partial
+from typing import NoReturn
+
+from spotfit.checkpoint.manifest import Manifest
+from spotfit.checkpoint.upload_job import (
+    delete_local_copy,
+    load_upload_job,
+    run_upload_job,
+    warn_while_slow,
+)
+from spotfit.checkpoint.upload_queue import UploadQueue
+from spotfit.checkpoint.writer import UploadedManifests, decode_upload_job, upload_snapshot
+from spotfit.code import exceptions
+from spotfit.core.codec import decoder
+from spotfit.host import process
+from spotfit.protocol.agent_sidecar import FromUploader, StartUpload, UploadDone, UploadError
+from spotfit.sidecar.process_setup import SidecarConnection
+from spotfit.store.api import Store
+from spotfit.store.factory import open_store
+from spotfit.store.retry import PATIENT_RETRY_POLICY
+
+SendMessage = Callable[[FromUploader], None]
+# What this process has uploaded, so that incremental snapshots need not look in the bucket.
+_upload_cache = UploadedManifests()
+
+
+def main(socket_fd: int) -> NoReturn:
+    """Serve the agent until it closes the socket, then exit the process."""
+    process.set_process_name("spotfit-uploads")
+    connection = SidecarConnection(socket_fd, decoder(StartUpload))
+    server = UploadServer(connection.send)
+    while (request := connection.receive()) is not None:
+        server.submit(request)
+    os._exit(0)  # without waiting for uploads: nothing could report them
+
+
+class UploadServer:
+    """One queue per rank: the jobs of one rank run in order, those of several in parallel."""
+
+    def __init__(self, send: SendMessage) -> None:
+        self._send = send
+        self._queues: dict[int, UploadQueue] = {}
+
+    def submit(self, request: StartUpload) -> None:
+        """Queue a job. Its result is sent when it ends; a failed job does not stop later ones."""
+        # In order, because a job may share files with the previous one of its rank.
+        queue = self._queues.setdefault(request.rank, UploadQueue(_raise_unexpected))
+        queue.put(partial(self._upload, request))
+
+    def _upload(self, request: StartUpload) -> None:
+        try:
+            manifest = _run_upload(request.upload_job, _open_store(request.storage_url))
+        except BaseException as error:  # noqa: BLE001 - reported to the worker, whatever it is
+            raised = exceptions.to_failure_message(error)
+            self._send(
+                UploadError(
+                    job_id=request.job_id,
+                    traceback_text=raised.traceback_text,
+                    pickled_exception=raised.pickled_exception,
+                )
+            )
+        else:
+            self._send(
+                UploadDone(
+                    job_id=request.job_id, size_bytes=manifest.size_bytes, step=manifest.step
+                )
+            )
+
+
+def _run_upload(body: bytes, store: Store) -> Manifest:
+    """Execute a snapshot job or a pickled files job."""
+    if (snapshot := decode_upload_job(body)) is not None:
+        with warn_while_slow(snapshot.manifest.name):
+            return upload_snapshot(store, snapshot, _upload_cache)
+    job = load_upload_job(body)
+    manifest = run_upload_job(job, store)
+    if job.delete_after_upload:
+        delete_local_copy(job.checkpoint, store)
+    return manifest
+
+
+@cache
+def _open_store(url: str) -> Store:
+    # Retries as long as a worker would; an agent that must not wait kills this process.
+    return open_store(url, PATIENT_RETRY_POLICY)
+
+
+def _raise_unexpected(error: BaseException) -> None:
+    raise AssertionError("UploadServer._upload reports its own errors") from error

@@ -1,0 +1,80 @@
+"""The program of a validator process: validates one checkpoint with the user's function, exits."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+from typing import Any, NoReturn
+
+from spotfit.checkpoint.checkpoint_dir import Checkpoint
+from spotfit.checkpoint.committed import open_committed
+from spotfit.code import exceptions
+from spotfit.core.codec import decoder
+from spotfit.core.errors import ConfigError
+from spotfit.frameworks.devices import CUDA_VISIBLE_DEVICES, cuda_visible_devices
+from spotfit.host import env
+from spotfit.model.metrics import metrics_from_json, metrics_to_plain_json
+from spotfit.policy.retry_budget import diagnose_setup_failure
+from spotfit.protocol.agent_sidecar import ValidationResult, ValidationTask
+from spotfit.security.run_key import RunKey
+from spotfit.sidecar.process_setup import SidecarConnection
+from spotfit.store.factory import open_store
+from spotfit.store.retry import PATIENT_RETRY_POLICY
+from spotfit.worker.code_setup import activate_code_bundle
+from spotfit.worker.main import configure_logging, exit_process
+
+
+def main(socket_fd: int) -> NoReturn:
+    """Execute the task that the agent sends, then exit the process."""
+    faulthandler.enable()
+    connection = SidecarConnection(socket_fd, decoder(ValidationTask))
+    task = connection.receive()
+    if task is None:
+        os._exit(1)  # the agent is gone
+    configure_logging(task.log_level)
+    result = validate_checkpoint(task)
+    if result.metrics is None:  # also in this process's log, next to what the function has printed
+        sys.stderr.write(f"{result.message}\n")
+    connection.send(result)
+    exit_process(0, lambda: None)
+
+
+def validate_checkpoint(task: ValidationTask) -> ValidationResult:
+    """Load the function and the checkpoint, and call the function. Never raises."""
+    try:  # separately: what fails before the user's function is called may be retried
+        fn, kwargs, checkpoint = _load_task(task)
+    except Exception as error:  # noqa: BLE001 - unpacking the user's function runs the user's code
+        return ValidationResult(
+            message=exceptions.format_traceback(error),
+            retryable=not diagnose_setup_failure(error).is_permanent,
+        )
+    try:
+        return ValidationResult(metrics=_check_metrics(fn(checkpoint, **kwargs)))
+    except BaseException as error:  # noqa: BLE001 - SystemExit is a failure, too
+        return ValidationResult(message=exceptions.format_traceback(error))
+
+
+def _load_task(task: ValidationTask) -> tuple[Any, dict[str, Any], Checkpoint]:
+    """Return the user's function, its keyword arguments, and the checkpoint."""
+    store = open_store(task.storage_url, PATIENT_RETRY_POLICY)
+    key = RunKey.from_text(task.secret, task.run_id)
+    payload = activate_code_bundle(
+        task.code_bundle, key=key, store=store, scratch=task.scratch_dir, run_name=task.run_name
+    )
+    # Before unpickling the function: that may initialize CUDA, and the workers use the other GPUs.
+    gpus = [device for device in task.devices if device.startswith("cuda:")]
+    env.update(cuda_visible_devices(gpus, env.lookup(CUDA_VISIBLE_DEVICES)))
+    fn, trainer_kwargs = payload.load_object("validation")
+    kwargs = trainer_kwargs | metrics_from_json(task.fn_kwargs)
+    return fn, kwargs, open_committed(store, task.checkpoint_name)
+
+
+def _check_metrics(returned: Any) -> dict[str, Any]:
+    if not isinstance(returned, dict):
+        raise ConfigError(
+            "The validation function must return a dictionary of metrics, not a "
+            f"{type(returned).__name__}.",
+            do="Return a dictionary, for example {'accuracy': 0.9}.",
+        )
+    return metrics_to_plain_json(returned)

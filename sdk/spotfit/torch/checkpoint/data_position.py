@@ -1,0 +1,508 @@
+"""Position in the training data, counted in samples that all replicas together have trained on.
+
+`SamplerPosition` replaces the sampler of a standard DataLoader. The order of an epoch depends only
+on its number and the sampler's seed, not on the number of workers: after a resize the rest of the
+epoch is divided among the new workers, and no sample is repeated or skipped, except for the
+padding of the last batch. A DistributedSampler defines the replicas; ranks of one replica (tensor
+or pipeline parallelism) read the same samples. Any other sampler reads separately on each rank.
+`LoaderPosition` counts the passes of all other loaders and stores the state of stateful ones.
+
+An epoch of a `SamplerPosition` goes through these states (a pass is one iteration of the loader):
+
+| state | event | next |
+|---|---|---|
+| new | a pass begins | open |
+| open | `advance`: a batch was trained on | started |
+| open | the pass ends without any trained batch | new |
+| started | the last batch was trained on and the pass ends | new, epoch + 1 |
+| started | another pass begins | open, epoch + 1 |
+| any | `resume` | resuming |
+| resuming | a pass begins; the saved RNG state is restored | open |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, cast
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
+
+from spotfit.core.errors import ConfigError
+from spotfit.host import log
+
+Loader = DataLoader[Any]
+_REMEDY = (
+    "use a loader with state_dict and load_state_dict, such as torchdata's StatefulDataLoader, or "
+    "save the position in per_rank={...}; otherwise a restart begins the epoch's data again"
+)
+_EMPTY_STATE: Mapping[str, Any] = MappingProxyType({})
+
+
+def _noop() -> None:
+    return
+
+
+class SamplerPosition(Sampler[int]):
+    """Replaces a loader's sampler in order to track and restore the position in the data.
+
+    A batch counts when `advance` is called, because prefetched batches are not trained on yet. The
+    epoch number is counted here: `set_epoch` of the user's sampler has no effect on the order.
+    """
+
+    def __init__(self, loader: Loader, *, world_size: int) -> None:
+        # Where the user passed a batch_sampler, the loader's own batch_size and drop_last are None.
+        batches: Any = loader.batch_sampler
+        self.user_sampler = _user_sampler_of(batches)
+        self._batch_size = batches.batch_size
+        self._drop_last = batches.drop_last
+        self._num_replicas = getattr(self.user_sampler, "num_replicas", 1)
+        self._replica_rank = getattr(self.user_sampler, "rank", 0)
+        self._is_shared = world_size == 1 or isinstance(self.user_sampler, DistributedSampler)
+        """Whether all ranks read one epoch together, so that another number can resume it."""
+        self._epoch_sampler = _single_replica_sampler(self.user_sampler)
+        self._is_resuming = False
+        """Whether no batch was trained on since `resume`."""
+        self._has_started = False
+        """Whether a batch of this epoch was trained on."""
+        self._is_pass_open = False
+        """Whether a pass over this epoch has begun, so that its loader has drawn its base seed."""
+        self._has_persistent_workers = bool(loader.persistent_workers)
+        """Whether the loader draws its base seed only in its first pass."""
+        self._current_pass = object()
+        """Identity of the latest pass."""
+        self._yielded_batches = self._trained_batches = 0
+        """Batches of this pass that the loader yielded, and that were trained on."""
+        self._restore_rng: Callable[[], None] = _noop
+        self.monitor = TrainingLoopMonitor()
+        self.epoch = 0
+        self.consumed = 0
+        """Samples of this epoch that all replicas together have trained on."""
+        # A BatchSampler reads its `sampler` attribute again in every pass.
+        batches.sampler = self
+
+    @property
+    def batches_per_epoch(self) -> int | None:
+        """Number of batches that one rank reads in a whole epoch."""
+        count = len(self._rank_indices(0))
+        return int(count // self._batch_size if self._drop_last else -(-count // self._batch_size))
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the epoch has no batch left."""
+        count = len(self._rank_indices(self.consumed))
+        return count < (self._batch_size if self._drop_last else 1)
+
+    def rank_state(self) -> dict[str, Any]:
+        """Return what this rank saves besides `epoch` and `consumed`."""
+        seed = getattr(self._epoch_sampler, "seed", None)
+        is_open = self._is_pass_open or self.consumed > 0
+        return {
+            "sampler_position": {
+                "seed": seed,
+                "is_shared": self._is_shared,
+                "is_pass_open": is_open,
+            }
+        }
+
+    def advance(self) -> bool:
+        """Record one more trained batch on every rank; return whether it ended the epoch."""
+        was_at_end = self.is_at_end
+        self._has_started, self._is_resuming = True, False
+        self._trained_batches += 1
+        self.monitor.check_batch_counts(self._yielded_batches, self._trained_batches)
+        # The last batch may contain padding, which is not part of the epoch.
+        self.consumed = min(
+            len(self._epoch_sampler), self.consumed + self._batch_size * self._num_replicas
+        )
+        return self.is_at_end and not was_at_end
+
+    def resume(
+        self,
+        epoch: int,
+        consumed: int,
+        rank_state: Mapping[str, Any] = _EMPTY_STATE,
+        restore_rng: Callable[[], None] = _noop,
+    ) -> None:
+        """Let the next pass read the rest of that epoch, in its original order.
+
+        A loader draws random numbers when a pass begins. If the saved pass was open, the saved RNG
+        state is from after these draws: `restore_rng` is called again once the pass has begun.
+        """
+        self._is_resuming, self._has_started = True, False
+        self._yielded_batches = self._trained_batches = 0
+        self.epoch, self.consumed = epoch, consumed
+        # Empty if the checkpoint was saved without a loader, or with one of another kind.
+        position = rank_state.get("sampler_position", _EMPTY_STATE)
+        self._is_pass_open = position.get("is_pass_open", (epoch, consumed) != (0, 0))
+        self._restore_rng = restore_rng if self._is_pass_open else _noop
+        # The seed of the saved run: this run may have been started with another one.
+        seed = position.get("seed")
+        if seed is not None and isinstance(self._epoch_sampler, DistributedSampler):
+            self._epoch_sampler.seed = seed
+
+    @property
+    def is_bound_to_world_size(self) -> bool:
+        """Whether only the same number of ranks can resume from here."""
+        return not self._is_shared
+
+    def reject_resize(self, rank_states: Sequence[Mapping[str, Any]]) -> None:
+        """Raise `ConfigError` if another number of ranks cannot read the rest of the epoch."""
+        can_resize = self._is_shared and all(
+            "loader_state" not in state
+            and state.get("sampler_position", _EMPTY_STATE).get("is_shared", True)
+            for state in rank_states
+        )
+        if not can_resize:
+            raise ConfigError(
+                "Each rank reads separate samples, so its data position can be restored only at "
+                f"the same world size: the checkpoint was saved at world size {len(rank_states)}.",
+                do="Shard one dataset with prepare_data_loader or a DistributedSampler, or keep "
+                "the number of workers.",
+            )
+
+    def resume_resized(
+        self, epoch: int, consumed: int, rank_states: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Resume with another number of ranks, after `reject_resize` has passed."""
+        self.resume(epoch, consumed, rank_states[0])
+
+    def __getattr__(self, name: str) -> Any:
+        """Forward to the user's sampler, for example `set_epoch` of a DistributedSampler."""
+        if name == "user_sampler":  # unset while the object is copied
+            raise AttributeError(name)
+        return getattr(self.user_sampler, name)
+
+    def __len__(self) -> int:
+        # Of a whole epoch also while one is resumed: users compute schedules from len(loader).
+        return len(self.user_sampler)
+
+    def __iter__(self) -> Iterator[int]:
+        if self._has_started:
+            self._finish_epoch()
+        elif self._is_resuming:
+            # The loader has drawn its base seed just before it asked for this iterator.
+            self._restore_rng()
+        self._is_pass_open = True
+        # A state saved after an epoch's last batch resumes with one empty pass: the loop then runs
+        # the code at its end of the epoch, as it did not before the restart.
+        self._has_started = self.is_at_end
+        sampler = self._epoch_sampler
+        if isinstance(sampler, DistributedSampler):
+            sampler.set_epoch(self.epoch)
+        # The whole order, because the rest of an epoch begins at an arbitrary index.
+        order = list(sampler)
+        return (order[index % len(order)] for index in self._rank_indices(self.consumed))
+
+    def iterate_pass(self, make_iterator: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Begin a pass with the iterator that `make_iterator` returns, and yield its batches.
+
+        When the pass is exhausted the epoch is over: later saves resume with the next epoch.
+        """
+        # At the end of the epoch the pass was complete and the loop is correct.
+        if not self.is_at_end:
+            self.monitor.check_epoch_end(
+                self._yielded_batches, self._trained_batches, self.batches_per_epoch
+            )
+        self._yielded_batches = self._trained_batches = 0
+        self._current_pass = object()
+        return self._count_batches(make_iterator(), self._current_pass)
+
+    def _count_batches(self, batches: Iterator[Any], this_pass: object) -> Iterator[Any]:
+        try:
+            for batch in _iterate(batches):
+                self._yielded_batches += 1
+                yield batch
+        finally:
+            # A pass without training, for example to inspect a batch, leaves the epoch new.
+            if self._current_pass is this_pass and not self.consumed:
+                self._is_pass_open = self._has_persistent_workers
+        # A loop that prefetches exhausts the pass before it has trained on the last batches.
+        if self.is_at_end and self._yielded_batches == self._trained_batches:
+            self._finish_epoch()
+
+    def _finish_epoch(self) -> None:
+        self.epoch, self.consumed = self.epoch + 1, 0
+        self._yielded_batches = self._trained_batches = 0
+        self._has_started = self._is_resuming = False
+        self._is_pass_open = self._has_persistent_workers
+
+    def _rank_indices(self, start: int) -> range:
+        """Return this rank's indices into the epoch's order, beginning at `start`.
+
+        Indices past the end wrap around to the beginning: all ranks get equally many samples, as
+        DistributedSampler pads them.
+        """
+        end = len(self._epoch_sampler)
+        remainder = (end - start) % self._num_replicas
+        if remainder and getattr(self.user_sampler, "drop_last", False):
+            end -= remainder
+        elif remainder:
+            end += self._num_replicas - remainder
+        return range(start + self._replica_rank, end, self._num_replicas)
+
+
+class TrainingLoopMonitor:
+    """Logs training loops that do not match their loader; each warning once, on one rank."""
+
+    def __init__(self) -> None:
+        self.is_reporting_rank = False
+        self.counts_batches = False
+        """Whether the batches that the loader yields are counted."""
+        self.expects_epoch_saves = False
+        """Whether saves are due at the end of epochs."""
+
+    def check_batch_counts(self, yielded: int, trained: int) -> None:
+        """Warn if more batches of a pass were trained on than the loader yielded."""
+        if self.is_reporting_rank and self.counts_batches and trained > yielded:
+            self.counts_batches = False
+            log.warning(
+                "checkpoint.loader_mismatch",
+                reason=f"step() was called for {trained} batches, but loader= has yielded "
+                f"{yielded}",
+                do="pass the loader over which the loop iterates, created once for all epochs, and "
+                "call step() once per batch; otherwise the position and epoch are unknown",
+            )
+
+    def check_epoch_end(self, yielded: int, trained: int, batches: int | None) -> None:
+        """Warn if a pass begins although the previous one was trained on, but not to its end.
+
+        A loop that prefetches past the end has read the last batch and will still train on it.
+        """
+        if self.is_reporting_rank and self.expects_epoch_saves and trained:
+            self.expects_epoch_saves = False
+            log.warning(
+                "checkpoint.epoch_end_missed",
+                reason=f"when the next epoch began, {yielded} of {batches} batches had been read "
+                f'and step() had been called for {trained}, so every="epoch" has not saved',
+                do="call step() once for every batch (with accumulating=True during gradient "
+                "accumulation) and do not prefetch batches of the next epoch before the last "
+                "step(); or set every= to a number of steps or a duration, or call save()",
+            )
+
+
+class LoaderPosition:
+    """Counts the passes over a loader with an unknown order, and saves its state if it has one.
+
+    A pass counts as an epoch if a batch was trained on, or if it was empty: that is the rest of an
+    epoch that was saved after its last batch. A loader's state can be restored only by the same
+    number of ranks.
+    """
+
+    batches_per_epoch: int | None = None
+    """Unknown for these loaders."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = _unwrap_loader(loader)
+        self._is_stateful = is_stateful_loader(self._loader)
+        self._resume_state: Mapping[str, Any] = _EMPTY_STATE
+        """The restored rank state, until a batch was trained on."""
+        self._restore_rng: Callable[[], None] = _noop
+        self._yielded_batches = self._trained_batches = 0
+        """Batches of this pass that the loader yielded, and that were trained on."""
+        self.monitor = TrainingLoopMonitor()
+        self.epoch = 0
+        self.consumed = 0
+        """Batches of this pass that were trained on, including those before a restart."""
+        self.monitor.counts_batches = _hook_iteration(loader, self)
+
+    def rank_state(self) -> dict[str, Any]:
+        """Return what this rank saves besides `epoch` and `consumed`."""
+        # Until a batch was trained on, prefetching must not advance the saved position.
+        if "loader_state" in self._resume_state:
+            return {"loader_state": self._resume_state["loader_state"]}
+        return {"loader_state": self._loader.state_dict()} if self._is_stateful else {}
+
+    def advance(self) -> bool:
+        """Record one more trained batch. Returns False: the end of the epoch is unknown."""
+        self.consumed += 1
+        self._trained_batches += 1
+        self.monitor.check_batch_counts(self._yielded_batches, self._trained_batches)
+        self._resume_state = _EMPTY_STATE
+        return False
+
+    def resume(
+        self,
+        epoch: int,
+        consumed: int,
+        rank_state: Mapping[str, Any] = _EMPTY_STATE,
+        restore_rng: Callable[[], None] = _noop,
+    ) -> None:
+        """Let the next pass be the rest of that epoch, if the loader is stateful."""
+        self._yielded_batches, self._trained_batches, self._resume_state = 0, 0, rank_state
+        self._restore_rng = restore_rng if consumed else _noop
+        self.epoch, self.consumed = epoch, consumed
+        self._load_resume_state()
+
+    @property
+    def is_bound_to_world_size(self) -> bool:
+        """Whether only the same number of ranks can resume from here."""
+        return self._is_stateful
+
+    def reject_resize(self, rank_states: Sequence[Mapping[str, Any]]) -> None:
+        """Raise `ConfigError` if each rank's loader saved a state of its own."""
+        if self._is_stateful and any("loader_state" in state for state in rank_states):
+            raise ConfigError(
+                "The state of a stateful loader can be restored only at the same world size: the "
+                f"checkpoint was saved at world size {len(rank_states)}.",
+                do="Keep the number of workers, or use a DataLoader over a dataset with a length.",
+            )
+
+    def resume_resized(
+        self, epoch: int, consumed: int, rank_states: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Resume with another number of ranks, after `reject_resize` has passed."""
+        self.resume(epoch, consumed)
+
+    def iterate_pass(self, make_iterator: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Begin a pass with the iterator that `make_iterator` returns, and yield its batches."""
+        if self._trained_batches:
+            self._finish_epoch()
+        # Loaded again in each pass: one that was only inspected has consumed the loader's state.
+        self._load_resume_state()
+        self._yielded_batches = 0
+        batches = make_iterator()
+        if self._resume_state:
+            self._restore_rng()
+        return self._count_batches(batches)
+
+    def _count_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in _iterate(batches):
+            self._yielded_batches += 1
+            yield batch
+        # They differ while a loop prefetches, and after a pass that was only inspected.
+        if self._yielded_batches == self._trained_batches:
+            self._finish_epoch()
+
+    def _finish_epoch(self) -> None:
+        self.epoch, self.consumed = self.epoch + 1, 0
+        self._trained_batches, self._resume_state = 0, _EMPTY_STATE
+
+    def _load_resume_state(self) -> None:
+        if self._is_stateful and "loader_state" in self._resume_state:
+            self._loader.load_state_dict(self._resume_state["loader_state"])
+
+
+def track_data_position(loader: Any, *, world_size: int) -> SamplerPosition | LoaderPosition:
+    """Start tracking this rank's position in the loader's data, as precisely as possible.
+
+    The loader is modified: its class, and the sampler of a standard DataLoader, are replaced.
+    """
+    inner = _unwrap_loader(loader)
+    if is_stateful_loader(inner):
+        return LoaderPosition(loader)
+    reason = _unsupported_reason(inner)
+    if reason is not None:
+        log.warning("checkpoint.data_position_unknown", reason=reason, do=_REMEDY)
+        return LoaderPosition(loader)
+    position = SamplerPosition(inner, world_size=world_size)
+    position.monitor.counts_batches = _hook_iteration(loader, position)
+    return position
+
+
+def is_stateful_loader(loader: Any) -> bool:
+    """Return whether the loader has `state_dict` and `load_state_dict`."""
+    return all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def _unwrap_loader(loader: Any) -> Any:
+    """Return the user's loader, also from the wrapper that moves batches to a GPU."""
+    return getattr(loader, "_loader", loader)
+
+
+def _hook_iteration(loader: Any, position: SamplerPosition | LoaderPosition) -> bool:
+    """Make the loader's `__iter__` report its passes to `position`.
+
+    Python looks `__iter__` up on the class, so the object's class is replaced by a subclass.
+    Returns False for objects whose class cannot be replaced; their epoch remains 0.
+    """
+    # A loader that was hooked before gets a subclass of its original class, not a second hook.
+    original = getattr(type(loader), "_original_class", type(loader))
+
+    def hooked_iter(self: Any) -> Iterator[Any]:
+        return position.iterate_pass(lambda: original.__iter__(self))
+
+    attributes = {
+        "__module__": original.__module__,
+        "__iter__": hooked_iter,
+        "_original_class": original,
+    }
+    try:
+        loader.__class__ = type(original.__name__, (original,), attributes)
+    except TypeError:
+        log.warning(
+            "checkpoint.epochs_unknown",
+            loader=original.__name__,
+            do="count the epochs in extra={...}",
+        )
+        return False
+    return True
+
+
+def _iterate(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield from an iterator without calling `iter`, which would restart a hooked loader."""
+    end = object()
+    while (batch := next(batches, end)) is not end:
+        yield batch
+
+
+def _unsupported_reason(loader: Any) -> str | None:
+    """Return why the loader's order is unknown, or None if `SamplerPosition` supports it."""
+    if not isinstance(loader, DataLoader):
+        return f"a {type(loader).__name__} is not a DataLoader"
+    if isinstance(loader.dataset, IterableDataset):
+        return "the order of an IterableDataset is unknown"
+    # Older versions of torch have no in_order and always keep the order.
+    if loader.num_workers and not getattr(loader, "in_order", True):
+        return "a loader with in_order=False yields batches in an unknown order"
+    batches: Any = loader.batch_sampler
+    if batches is None:
+        return "a loader with batch_size=None has no batches to count"
+    if type(batches) is not BatchSampler:
+        return f"the batches of a custom {type(batches).__name__} are unknown"
+    sampler = _user_sampler_of(batches)
+    if _single_replica_sampler(sampler) is None:
+        return f"the order of a {type(sampler).__name__} is unknown"
+    return None
+
+
+def _user_sampler_of(batches: BatchSampler) -> Any:
+    """Return the user's sampler, also where a `SamplerPosition` has replaced it before."""
+    sampler: Any = batches.sampler
+    return sampler.user_sampler if isinstance(sampler, SamplerPosition) else sampler
+
+
+def _single_replica_sampler(sampler: Any) -> Any:
+    """Return a sampler with the order of a whole epoch for one replica; None if it is unknown.
+
+    Exact types are compared, because a user-defined subclass may read in any order.
+    """
+    is_permutation = (
+        type(sampler) is RandomSampler
+        and not sampler.replacement
+        and sampler.num_samples == len(sampler.data_source)
+    )
+    if type(sampler) is DistributedSampler:
+        dataset, shuffle, seed = sampler.dataset, sampler.shuffle, sampler.seed
+    elif is_permutation:
+        # RandomSampler's order depends on all random numbers drawn before. It is replaced by the
+        # order of a DistributedSampler, which can be reproduced from seed and epoch. The seed is
+        # the generator's initial one: runs with other seeds get other orders.
+        generator = sampler.generator or torch.default_generator
+        dataset, shuffle = cast("Dataset[Any]", sampler.data_source), True
+        seed = generator.initial_seed() % 2**63  # torch adds the epoch, which must not overflow
+    elif type(sampler) is SequentialSampler:
+        return sampler
+    else:
+        return None
+    return DistributedSampler(dataset, num_replicas=1, rank=0, shuffle=shuffle, seed=seed)

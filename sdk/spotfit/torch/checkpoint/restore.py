@@ -1,0 +1,250 @@
+"""RestoreOperation: one rank's part in a restore, from the plan to the resumed training.
+
+`RestoreSelector` drives it; ranks synchronize between the steps, so that an incompatible state is
+rejected by all ranks before any of them has overwritten a tensor.
+
+| state | event | next |
+|---|---|---|
+| idle | `plan` allocates optimizer state and plans the reads | planned |
+| planned | `check_compatibility` passes and the reads are done | read |
+| planned, read | another candidate is planned instead | planned |
+| read | `apply` loads the state into the objects | applied |
+| planned, read | `roll_back` restores what was changed | idle |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from spotfit.checkpoint.restore_candidates import RestorePlan
+from spotfit.core.errors import ConfigError
+from spotfit.host import log
+
+# torch and the modules that import it are loaded on first use.
+if TYPE_CHECKING:
+    from spotfit.checkpoint.format import SnapshotIndex
+    from spotfit.checkpoint.reader import SavedState
+    from spotfit.torch.checkpoint.compatibility import StateCompatibility, StateComponent
+    from spotfit.torch.checkpoint.data_position import LoaderPosition, SamplerPosition
+    from spotfit.torch.checkpoint.load_plan import StateLoadPlan
+    from spotfit.torch.checkpoint.optimizer_alloc import PreviousOptimizerStates
+    from spotfit.torch.checkpoint.training_state import TrainingState
+
+_UNUSED_REMEDY = (
+    "to restore them, pass them to Checkpointer under these names (optimizer, scheduler, scaler, "
+    "loader, extra, per_rank)"
+)
+_POSITION_KEYS = frozenset(("sampler_position", "loader_state"))
+"""Keys of a rank's state that describe its position in the data."""
+
+
+class RestoreOperation:
+    """One rank's part in one `Checkpointer.restore()`."""
+
+    def __init__(
+        self,
+        training_state: TrainingState,
+        per_rank: Mapping[str, Any],
+        position: SamplerPosition | LoaderPosition | None,
+        *,
+        rank: int,
+        world_size: int,
+        has_checkpoint: bool,
+    ) -> None:
+        """`per_rank` are the objects of this rank only, `position` its position in the data.
+
+        With `has_checkpoint` no backup of overwritten tensors is made: if a snapshot in memory is
+        corrupt, the checkpoint overwrites them, or the run ends with an error.
+        """
+        self._training_state = training_state
+        self._per_rank = per_rank
+        self._position = position
+        self._rank = rank
+        self._world_size = world_size
+        self._has_checkpoint = has_checkpoint
+        self._incoming: dict[str, Any] = {}
+        """The state that is being read; it is applied when all ranks have finished reading."""
+        self._load_plan: StateLoadPlan | None = None
+        self._previous_optimizer_states: PreviousOptimizerStates = {}
+        """States of optimizers that were replaced by allocated tensors."""
+        self._undo_overwrite: Callable[[], None] | None = None
+        self._unused_components: list[str] = []
+        """Components that were saved and do not exist now."""
+        self._new_components: list[str] = []
+        """Components that exist now and were not saved."""
+
+    def plan(self, saved: SavedState) -> RestorePlan:
+        """Return this rank's reads and its compatibility with `saved`. Raises `ConfigError`."""
+        from spotfit.torch.checkpoint.compatibility import (
+            StateCompatibility,
+            reject_moved_components,
+        )
+        from spotfit.torch.checkpoint.load_plan import StateLoadPlan
+        from spotfit.torch.checkpoint.optimizer_alloc import allocate_optimizer_states
+        from spotfit.torch.checkpoint.training_state import copy_containers
+
+        # A previous candidate may have been planned and rejected.
+        self._restore_optimizer_states()
+        self._previous_optimizer_states = allocate_optimizer_states(self._training_state, saved)
+        # Before any rank can reject the state: FSDP1's state_dict is a collective.
+        self._incoming = copy_containers(self._training_state.state_dict())
+        saved_names, current_names = self._saved_components(saved), self._current_components()
+        reject_moved_components(saved_names, current_names)
+        if self._world_size != len(saved.indices):
+            self._reject_resize(saved)
+        if not self._has_checkpoint:
+            self._undo_overwrite = self._backup()
+        self._load_plan = StateLoadPlan(self._incoming, saved)
+        return RestorePlan(
+            self._load_plan.reads,
+            StateCompatibility(self._load_plan.unclaimed_names, saved_names, current_names),
+        )
+
+    def check_compatibility(self, compatibilities: Sequence[StateCompatibility]) -> None:
+        """Raise `ConfigError` on all ranks, before any of them reads, if state would be lost."""
+        from spotfit.torch.checkpoint.compatibility import (
+            new_components,
+            reject_unclaimed_state,
+            unused_components,
+        )
+
+        reject_unclaimed_state(compatibilities)
+        self._unused_components = unused_components(compatibilities)
+        self._new_components = new_components(compatibilities)
+
+    def roll_back(self) -> None:
+        """Restore the state from before the restore. Idempotent.
+
+        With `has_checkpoint`, tensors that were overwritten are not restored.
+        """
+        if self._undo_overwrite is not None:
+            self._undo_overwrite()
+        self._restore_optimizer_states()
+
+    def apply(self, saved: SavedState) -> int:
+        """Load the state that was read into all objects and return its epoch.
+
+        Raises `ConfigError` if an object rejects its state.
+        """
+        # Release the backups first: each may be as large as the state.
+        self._previous_optimizer_states, self._undo_overwrite = {}, None
+        self._log_differences(self._training_state.load_state_dict(self._incoming))
+        if self._world_size == len(saved.indices):
+            return self._resume(saved)
+        return self._resume_resized(saved)
+
+    # --- compatibility -------------------------------------------------------------------------
+
+    def _saved_components(self, saved: SavedState) -> frozenset[StateComponent]:
+        from spotfit.torch.checkpoint.compatibility import LOADER_COMPONENT
+        from spotfit.torch.checkpoint.load_plan import saved_components
+
+        # Ranks beyond the saved ones compare with the last: all ranks have the same components.
+        index = saved.indices[min(self._rank, len(saved.indices) - 1)]
+        rank_state = _decode_rank_state(index)
+        has_position = bool(_POSITION_KEYS & rank_state.keys())
+        has_loader = has_position or (index.epoch, index.consumed) != (0, 0)
+        return saved_components(saved).union(
+            (LOADER_COMPONENT,) if has_loader else (),
+            (("per_rank", name) for name in rank_state.get("per_rank", ())),
+        )
+
+    def _current_components(self) -> frozenset[StateComponent]:
+        from spotfit.torch.checkpoint.compatibility import LOADER_COMPONENT, OPTIMIZER_COMPONENT
+
+        return frozenset(
+            (
+                *(OPTIMIZER_COMPONENT for _ in self._training_state.optimizers),
+                *(() if self._position is None else (LOADER_COMPONENT,)),
+                *(("extra", name) for name in self._training_state.stateful_objects),
+                *(("per_rank", name) for name in self._per_rank),
+            )
+        )
+
+    def _reject_resize(self, saved: SavedState) -> None:
+        rank_states = [_decode_rank_state(index) for index in saved.indices]
+        if self._per_rank and "per_rank" in rank_states[0]:
+            raise ConfigError(
+                f"{', '.join(sorted(self._per_rank))} was saved under per_rank= at world size "
+                f"{len(rank_states)} and cannot be restored at world size {self._world_size}.",
+                do="Keep the number of workers, or use extra={…} for state that all ranks share.",
+            )
+        if self._position is not None:
+            self._position.reject_resize(rank_states)
+
+    # --- backup --------------------------------------------------------------------------------
+
+    def _backup(self) -> Callable[[], None]:
+        from spotfit.torch.checkpoint.training_state import backup_tensors
+
+        # Allocated optimizer state holds no values; `_previous_optimizer_states` restores it.
+        optimizer_states = [
+            list(optimizer.state.values())
+            for optimizer in self._training_state.optimizers
+            if optimizer not in self._previous_optimizer_states
+        ]
+        return backup_tensors({**self._incoming, "optimizer": optimizer_states})
+
+    def _restore_optimizer_states(self) -> None:
+        from spotfit.torch.checkpoint.optimizer_alloc import restore_optimizer_states
+
+        restore_optimizer_states(self._previous_optimizer_states)
+        self._previous_optimizer_states = {}
+
+    # --- resuming ------------------------------------------------------------------------------
+
+    def _log_differences(self, reset_names: Sequence[str]) -> None:
+        """Log, on rank 0, state that was not restored and weights with another dtype."""
+        assert self._load_plan is not None, "plan() was not called"
+        if self._rank != 0:
+            return
+        if self._unused_components:
+            log.warning("checkpoint.unused_state", names=self._unused_components, do=_UNUSED_REMEDY)
+        if changes := self._load_plan.dtype_changes:
+            log.warning("checkpoint.dtype_changed", weights=len(changes), example=changes[0])
+        if names := [*self._new_components, *self._load_plan.unsaved_options, *reset_names]:
+            log.warning(
+                "checkpoint.state_not_restored",
+                names=names,
+                reason="the checkpoint contains no state of them",
+            )
+
+    def _resume(self, saved: SavedState) -> int:
+        from spotfit.torch.checkpoint.training_state import load_object_state, set_rng_state
+
+        index = saved.indices[self._rank]
+        rank_state = _decode_rank_state(index)
+        for name, state in rank_state.get("per_rank", {}).items():
+            if name in self._per_rank:
+                load_object_state(state, name, self._per_rank[name])
+        # After all load_state_dict methods, which may draw random numbers.
+        set_rng_state(rank_state["rng_state"])
+        if self._position is not None:
+            self._position.resume(
+                index.epoch,
+                index.consumed,
+                rank_state=rank_state,
+                restore_rng=partial(set_rng_state, rank_state["rng_state"]),
+            )
+        return index.epoch
+
+    def _resume_resized(self, saved: SavedState) -> int:
+        """Resume with another number of ranks: the RNG state is not restored.
+
+        The RNG states belong to ranks of the other group; the rest of the epoch is
+        divided among the new ranks.
+        """
+        first = saved.indices[0]
+        if self._position is not None:
+            rank_states = [_decode_rank_state(index) for index in saved.indices]
+            self._position.resume_resized(first.epoch, first.consumed, rank_states)
+        return first.epoch
+
+
+def _decode_rank_state(index: SnapshotIndex) -> dict[str, Any]:
+    from spotfit.torch.checkpoint.save_plan import decode_values
+
+    rank_state: dict[str, Any] = decode_values(index.encoded_rank_state)
+    return rank_state

@@ -1,0 +1,496 @@
+"""Save plans: which rank writes which part of the state, and the encoding of non-tensor values.
+
+Each rank writes the shards that only it holds. State that several ranks hold (replicated weights)
+is divided among them, largest parts first, so that all ranks write about equally many bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import operator
+import pickle
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
+from torch.distributed.tensor import DTensor
+
+from spotfit.checkpoint.format import (
+    DEDICATED_CHUNK_MIN_BYTES,
+    StateKey,
+    TensorPiece,
+    aligned_offsets,
+    dotted_name,
+)
+from spotfit.core.errors import ConfigError, IntegrityError
+from spotfit.host import log
+from spotfit.torch.checkpoint.training_state import OpaqueValue, StateDict
+
+# Tensors are split until a rank writes at least this many: the largest one can then unbalance the
+# ranks by an eighth of their bytes at most.
+_MIN_TENSORS_PER_RANK = 8
+
+_DENSE_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+# Every version of torch's weights_only reader accepts integers below this; others are tested.
+_MAX_INT = 2**63
+
+AllGatherObjectFn = Callable[[Any], list[Any]]
+"""A collective: takes one object per rank and returns those of all ranks, in rank order."""
+
+
+class RankSavePlan(NamedTuple):
+    """What this rank writes of a state."""
+
+    pieces: tuple[TensorPiece, ...]
+    tensors: list[torch.Tensor]
+    """One per piece; they share memory with the tensors in use."""
+    value_keys: tuple[StateKey, ...]
+    values: list[Any]
+    """One per key."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the pieces including their alignment."""
+        return max((piece.end for piece in self.pieces), default=0)
+
+
+class SavePlanCache:
+    """Divides a state among the ranks: the first time by a collective, then locally.
+
+    Tensors that appear later, which the global plan does not contain, are written by every rank
+    that holds them. After 1, 2, 4, 8, … saves the ranks check together whether there are such
+    tensors and make a new global plan: a changed state is balanced again soon, and the cost of the
+    collectives vanishes in a long run.
+    """
+
+    def __init__(self, rank: int, all_gather: AllGatherObjectFn) -> None:
+        self._rank = rank
+        self._all_gather = all_gather
+        self._save_count = 0
+        self._planned_outline: Any = None
+        """Outline of the state for which the last global plan was made."""
+        self._items_outline: Any = None
+        """Outline of the state for which `_items` were made."""
+        self._items: list[WriteItem] = []
+        self._planned_indices: set[MetadataIndex] = set()
+        self._max_tensor_bytes = math.inf
+        """Larger tensors are split into blocks of rows, which several ranks can write."""
+        self.largest_rank_bytes = 0
+        """The largest number of bytes that any rank writes, as of the last collective."""
+
+    def plan(
+        self, state: StateDict, *, unsynchronized: Collection[str] = (), last_save_bytes: int = 0
+    ) -> RankSavePlan:
+        """Return this rank's plan. Collective: all ranks call it for states of the same step.
+
+        The tensors named in `unsynchronized` may differ between ranks; the first rank that holds
+        one writes all of it, so that a restored tensor never mixes several ranks' values.
+        `last_save_bytes` is the size of this rank's last save, including values.
+        """
+        planner = DefaultSavePlanner()
+        planner.set_up_planner(state)
+        outline = _outline(planner.state_dict)
+        self._save_count += 1
+        is_power_of_two = self._save_count & (self._save_count - 1) == 0
+        if is_power_of_two and self._has_unplanned_tensors(outline, last_save_bytes):
+            self._plan_globally(planner, outline, unsynchronized)
+        elif outline != self._items_outline:
+            self._plan_locally(planner, outline)
+        return _build_rank_plan(planner, self._items)
+
+    def _has_unplanned_tensors(self, outline: Any, last_save_bytes: int) -> bool:
+        """Return whether any rank's state differs from the global plan. Collective."""
+        # The sizes ride along for free; the save scheduler estimates upload times from them.
+        ranks = self._all_gather((outline != self._planned_outline, last_save_bytes))
+        self.largest_rank_bytes = max(size_bytes for _, size_bytes in ranks)
+        return any(is_new for is_new, _ in ranks)
+
+    def _plan_globally(
+        self, planner: DefaultSavePlanner, outline: Any, unsynchronized: Collection[str]
+    ) -> None:
+        # Ranks are compared once: a difference that exists at all exists at the first save.
+        is_first = self._planned_outline is None
+        fingerprints = _fingerprints(planner.state_dict, exclude=unsynchronized) if is_first else {}
+        ranks = self._all_gather(
+            (planner.create_local_plan(), _splittable_names(planner.state_dict), fingerprints)
+        )
+        if self._rank == 0:
+            _warn_rank_differences([fingerprints for *_, fingerprints in ranks])
+        self._max_tensor_bytes = _max_tensor_bytes([plan for plan, *_ in ranks])
+        plans = [
+            _split_large_tensors(plan, names, self._max_tensor_bytes) for plan, names, _ in ranks
+        ]
+        _reject_inconsistent_shapes(plans, exclude=unsynchronized)
+        # Every rank computes the same assignment from the gathered plans.
+        balanced = _balance_items(_assign_to_first_rank(plans, unsynchronized))
+        self._items = balanced[self._rank]
+        self.largest_rank_bytes = max(
+            self.largest_rank_bytes, *(sum(map(_item_size_bytes, items)) for items in balanced)
+        )
+        self._planned_indices = {item.index for plan in plans for item in plan.items}
+        self._planned_outline = self._items_outline = outline
+
+    def _plan_locally(self, planner: DefaultSavePlanner, outline: Any) -> None:
+        current = {item.index for item in self._items}
+        plan = _split_large_tensors(
+            planner.create_local_plan(),
+            _splittable_names(planner.state_dict),
+            self._max_tensor_bytes,
+        )
+        self._items = [
+            item
+            for item in plan.items
+            if item.index in current or item.index not in self._planned_indices
+        ]
+        self._items_outline = outline
+
+
+# --- comparison of ranks -------------------------------------------------------------------------
+
+
+def _fingerprints(flat: StateDict, *, exclude: Collection[str]) -> dict[str, bytes]:
+    """Return, by name, bytes that are equal on all ranks if their replicated state is.
+
+    They cover a few elements of each unsharded weight and the optimizers' options.
+    """
+    return _weight_fingerprints(flat, exclude) | {
+        name: repr(value).encode()
+        for name, value in flat.items()
+        if name.startswith("optimizer.param_groups.") and ".params" not in name
+        if isinstance(value, bool | int | float | str | tuple)
+    }
+
+
+def _weight_fingerprints(flat: StateDict, exclude: Collection[str]) -> dict[str, bytes]:
+    weights = {
+        name: value.detach()
+        for name, value in flat.items()
+        if name.startswith("model.") and type(value) in _DENSE_TYPES and name not in exclude
+        if value.is_floating_point() and value.numel()
+    }
+    if not weights:
+        return {}
+    samples = [
+        weight[position].float()
+        for weight in weights.values()
+        for position in _sample_positions(weight)
+    ]
+    rows = _stack_on_one_device(samples).view(len(weights), -1).cpu().numpy()
+    return {name: row.tobytes() for name, row in zip(weights, rows, strict=True)}
+
+
+def _sample_positions(weight: torch.Tensor) -> list[tuple[int, ...]]:
+    """Return the positions of the first, a middle and the last element."""
+    return [tuple(int((size - 1) * part) for size in weight.shape) for part in (0, 0.5, 1)]
+
+
+def _stack_on_one_device(samples: Sequence[torch.Tensor]) -> torch.Tensor:
+    # On one GPU the stack is transferred at once, instead of synchronizing for every element.
+    if len({sample.device for sample in samples}) > 1:
+        return torch.stack([sample.cpu() for sample in samples])
+    return torch.stack(list(samples))
+
+
+def _warn_rank_differences(fingerprints: Sequence[Mapping[str, bytes]]) -> None:
+    """Warn about state that differs between ranks: only one rank's value is saved."""
+    values: dict[str, set[bytes]] = defaultdict(set)
+    for rank_fingerprints in fingerprints:
+        for name, fingerprint in rank_fingerprints.items():
+            values[name].add(fingerprint)
+    differing = [name for name, distinct in values.items() if len(distinct) > 1]
+    if differing:
+        log.warning(
+            "checkpoint.ranks_diverge",
+            parts=len(differing),
+            example=differing[0],
+            reason="the ranks hold different values, and only one rank's value is saved",
+            do="wrap the model with prepare_model, or pass state that belongs to one rank in "
+            "per_rank={...}",
+        )
+
+
+def _reject_inconsistent_shapes(plans: Sequence[SavePlan], exclude: Collection[str]) -> None:
+    """Raise `ConfigError` on all ranks for split tensors whose full shape differs by rank."""
+    shapes: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+    split_names: set[str] = set()
+    for item in chain.from_iterable(plan.items for plan in plans):
+        if (write := item.tensor_data) is not None and item.index.fqn not in exclude:
+            shapes[item.index.fqn].add(tuple(write.size))
+            split_names |= {item.index.fqn} if write.chunk.sizes != write.size else set()
+    # A tensor that is not split is written whole by one rank, whatever the other ranks hold.
+    differing = [name for name, found in shapes.items() if len(found) > 1 and name in split_names]
+    if differing:
+        raise ConfigError(
+            f"{len(differing)} tensors have different shapes on different ranks, for example "
+            f"{differing[0]}: {sorted(shapes[differing[0]])}.",
+            do="Pass state that belongs to one rank in per_rank={…}, or shard it as a DTensor.",
+        )
+
+
+# --- division among ranks ------------------------------------------------------------------------
+
+
+def _max_tensor_bytes(plans: Sequence[SavePlan]) -> float:
+    """Return the size above which tensors are split: a fraction of a rank's fair share."""
+    if len(plans) == 1:
+        return math.inf
+    sizes = {item.index: _item_size_bytes(item) for plan in plans for item in plan.items}
+    # Smaller pieces would share chunks, so that a change of one uploads the others again.
+    return max(DEDICATED_CHUNK_MIN_BYTES, sum(sizes.values()) / len(plans) / _MIN_TENSORS_PER_RANK)
+
+
+def _splittable_names(flat: StateDict) -> frozenset[str]:
+    """Return the names of dense tensors.
+
+    Tensor subclasses, such as quantized weights, may not be divisible by rows: one rank writes
+    each of them.
+    """
+    return frozenset(name for name, value in flat.items() if type(value) in _DENSE_TYPES)
+
+
+def _split_large_tensors(plan: SavePlan, names: Collection[str], max_bytes: float) -> SavePlan:
+    """Return the plan with larger tensors of these names split into blocks of rows."""
+    items: list[WriteItem] = []
+    for item in plan.items:
+        is_large = item.index.fqn in names and _item_size_bytes(item) > max_bytes
+        items += _row_blocks(item, max_bytes) if is_large else [item]
+    return replace(plan, items=items)
+
+
+def _row_blocks(item: WriteItem, max_bytes: float) -> list[WriteItem]:
+    write, size_bytes = item.tensor_data, _item_size_bytes(item)
+    assert write is not None, "values that are not tensors have no size"
+    rows = write.size[0]
+    block_rows = math.ceil(rows / math.ceil(size_bytes / max_bytes))
+    blocks = []
+    for first_row in range(0, rows, block_rows):
+        offsets = torch.Size((first_row, *write.chunk.offsets[1:]))
+        sizes = torch.Size((min(block_rows, rows - first_row), *write.size[1:]))
+        chunk = ChunkStorageMetadata(offsets, sizes)
+        blocks.append(
+            WriteItem(
+                index=MetadataIndex(item.index.fqn, offsets),
+                type=WriteItemType.SHARD,
+                bytes_io_data=None,
+                tensor_data=replace(write, chunk=chunk),
+            )
+        )
+    return blocks
+
+
+def _item_size_bytes(item: WriteItem) -> int:
+    if item.tensor_data is None:
+        return 0  # the size of a value is unknown until it is encoded
+    item_bytes = item.tensor_data.properties.dtype.itemsize
+    return math.prod(item.tensor_data.chunk.sizes) * item_bytes
+
+
+def _balance_items(plans: Sequence[SavePlan]) -> list[list[WriteItem]]:
+    """Assign each item to one of the ranks that hold it, and return the items of each rank.
+
+    Greedy: the largest item first, to the rank with the fewest bytes so far. torch's own
+    deduplication ignores sizes and does not distinguish blocks of one tensor.
+    """
+    holders: dict[MetadataIndex, list[int]] = defaultdict(list)
+    sizes: dict[MetadataIndex, int] = {}
+    for rank, plan in enumerate(plans):
+        for item in plan.items:
+            holders[item.index].append(rank)
+            sizes[item.index] = _item_size_bytes(item)
+    loads_bytes = [0] * len(plans)
+    writers: dict[MetadataIndex, int] = {}
+    for index in sorted(holders, key=sizes.__getitem__, reverse=True):
+        writer = min(holders[index], key=loads_bytes.__getitem__)
+        writers[index] = writer
+        loads_bytes[writer] += sizes[index] or 1  # values are distributed, too
+    return [
+        [item for item in plan.items if writers[item.index] == rank]
+        for rank, plan in enumerate(plans)
+    ]
+
+
+def _assign_to_first_rank(plans: Sequence[SavePlan], names: Collection[str]) -> list[SavePlan]:
+    """Return the plans with items of these names only in the plan of their first holder."""
+    assigned: set[MetadataIndex] = set()
+    reduced: list[SavePlan] = []
+    for plan in plans:
+        items = [item for item in plan.items if item.index not in assigned]
+        assigned |= {item.index for item in items if item.index.fqn in names}
+        reduced.append(replace(plan, items=items))
+    return reduced
+
+
+def _outline(flat: StateDict) -> list[tuple[Any, ...]]:
+    """Return what a plan depends on: names, and the shapes and dtypes of tensors."""
+    # Without the values themselves, which are encoded again in every save.
+    return [
+        (name, value.shape, value.dtype) if isinstance(value, torch.Tensor) else (name,)
+        for name, value in flat.items()
+    ]
+
+
+# --- this rank's plan ----------------------------------------------------------------------------
+
+
+def _build_rank_plan(planner: DefaultSavePlanner, items: Sequence[WriteItem]) -> RankSavePlan:
+    tensor_items = [item for item in items if item.type is not WriteItemType.BYTE_IO]
+    tensors = [_local_tensor(_resolve_tensor(planner, item)) for item in tensor_items]
+    # Aligned, so that a reader can view the bytes as tensors of any dtype without copying.
+    starts = aligned_offsets(tensor.nbytes for tensor in tensors)
+    pieces = tuple(
+        _tensor_piece(planner.mappings[item.index.fqn], item, tensor=tensor, start=start)
+        for item, tensor, start in zip(tensor_items, tensors, starts, strict=True)
+    )
+    value_names = [item.index.fqn for item in items if item.type is WriteItemType.BYTE_IO]
+    return RankSavePlan(
+        pieces=pieces,
+        tensors=tensors,
+        value_keys=tuple(tuple(planner.mappings[name]) for name in value_names),
+        values=[
+            value.value if isinstance(value := planner.state_dict[name], OpaqueValue) else value
+            for name in value_names
+        ],
+    )
+
+
+def _resolve_tensor(planner: DefaultSavePlanner, item: WriteItem) -> Any:
+    """Return the tensor to write, or its block of rows."""
+    value = planner.state_dict[item.index.fqn]
+    if item.type is not WriteItemType.SHARD or type(value) not in _DENSE_TYPES:
+        return planner.resolve_data(item)
+    # torch's planner knows shards of DTensors only, not our blocks of a dense tensor.
+    assert item.tensor_data is not None, "only tensors are split"
+    chunk = item.tensor_data.chunk
+    return value.narrow(0, chunk.offsets[0], chunk.sizes[0])
+
+
+def _local_tensor(tensor: Any) -> torch.Tensor:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    detached: torch.Tensor = local.detach()
+    return detached
+
+
+def _tensor_piece(key: Any, item: WriteItem, *, tensor: torch.Tensor, start: int) -> TensorPiece:
+    write = item.tensor_data
+    assert write is not None, "only tensors have pieces"
+    return TensorPiece(
+        key=tuple(key),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        shape=tuple(write.size),
+        offsets=tuple(write.chunk.offsets),
+        sizes=tuple(write.chunk.sizes),
+        start=start,
+        size_bytes=tensor.nbytes,
+    )
+
+
+# --- values that are not tensors -----------------------------------------------------------------
+
+
+def encode_values(values: Any, *, keys: Sequence[StateKey] = ()) -> bytes:
+    """Encode values with torch.save so that `decode_values` needs no pickled code.
+
+    `values` is a list with one key each, or a dict without `keys`. numpy scalars become Python
+    numbers. Raises `ConfigError`, with the name of the value, for objects that torch.load rejects
+    with `weights_only=True`: data from a bucket must not be able to run code.
+    """
+    plain = _with_python_scalars(values)
+    parts = zip(keys, plain, strict=True) if keys else _children(plain)
+    unsupported = [(key, part) for key, part in parts if _is_unsupported(part)]
+    if unsupported:
+        names = chain.from_iterable(
+            _unsupported_names(dotted_name(key), part) for key, part in unsupported
+        )
+        raise ConfigError(
+            f"The state of {', '.join(names)} contains objects that can only be pickled.",
+            do="Let its state_dict() return tensors, numbers, strings, and lists and dictionaries "
+            "of these.",
+        )
+    return _torch_save_bytes(plain)
+
+
+def decode_values(body: bytes) -> Any:
+    """Decode what `encode_values` returned.
+
+    Raises `IntegrityError` if the bytes are corrupt or would run code.
+    """
+    try:
+        return torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise IntegrityError(f"The snapshot's values are corrupt: {error}") from error
+
+
+def _torch_save_bytes(values: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(values, buffer)
+    return buffer.getvalue()
+
+
+def _with_python_scalars(value: Any) -> Any:
+    """Convert numpy scalars, which torch.load rejects; return the same object if there are none."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) in (dict, OrderedDict):
+        parts = {
+            _with_python_scalars(key): _with_python_scalars(part) for key, part in value.items()
+        }
+        is_unchanged = all(map(operator.is_, parts, value)) and all(
+            map(operator.is_, parts.values(), value.values())
+        )
+        return value if is_unchanged else type(value)(parts)
+    if type(value) in (list, tuple):
+        items = [_with_python_scalars(part) for part in value]
+        return value if all(map(operator.is_, items, value)) else type(value)(items)
+    return value
+
+
+def _children(value: Any) -> Iterator[tuple[StateKey, Any]]:
+    if type(value) in (dict, OrderedDict):
+        yield from (((str(name),), part) for name, part in value.items())
+    elif type(value) in (list, tuple):
+        yield from (((position,), part) for position, part in enumerate(value))
+
+
+def _unsupported_names(name: str, value: Any) -> list[str]:
+    """Return the names of the innermost unsupported values."""
+    if not _is_unsupported(value):
+        return []
+    inner = [
+        unsupported
+        for key, part in _children(value)
+        for unsupported in _unsupported_names(dotted_name((name, *key)), part)
+    ]
+    return inner or [name]
+
+
+def _is_unsupported(value: Any) -> bool:
+    """Return whether `decode_values` would reject the value."""
+    if _is_plain_value(value):  # most values; encoding all of them twice would be slow
+        return False
+    try:
+        decode_values(_torch_save_bytes(value))
+    except (IntegrityError, pickle.PicklingError, AttributeError, TypeError, RuntimeError):
+        return True
+    return False
+
+
+def _is_plain_value(value: Any) -> bool:
+    kind = type(value)
+    if kind in (list, tuple):
+        return all(map(_is_plain_value, value))
+    if kind is dict:
+        return all(map(_is_plain_value, value)) and all(map(_is_plain_value, value.values()))
+    if kind is int:
+        return bool(abs(value) < _MAX_INT)
+    if kind is torch.Tensor:
+        return value.layout is torch.strided and not value.is_quantized
+    return kind in (float, bool, str, type(None))

@@ -1,0 +1,162 @@
+"""ShmArena: shared memory into which a rank copies its share of the state for its agent.
+
+| state | event | next |
+|---|---|---|
+| closed | `reserve` creates a segment | reserved |
+| reserved, published | `reserve` with the same pieces and enough space | unchanged |
+| reserved, published | `reserve` with other pieces creates another segment | reserved |
+| reserved, published | `copy_tensors` invalidates the index and copies | reserved |
+| reserved | `publish` writes the index | published |
+| any | `close` | closed |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spotfit.checkpoint.format import SnapshotIndex, TensorPiece
+from spotfit.checkpoint.shm_segment import ShmSegment
+from spotfit.host import log
+from spotfit.torch.checkpoint.training_state import gpu_in_use
+
+SegmentPathFactory = Callable[[Path], Path]
+"""Returns the path of a new segment in a directory."""
+
+# Space for the index. It is generous, because a segment with too little space has to be replaced
+# during a save.
+_MIN_INDEX_BYTES = 2**18
+_INDEX_BYTES_PER_PIECE = 1024
+"""Upper bound of what one piece and its chunk take in an index."""
+# Pinned for all GPUs: the thread that allocates may have another current device.
+_CUDA_HOST_REGISTER_PORTABLE = 1
+
+
+class ShmArena:
+    """One shared-memory segment, reused while the layout of the pieces stays the same."""
+
+    def __init__(self, directories: Sequence[Path], make_path: SegmentPathFactory) -> None:
+        """`directories` are tried in order; the last one is the fallback on disk."""
+        self._directories = directories
+        self._make_path = make_path
+        self._segment: ShmSegment | None = None
+        self._pieces: tuple[TensorPiece, ...] = ()
+        self._views: list[torch.Tensor] = []
+        self._pinned_address: Any = None
+
+    @property
+    def path(self) -> Path:
+        """The segment's file."""
+        assert self._segment is not None, "reserve() was not called"
+        return self._segment.path
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the reserved pieces."""
+        return max((piece.end for piece in self._pieces), default=0)
+
+    def reserve(self, pieces: tuple[TensorPiece, ...], *, values_bytes: int = 0) -> None:
+        """Provide space for these pieces and for `values_bytes` of values in their index.
+
+        Idempotent. Raises `OSError` if neither shared memory nor the disk has enough space.
+        """
+        # msgspec encodes bytes as base64, a third larger; twice the size leaves room to grow.
+        index_bytes = _MIN_INDEX_BYTES + _INDEX_BYTES_PER_PIECE * len(pieces) + 2 * values_bytes
+        if self._segment is not None and pieces == self._pieces:
+            if self._segment.index_bytes >= index_bytes:
+                return
+            index_bytes *= 2  # values that grow in every save must not replace it every time
+        self.close()
+        capacity_bytes = max((piece.end for piece in pieces), default=0)
+        self._segment = self._create_segment(capacity_bytes, index_bytes)
+        self._pinned_address = _pin_memory(self._segment)
+        self._views = _tensor_views(self._segment, pieces)
+        self._pieces = pieces
+
+    def copy_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Copy one tensor per reserved piece; the tensors may change when it returns."""
+        assert self._segment is not None, "reserve() was not called"
+        # A reader must never see an old index over new bytes.
+        self._segment.invalidate()
+        if not tensors:
+            return
+        is_pinned = self._pinned_address is not None
+        # One call for all tensors: a loop would cost a kernel launch per tensor.
+        torch._foreach_copy_(self._views, list(tensors), non_blocking=is_pinned)
+        if is_pinned:
+            # The training changes the tensors as soon as this function returns.
+            torch.cuda.current_stream().synchronize()
+
+    def publish(self, index: SnapshotIndex) -> None:
+        """Write the index, which makes the snapshot valid. Raises `OSError` if it does not fit."""
+        assert self._segment is not None, "reserve() was not called"
+        self._segment.publish(index)
+
+    def close(self) -> None:
+        """Release the memory and remove the file. Idempotent."""
+        if self._segment is None:
+            return
+        self._views = []  # they hold references to the mapped memory
+        if self._pinned_address is not None:
+            _cudart().cudaHostUnregister(self._pinned_address)
+        self._segment.path.unlink(missing_ok=True)
+        self._segment.close()
+        self._segment = None
+
+    def _create_segment(self, capacity_bytes: int, index_bytes: int) -> ShmSegment:
+        *preferred, fallback = self._directories
+        for directory in preferred:
+            try:
+                return self._create_segment_in(directory, capacity_bytes, index_bytes)
+            except OSError as error:
+                log.warning(
+                    "checkpoint.shared_memory_full",
+                    folder=str(directory),
+                    wanted_bytes=capacity_bytes,
+                    reason=str(error),
+                    fallback=str(fallback),
+                )
+        return self._create_segment_in(fallback, capacity_bytes, index_bytes)
+
+    def _create_segment_in(
+        self, directory: Path, capacity_bytes: int, index_bytes: int
+    ) -> ShmSegment:
+        # Snapshots contain the model: other users of the machine must not read them.
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return ShmSegment.create(self._make_path(directory), capacity_bytes, index_bytes)
+
+
+def _tensor_views(segment: ShmSegment, pieces: Sequence[TensorPiece]) -> list[torch.Tensor]:
+    """Return a tensor over the segment's memory for each piece."""
+    if not segment.capacity_bytes:  # torch.frombuffer rejects empty buffers
+        return [torch.empty(piece.sizes, dtype=getattr(torch, piece.dtype)) for piece in pieces]
+    payload = torch.frombuffer(segment.payload, dtype=torch.uint8)
+    return [
+        payload[piece.start : piece.end].view(getattr(torch, piece.dtype)).view(piece.sizes)
+        for piece in pieces
+    ]
+
+
+def _pin_memory(segment: ShmSegment) -> int | None:
+    """Pin the payload so that a GPU can copy into it directly; return its address.
+
+    None without a GPU, for an empty payload, or if the driver refuses.
+    """
+    if not segment.capacity_bytes or not gpu_in_use():
+        return None
+    address = torch.frombuffer(segment.payload, dtype=torch.uint8).data_ptr()
+    status = _cudart().cudaHostRegister(
+        address, segment.capacity_bytes, _CUDA_HOST_REGISTER_PORTABLE
+    )
+    if int(status) != 0:
+        # Copies still work, but not asynchronously: they take longer.
+        log.warning("checkpoint.pinning_failed", segment=str(segment.path), code=int(status))
+        return None
+    return address
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]

@@ -1,0 +1,67 @@
+"""Export of a snapshot as one torch.save file, merged from the shards of all ranks."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from spotfit.checkpoint.export import tensor_pieces
+from spotfit.checkpoint.format import TensorPiece
+from spotfit.checkpoint.reader import ReadRequest, SavedState, whole_piece_sink
+from spotfit.store.local import atomic_write
+from spotfit.torch.checkpoint.load_plan import narrow_to_box, piece_as_tensor, torch_dtype
+from spotfit.torch.checkpoint.save_plan import decode_values
+from spotfit.torch.checkpoint.training_state import StateDict, insert_tensors, set_by_key
+
+
+def export_torch(saved: SavedState, path: Path, *, everything: bool = False) -> None:
+    """Write the model's state dict, or with `everything` the whole state, in torch.save format.
+
+    `torch.load(path)` reads the file. Raises `IntegrityError` if bytes are missing or corrupt.
+    """
+    state = assemble_state(saved) if everything else assemble_state(saved, section="model")
+    # A file object, because torch.save rejects the name of the temporary file.
+    with atomic_write(path) as temporary, temporary.open("xb") as file:
+        torch.save(state if everything else state["model"], file)
+
+
+def assemble_state(saved: SavedState, *, section: str | None = None) -> StateDict:
+    """Return all tensors, unsharded on the CPU, and all values, nested as they were saved.
+
+    With `section`, such as "model", only that top-level part.
+    """
+    state: StateDict = {}
+    requests: list[ReadRequest] = []
+    sections = {piece.key[0] for index in saved.indices for piece in index.pieces}
+    for name in sorted(sections if section is None else sections & {section}, key=str):
+        for key, pieces in tensor_pieces(saved, str(name)).items():
+            first = pieces[0][1]
+            tensor = torch.empty(first.shape, dtype=torch_dtype(first))
+            set_by_key(state, key, tensor)
+            requests += [
+                ReadRequest(rank, piece, whole_piece_sink(piece, partial(_copy_box, tensor, piece)))
+                for rank, piece in pieces
+            ]
+    saved.read(requests)
+    _insert_values(state, saved, section)
+    stateful_objects = state.pop("stateful_objects", {})
+    return state | {
+        name: insert_tensors(parts["structure"], parts.get("tensors", {}))
+        for name, parts in stateful_objects.items()
+    }
+
+
+def _insert_values(state: StateDict, saved: SavedState, section: str | None) -> None:
+    for index in saved.indices:
+        keys = [key for key in index.value_keys if section in (None, key[0])]
+        if not keys:
+            continue  # the encoded values may be large
+        values = dict(zip(index.value_keys, decode_values(index.encoded_values), strict=True))
+        for key in keys:
+            set_by_key(state, key, values[key])
+
+
+def _copy_box(tensor: torch.Tensor, piece: TensorPiece, body: memoryview) -> None:
+    narrow_to_box(tensor, piece.offsets, piece.sizes).copy_(piece_as_tensor(piece, body))

@@ -1,0 +1,314 @@
+"""TrainingState: model, optimizers, stateful objects and RNG states as nested state dicts.
+
+State of stateful objects is split into tensors, which are sharded and saved like weights, and a
+structure with placeholders, which keeps keys and container types exactly as they were.
+"""
+
+from __future__ import annotations
+
+import random  # noqa: TID251 - saves and restores the RNG of the user's code
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.tensor import DTensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
+
+from spotfit.checkpoint.format import StateKey
+from spotfit.core.errors import ConfigError
+from spotfit.torch.checkpoint.optimizer_state import load_optimizer_state_dict, optimizer_state_dict
+
+StateDict = dict[str, Any]
+SCALER = "scaler"
+"""Name of the gradient scaler. A disabled GradScaler saves {}, which an enabled one rejects."""
+# Objects up to this size may differ between ranks and are written by one rank; the imbalance that
+# this causes between ranks is negligible.
+_SMALL_BYTES = 2**20
+
+
+class TrainingState(NamedTuple):
+    """The objects whose state is saved and restored together."""
+
+    model: Module
+    optimizers: Sequence[Optimizer] = ()
+    stateful_objects: Mapping[str, Any] = {}
+    """Scheduler, scaler and the user's objects, by name; each has the state_dict methods."""
+
+    def state_dict(self) -> StateDict:
+        """Return the nested state; its tensors are those in use, with their sharding.
+
+        Weights and optimizer state are keyed by the weights' names, which do not depend on the
+        world size. Raises `ConfigError` for sparse or expanded tensors of the model.
+        """
+        state: StateDict = {"model": get_model_state_dict(self.model)}
+        _reject_sparse(state["model"])
+        _reject_expanded(state["model"])
+        if self.optimizers:
+            state["optimizer"] = optimizer_state_dict(self.optimizers, self.model)
+        state["stateful_objects"] = {
+            name: extract_tensors(stateful.state_dict())
+            for name, stateful in self.stateful_objects.items()
+        }
+        return state
+
+    def unsynchronized_names(self, state: StateDict) -> frozenset[str]:
+        """Return the names of state that may differ between ranks.
+
+        These are the model's buffers, such as running means, which DDP synchronizes only at the
+        beginning of a step, and small stateful objects. Large objects are assumed to be equal on
+        all ranks, which write them together.
+        """
+        # State dicts have names but not kinds: buffers are recognized by their address, which is 0
+        # for empty tensors and those on the "meta" device.
+        addresses = {buffer.data_ptr() for buffer in self.model.buffers()} - {0}
+        buffers = {
+            f"model.{name}"
+            for name, value in state["model"].items()
+            if isinstance(value, torch.Tensor)
+            and not isinstance(value, DTensor)
+            and value.data_ptr() in addresses
+        }
+        small_objects = (
+            _object_state_names(name, parts)
+            for name, parts in state["stateful_objects"].items()
+            if sum(tensor.nbytes for tensor in parts["tensors"].values()) <= _SMALL_BYTES
+        )
+        return frozenset(buffers.union(*small_objects))
+
+    def load_state_dict(self, state: StateDict) -> list[str]:
+        """Load `state`, which has the form of `state_dict()` and may lack stateful objects.
+
+        Returns the names of objects that keep their initial state because theirs was empty. Raises
+        `ConfigError` if an object rejects its state.
+        """
+        set_model_state_dict(self.model, state["model"])
+        if "optimizer" in state:  # absent if no optimizer was saved
+            load_optimizer_state_dict(state["optimizer"], self.optimizers, self.model)
+        not_restored = []
+        for name, parts in state["stateful_objects"].items():
+            saved, stateful = insert_tensors(**parts), self.stateful_objects[name]
+            if name == SCALER and not saved and stateful.state_dict():
+                not_restored.append(name)
+            else:
+                load_object_state(saved, name, stateful)
+        return not_restored
+
+
+def load_object_state(saved: Any, name: str, stateful: Any) -> None:
+    """Call `load_state_dict` of one object. Raises `ConfigError` if it fails."""
+    try:
+        stateful.load_state_dict(saved)
+    except Exception as error:  # user-defined code may raise anything
+        raise ConfigError(
+            f"load_state_dict of {name} ({type(stateful).__name__}) rejected the saved state: "
+            f"{type(error).__name__}: {error}",
+            do="Make load_state_dict accept what state_dict returned, at any number of workers. "
+            "DDP adds the prefix 'module.' to the names of weights: save those of the unwrapped "
+            "model.",
+            # Unlike our own checks this may be temporary, for example a full disk.
+            retryable=True,
+        ) from error
+
+
+def copy_containers(state: StateDict) -> StateDict:
+    """Return the same tensors and values in new dicts and lists, not shared with the objects."""
+    for values in (state["model"], state.get("optimizer", {})):
+        for name, value in values.items():
+            # The model's own dict is kept: it has torch's attribute with the modules' versions.
+            values[name] = tree_map(lambda leaf: leaf, value)
+    return state
+
+
+def _reject_sparse(weights: Mapping[str, Any]) -> None:
+    sparse = [
+        name
+        for name, value in weights.items()
+        if isinstance(value, torch.Tensor) and value.layout is not torch.strided
+    ]
+    if sparse:
+        raise ConfigError(
+            f"Sparse tensors of the model cannot be saved: {', '.join(sparse)}.",
+            do="Register them with persistent=False and create them again after a restart, or "
+            "store them in an object that is passed in extra={…}.",
+        )
+
+
+def _reject_expanded(weights: Mapping[str, Any]) -> None:
+    expanded = [
+        name
+        for name, value in weights.items()
+        if isinstance(value, torch.Tensor) and is_expanded(value)
+    ]
+    if expanded:
+        raise ConfigError(
+            f"Expanded tensors of the model (stride 0) cannot be restored in place: "
+            f"{', '.join(expanded)}.",
+            do="Register them with .clone(), which allocates memory for every element.",
+        )
+
+
+def is_expanded(tensor: torch.Tensor) -> bool:
+    """Return whether several elements share memory (stride 0), as `Tensor.expand` creates them."""
+    if tensor.layout is not torch.strided or 0 not in tensor.stride():
+        return False
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return any(
+        size > 1 and stride == 0 for size, stride in zip(local.shape, local.stride(), strict=True)
+    )
+
+
+def backup_tensors(state: StateDict) -> Callable[[], None]:
+    """Copy all tensors of `state` to main memory; return a function that restores them."""
+    # Main memory, because a second copy of the state may not fit on the GPU.
+    backups: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def back_up(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            local = (value.to_local() if isinstance(value, DTensor) else value).detach()
+            backups.append((local, local.to("cpu", copy=True)))
+        return value
+
+    tree_map(back_up, state)
+
+    def restore() -> None:
+        for tensor, backup in backups:
+            tensor.copy_(backup)
+
+    return restore
+
+
+def _object_state_names(name: str, parts: StateDict) -> set[str]:
+    """Return the dotted names under which the object's tensors and values are saved."""
+    prefix = f"stateful_objects.{name}"
+    values = {f"{prefix}.{part}" for part in parts if part != "tensors"}
+    return values | {f"{prefix}.tensors.{tensor}" for tensor in parts["tensors"]}
+
+
+def set_by_key(state: Any, key: StateKey, value: Any) -> None:
+    """Set a nested value, creating containers: dicts for names and lists for integers."""
+    for part, following in zip(key, (*key[1:], None), strict=True):
+        new = value if following is None else [] if isinstance(following, int) else {}
+        if isinstance(part, int):
+            state.extend([None] * (part + 1 - len(state)))
+            if state[part] is None or following is None:
+                state[part] = new
+        elif part not in state or following is None:
+            state[part] = new
+        state = state[part]
+
+
+class OpaqueValue:
+    """Wraps a nested value so that torch's planners treat it as one value, not as containers."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def extract_tensors(value: Any) -> StateDict:
+    """Split a nested value into `tensors` by path and a `structure` with placeholders for them.
+
+    `placements` has the placement of each tensor that is not a plain CPU tensor, if there are any.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    structure = OpaqueValue(_extract_tensors(value, "", tensors))
+    placements = {
+        name: placement
+        for name, tensor in tensors.items()
+        if (placement := placement_of(tensor)) != CPU_PLACEMENT
+    }
+    return {"structure": structure, "tensors": tensors} | (
+        {"placements": OpaqueValue(placements)} if placements else {}
+    )
+
+
+def insert_tensors(
+    structure: Any, tensors: Mapping[str, torch.Tensor], placements: Any = None
+) -> Any:
+    """Invert `extract_tensors`. `placements` is accepted for `**parts` and not needed."""
+    return _insert_tensors(
+        structure.value if isinstance(structure, OpaqueValue) else structure, tensors
+    )
+
+
+_TENSOR_PLACEHOLDER = "spotfit: tensor"
+CPU_PLACEMENT = ("cpu", False)
+"""The most common placement: device type, and whether the tensor is sharded."""
+
+
+def placement_of(tensor: torch.Tensor) -> tuple[str, bool]:
+    """Return the tensor's device type and whether it is sharded."""
+    return (tensor.device.type, isinstance(tensor, DTensor))
+
+
+def _extract_tensors(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
+    # Sparse tensors stay in the structure, which is encoded as a whole.
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        while name in tensors:  # the keys 1 and "1" of a dict have the same path
+            name += "'"
+        tensors[name] = value
+        return (_TENSOR_PLACEHOLDER, name)
+    if isinstance(value, Mapping):
+        parts = {
+            key: _extract_tensors(part, f"{name}/{key}", tensors) for key, part in value.items()
+        }
+        # Mappings without tensors stay as they are, also those of types that we could not create.
+        if all(part is value[key] for key, part in parts.items()):
+            return value
+        return OrderedDict(parts) if type(value) is OrderedDict else parts
+    if type(value) in (list, tuple):
+        items = [_extract_tensors(part, f"{name}/{n}", tensors) for n, part in enumerate(value)]
+        is_unchanged = all(new is old for new, old in zip(items, value, strict=True))
+        return value if is_unchanged else type(value)(items)
+    return value
+
+
+def _insert_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    if (
+        type(value) is tuple
+        and len(value) == 2
+        and value[0] == _TENSOR_PLACEHOLDER
+        and value[1] in tensors
+    ):
+        return tensors[value[1]]
+    if type(value) in (dict, OrderedDict):
+        return type(value)((key, _insert_tensors(part, tensors)) for key, part in value.items())
+    if type(value) in (list, tuple):
+        return type(value)(_insert_tensors(part, tensors) for part in value)
+    return value
+
+
+def gpu_in_use() -> bool:
+    """Return whether this process has initialized CUDA; asking does not initialize it."""
+    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+# --- RNG state -----------------------------------------------------------------------------------
+
+
+def rng_state() -> StateDict:
+    """Return the RNG states of Python, torch, the current GPU, and of numpy if it is imported."""
+    state: StateDict = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if (numpy := sys.modules.get("numpy.random")) is not None:
+        # A list instead of numpy's array, which torch.load does not accept with weights_only.
+        kind, keys, position, has_gauss, gauss = numpy.get_state()
+        state["numpy"] = (kind, keys.tolist(), position, has_gauss, gauss)
+    if gpu_in_use():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_rng_state(state: StateDict) -> None:
+    """Set the RNG states that `rng_state` returned; CUDA's only if this machine has a GPU."""
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if "numpy" in state:
+        import numpy
+
+        numpy.random.set_state(state["numpy"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

@@ -1,0 +1,118 @@
+"""Placement and wrapping of a model for its process group, and seeding of all RNGs."""
+
+from __future__ import annotations
+
+import random  # noqa: TID251 - seeds the RNG of the user's code
+from collections.abc import Sequence
+from inspect import signature
+from typing import Any
+
+import numpy
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from spotfit.core.errors import ConfigError, SessionMisuseError
+from spotfit.host import env
+from spotfit.torch.checkpoint import deferred_init
+
+_HAS_INIT_SYNC = "init_sync" in signature(DistributedDataParallel).parameters  # torch 2.7
+_USER_SYNC_OPTIONS = {"init_sync", "process_group", "device_mesh"}
+"""DDP options with which the user decides which ranks receive which weights."""
+STRATEGIES = ("ddp", "fsdp", "fsdp2")
+
+
+def torch_devices(assigned: Sequence[str] | None) -> list[torch.device]:
+    """Return this worker's accelerators, or its CPU if it has none.
+
+    With `assigned=None`, outside of a managed worker, that is torch's current CUDA device.
+    """
+    if assigned is None:
+        has_gpu = torch.cuda.is_available()
+        assigned = (f"cuda:{torch.cuda.current_device()}",) if has_gpu else ()
+    return [torch.device(name) for name in assigned] or [torch.device("cpu")]
+
+
+def prepare_model(
+    model: torch.nn.Module,
+    *,
+    world_size: int,
+    device: torch.device,
+    move: bool,
+    strategy: str | None,
+    options: dict[str, Any],
+) -> torch.nn.Module:
+    """Move the model to `device` if `move` is set, and wrap it for its group.
+
+    `strategy` is "ddp", "fsdp", "fsdp2" or None; `options` are passed to the wrapper. With one
+    worker only "fsdp2" wraps, because its parameters are DTensors at every world size. Raises
+    `ConfigError` for another strategy.
+    """
+    if strategy is not None and strategy not in STRATEGIES:
+        raise ConfigError(
+            f"parallel_strategy must be 'ddp', 'fsdp', 'fsdp2' or None, not {strategy!r}.",
+            do="Omit it to use DistributedDataParallel.",
+        )
+    # Collectives of Python objects, and tensors created without a number, use the current device.
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if strategy == "fsdp2" and torch.distributed.is_initialized():
+        from spotfit.torch import fsdp  # imports for a second, and few programs need it
+
+        return fsdp.shard_model(model, device, options)
+    if move:
+        model = model.to(device)
+    if strategy == "fsdp" and world_size > 1:
+        return _wrap_fsdp(model, options)
+    if strategy == "ddp" and world_size > 1:
+        return _wrap_ddp(model, {**ddp_options(model), **options})
+    return model
+
+
+def ddp_options(model: torch.nn.Module) -> dict[str, Any]:
+    """Return DistributedDataParallel's device options if all parameters are on one GPU, else {}."""
+    # For a model on the CPU or on several GPUs DDP requires that these options are not given.
+    devices = {weight.device for weight in model.parameters()}
+    if len(devices) != 1 or "cuda" not in {device.type for device in devices}:
+        return {}
+    device = devices.pop()
+    return {"device_ids": [device], "output_device": device}
+
+
+def _wrap_ddp(model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
+    if (
+        not deferred_init.is_deferring_init()
+        or not _HAS_INIT_SYNC
+        or _USER_SYNC_OPTIONS & options.keys()
+    ):
+        return DistributedDataParallel(model, **options)
+    # restore() loads the weights on every rank, so broadcasting NaN would only cost time. Buffers
+    # are initialized normally and must still be those of rank 0.
+    for buffer in model.buffers():
+        torch.distributed.broadcast(buffer.detach(), src=0)
+    return DistributedDataParallel(model, init_sync=False, **options)
+
+
+def enable_reproducibility(seed: int) -> None:
+    """Seed all RNGs of this process and make torch raise for nondeterministic operations."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)  # numpy accepts 32 bits only
+    torch.use_deterministic_algorithms(mode=True)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+    # cuBLAS is deterministic only with a fixed workspace (see torch.use_deterministic_algorithms).
+    env.update({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
+
+
+def _wrap_fsdp(model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
+    if not torch.cuda.is_available():
+        raise SessionMisuseError(
+            "FSDP is only available with GPU-enabled training.",
+            do="Set use_gpu=True in ScalingConfig, or use parallel_strategy='fsdp2', which also "
+            "shards on CPUs.",
+        )
+    # Imported here: it takes a second, and few programs need it.
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    wrapped: torch.nn.Module = FullyShardedDataParallel(model, **options)
+    return wrapped

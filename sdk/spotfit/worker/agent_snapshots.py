@@ -1,0 +1,280 @@
+"""A worker's side of Checkpointer snapshots: hands segments to the agent, finds states to resume.
+
+The status of a submitted snapshot:
+
+| status     | message of the agent                                       | next       |
+|------------|------------------------------------------------------------|------------|
+| given      | `Uploaded`                                                 | uploaded   |
+| given      | `UploadFailed`, `CheckpointNamed` without a name, or a     | lost       |
+|            | failed collective "report"                                 |            |
+| uploaded   | `CommitConfirmed`                                          | committed  |
+| uploaded   | `UploadFailed`: another rank's shard is lost               | lost       |
+
+"given" means that the agent reads the segment, which must not be modified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import msgspec
+
+from spotfit.checkpoint.format import SnapshotIndex, decode_index
+from spotfit.checkpoint.reader import (
+    MAX_CONCURRENT_READS,
+    MemoryShardReader,
+    SavedState,
+    SavedStateDescriptor,
+    open_committed_snapshot,
+    open_described,
+)
+from spotfit.checkpoint.shm_segment import ShmSegment
+from spotfit.checkpoint.snapshot_channel import IN_MEMORY_NAME, GroupOutlook, SnapshotStatus
+from spotfit.core.ids import RunId
+from spotfit.host import log
+from spotfit.ledger.journal import Journal
+from spotfit.model.metrics import metrics_to_json
+from spotfit.model.snapshot_id import SnapshotShard
+from spotfit.protocol.worker_agent import (
+    CheckpointCorrupt,
+    CheckpointNamed,
+    CommitConfirmed,
+    FilesReport,
+    RankZeroBroadcastResult,
+    RolledBack,
+    SaveFailed,
+    SnapshotReport,
+    StartWorker,
+    ToWorker,
+    Uploaded,
+    UploadFailed,
+)
+from spotfit.store.api import Store
+from spotfit.worker.agent_connection import AgentConnection
+
+if TYPE_CHECKING:
+    from spotfit.checkpoint.peer_client import PeerShardReader
+    from spotfit.security.tls_certificate import TlsContexts
+
+ResultT = TypeVar("ResultT")
+
+
+class SnapshotSession(Protocol):
+    """The part of `Session` that the snapshot channel uses."""
+
+    report_count: int
+    """The number of reports made in this round."""
+
+    def allocate_report_index(self) -> int:
+        """Return the index of the next report."""
+        ...
+
+    def drain(self) -> None:
+        """Process the agent's messages that have arrived."""
+        ...
+
+    def outlook(self) -> GroupOutlook:
+        """Return what this rank knows about the future of the group."""
+        ...
+
+    def wait_for(
+        self, ready: Callable[[], ResultT | None], *, description: str | None = None
+    ) -> ResultT | None:
+        """Wait until `ready()` is not None, and return that."""
+        ...
+
+    def broadcast_bytes(self, kind: str, value: bytes = b"") -> bytes:
+        """Return rank 0's value once all ranks have joined."""
+        ...
+
+
+class AgentSnapshotChannel:
+    """The `SnapshotChannel` of one worker in one round."""
+
+    def __init__(
+        self,
+        session: SnapshotSession,
+        start: StartWorker,
+        connection: AgentConnection,
+        store: Store,
+    ) -> None:
+        self._session = session
+        self._start = start
+        self._connection = connection
+        self._store = store
+        self._statuses: dict[int, SnapshotStatus] = {}
+        self._reports_by_name: dict[str, int] = {}
+        self._segment_count = 0
+
+    @property
+    def segment_dirs(self) -> list[Path]:
+        # The disk is the fallback for a /dev/shm that is full or missing.
+        on_disk = Path(self._start.scratch_dir, "segments")
+        return [Path(self._start.segment_dir), on_disk] if self._start.segment_dir else [on_disk]
+
+    def new_segment_path(self, directory: Path) -> Path:
+        self._segment_count += 1
+        return directory / f"{self._start.round}-{self._start.rank}-{self._segment_count}.segment"
+
+    def submit(self, metrics: dict[str, Any], segment: Path, reason: str = "") -> int:
+        n = self._session.allocate_report_index()
+        self._statuses[n] = "submitted"
+        self._connection.send(
+            SnapshotReport(
+                report_index=n,
+                metrics=msgspec.Raw(metrics_to_json(metrics)),
+                segment=str(segment),
+                reason=reason,
+            )
+        )
+        return n
+
+    def skip(self, metrics: dict[str, Any], reason: str) -> None:
+        n = self._session.allocate_report_index()
+        log.warning("checkpoint.skipped", rank=self._start.rank, reason=reason)
+        # The other ranks report files and wait for all ranks: take part, then declare the loss.
+        self._connection.send(
+            FilesReport(
+                report_index=n, metrics=msgspec.Raw(metrics_to_json(metrics)), incremental=True
+            )
+        )
+        self._connection.send(SaveFailed(report_index=n, reason=reason))
+
+    def status_of(self, report_index: int) -> SnapshotStatus:
+        self._session.drain()
+        return self._statuses[report_index]
+
+    def wait_for_upload(self, report_index: int) -> SnapshotStatus:
+        self._session.wait_for(
+            lambda: None if self._statuses[report_index] == "submitted" else True,
+            description="an earlier snapshot",
+        )
+        return self._statuses[report_index]
+
+    def wait_for_uploads(self) -> None:
+        """Wait until the agent has uploaded, or failed to upload, every snapshot."""
+        self._session.wait_for(
+            lambda: None if "submitted" in self._statuses.values() else True,
+            description="its snapshots",
+        )
+
+    def roll_back(self) -> None:
+        self._connection.send(RolledBack(before_report_index=self._session.report_count))
+
+    def broadcast_bytes(self, kind: str, value: bytes) -> bytes:
+        return self._session.broadcast_bytes(kind, value)
+
+    def on_message(self, message: ToWorker) -> bool:
+        """Update the status of a snapshot; return whether the message concerned only snapshots."""
+        match message:
+            case CheckpointNamed(report_index=n, checkpoint_name=name) if n in self._statuses:
+                self._reports_by_name[name] = n
+                if not name:
+                    self._mark_failed(n, "the report was completed without this rank")
+            case Uploaded(report_index=n) if n in self._statuses:
+                # A snapshot that is lost because of another rank's shard stays lost.
+                if self._statuses[n] == "submitted":
+                    self._statuses[n] = "uploaded"
+            case UploadFailed(report_index=n, reason=reason) if n in self._statuses:
+                self._mark_failed(n, reason)
+            case RankZeroBroadcastResult(
+                kind="report", seq=n, missing_ranks=missing, reason=reason
+            ) if n in self._statuses:
+                self._mark_failed(n, reason or f"ranks {missing} did not report in time")
+            case CommitConfirmed(checkpoint_name=name) if name in self._reports_by_name:
+                self._statuses[self._reports_by_name[name]] = "committed"
+                return False  # `Session` waits for commits, too
+            case _:
+                return False
+        return True
+
+    def _mark_failed(self, report_index: int, reason: str) -> None:
+        if self._statuses[report_index] == "failed":
+            return
+        log.warning(
+            "checkpoint.failed",
+            rank=self._start.rank,
+            n=report_index,
+            reason=reason.strip().splitlines()[-1],
+        )
+        self._statuses[report_index] = "failed"
+
+    def outlook(self) -> GroupOutlook:
+        return self._session.outlook()
+
+    # --- states to resume from -----------------------------------------------------------------
+
+    @property
+    def initial_checkpoint(self) -> str | None:
+        return self._start.checkpoint
+
+    @property
+    def has_snapshots(self) -> bool:
+        return self._start.has_snapshots
+
+    def open_in_memory(self) -> SavedState | None:
+        if self._start.memory_snapshot is None:
+            return None
+        ranks = range(len(self._start.local_segments))
+        # An index on another node costs a round trip.
+        with ThreadPoolExecutor(MAX_CONCURRENT_READS, "spotfit-indices") as readers:
+            return SavedState(readers.map(self._open_shard, ranks), IN_MEMORY_NAME)
+
+    def _open_shard(
+        self, rank: int, index: SnapshotIndex | None = None
+    ) -> MemoryShardReader | PeerShardReader:
+        """Open the shard that `rank` saved: a local segment, or one in a peer store."""
+        # Imports TLS, which a worker that resumes from the bucket does not need.
+        from spotfit.checkpoint.peer_client import PeerShardReader
+
+        path = self._start.local_segments[rank]
+        if path:
+            return MemoryShardReader(ShmSegment.open(Path(path)))
+        assert self._start.memory_snapshot is not None
+        shard = SnapshotShard(
+            snapshot_id=self._start.memory_snapshot,
+            rank=rank,
+            world_size=len(self._start.local_segments),
+        )
+        return PeerShardReader(
+            self._start.peer_store_addresses[rank], shard, tls=self._tls.client, index=index
+        )
+
+    @cached_property
+    def _tls(self) -> TlsContexts:
+        from spotfit.security.tls_certificate import make_tls_contexts
+
+        return make_tls_contexts(self._start.secret, RunId(self._start.run_id))
+
+    def open_checkpoint(self, name: str) -> SavedState | None:
+        return open_committed_snapshot(self._store, name)
+
+    def mark_corrupt(self, name: str) -> None:
+        self._connection.send(CheckpointCorrupt(checkpoint_name=name))
+
+    def reopen(self, opened: SavedStateDescriptor) -> SavedState:
+        # Rank 0 has read the indices of all shards, and has broadcast them in `opened`.
+        if opened.name != IN_MEMORY_NAME:
+            return open_described(self._store, opened)
+        indices = [decode_index(body) for _, body in opened.shards]
+        return SavedState(
+            [self._open_shard(index.rank, index) for index in indices], IN_MEMORY_NAME
+        )
+
+    def committed_checkpoints(self) -> Iterator[str]:
+        # Without duplicates: a name that was committed twice is the later checkpoint.
+        yield from dict.fromkeys(reversed(self._journaled_checkpoints()))
+
+    def earlier_checkpoints(self) -> Iterator[str]:
+        names = self._journaled_checkpoints()
+        if self.initial_checkpoint in names:
+            names = names[: names.index(self.initial_checkpoint)]
+        yield from dict.fromkeys(reversed(names))
+
+    def _journaled_checkpoints(self) -> list[str]:
+        """Read the names of all committed checkpoints, oldest first; a name may repeat."""
+        return [commit.name for commit in Journal(self._store).catch_up().checkpoints]

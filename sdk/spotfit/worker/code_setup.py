@@ -1,0 +1,62 @@
+"""Makes the user's code importable in a worker or sidecar process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from spotfit.code.code_bundle import CodeBundlePayload, CodeBundleRef, fetch_code_bundle
+from spotfit.code.environment_setup import prepare_runtime_env
+from spotfit.fork_server import child_setup
+from spotfit.host import env
+from spotfit.security.run_key import RunKey
+from spotfit.store.api import Store
+
+
+def open_code_bundle(
+    bundle_ref: dict[str, Any], key: RunKey, store: Store, scratch: str
+) -> CodeBundlePayload:
+    """Read the code bundle from the node's copy or the bucket, and verify its signature.
+
+    Raises `IntegrityError` if the bundle was modified.
+    """
+    reference = msgspec.convert(bundle_ref, CodeBundleRef)
+    copy = Path(scratch) / "code_bundle" / reference.sha256
+    # The copy is verified like the object in the bucket: other processes can write the disk.
+    envelope = (
+        copy.read_bytes()
+        if scratch and copy.exists()
+        else fetch_code_bundle(reference, store=store)
+    )
+    return CodeBundlePayload.open(envelope, key=key)
+
+
+def activate_code_bundle(
+    bundle_ref: dict[str, Any], key: RunKey, store: Store, scratch: str, run_name: str | None = None
+) -> CodeBundlePayload:
+    """Open the code bundle, then set the environment variables and `sys.path` of this process.
+
+    With `run_name` it also enters the working directory of the workers. Raises the errors of
+    `spotfit.code`: `ShippingError`, `IntegrityError`, and those of pip.
+    """
+    payload = open_code_bundle(bundle_ref, key=key, store=store, scratch=scratch)
+    scratch_dir = Path(scratch or ".")
+    prepared = prepare_runtime_env(payload.runtime_env, store=store, scratch_dir=scratch_dir)
+    env.update(prepared.env_vars)
+    sys.path[:0] = prepared.sys_path
+    if run_name is not None:
+        os.chdir(prepared.cwd or _working_directory(scratch_dir, run_name))
+        child_setup.shorten_socket_paths()
+    return payload
+
+
+def _working_directory(scratch: Path, run_name: str) -> Path:
+    """Create the directory shared by all workers of the run on this node."""
+    # Not the scratch directory itself: relative paths of user code must not meet our files.
+    directory = scratch / "work" / run_name
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory

@@ -1,0 +1,122 @@
+"""Executes the calls of a backend's hooks in this worker, and waits at the gates of a round.
+
+| phase            | calls are executed by             | ends with                |
+|------------------|-----------------------------------|--------------------------|
+| before "setup"   | the main thread, at the gate      | `OpenGate("setup")`      |
+| before "train"   | the main thread, at the gate      | `OpenGate("train")`      |
+| training         | the thread "spotfit-hook-calls"   | `WorkerReturned` sent    |
+| before "leave"   | the thread "spotfit-hook-calls"   | `OpenGate("leave")`      |
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from functools import partial
+
+from spotfit.code import exceptions
+from spotfit.code.function_pickle import pickle_object, unpickle
+from spotfit.core.errors import ShippingError
+from spotfit.core.units import format_bytes
+from spotfit.host import log
+from spotfit.protocol.worker_agent import AtGate, CallFunction, CallResult, OpenGate, WorkerPhase
+from spotfit.worker.agent_connection import AgentConnection
+from spotfit.worker.inbox import Inbox
+
+# All calls and results pass through the leader, whose event loop they must not block.
+MAX_PAYLOAD_BYTES = 8 * 2**20
+"""The largest pickled call or result."""
+WAIT_WARNING_S = 60.0
+
+
+class HookCallExecutor:
+    """Executes `CallFunction` requests, and waits for `OpenGate`.
+
+    Without `has_hooks` every method returns at once.
+    """
+
+    def __init__(self, connection: AgentConnection, inbox: Inbox, *, has_hooks: bool) -> None:
+        self._connection = connection
+        self._inbox = inbox
+        self._has_hooks = has_hooks
+        self._pending_calls: deque[CallFunction] = deque()
+        self._open_gates: set[WorkerPhase] = set()
+        self._thread: threading.Thread | None = None
+
+    def on_message(self, message: CallFunction | OpenGate) -> None:
+        """Store a message; called by the inbox."""
+        if isinstance(message, CallFunction):
+            self._pending_calls.append(message)
+        else:
+            self._open_gates.add(message.phase)
+
+    def wait_for_phase(self, phase: WorkerPhase) -> None:
+        """Wait until the hooks before that phase are complete, executing their calls meanwhile."""
+        if not self._has_hooks:
+            return
+        if phase != "leave":  # there, `WorkerReturned` has announced that this worker waits
+            self._connection.send(AtGate(phase=phase))
+        while isinstance(event := self._wait_for_call_or_phase(phase), CallFunction):
+            self._connection.send(execute_call(event))
+
+    def serve_in_background(self) -> None:
+        """Execute calls in a daemon thread from now on: the main thread belongs to the user."""
+        if self._has_hooks:
+            self._thread = threading.Thread(
+                target=self._serve_calls, name="spotfit-hook-calls", daemon=True
+            )
+            self._thread.start()
+
+    def _serve_calls(self) -> None:
+        while True:
+            # The timeout has no effect but one more iteration: the thread ends with the process.
+            call = self._inbox.wait(self._pop_call, WAIT_WARNING_S)
+            if call is not None:
+                self._connection.send(execute_call(call))
+
+    def _wait_for_call_or_phase(self, phase: WorkerPhase) -> CallFunction | WorkerPhase:
+        event: CallFunction | WorkerPhase | None = None
+        while event is None:
+            event = self._inbox.wait(partial(self._poll_call_or_phase, phase), WAIT_WARNING_S)
+            if event is None:
+                log.warning("worker.waiting", what="the hooks of the backend", before=phase)
+        return event
+
+    def _poll_call_or_phase(self, phase: WorkerPhase) -> CallFunction | WorkerPhase | None:
+        if phase in self._open_gates:
+            return phase
+        # The background thread takes the calls once it has been started.
+        return None if self._thread else self._pop_call()
+
+    def _pop_call(self) -> CallFunction | None:
+        return self._pending_calls.popleft() if self._pending_calls else None
+
+
+def execute_call(call: CallFunction) -> CallResult:
+    """Call the function, and return its value or its exception."""
+    try:
+        fn, args, kwargs = unpickle(call.pickled_call, description="worker call of a backend hook")
+        return CallResult(
+            call_id=call.call_id, pickled_value=pickle_payload(fn(*args, **kwargs), what="result")
+        )
+    except BaseException as error:  # noqa: BLE001 - the user's function may raise anything, SystemExit included
+        return CallResult(
+            call_id=call.call_id,
+            pickled_value=exceptions.pickle_exception(error),
+            traceback_text=exceptions.format_traceback(error),
+        )
+
+
+def pickle_payload(value: object, *, what: str) -> bytes:
+    """Pickle a call or a result.
+
+    Raises `ShippingError` if it cannot be pickled or exceeds `MAX_PAYLOAD_BYTES`.
+    """
+    body = pickle_object(value, labeled_parts={what: value}, by_value_modules=()).body
+    if len(body) > MAX_PAYLOAD_BYTES:
+        raise ShippingError(
+            f"The pickled {what} of a worker call has {format_bytes(len(body))}; the limit is "
+            f"{format_bytes(MAX_PAYLOAD_BYTES)}.",
+            do="Pass a path, and write large values to the run's storage.",
+        )
+    return body

@@ -1,0 +1,66 @@
+"""Frames of workers, and a coordinator that takes them, for tests."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from spotfit.agent import report_matching as report_matching
+from spotfit.agent.collectives import OutgoingFrame
+from spotfit.agent.round_coordinator import RoundCoordinator
+from spotfit.core.codec import encode
+from spotfit.protocol.worker_agent import (
+    CheckpointNamed,
+    FilesReport,
+    FromWorker,
+    MetricsReport,
+    UploadFailed,
+)
+
+Frame = TypeVar("Frame")
+
+
+def make_coordinator(world_size: int = 2, **given: Any) -> RoundCoordinator:
+    return RoundCoordinator(3, world_size, default_checkpoint_name=lambda n: f"made-{n}", **given)
+
+
+def take(
+    coordinator: RoundCoordinator, rank: int, frame: FromWorker, now: float = 0.0
+) -> list[OutgoingFrame]:
+    return coordinator.handle_frame(rank, msgspec.Raw(encode(frame)), now)
+
+
+def raw(**metrics: Any) -> msgspec.Raw:
+    return msgspec.Raw(encode(metrics))
+
+
+def report(n: int, name: str | None = None, **metrics: Any) -> MetricsReport:
+    return MetricsReport(report_index=n, metrics=raw(**metrics), checkpoint_dir_name=name)
+
+
+def files(n: int, name: str | None = None, **metrics: Any) -> FilesReport:
+    return FilesReport(report_index=n, metrics=raw(**metrics), checkpoint_dir_name=name)
+
+
+def the_only(answers: list[OutgoingFrame]) -> tuple[int | None, Any]:
+    assert len(answers) == 1
+    return answers[0]
+
+
+def only(kind: type[Frame], answers: list[OutgoingFrame]) -> list[tuple[int | None, Frame]]:
+    assert all(isinstance(frame, kind) for _, frame in answers)
+    return [(rank, frame) for rank, frame in answers if isinstance(frame, kind)]
+
+
+def refused(answers: list[OutgoingFrame]) -> dict[int | None, str]:
+    """Return the reason why files were rejected; no name was assigned."""
+    words, names = answers[::2], answers[1::2]
+    assert [(rank, one.checkpoint_name) for rank, one in only(CheckpointNamed, names)] == [
+        (rank, "") for rank, _ in words
+    ]
+    return {rank: one.reason for rank, one in only(UploadFailed, words)}
+
+
+def shared(n: int, name: str | None = None) -> FilesReport:
+    return FilesReport(report_index=n, metrics=raw(), checkpoint_dir_name=name, incremental=True)

@@ -1,0 +1,231 @@
+"""Tests of the connection to the leader: reconnection, heartbeats and the lease."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spotfit.agent.leader_connection import LeaderConnection
+from spotfit.agent.ports import AgentMessageReceived, LeaderDisconnected
+from spotfit.control.background_calls import SynchronousCalls
+from spotfit.ledger.run import Ledger
+from spotfit.model.events import LeaderElected
+from spotfit.model.spec import RunTiming
+from spotfit.model.view import View
+from spotfit.protocol.agent_leader import ConnectionHeartbeat, Join
+from spotfit.store.memory import MemoryStore
+from spotfit.testing.builders import RUN_ID, a_member, a_view, an_agent_id
+from tests.unit.agent.world import FakeNetwork, FakeTransport
+
+TEMPO = RunTiming(heartbeat_interval_s=1.0, heartbeat_timeout_s=6.0)
+JOIN = Join(run_id=RUN_ID, member=a_member(1), next_slot=0)
+HUB = a_member(0).coordinator_address
+LED = a_view()
+OTHER = a_view(
+    leader=LeaderElected(
+        leader=an_agent_id(2), epoch=2, coordinator_address=a_member(2).coordinator_address
+    )
+)
+
+
+class Harness:
+    """a1's uplink to a0, which leads."""
+
+    def __init__(self) -> None:
+        self.wire = FakeNetwork()
+        self.store = MemoryStore()
+        self.net = FakeTransport(self.wire, a_member(1))
+        self.peer = FakeTransport(self.wire, a_member(0))
+        self.leader = Ledger(self.store, RUN_ID, an_agent_id(0))
+        self.uplink = LeaderConnection(
+            self.net, Ledger(self.store, RUN_ID, an_agent_id(1)), SynchronousCalls()
+        )
+
+    def reach(self, now: float, view: View = LED) -> None:
+        self.uplink.connect(view, JOIN, TEMPO, now)
+
+    def watch(self, now: float, view: View = LED, *, read_lease: bool = True) -> Any:
+        self.uplink.observe_leader(view, TEMPO, now, read_lease=read_lease)
+        return self.uplink.leader_observation(now)
+
+    def hear(self, now: float) -> bool:
+        """Process transport events; returns whether the connection was lost."""
+        lost = [event for event in self.net.drain_events() if isinstance(event, LeaderDisconnected)]
+        return [self.uplink.on_disconnected(event, now) for event in lost].count(True) > 0
+
+
+def test_it_connects_to_the_leader_once() -> None:
+    harness = Harness()
+    harness.reach(1.0)
+    harness.reach(2.0)
+    assert (harness.net.dialed, harness.uplink.address) == ([HUB], HUB)
+    assert harness.peer.drain_events() == [AgentMessageReceived(an_agent_id(1), JOIN)]
+
+
+def test_it_follows_a_change_of_the_leader() -> None:
+    harness = Harness()
+    harness.reach(1.0, a_view(leader=None))
+    harness.reach(
+        2.0, a_view(leader=LeaderElected(leader=an_agent_id(9), epoch=1, coordinator_address=None))
+    )
+    assert harness.net.dialed == []
+    harness.reach(3.0)
+    harness.reach(4.0, OTHER)
+    assert harness.net.dialed == [HUB, a_member(2).coordinator_address]
+
+
+def test_it_sends_heartbeats() -> None:
+    harness = Harness()
+    harness.reach(1.0)
+    harness.peer.drain_events()
+    for now in (1.5, 2.0, 2.5, 3.0):
+        harness.uplink.on_message(now)
+        harness.uplink.check_heartbeat(TEMPO, now, is_leading=False)
+    assert (
+        harness.peer.drain_events()
+        == [AgentMessageReceived(an_agent_id(1), ConnectionHeartbeat())] * 2
+    )
+
+
+def test_a_silent_leader_is_reconnected() -> None:
+    harness = Harness()
+    harness.reach(1.0)
+    harness.uplink.on_message(2.0)
+    assert not harness.uplink.check_heartbeat(TEMPO, 8.0, is_leading=False)
+    assert harness.uplink.check_heartbeat(TEMPO, 9.0, is_leading=False)
+    assert harness.uplink.address is None
+    harness.reach(9.0)
+    assert harness.net.dialed == [HUB, HUB]
+
+
+def test_a_leader_does_not_disconnect_itself() -> None:
+    harness = Harness()
+    harness.reach(1.0)
+    assert not harness.uplink.check_heartbeat(TEMPO, 99.0, is_leading=True)
+
+
+# --- lost connections ----------------------------------------------------------------------------
+
+
+def test_a_first_broken_connection_is_retried_immediately() -> None:
+    harness = Harness()
+    harness.reach(1.0)
+    harness.uplink.on_message(1.0)
+    harness.net.break_connections()
+    assert harness.hear(2.0)
+    assert harness.uplink.leader_observation(2.0).vanished_at is None
+    harness.reach(2.0)
+    assert harness.net.dialed == [HUB, HUB]
+
+
+def test_a_second_refused_connection_means_a_vanished_leader() -> None:
+    harness = Harness()
+    harness.reach(1.0)
+    harness.watch(1.0)
+    harness.peer.crash()
+    harness.hear(2.0)
+    harness.reach(2.0)
+    harness.hear(2.1)
+    sighting = harness.uplink.leader_observation(2.1)
+    assert (sighting.vanished_at, sighting.is_connected) == (2.1, False)
+    harness.reach(3.0)
+    assert harness.net.dialed == [HUB, HUB], "only an election helps"
+
+
+def test_a_successful_retry_resets_the_observation() -> None:
+    harness = Harness()
+    harness.reach(1.0)
+    harness.uplink.on_message(1.0)
+    harness.net.break_connections()
+    harness.hear(2.0)
+    harness.reach(2.0)
+    harness.uplink.on_message(2.2)
+    assert harness.watch(2.3).is_connected
+    harness.net.break_connections()
+    harness.hear(5.0)
+    assert harness.uplink.leader_observation(5.0).vanished_at is None
+
+
+def test_a_timeout_is_retried_after_a_delay() -> None:
+    harness = Harness()
+    harness.wire.unreachable.add(HUB)
+    harness.reach(1.0)
+    harness.hear(1.0)
+    assert harness.uplink.leader_observation(1.0).vanished_at is None
+    harness.reach(1.2)
+    assert harness.net.dialed == [HUB]
+    harness.reach(1.6)
+    assert harness.net.dialed == [HUB, HUB]
+
+
+def test_the_loss_of_an_old_connection_is_ignored() -> None:
+    harness = Harness()
+    harness.reach(1.0)
+    assert not harness.uplink.on_disconnected(
+        LeaderDisconnected("10.9.9.9:1", "reset", closed_by_peer=True), 2.0
+    )
+    assert harness.uplink.address == HUB
+
+
+def test_a_rejected_join_is_retried_after_a_delay() -> None:
+    harness = Harness()
+    harness.reach(1.0)
+    harness.uplink.on_rejected(1.0)
+    harness.reach(1.1)
+    assert harness.net.dialed == [HUB]
+    harness.reach(1.5)
+    assert harness.net.dialed == [HUB, HUB]
+
+
+# --- the leader's life ---------------------------------------------------------------------------
+
+
+def test_with_a_healthy_connection_the_lease_is_not_read() -> None:
+    harness = Harness()
+    harness.reach(1.0)
+    harness.uplink.on_message(1.0)
+    harness.store.get = _unread  # type: ignore[method-assign]
+    sighting = harness.watch(3.0)
+    assert (sighting.is_connected, sighting.lease_changed_at) == (True, 3.0)
+
+
+def _unread(key: str) -> bytes:
+    raise AssertionError(f"{key} was read")
+
+
+def test_without_a_connection_a_changed_lease_proves_the_leader_alive() -> None:
+    harness = Harness()
+    harness.wire.unreachable.add(HUB)
+    harness.watch(1.0)
+    harness.leader.renew_lease()
+    assert harness.watch(5.0).lease_changed_at == 5.0
+    assert harness.watch(7.0).lease_changed_at == 5.0
+    harness.leader.renew_lease()
+    assert harness.watch(8.0, read_lease=False).lease_changed_at == 5.0, "it did not look"
+    assert harness.watch(9.0).lease_changed_at == 9.0
+
+
+def test_an_accepted_connection_does_not_prove_the_leader_alive() -> None:
+    harness = Harness()
+    harness.reach(1.0)
+    harness.uplink.on_message(1.0)
+    harness.watch(1.0)
+    for now in range(2, 23):
+        harness.uplink.check_heartbeat(TEMPO, now, is_leading=False)
+        harness.reach(now)
+        harness.watch(now + 0.1)
+    sighting = harness.uplink.leader_observation(22.1)
+    assert not sighting.is_connected
+    assert sighting.lease_changed_at < 8.0
+
+
+def test_observations_are_reset_for_a_new_leader() -> None:
+    harness = Harness()
+    harness.leader.renew_lease()
+    harness.watch(1.0)
+    harness.reach(2.0)
+    harness.peer.crash()
+    harness.hear(2.0)
+    harness.reach(2.0)
+    harness.hear(2.1)
+    sighting = harness.watch(50.0, OTHER)
+    assert (sighting.lease_changed_at, sighting.vanished_at) == (50.0, None)

@@ -1,0 +1,132 @@
+"""Tests of the log shipper: order, chunks, and dropped lines."""
+
+import json
+import threading
+from typing import Any
+
+from spotfit.agent.log_shipper import LogShipper
+from spotfit.core.clock import Clock
+from spotfit.core.errors import StorePermissionError, TransientStoreError
+from spotfit.core.ids import AgentId
+from spotfit.store.memory import MemoryStore
+from spotfit.store.url import RootUrl
+
+ME = AgentId("a-1")
+
+
+class InstantClock:
+    """A clock on which waiting takes no time."""
+
+    def now(self) -> float:
+        return 0.0
+
+    def wait(self, seconds: float) -> None:
+        """At once."""
+
+
+class FailingStore(MemoryStore):
+    """Loses answers or denies access on demand; may be blocked."""
+
+    def __init__(self, root: RootUrl) -> None:
+        super().__init__(root)
+        self.moods: list[Exception] = []
+        self.after_write = False
+        self.open = threading.Event()
+        self.open.set()
+
+    def create(self, key: str, body: bytes) -> None:
+        assert self.open.wait(10)
+        if self.after_write:
+            super().create(key, body)
+        if self.moods:
+            raise self.moods.pop(0)
+        if not self.after_write:
+            super().create(key, body)
+
+
+def a_store(request_id: str) -> FailingStore:
+    return FailingStore(RootUrl.parse(f"memory://logs-{request_id}"))
+
+
+def a_shipper(store: FailingStore, *, pause_s: float = 0.0, held_bytes: int = 2**20) -> LogShipper:
+    clock: Clock = InstantClock()
+    return LogShipper(
+        store,
+        ME,
+        wall_ms=lambda: 7,
+        clock=clock,
+        flush_interval_s=pause_s,
+        max_buffer_bytes=held_bytes,
+    )
+
+
+def lines_in(store: FailingStore) -> list[dict[str, Any]]:
+    chunks = [store.get(info.key) for info in store.list(".spotfit/logs")]
+    return [json.loads(line) for chunk in chunks for line in chunk.splitlines()]
+
+
+def texts_in(store: FailingStore) -> list[str]:
+    return [line["text"] for line in lines_in(store) if "text" in line]
+
+
+def test_lines_are_stored_in_order_with_an_end_marker() -> None:
+    store = a_store("order")
+    logs = a_shipper(store)
+    for number in range(300):
+        logs.add_line(1, 2, "out", f"line {number}")
+    logs.close()
+    assert texts_in(store) == [f"line {number}" for number in range(300)]
+    first, *_, last = lines_in(store)
+    assert first == {"t": 7, "round": 1, "rank": 2, "stream": "out", "text": "line 0"}
+    assert last == {"end": True}
+
+
+def test_lines_within_the_flush_interval_share_a_chunk() -> None:
+    store = a_store("together")
+    logs = a_shipper(store, pause_s=60)
+    for number in range(300):
+        logs.add_line(1, 2, "out", str(number))
+    logs.close()
+    assert len(list(store.list(".spotfit/logs"))) == 1
+
+
+def test_a_transient_error_is_retried() -> None:
+    store = a_store("away")
+    store.moods = [TransientStoreError("away"), TransientStoreError("still")]
+    logs = a_shipper(store)
+    logs.add_line(1, 0, "err", "kept")
+    logs.close()
+    assert texts_in(store) == ["kept"]
+
+
+def test_a_lost_answer_does_not_duplicate_a_chunk() -> None:
+    store = a_store("answer")
+    store.after_write, store.moods = True, [TransientStoreError("lost")]
+    logs = a_shipper(store)
+    logs.add_line(1, 0, "out", "once")
+    logs.close()
+    assert texts_in(store) == ["once"]
+
+
+def test_dropped_lines_are_counted_in_the_log() -> None:
+    store = a_store("slow")
+    store.open.clear()
+    logs = a_shipper(store, held_bytes=1000)
+    for number in range(1000):
+        logs.add_line(1, 0, "out", f"line {number}")
+    store.open.set()
+    logs.close()
+    kept = texts_in(store)
+    told = [text for text in kept if text.startswith("[spotfit] ")]
+    assert kept[-1] == told[-1]
+    lost = sum(int(text.split()[1]) for text in told)
+    assert lost + len(kept) - len(told) == 1000
+
+
+def test_a_permission_error_stops_the_writer() -> None:
+    store = a_store("refuses")
+    store.moods = [StorePermissionError("no")]
+    logs = a_shipper(store)
+    logs.add_line(1, 0, "out", "lost")
+    logs.close()
+    assert lines_in(store) == []

@@ -1,0 +1,205 @@
+"""Tests of uncommitted checkpoints and parents of earlier rounds."""
+
+from __future__ import annotations
+
+import msgspec
+
+from spotfit.agent.previous_rounds import PreviousRounds
+from spotfit.agent.round_coordinator import RoundCoordinator
+from spotfit.checkpoint.gc import write_name_marker
+from spotfit.checkpoint.manifest import Manifest
+from spotfit.core.codec import encode
+from spotfit.ledger.run import Ledger
+from spotfit.model.view import View
+from spotfit.protocol.worker_agent import (
+    CheckpointCorrupt,
+    FilesReport,
+    FromWorker,
+    SaveCompleted,
+    SaveFailed,
+)
+from spotfit.store.memory import MemoryStore
+from spotfit.store.transfer import FileRecord
+from spotfit.testing.builders import RUN_ID, a_committed_checkpoint, a_round, a_view, an_agent_id
+from tests.unit.control.paper import DeferredCalls
+
+
+class Harness:
+    """A bucket, the previous rounds of a leader, and the coordinator of round 3."""
+
+    def __init__(self) -> None:
+        self.store, self.background_calls = MemoryStore(), DeferredCalls()
+        self.ledger = Ledger(self.store, RUN_ID, an_agent_id(0))
+        self.previous_rounds = PreviousRounds(self.ledger, self.background_calls)
+        self.coordinator = RoundCoordinator(
+            3, 1, default_checkpoint_name=lambda n: f"made-{n}", parent_snapshot=lambda: "before"
+        )
+
+    def uploaded(self, name: str, *, round_number: int = 3, report: int = 0) -> None:
+        """A checkpoint of one rank, complete in the bucket."""
+        part = Manifest(
+            name=name,
+            round=round_number,
+            report_index=report,
+            rank=0,
+            ranks=(0,),
+            metrics={},
+            files=(),
+        )
+        self.store.put(part.key, encode(part))
+
+    def say(self, *frames: FromWorker) -> None:
+        for frame in frames:
+            self.coordinator.handle_frame(0, msgspec.Raw(encode(frame)), 0.0)
+
+    def searched(self, view: View) -> bool:
+        assert not self.previous_rounds.find_complete_checkpoints(view, 0.0), (
+            "the bucket takes its time"
+        )
+        self.background_calls.complete()
+        return self.previous_rounds.find_complete_checkpoints(view, 0.0)
+
+    def uncommitted(self, view: View, coordinator: RoundCoordinator | None = None) -> list[str]:
+        return [one.name for one in self.previous_rounds.uncommitted_checkpoints(view, coordinator)]
+
+
+AFTER_3 = a_view(last_round=a_round(3))
+SAVE = FilesReport(report_index=0, metrics=msgspec.Raw(b"{}"), incremental=True)
+
+
+def test_ready_checkpoints_survive_the_close_of_their_round() -> None:
+    harness = Harness()
+    harness.say(SAVE, SaveCompleted(report_index=0, checkpoint_name="made-0", size_bytes=10))
+    assert harness.uncommitted(AFTER_3, harness.coordinator) == ["made-0"]
+    harness.previous_rounds.adopt_ready_checkpoints(harness.coordinator)
+    assert harness.uncommitted(AFTER_3) == ["made-0"]
+    harness.previous_rounds.mark_committed("made-0")
+    assert harness.uncommitted(AFTER_3) == []
+
+
+def test_uncommitted_checkpoints_are_found_oldest_first() -> None:
+    harness = Harness()
+    harness.uploaded("later", report=2)
+    harness.uploaded("sooner", report=1)
+    harness.uploaded("known", report=0)
+    view = a_view(
+        last_round=a_round(3),
+        checkpoints=(a_committed_checkpoint("known", round=3),),
+        dropped_checkpoints=("dropped",),
+    )
+    harness.uploaded("dropped", report=3)
+    assert harness.searched(view)
+    assert harness.uncommitted(view) == ["sooner", "later"]
+
+
+def test_a_checkpoint_with_deleted_parent_files_is_not_committed() -> None:
+    """Only the leader of the term in which it was saved protects its parent."""
+    harness = Harness()
+    for report, shares in enumerate(("kept", "deleted")):
+        file = FileRecord("chunk", 1, "", shares, "m")
+        part = Manifest(
+            name=f"c{report}",
+            round=3,
+            report_index=report,
+            rank=0,
+            ranks=(0,),
+            metrics={},
+            files=(file,),
+        )
+        harness.store.put(part.key, encode(part))
+    harness.store.put("kept/chunk", b"x")
+    assert harness.searched(AFTER_3)
+    assert harness.uncommitted(AFTER_3) == ["c0"]
+
+
+def test_names_with_manifests_count_as_used() -> None:
+    harness = Harness()
+    write_name_marker(harness.store, "half", 2, generated=False)
+    harness.uploaded("done", round_number=2)
+    harness.say(
+        FilesReport(report_index=0, metrics=msgspec.Raw(b"{}"), checkpoint_dir_name="just now"),
+        FilesReport(report_index=1, metrics=msgspec.Raw(b"{}"), checkpoint_dir_name="just now"),
+    )
+    harness.previous_rounds.absorb_round(harness.coordinator)
+    assert harness.searched(AFTER_3)
+    names = ("half", "done", "just now", "just now@3-1")
+    assert [harness.previous_rounds.latest_checkpoint_named(name) for name in (*names, "new")] == [
+        "",
+        "",
+        "",
+        "",
+        None,
+    ]
+    for name in ("done", "half@1-0"):
+        harness.ledger.append(a_committed_checkpoint(name), after=harness.ledger.catch_up())
+    assert [harness.previous_rounds.latest_checkpoint_named(name) for name in ("done", "half")] == [
+        "done",
+        "half@1-0",
+    ]
+
+
+def test_a_new_round_forgets_uncommitted_checkpoints() -> None:
+    harness = Harness()
+    harness.uploaded("late")
+    harness.searched(AFTER_3)
+    harness.previous_rounds.begin_round(4)
+    assert harness.uncommitted(AFTER_3) == []
+
+
+def test_checkpoints_older_than_the_committed_one_are_ignored() -> None:
+    harness = Harness()
+    harness.uploaded("of round 2", round_number=2)
+    harness.uploaded("first", report=0)
+    harness.searched(AFTER_3)
+    assert harness.uncommitted(AFTER_3) == ["first"]
+    committed = a_committed_checkpoint("second", round=3, report_index=1)
+    assert harness.uncommitted(a_view(last_round=a_round(3), checkpoints=(committed,))) == []
+    assert harness.uncommitted(a_view()) == [], "of no round at all"
+
+
+def with_snapshot(name: str, round_number: int) -> View:
+    return a_view(checkpoints=(a_committed_checkpoint(name, round=round_number, is_snapshot=True),))
+
+
+def test_the_parent_is_the_latest_snapshot_of_this_term() -> None:
+    harness = Harness()
+    view = with_snapshot("mine", 3)
+    assert harness.previous_rounds.parent_snapshot(view, None) == "", (
+        "an earlier leader may know that it is damaged"
+    )
+    harness.previous_rounds.begin_round(3)
+    harness.previous_rounds.begin_round(4)
+    assert harness.previous_rounds.parent_snapshot(view, harness.coordinator) == "mine"
+    assert (
+        harness.previous_rounds.parent_snapshot(with_snapshot("of another", 2), harness.coordinator)
+        == ""
+    )
+    plain = a_view(checkpoints=(a_committed_checkpoint("no snapshot", round=3),))
+    assert harness.previous_rounds.parent_snapshot(plain, harness.coordinator) == ""
+
+
+def test_a_corrupt_snapshot_is_never_a_parent() -> None:
+    harness = Harness()
+    harness.previous_rounds.begin_round(3)
+    view = with_snapshot("torn", 3)
+    harness.say(CheckpointCorrupt(checkpoint_name="torn"))
+    assert harness.previous_rounds.parent_snapshot(view, harness.coordinator) == ""
+    harness.previous_rounds.absorb_round(harness.coordinator)
+    assert harness.previous_rounds.parent_snapshot(view, None) == "", "nor in the next round"
+
+
+def test_parents_of_uploads_outlive_the_round() -> None:
+    harness = Harness()
+    harness.say(SAVE)
+    harness.previous_rounds.absorb_round(harness.coordinator)
+    assert harness.previous_rounds.parent_checkpoints == {"before"}
+
+
+def test_an_abandoned_checkpoint_is_never_committed() -> None:
+    """The answer to its last manifest was lost, so its rank reported a failure."""
+    harness = Harness()
+    harness.uploaded("made-0")
+    harness.say(SAVE, SaveFailed(report_index=0, reason="the bucket did not answer"))
+    harness.previous_rounds.absorb_round(harness.coordinator)
+    assert harness.searched(AFTER_3)
+    assert harness.uncommitted(AFTER_3) == []

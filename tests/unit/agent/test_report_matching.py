@@ -1,0 +1,578 @@
+"""Tests of report matching: reports, checkpoint names, uploads, and lost ranks."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spotfit.agent import report_matching as report_matching
+from spotfit.agent.collectives import OutgoingFrame
+from spotfit.agent.round_coordinator import RoundCoordinator
+from spotfit.model.events import ValidationRequest
+from spotfit.protocol.worker_agent import (
+    CheckpointNamed,
+    FilesReport,
+    RankZeroBroadcast,
+    RankZeroBroadcastResult,
+    SaveCompleted,
+    SaveFailed,
+    UploadFailed,
+    WorkerReturned,
+)
+from tests.unit.agent.round_frames import (
+    files,
+    make_coordinator,
+    only,
+    raw,
+    refused,
+    report,
+    shared,
+    take,
+    the_only,
+)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "asked"),
+    [
+        (
+            {1: ValidationRequest(fn_kwargs={"a": 1}), 2: None},
+            ValidationRequest(fn_kwargs={"a": 1}),
+        ),
+        ({2: ValidationRequest(), 1: None}, None),
+    ],
+)
+def test_the_lowest_rank_with_files_decides_about_validation(
+    wishes: dict[int, ValidationRequest | None], asked: ValidationRequest | None
+) -> None:
+    coordinator = make_coordinator(3)
+    take(coordinator, 0, report(0))
+    for rank, wish in wishes.items():
+        take(coordinator, rank, FilesReport(report_index=0, metrics=raw(), validation=wish))
+    for rank in (2, 1):
+        take(
+            coordinator, rank, SaveCompleted(report_index=0, checkpoint_name="made-0", size_bytes=1)
+        )
+    (ready,) = coordinator.reports.ready_checkpoints
+    assert (ready.ranks, ready.validation) == ((1, 2), asked)
+
+
+def test_a_report_counts_once_all_ranks_have_made_it() -> None:
+    coordinator = make_coordinator()
+    assert take(coordinator, 1, report(0, loss=9)) == []
+    assert (list(coordinator.reports.matched_reports), coordinator.reports.latest_metrics) == (
+        [],
+        None,
+    )
+    assert take(coordinator, 0, report(0, loss=1)) == []
+    assert [(one.report_index, one.checkpoint) for one in coordinator.reports.matched_reports] == [
+        (0, None)
+    ]
+    assert coordinator.reports.latest_metrics == {"loss": 1}, "rank 0's count"
+
+
+def test_reports_of_a_fast_rank_are_matched_later() -> None:
+    coordinator = make_coordinator()
+    for n in range(5):
+        take(coordinator, 0, report(n, step=n))
+    assert coordinator.reports.latest_metrics is None
+    for n in range(3):
+        take(coordinator, 1, report(n))
+    assert [one.report_index for one in coordinator.reports.matched_reports] == [0, 1, 2]
+    assert coordinator.reports.latest_metrics == {"step": 2}
+
+
+def test_metrics_of_all_ranks_are_stored_only_for_callbacks() -> None:
+    for keep_all, told in ((True, [{"r": 0}, {"r": 1}]), (False, [{"r": 0}])):
+        coordinator = make_coordinator(keep_all_metrics=keep_all)
+        take(coordinator, 1, report(0, r=1))
+        take(coordinator, 0, report(0, r=0))
+        assert [
+            msgspec.json.decode(one)
+            for one in coordinator.reports.matched_reports[0].metrics_by_rank
+        ] == told
+
+
+def test_the_backlog_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_matching, "MAX_REPORT_BACKLOG", 3)
+    coordinator = make_coordinator()
+    for n in range(10):
+        take(coordinator, 0, report(n, step=n))
+    for n in range(10):
+        take(coordinator, 1, report(n))
+    assert [one.report_index for one in coordinator.reports.matched_reports] == list(range(10)), (
+        "no report is lost, only old metrics"
+    )
+    assert [
+        msgspec.json.decode(one.metrics_by_rank[0]) for one in coordinator.reports.matched_reports
+    ] == [
+        *[{}] * 7,
+        *[{"step": n} for n in (7, 8, 9)],
+    ]
+
+
+def test_a_checkpoint_gets_its_name_when_all_have_reported() -> None:
+    coordinator = make_coordinator()
+    assert take(coordinator, 0, files(0, loss=1)) == []
+    rank, named = the_only(take(coordinator, 1, report(0)))
+    assert (rank, named) == (
+        0,
+        CheckpointNamed(report_index=0, checkpoint_name="made-0", ranks=(0,), metrics=raw(loss=1)),
+    )
+    assert not coordinator.reports.is_settled
+
+
+def test_rank_0_chooses_the_name_even_without_files() -> None:
+    coordinator = make_coordinator()
+    take(coordinator, 1, files(0, "mine", loss=9))
+    rank, named = the_only(take(coordinator, 0, report(0, "best", loss=1)))
+    assert (rank, named.checkpoint_name, named.ranks) == (1, "best", (1,))
+    assert msgspec.json.decode(named.metrics) == {"loss": 1}
+
+
+def named_in_turn(coordinator: RoundCoordinator, *names: str) -> list[CheckpointNamed]:
+    """Return the names assigned to the files reports of a single rank."""
+    answers = [
+        answer for n, name in enumerate(names) for answer in take(coordinator, 0, files(n, name))
+    ]
+    return [named for _, named in only(CheckpointNamed, answers)]
+
+
+def test_a_checkpoint_dropped_in_this_round_is_not_a_parent() -> None:
+    """They are being deleted, though its manifest may still be there."""
+    gone: dict[str, str] = {}
+    coordinator = make_coordinator(world_size=1, latest_checkpoint_named=gone.get)
+    take(coordinator, 0, files(0, "last"))
+    gone["last"] = ""
+    _, named = the_only(take(coordinator, 0, files(1, "last")))
+    assert (named.checkpoint_name, named.parent) == ("last@3-1", "")
+
+
+def test_a_reused_name_gets_a_suffix_and_the_earlier_one_as_parent() -> None:
+    coordinator = make_coordinator(world_size=1)
+    told = named_in_turn(coordinator, "last", "other", "last", "last")
+    assert [one.checkpoint_name for one in told] == ["last", "other", "last@3-2", "last@3-3"]
+    assert [one.parent for one in told] == ["", "", "last", "last@3-2"]
+    assert [one.is_generated for one in coordinator.reports.assigned_names] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert coordinator.reports.parent_checkpoints == {"last", "last@3-2"}, (
+        "they stay until what may share their files is saved"
+    )
+
+
+def test_a_name_of_earlier_rounds_is_not_reused() -> None:
+    before: dict[str, str | None] = {"last": "last@2-7", "dropped": ""}
+    coordinator = make_coordinator(
+        world_size=1, latest_checkpoint_named=lambda name: before.get(name)
+    )
+    told = named_in_turn(coordinator, "last", "dropped", "new")
+    assert [one.checkpoint_name for one in told] == ["last@3-0", "dropped@3-1", "new"]
+    assert [one.parent for one in told] == ["last@2-7", "", ""]
+
+
+def test_a_requested_name_equal_to_an_assigned_one_gets_a_suffix() -> None:
+    told = named_in_turn(make_coordinator(world_size=1), "last", "last", "last@3-1")
+    assert [one.checkpoint_name for one in told] == ["last", "last@3-1", "last@3-1@3-2"]
+
+
+def test_a_checkpoint_is_ready_after_all_ranks_uploaded() -> None:
+    coordinator = make_coordinator(3)
+    take(coordinator, 0, files(0, "c", loss=1))
+    take(coordinator, 1, report(0))
+    assert [rank for rank, _ in take(coordinator, 2, files(0))] == [0, 2]
+    take(coordinator, 2, SaveCompleted(report_index=0, checkpoint_name="c", size_bytes=10))
+    assert coordinator.reports.ready_checkpoints == []
+    take(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="c", size_bytes=5))
+    ready = coordinator.reports.ready_checkpoints[0]
+    assert (ready.name, ready.round, ready.report_index, ready.ranks, ready.size_bytes) == (
+        "c",
+        3,
+        0,
+        (0, 2),
+        15,
+    )
+    assert ready.metrics == {"loss": 1}
+    assert coordinator.reports.matched_reports[0].checkpoint == "c"
+
+
+def test_the_custom_folder_is_that_of_the_first_rank() -> None:
+    coordinator = make_coordinator(3)
+    take(coordinator, 0, report(0))
+    for rank in (2, 1):
+        take(coordinator, rank, files(0))
+    for rank in (1, 2):
+        take(
+            coordinator,
+            rank,
+            SaveCompleted(
+                report_index=0, checkpoint_name="made-0", size_bytes=1, custom_folder=f"mine/{rank}"
+            ),
+        )
+    assert [(one.ranks, one.custom_folder) for one in coordinator.reports.ready_checkpoints] == [
+        ((1, 2), "mine/1")
+    ]
+
+
+def test_checkpoints_are_ready_in_the_order_of_their_reports() -> None:
+    coordinator = make_coordinator()
+    for n in (0, 1):
+        take(coordinator, n, files(n, f"c{n}"))
+        take(coordinator, 1 - n, report(n, f"c{n}"))
+    # rank 0 saves the older, rank 1 the newer
+    take(coordinator, 1, SaveCompleted(report_index=1, checkpoint_name="c1"))
+    assert coordinator.reports.ready_checkpoints == [], (
+        "the last one committed is what the next round starts from"
+    )
+    take(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="c0"))
+    assert [one.name for one in coordinator.reports.ready_checkpoints] == ["c0", "c1"]
+
+
+def test_a_report_being_saved_delays_later_ones() -> None:
+    coordinator = make_coordinator(1)
+    take(coordinator, 0, report(0))
+    take(coordinator, 0, files(1, "c"))
+    take(coordinator, 0, report(2))
+    assert [one.report_index for one in coordinator.reports.matched_reports] == [0]
+    take(coordinator, 0, SaveCompleted(report_index=1, checkpoint_name="c"))
+    assert [(one.report_index, one.checkpoint) for one in coordinator.reports.matched_reports] == [
+        (0, None),
+        (1, "c"),
+        (2, None),
+    ]
+
+
+def test_a_name_is_uncommitted_until_its_entry_is_written() -> None:
+    coordinator = make_coordinator(1)
+    take(coordinator, 0, files(0, "c0"))
+    take(coordinator, 0, files(1, "c1"))
+    assert coordinator.reports.uncommitted_names == {"c0", "c1"}
+    take(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="c0"))
+    assert coordinator.reports.uncommitted_names == {"c0", "c1"}, "its entry is still to come"
+    coordinator.reports.ready_checkpoints.clear()
+    assert coordinator.reports.uncommitted_names == {"c1"}
+
+
+def test_an_unexpected_upload_is_ignored() -> None:
+    coordinator = make_coordinator()
+    assert take(coordinator, 0, SaveCompleted(report_index=7, checkpoint_name="x")) == []
+    assert coordinator.reports.ready_checkpoints == []
+
+
+def test_a_matcher_is_settled_once_reports_are_delivered_saved_and_committed() -> None:
+    coordinator = make_coordinator(1)
+    settled = [coordinator.reports.is_settled]
+    take(coordinator, 0, files(0))
+    take(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="made-0"))
+    settled.append(coordinator.reports.is_settled)
+    coordinator.reports.ready_checkpoints.clear()
+    settled.append(coordinator.reports.is_settled)
+    coordinator.reports.matched_reports.clear()
+    settled.append(coordinator.reports.is_settled)
+    assert settled == [True, False, False, True]
+
+
+LEAVES = frozenset({2})
+
+
+def test_an_excluded_rank_is_optional() -> None:
+    coordinator = make_coordinator(3)
+    assert coordinator.exclude_ranks(LEAVES) == []
+    take(coordinator, 1, report(0))
+    assert not coordinator.reports.matched_reports
+    take(coordinator, 0, report(0))
+    assert len(coordinator.reports.matched_reports) == 1
+
+
+def test_reports_of_disconnected_ranks_are_ignored() -> None:
+    coordinator = make_coordinator(2)
+    take(coordinator, 0, files(0, "c0"))
+    coordinator.mark_disconnected([1])  # frames of rank 1 for report 0 may be lost
+    assert take(coordinator, 1, files(1, "c1")) == take(coordinator, 0, files(1, "c1")) == []
+    take(coordinator, 1, WorkerReturned(report_count=2))
+    assert not coordinator.reports.matched_reports
+    assert not coordinator.reports.uncommitted_names
+    assert coordinator.returned_ranks == set()
+
+
+def test_uploads_of_disconnected_ranks_count() -> None:
+    coordinator = make_coordinator(2)
+    take(coordinator, 0, files(0, "c0"))
+    take(coordinator, 1, files(0, "c0"))
+    coordinator.mark_disconnected([1])
+    take(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1))
+    take(coordinator, 1, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1))
+    assert [one.name for one in coordinator.reports.ready_checkpoints] == ["c0"]
+
+
+def test_parts_of_different_steps_abandon_the_checkpoint() -> None:
+    coordinator = make_coordinator(2)
+    take(coordinator, 0, files(0, "c0"))
+    take(coordinator, 1, files(0, "c0"))
+    take(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1, step=4))
+    answers = take(
+        coordinator, 1, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1, step=5)
+    )
+    assert [rank for rank, _ in only(UploadFailed, answers)] == [0, 1]
+    assert not coordinator.reports.ready_checkpoints
+
+
+def test_a_snapshot_waits_for_excluded_ranks() -> None:
+    """Other reports and checkpoints of the user may complete without excluded ranks."""
+    coordinator = make_coordinator(3)
+    coordinator.exclude_ranks(LEAVES)
+    assert [*take(coordinator, 0, shared(0, "c0")), *take(coordinator, 1, shared(0))] == []
+    named = only(CheckpointNamed, take(coordinator, 2, shared(0)))
+    assert [(rank, one.checkpoint_name, one.ranks) for rank, one in named] == [
+        (rank, "c0", (0, 1, 2)) for rank in (0, 1, 2)
+    ]
+
+
+@pytest.mark.parametrize("goes", ["returns", "is cut off"])
+def test_a_snapshot_without_all_parts_is_rejected(goes: str) -> None:
+    coordinator = make_coordinator(3)
+    coordinator.exclude_ranks(LEAVES)
+    take(coordinator, 0, shared(0, "c0"))
+    take(coordinator, 1, shared(0))
+    answers = (
+        take(coordinator, 2, WorkerReturned(report_count=0))
+        if goes == "returns"
+        else coordinator.mark_disconnected(LEAVES)
+    )
+    assert refused(answers) == dict.fromkeys(
+        (0, 1), "ranks [2] left without their part of the snapshot"
+    )
+    assert [told.checkpoint for told in coordinator.reports.matched_reports] == [None]
+    assert not coordinator.reports.assigned_names
+    take(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1))
+    take(coordinator, 1, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1))
+    assert not coordinator.reports.ready_checkpoints
+
+
+def left_with_a_part(coordinator: RoundCoordinator, goes: str) -> list[OutgoingFrame]:
+    """Rank 2 is going to leave, and its connection breaks."""
+    if goes == "once it may":
+        return [*coordinator.exclude_ranks(LEAVES), *coordinator.mark_disconnected(LEAVES)]
+    return [*coordinator.mark_disconnected(LEAVES), *coordinator.exclude_ranks(LEAVES)]
+
+
+@pytest.mark.parametrize("goes", ["once it may", "before it may"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        FilesReport(report_index=0, metrics=raw()),
+        FilesReport(report_index=0, metrics=raw(), incremental=True),
+    ],
+)
+def test_a_lost_part_does_not_delay_later_saves(goes: str, asked: FilesReport) -> None:
+    coordinator = make_coordinator(3)
+    for rank in range(3):
+        take(coordinator, rank, asked)
+    for rank in (0, 1):
+        take(
+            coordinator, rank, SaveCompleted(report_index=0, checkpoint_name="made-0", size_bytes=1)
+        )
+    told = only(UploadFailed, left_with_a_part(coordinator, goes))
+    assert {rank: one.reason for rank, one in told} == dict.fromkeys(
+        (0, 1, 2), "ranks [2] left before their part was saved"
+    )
+    assert coordinator.reports.abandoned_checkpoints == {"made-0"}
+    for frame in (
+        files(1, "c1"),
+        SaveCompleted(report_index=1, checkpoint_name="c1", size_bytes=1),
+    ):
+        for rank in (0, 1):
+            take(coordinator, rank, frame)
+    take(coordinator, 2, SaveCompleted(report_index=0, checkpoint_name="made-0", size_bytes=1))
+    assert [one.name for one in coordinator.reports.ready_checkpoints] == ["c1"]
+    assert [told.checkpoint for told in coordinator.reports.matched_reports] == [None, "c1"]
+
+
+@pytest.mark.parametrize("goes", ["once it may", "before it may"])
+def test_a_part_uploaded_before_the_loss_counts(goes: str) -> None:
+    coordinator = make_coordinator(3)
+    for rank in range(3):
+        take(coordinator, rank, files(0, "c0"))
+    take(coordinator, 2, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1))
+    assert left_with_a_part(coordinator, goes) == []
+    for rank in (0, 1):
+        take(coordinator, rank, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1))
+    assert [one.ranks for one in coordinator.reports.ready_checkpoints] == [(0, 1, 2)]
+
+
+def test_a_rank_lost_before_the_name_was_assigned_is_optional() -> None:
+    coordinator = make_coordinator(3)
+    coordinator.exclude_ranks(LEAVES)
+    for rank in (2, 1):
+        take(coordinator, rank, files(0))
+    coordinator.mark_disconnected(LEAVES)
+    named = only(CheckpointNamed, take(coordinator, 0, files(0, "c0")))
+    assert [(rank, one.ranks) for rank, one in named] == [(0, (0, 1)), (1, (0, 1))]
+    for rank in (0, 1):
+        take(coordinator, rank, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1))
+    assert [one.ranks for one in coordinator.reports.ready_checkpoints] == [(0, 1)]
+
+
+def test_a_late_report_of_an_excluded_rank_is_answered() -> None:
+    coordinator = make_coordinator(3, keep_all_metrics=True)
+    coordinator.exclude_ranks(LEAVES)
+    for rank in (0, 1):
+        take(coordinator, rank, report(0))
+        take(coordinator, rank, files(1, "c1"))
+        take(coordinator, rank, RankZeroBroadcast(kind="preemption_info", seq=0, value=b"v"))
+    late = RankZeroBroadcastResult(kind="preemption_info", seq=0, value=b"v")
+    assert take(coordinator, 2, RankZeroBroadcast(kind="preemption_info", seq=0)) == [(2, late)]
+    assert take(coordinator, 2, report(0)) == []
+    to, named = the_only(take(coordinator, 2, files(1)))
+    assert (to, named.report_index, named.checkpoint_name) == (2, 1, "")
+    assert coordinator.reports.uploading_ranks == {0, 1}, "its files are not waited for"
+    take(coordinator, 0, files(2, "c2"))
+    take(coordinator, 2, files(2, "c2"))
+    answers = take(coordinator, 1, report(2))
+    assert [rank for rank, _ in answers] == [0, 2], "but what it makes in time counts"
+
+
+@given(st.integers(1, 4), st.integers(0, 6), st.data())
+def test_reports_in_any_order_are_delivered_once_and_in_order(
+    world_size: int, reports: int, data: st.DataObject
+) -> None:
+    coordinator = make_coordinator(world_size, keep_all_metrics=True)
+    with_files = data.draw(st.sets(st.tuples(st.integers(0, 3), st.integers(0, 5))))
+    made = [0] * world_size
+    while sum(made) < world_size * reports:
+        rank = data.draw(st.sampled_from([r for r in range(world_size) if made[r] < reports]))
+        n, made[rank] = made[rank], made[rank] + 1
+        frame = files(n, r=rank, step=n) if (rank, n) in with_files else report(n, r=rank, step=n)
+        for to, answer in take(coordinator, rank, frame):
+            assert isinstance(answer, CheckpointNamed)
+            assert to in answer.ranks
+            assert to is not None
+            take(
+                coordinator,
+                to,
+                SaveCompleted(
+                    report_index=answer.report_index, checkpoint_name=answer.checkpoint_name
+                ),
+            )
+    assert [one.report_index for one in coordinator.reports.matched_reports] == list(range(reports))
+    for one in coordinator.reports.matched_reports:
+        expected = [{"r": rank, "step": one.report_index} for rank in range(world_size)]
+        assert [msgspec.json.decode(body) for body in one.metrics_by_rank] == expected
+    brought = [n for n in range(reports) if any((r, n) in with_files for r in range(world_size))]
+    assert [ready.report_index for ready in coordinator.reports.ready_checkpoints] == brought
+
+
+def test_a_checkpoint_with_a_failed_part_is_abandoned() -> None:
+    coordinator = make_coordinator()
+    for n in (0, 1):
+        for rank in (0, 1):
+            take(coordinator, rank, files(n, f"c{n}"))
+    for rank in (0, 1):
+        take(coordinator, rank, SaveCompleted(report_index=1, checkpoint_name="c1", size_bytes=5))
+    take(coordinator, 0, SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=5))
+    assert not coordinator.reports.ready_checkpoints
+    answers = take(coordinator, 1, SaveFailed(report_index=0, reason="the disk is full"))
+    assert answers == [
+        (rank, UploadFailed(report_index=0, reason="rank 1: the disk is full")) for rank in (0, 1)
+    ]
+    assert [one.name for one in coordinator.reports.ready_checkpoints] == ["c1"]
+    assert [told.checkpoint for told in coordinator.reports.matched_reports] == [None, "c1"]
+    assert coordinator.reports.abandoned_checkpoints == {"c0"}
+
+
+def test_a_part_that_fails_before_the_match_abandons_the_checkpoint() -> None:
+    coordinator = make_coordinator()
+    take(coordinator, 1, files(0))
+    assert take(coordinator, 1, SaveFailed(report_index=0, reason="why")) == []
+    answers = take(coordinator, 0, files(0, "c"))
+    assert refused(answers) == dict.fromkeys((0, 1), "rank 1: why")
+    assert not coordinator.reports.uncommitted_names
+
+
+def test_the_last_save_error_names_the_reason() -> None:
+    coordinator = make_coordinator(world_size=1)
+    for n in range(4):
+        take(coordinator, 0, files(n, f"c{n}"))
+    assert coordinator.reports.last_save_error == "", "it may be one yet"
+    for frame in (
+        SaveFailed(report_index=2, reason="no"),
+        SaveCompleted(report_index=0, checkpoint_name="c0", size_bytes=1),
+        SaveFailed(report_index=1, reason="late"),
+    ):
+        take(coordinator, 0, frame)
+        assert coordinator.reports.last_save_error == "rank 0: no", "those before it change nothing"
+    take(coordinator, 0, SaveCompleted(report_index=3, checkpoint_name="c3", size_bytes=1))
+    assert coordinator.reports.last_save_error == ""
+
+
+def test_a_snapshot_without_metrics_keeps_the_latest_metrics() -> None:
+    coordinator = make_coordinator(world_size=1)
+    take(coordinator, 0, report(0, loss=0.5))
+    take(
+        coordinator,
+        0,
+        msgspec.structs.replace(files(1, "s"), incremental=True, reason="an epoch has ended"),
+    )
+    take(coordinator, 0, SaveCompleted(report_index=1, checkpoint_name="s", size_bytes=5))
+    assert coordinator.reports.latest_metrics == {"loss": 0.5}
+    take(coordinator, 0, files(2, "own"))
+    take(coordinator, 0, SaveCompleted(report_index=2, checkpoint_name="own", size_bytes=5))
+    told = [
+        (one.name, one.is_snapshot, one.reason) for one in coordinator.reports.ready_checkpoints
+    ]
+    assert told == [("s", True, "an epoch has ended"), ("own", False, "")]
+    assert coordinator.reports.latest_metrics == {}
+
+
+def test_a_snapshot_gets_a_parent_that_is_protected_meanwhile() -> None:
+    latest = ["a"]
+    coordinator = make_coordinator(parent_snapshot=lambda: latest[0])
+    sharing = msgspec.structs.replace(files(0, "b"), incremental=True)
+    answers = [answer for rank in (0, 1) for answer in take(coordinator, rank, sharing)]
+    assert {named.parent for _, named in only(CheckpointNamed, answers)} == {"a"}
+    latest[0] = "x"
+    assert coordinator.reports.parent_checkpoints == {"a"}
+    for rank in (0, 1):
+        take(coordinator, rank, SaveCompleted(report_index=0, checkpoint_name="b", size_bytes=5))
+    assert coordinator.reports.parent_checkpoints == set()
+    answers = [answer for rank in (0, 1) for answer in take(coordinator, rank, files(1, "plain"))]
+    assert {named.parent for _, named in only(CheckpointNamed, answers)} == {""}
+
+
+def test_a_ready_snapshot_has_its_step() -> None:
+    coordinator = make_coordinator(1)
+    take(coordinator, 0, FilesReport(report_index=0, metrics=raw(), incremental=True))
+    take(
+        coordinator,
+        0,
+        SaveCompleted(report_index=0, checkpoint_name="made-0", size_bytes=7, step=120),
+    )
+    assert [(one.is_snapshot, one.step) for one in coordinator.reports.ready_checkpoints] == [
+        (True, 120)
+    ]
+
+
+def test_only_snapshots_have_the_time_at_which_they_were_taken() -> None:
+    coordinator = make_coordinator(2)
+    for n, shares in enumerate((True, False)):
+        for rank in (0, 1):
+            take(
+                coordinator,
+                rank,
+                FilesReport(report_index=n, metrics=raw(), incremental=shares),
+                10.0 * n + rank,
+            )
+    for n in (0, 1):
+        for rank in (0, 1):
+            take(
+                coordinator,
+                rank,
+                SaveCompleted(report_index=n, checkpoint_name=f"made-{n}", size_bytes=7, step=120),
+                50.0,
+            )
+    assert [one.snapshot_taken_at for one in coordinator.reports.ready_checkpoints] == [1.0, None]

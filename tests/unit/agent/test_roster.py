@@ -1,0 +1,167 @@
+"""Tests of the roster: connected, lost and running agents."""
+
+from __future__ import annotations
+
+from spotfit.agent.ports import LeaderMessageReceived
+from spotfit.agent.roster import Roster
+from spotfit.model.snapshot_id import SnapshotId, SnapshotShard
+from spotfit.protocol.agent_leader import AbortRound, ConnectionHeartbeat, Join
+from spotfit.testing.builders import RUN_ID, TOKEN, a_member, a_notice, a_round, an_agent_id
+from tests.unit.agent.world import FakeNetwork, FakeTransport
+
+A, B = an_agent_id(0), an_agent_id(1)
+
+
+def make_join(n: int, **given: object) -> Join:
+    return Join(run_id=RUN_ID, member=a_member(n), next_slot=0, **given)  # type: ignore[arg-type]  # keyword arguments of the test
+
+
+def make_roster() -> tuple[Roster, FakeTransport, FakeTransport]:
+    """The leader a0 and its guest a1, seated since 10."""
+    wire = FakeNetwork()
+    mine, theirs = FakeTransport(wire, a_member(0)), FakeTransport(wire, a_member(1))
+    roster = Roster(A, mine)
+    for n, net in enumerate((mine, theirs)):
+        net.connect(mine.address, make_join(n))
+        roster.join(an_agent_id(n), make_join(n), 10.0)
+    mine.drain_events()
+    return roster, mine, theirs
+
+
+def test_a_joined_agent_is_idle_by_default() -> None:
+    roster, _, _ = make_roster()
+    assert roster.members[B].running_round is None
+    roster.join(B, make_join(1, running_round=3, notice=a_notice()), 12.0)
+    status = roster.members[B]
+    assert (status.running_round, status.notice, roster.noticed_at[B]) == (3, a_notice(), 12.0)
+
+
+def test_a_disconnected_agent_is_missing_until_it_rejoins() -> None:
+    roster, _, _ = make_roster()
+    assert roster.mark_disconnected(B, 20.0)
+    assert (B in roster.members, roster.disconnected_since) == (False, {B: 20.0})
+    assert not roster.mark_disconnected(B, 21.0), "it had no seat any more"
+    roster.join(B, make_join(1), 22.0)
+    assert roster.disconnected_since == {}
+    assert roster.disconnected_in_round == {B}, "but its connection did break in this round"
+    roster.assign_round(a_round().assignments, 2)
+    assert roster.disconnected_in_round == set(), "the next round is another matter"
+
+
+def test_the_last_agent_of_a_machine_is_known() -> None:
+    roster, _, _ = make_roster()
+    roster.mark_disconnected(B, 20.0)
+    assert roster.last_agent_by_node == {(TOKEN, 0): A, (TOKEN, 1): B}
+
+
+def test_uploads_are_known_until_they_are_drained() -> None:
+    roster, _, _ = make_roster()
+    roster.mark_stopped(A, 4, is_uploading=True)
+    assert roster.members[A].uploading_round == 4
+    roster.mark_uploads_drained(A, 3)
+    assert roster.members[A].uploading_round == 4, "that was another round's"
+    roster.mark_uploads_drained(A, 4)
+    assert roster.members[A].uploading_round is None
+
+
+def test_snapshot_shards_are_recorded_when_workers_stop() -> None:
+    roster, _, _ = make_roster()
+    held = (SnapshotShard(snapshot_id=SnapshotId(round=4, step=9), rank=0, world_size=1),)
+    roster.mark_stopped(A, 4, snapshot_shards=held)
+    assert roster.members[A].snapshot_shards == held
+
+
+def test_an_assigned_agent_is_running_until_it_stops() -> None:
+    roster, _, _ = make_roster()
+    places = a_round().assignments
+    assert roster.are_all_stopped(places)
+    roster.assign_round(places, 4)
+    roster.mark_stopped(A, 4)
+    assert not roster.are_all_stopped(places)
+    roster.mark_stopped(B, 3)
+    assert not roster.are_all_stopped(places), "that was an older round"
+    roster.mark_stopped(B, 4)
+    assert roster.are_all_stopped(places)
+
+
+def test_an_agent_cannot_enter_a_round_that_it_left() -> None:
+    roster, _, _ = make_roster()
+    mine, theirs = a_round().assignments
+    assert roster.can_enter(theirs, 4)
+    roster.mark_stopped(B, 4)
+    assert not roster.can_enter(theirs, 4)
+    assert roster.can_enter(theirs, 5)
+    assert roster.can_enter(mine, 4)
+    roster.mark_stopped(B, 3)
+    assert not roster.can_enter(theirs, 4)
+
+
+def test_a_join_holds_the_last_entered_round() -> None:
+    roster, _, _ = make_roster()
+    _, theirs = a_round().assignments
+    roster.join(B, make_join(1, last_entered_round=4), 12.0)
+    assert (roster.can_enter(theirs, 4), roster.can_enter(theirs, 5)) == (False, True)
+    roster.mark_disconnected(B, 13.0)
+    assert not roster.can_enter(theirs, 5)
+
+
+def test_a_node_is_marked_warm() -> None:
+    roster, _, _ = make_roster()
+    roster.join(B, make_join(1, is_warm=False), 12.0)
+    assert not roster.members[B].is_warm
+    roster.mark_warm(B)
+    assert roster.members[B].is_warm
+
+
+def test_a_lost_machine_is_forgotten() -> None:
+    roster, _, _ = make_roster()
+    roster.mark_disconnected(B, 20.0)
+    roster.forget(TOKEN, 1, B)
+    assert (roster.last_agent_by_node, roster.disconnected_since) == ({(TOKEN, 0): A}, {})
+    roster.forget(TOKEN, 7, None)  # one that never joined
+
+
+def test_disconnected_agents_count_as_stopped() -> None:
+    roster, _, _ = make_roster()
+    roster.assign_round(a_round().assignments, 4)
+    roster.mark_stopped(A, 4)
+    roster.mark_disconnected(B, 20.0)
+    assert roster.are_all_stopped(a_round().assignments)
+
+
+def test_unresponsive_agents_exclude_the_leader_itself() -> None:
+    roster, _, _ = make_roster()
+    assert roster.find_unresponsive(6.0, 16.0) == []
+    assert roster.find_unresponsive(6.0, 16.1) == [B]
+    roster.touch(B, 16.0)
+    assert roster.find_unresponsive(6.0, 16.1) == []
+    assert roster.touch(an_agent_id(9), 16.0) is None
+
+
+def test_a_repeated_notice_keeps_its_first_time() -> None:
+    roster, _, _ = make_roster()
+    roster.record_notice(B, a_notice(), 17.0)
+    assert (roster.members[B].notice, roster.noticed_at[B]) == (a_notice(), 17.0)
+    roster.mark_disconnected(B, 18.0)
+    roster.join(B, make_join(1, notice=a_notice()), 19.0)
+    assert roster.noticed_at[B] == 17.0, "a connection that broke buys no time"
+
+
+def test_an_earlier_deadline_gets_a_new_time() -> None:
+    roster, _, _ = make_roster()
+    roster.record_notice(B, a_notice(seconds_left=None), 17.0)
+    roster.record_notice(B, a_notice(seconds_left=10.0), 25.0)
+    assert roster.noticed_at[B] == 25.0
+    roster.join(B, make_join(1, notice=a_notice(seconds_left=10.0)), 26.0)
+    assert roster.noticed_at[B] == 25.0
+
+
+def test_heartbeats_are_sent_to_all_members() -> None:
+    roster, mine, theirs = make_roster()
+    roster.broadcast(AbortRound(round=3))
+    roster.send_heartbeats()
+    for net in (mine, theirs):
+        assert net.drain_events() == [
+            LeaderMessageReceived(AbortRound(round=3)),
+            LeaderMessageReceived(ConnectionHeartbeat()),
+        ]

@@ -1,0 +1,249 @@
+"""SnapshotRegistry: submitted snapshots, uploads, replicas and deletion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from spotfit.agent.snapshot_registry import SnapshotRegistry
+from spotfit.checkpoint.node_sharing import RING_SUFFIX
+from spotfit.checkpoint.replication import PendingReplica
+from spotfit.checkpoint.shm_segment import ShmSegment
+from spotfit.checkpoint.writer import decode_upload_job
+from spotfit.core.codec import decoder
+from spotfit.model.snapshot_id import SnapshotId, SnapshotShard
+from spotfit.protocol.worker_agent import CheckpointNamed, SnapshotReport, StartWorker
+from tests.unit.agent.dues import make_pending_replica
+from tests.unit.checkpoint.snapshots import write_segment
+from tests.unit.worker.agent_end import make_start as a_start
+
+_METRICS = msgspec.Raw(b'{"loss":1.5}')
+
+
+def start(round_number: int) -> StartWorker:
+    return replace(a_start(), round=round_number)
+
+
+def test_a_named_snapshot_is_uploaded(tmp_path: Path) -> None:
+    snapshots = SnapshotRegistry(str(tmp_path))
+    assert snapshots.prepare_start(start(3)).segment_dir == str(tmp_path)
+    snapshots.add(
+        1, SnapshotReport(report_index=0, metrics=_METRICS, segment="/shm/x", reason="asked for")
+    )
+    assert (
+        snapshots.make_upload(
+            0, CheckpointNamed(report_index=0, checkpoint_name="c", ranks=(0, 1), metrics=_METRICS)
+        )
+        is None
+    ), "another rank's"
+    upload = snapshots.make_upload(
+        1,
+        CheckpointNamed(
+            report_index=0, checkpoint_name="c", ranks=(0, 1), metrics=_METRICS, parent="base"
+        ),
+    )
+    assert upload is not None
+    assert upload.is_snapshot
+    assert (
+        upload.round,
+        upload.rank,
+        upload.request.report_index,
+        upload.request.checkpoint_name,
+    ) == (
+        3,
+        1,
+        0,
+        "c",
+    )
+    job = decode_upload_job(upload.request.upload_job)
+    assert job is not None
+    assert (job.segment_path, job.parent) == ("/shm/x", "base")
+    manifest = job.manifest
+    assert (
+        manifest.name,
+        manifest.round,
+        manifest.report_index,
+        manifest.rank,
+        manifest.ranks,
+    ) == (
+        "c",
+        3,
+        0,
+        1,
+        (0, 1),
+    )
+    assert manifest.metrics == {"loss": 1.5}
+    assert manifest.reason == "asked for", "the reason is in the manifest"
+    assert (
+        snapshots.make_upload(
+            1, CheckpointNamed(report_index=0, checkpoint_name="c", ranks=(0, 1), metrics=_METRICS)
+        )
+        is None
+    ), "it is on its way"
+
+
+def test_a_snapshot_without_a_name_is_not_uploaded(tmp_path: Path) -> None:
+    snapshots = SnapshotRegistry(str(tmp_path))
+    snapshots.prepare_start(start(1))
+    snapshots.add(0, SnapshotReport(report_index=0, metrics=_METRICS, segment="/shm/x"))
+    snapshots.add(0, SnapshotReport(report_index=1, metrics=_METRICS, segment="/shm/y"))
+    assert (
+        snapshots.make_upload(
+            0, CheckpointNamed(report_index=0, checkpoint_name="", ranks=(), metrics=_METRICS)
+        )
+        is None
+    )
+    snapshots.forget(0, 1)
+    assert (
+        snapshots.make_upload(
+            0, CheckpointNamed(report_index=1, checkpoint_name="c", ranks=(0,), metrics=_METRICS)
+        )
+        is None
+    )
+
+
+def test_segments_of_earlier_rounds_are_deleted_once_a_snapshot_is_named(tmp_path: Path) -> None:
+    old, new = tmp_path / "1-0-0-1.segment", tmp_path / "11-0-0-1.segment"
+    old.touch()
+    new.touch()
+    snapshots = SnapshotRegistry(str(tmp_path))
+    snapshots.prepare_start(start(11))
+    assert old.exists(), "it may be all there is to go on from"
+    snapshots.add(0, SnapshotReport(report_index=0, metrics=_METRICS, segment=str(new)))
+    assert old.exists(), "another rank may have died before it had handed over its own"
+    snapshots.make_upload(
+        0, CheckpointNamed(report_index=0, checkpoint_name="c", ranks=(0,), metrics=_METRICS)
+    )
+    assert not old.exists()
+    assert new.exists()
+
+
+def test_shared_rings_of_earlier_rounds_are_deleted_at_the_start(
+    tmp_path: Path,
+) -> None:
+    lanes = [tmp_path / f"{name}{RING_SUFFIX}" for name in ("1-0-1", "11-0-1")]
+    segment = tmp_path / "1-0-2.segment"
+    for path in (*lanes, segment):
+        path.touch()
+    snapshots = SnapshotRegistry(str(tmp_path))
+    for _ in range(2):
+        snapshots.prepare_start(start(11))
+        assert [path.exists() for path in lanes] == [False, True]
+    snapshots.prepare_start(start(12))
+    assert not lanes[1].exists()
+    assert segment.exists()
+    assert snapshots.scan_shards() == ()
+
+
+def test_complete_segments_are_passed_to_the_next_round(tmp_path: Path) -> None:
+    snapshots = SnapshotRegistry(str(tmp_path))
+    snapshots.prepare_start(start(3))
+    newer = [
+        write_segment(tmp_path / f"3-{n}-1-1.segment", [b"x"], rank=n, world_size=2, step=9)
+        for n in (0, 1)
+    ]
+    write_segment(tmp_path / "3-0-0-1.segment", [b"x"], rank=0, world_size=2, step=6)
+    with ShmSegment.create(tmp_path / "3-1-0-1.segment", 10):
+        pass  # its writer died before it was whole
+    newest = SnapshotId(round=3, step=9)
+    assert snapshots.scan_shards() == (
+        SnapshotShard(snapshot_id=SnapshotId(round=3, step=6), rank=0, world_size=2),
+        SnapshotShard(snapshot_id=newest, rank=0, world_size=2),
+        SnapshotShard(snapshot_id=newest, rank=1, world_size=2),
+    )
+    message = snapshots.prepare_start(
+        replace(start(4), memory_snapshot=newest, peer_store_addresses=("", ""))
+    )
+    assert message.local_segments == tuple(map(str, newer))
+    message = snapshots.prepare_start(
+        replace(start(4), memory_snapshot=newest, peer_store_addresses=("", "10.0.0.2:7"))
+    )
+    assert message.local_segments == (str(newer[0]), "")
+    assert (
+        snapshots.find_shard(SnapshotShard(snapshot_id=newest, rank=1, world_size=2)) == newer[1]
+    ), "for a peer that asks"
+    assert snapshots.prepare_start(start(4)).local_segments == (), (
+        "that round begins from a checkpoint"
+    )
+
+
+def test_segments_on_disk_are_found(tmp_path: Path) -> None:
+    memory, disk = tmp_path / "memory", tmp_path / "disk"
+    memory.mkdir()
+    disk.mkdir()
+    snapshots = SnapshotRegistry(str(memory))
+    snapshots.prepare_start(start(3))
+    path = write_segment(disk / "3-0-0-1.segment", [b"x"], step=9)
+    snapshots.add(0, SnapshotReport(report_index=0, metrics=_METRICS, segment=str(path)))
+    assert snapshots.scan_shards() == (
+        SnapshotShard(snapshot_id=SnapshotId(round=3, step=9), rank=0, world_size=1),
+    )
+
+
+def test_a_snapshot_report_survives_encoding() -> None:
+    message = SnapshotReport(report_index=4, metrics=_METRICS, segment="/shm/x")
+    assert decoder(SnapshotReport).decode(msgspec.json.encode(message)) == message
+
+
+def test_a_new_replication_target_gets_the_latest_replicas(tmp_path: Path) -> None:
+    sent: list[PendingReplica] = []
+    snapshots = SnapshotRegistry(str(tmp_path))
+    snapshots.replicate = sent.append
+    for rank in (2, 3):
+        snapshots.prepare_start(
+            replace(
+                start(3), rank=rank, local_rank=rank - 2, local_world_size=2, replica_target="a:9"
+            )
+        )
+    paths = [write_segment(tmp_path / f"3-{rank}-1.segment", [b"x"], rank=rank) for rank in (2, 3)]
+    for rank, path in zip((2, 3), paths, strict=True):
+        snapshots.add(rank, SnapshotReport(report_index=7, metrics=_METRICS, segment=str(path)))
+        snapshots.make_upload(
+            rank,
+            CheckpointNamed(report_index=7, checkpoint_name="c", ranks=(2, 3), metrics=_METRICS),
+        )
+    snapshots.set_replication_target("b:9")
+    first, second = (make_pending_replica(path, "a:9", report=7, fellows=(2, 3)) for path in paths)
+    assert sent == [first, second, first._replace(target="b:9"), second._replace(target="b:9")]
+    snapshots.set_replication_target("")
+    snapshots.add(2, SnapshotReport(report_index=8, metrics=_METRICS, segment=str(paths[0])))
+    snapshots.make_upload(
+        2, CheckpointNamed(report_index=8, checkpoint_name="d", ranks=(2, 3), metrics=_METRICS)
+    )
+    assert len(sent) == 4, "no target is left"
+
+
+def test_rolled_back_snapshots_are_deleted_and_not_replicated(tmp_path: Path) -> None:
+    sent: list[PendingReplica] = []
+    snapshots = SnapshotRegistry(str(tmp_path))
+    snapshots.replicate = sent.append
+    snapshots.prepare_start(replace(start(3), replica_target="a:9"))
+    earlier = write_segment(tmp_path / "2-0-1.segment", [b"x"], step=30)
+    ours = [write_segment(tmp_path / f"3-{rank}-1.segment", [b"x"], rank=rank) for rank in (0, 1)]
+    snapshots.add(0, SnapshotReport(report_index=7, metrics=_METRICS, segment=str(ours[0])))
+    snapshots.make_upload(
+        0, CheckpointNamed(report_index=7, checkpoint_name="c", ranks=(0,), metrics=_METRICS)
+    )
+    assert not earlier.exists()
+    write_segment(earlier, [b"x"], step=30)
+    snapshots.roll_back(8)
+    assert not earlier.exists(), "what the round began from was left behind, too"
+    assert all(path.exists() for path in ours), "ranks free their own; one may be of a save since"
+    sent.clear()
+    snapshots.set_replication_target("b:9")
+    assert sent == []
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_of_two_saves_of_one_step_the_later_one_is_used(tmp_path: Path, last: int) -> None:
+    """One at an epoch's last batch and one after what is done once an epoch, for instance."""
+    snapshots = SnapshotRegistry(str(tmp_path))
+    places = [
+        write_segment(tmp_path / f"3-0-{slot + 1}.segment", [b"x"], save=2 if slot == last else 1)
+        for slot in (0, 1)
+    ]
+    (manifest,) = snapshots.scan_shards()
+    assert snapshots.find_shard(manifest) == places[last]

@@ -1,0 +1,66 @@
+"""A segment holds a complete snapshot or none, whenever its writer dies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from spotfit.checkpoint.format import SnapshotIndex
+from spotfit.checkpoint.shm_segment import ShmSegment
+from spotfit.core.errors import IntegrityError
+from tests.unit.checkpoint.snapshots import random_bytes, write_segment
+
+
+def test_another_process_reads_the_published_snapshot(tmp_path: Path) -> None:
+    bodies = [random_bytes(1, 100), random_bytes(2, 9000)]
+    with ShmSegment.open(write_segment(tmp_path / "s", bodies, step=7)) as segment:
+        index = segment.index()
+        assert index.step == 7
+        found = [bytes(segment.payload[piece.start : piece.end]) for piece in index.pieces]
+    assert found == bodies
+
+
+def test_a_dead_writer_leaves_no_snapshot(tmp_path: Path) -> None:
+    path = write_segment(tmp_path / "s", [b"old"])
+    index = ShmSegment.open(path).index()
+    writer = ShmSegment.create(tmp_path / "t", 10)
+    with pytest.raises(IntegrityError, match="not completed by its writer"):
+        ShmSegment.open(tmp_path / "t")
+    writer.publish(index)
+    writer.invalidate()
+    writer.payload[:3] = b"new"
+    with pytest.raises(IntegrityError, match="not completed by its writer"):
+        ShmSegment.open(tmp_path / "t")
+
+
+def test_a_corrupt_index_is_detected(tmp_path: Path) -> None:
+    path = write_segment(tmp_path / "s", [b"body"])
+    torn = bytearray(path.read_bytes())
+    at = torn.index(b'"step"')
+    torn[at + 7] ^= 1
+    path.write_bytes(torn)
+    with pytest.raises(IntegrityError, match="not completed by its writer"):
+        ShmSegment.open(path).index()
+
+
+def test_a_file_that_is_not_a_segment_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "s").write_bytes(b"x" * 5000)
+    for path in (tmp_path / "s", tmp_path / "absent"):
+        with pytest.raises(IntegrityError):
+            ShmSegment.open(path)
+
+
+def test_an_index_that_does_not_fit_is_rejected(tmp_path: Path) -> None:
+    with ShmSegment.create(tmp_path / "s", 10) as segment:
+        index = SnapshotIndex(rank=0, world_size=1, step=1, pieces=())
+        segment.publish(index)
+        with pytest.raises(OSError, match="has room for"):
+            segment.publish(replace(index, encoded_rank_state=bytes(segment.index_bytes)))
+
+
+def test_without_memory_no_file_is_left(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="Errno"):
+        ShmSegment.create(tmp_path / "s", 2**50)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,114 @@
+"""Uploads of user files: files first, manifest last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from spotfit.checkpoint.checkpoint_dir import METADATA_FILE
+from spotfit.checkpoint.manifest import latest_manifest_of, manifests_of
+from spotfit.checkpoint.writer import save_directory, save_existing_files
+from spotfit.ledger import keys
+from spotfit.store.memory import MemoryStore
+from tests.unit.checkpoint.kept import make_directory, make_manifest, save_checkpoint
+
+
+def test_files_are_stored_below_the_name_and_listed_in_the_manifest(tmp_path: Path) -> None:
+    store = MemoryStore()
+    manifest = save_checkpoint(store, tmp_path, make_manifest("epoch-1"), model="weights")
+    assert store.get("epoch-1/model") == b"weights"
+    assert manifests_of(store, "epoch-1") == [manifest]
+    assert [(file.name, file.size_bytes) for file in manifest.files] == [("model", 7)]
+
+
+class FailsAtManifest(MemoryStore):
+    def put(self, key: str, body: bytes | memoryview) -> None:
+        if key.startswith(keys.MANIFESTS):
+            raise ConnectionError("gone")
+        super().put(key, body)
+
+
+def test_the_manifest_is_written_last(tmp_path: Path) -> None:
+    store = FailsAtManifest()
+    with pytest.raises(ConnectionError):
+        save_checkpoint(store, tmp_path, make_manifest("ck"), model="weights")
+    assert [found.key for found in store.list()] == ["ck/model"]
+
+
+def test_ranks_merge_into_one_folder(tmp_path: Path) -> None:
+    store = MemoryStore()
+    for rank, name in enumerate(("a", "b")):
+        save_checkpoint(
+            store, tmp_path / name, make_manifest(rank=rank, ranks=(0, 1)), **{name: name}
+        )
+    assert [found.key for found in store.list("ck")] == ["ck/a", "ck/b"]
+    assert len(manifests_of(store, "ck")) == 2
+
+
+def test_files_of_a_reused_name_are_inherited_unless_replaced(
+    tmp_path: Path,
+) -> None:
+    store = MemoryStore()
+    old = {"a": "old", "b": "old", METADATA_FILE: "{}"}
+    first = save_checkpoint(store, tmp_path / "1", make_manifest("last"), **old)
+    save_checkpoint(store, tmp_path / "x", make_manifest("last", rank=1), x="of another rank")
+    again = make_manifest("last@1-1", report=1)
+    second = save_directory(store, make_directory(tmp_path / "2", b="newer"), again, parent="last")
+    third = save_directory(
+        store,
+        make_directory(tmp_path / "3", c="c"),
+        make_manifest("n", report=2),
+        parent="last@1-1",
+    )
+    assert [(file.name, file.size_bytes, file.source_prefix) for file in second.files] == [
+        ("b", 5, ""),
+        ("a", 3, "last"),
+    ]
+    assert [(file.name, file.source_prefix) for file in third.files] == [
+        ("c", ""),
+        ("b", "last@1-1"),
+        ("a", "last"),
+    ]
+    assert latest_manifest_of(store, "last", 0) == first
+    assert store.get("last/b") == b"old"
+    shares = [found.key for found in store.list(".spotfit/refs")]
+    assert shares == [keys.checkpoint_ref("last", name, 1, 0) for name in ("last@1-1", "n")] + [
+        keys.checkpoint_ref("last@1-1", "n", 1, 0)
+    ], "or they were deleted with those whose they are"
+
+
+def test_a_folder_overwritten_by_the_user_inherits_no_files() -> None:
+    store = MemoryStore()
+    store.put("custom/1", b"1")
+    save_existing_files(store, replace(make_manifest("custom"), custom_folder="custom"))
+    store.delete("custom/1")
+    store.put("custom/2", b"2")
+    again = save_existing_files(
+        store,
+        replace(make_manifest("custom@1-1", report=1), custom_folder="custom"),
+        parent="custom",
+    )
+    assert [(file.name, file.source_prefix) for file in again.files] == [("2", "")]
+
+
+def test_a_missing_directory_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="does not exist"):
+        save_directory(MemoryStore(), tmp_path / "gone", make_manifest())
+
+
+def test_existing_files_are_listed_in_the_manifest(tmp_path: Path) -> None:
+    store = MemoryStore()
+    store.put("ck/model", b"weights")
+    store.put("ck-2/other", b"x")
+    manifest = save_existing_files(store, make_manifest("ck"))
+    assert [(file.name, file.size_bytes, file.sha256) for file in manifest.files] == [
+        ("model", 7, "")
+    ]
+    assert manifests_of(store, "ck") == [manifest]
+
+
+def test_an_empty_folder_is_rejected() -> None:
+    with pytest.raises(ValueError, match=r"folder ck .* has no files"):
+        save_existing_files(MemoryStore(), make_manifest("ck"))

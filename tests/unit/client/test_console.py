@@ -1,0 +1,251 @@
+"""Console output: every line of every worker once, with its rank, despite store failures."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotfit.client.console import RunConsole, WaitReminder, WorkerLogTailer
+from spotfit.core.codec import encode
+from spotfit.core.errors import TransientStoreError
+from spotfit.core.ids import Token
+from spotfit.ledger import keys
+from spotfit.ledger.keys import VALIDATION_RANK
+from spotfit.model.events import (
+    FitEnded,
+    GroupsReleased,
+    NodeLost,
+    RoundOpened,
+    ValidationRequest,
+    ValidationStarted,
+)
+from spotfit.model.view import View
+from spotfit.store.memory import MemoryStore
+from spotfit.testing.builders import (
+    TOKEN,
+    a_committed_checkpoint,
+    a_round,
+    a_spec,
+    a_view,
+    an_agent_id,
+    an_entry,
+)
+
+A, B = an_agent_id(0), an_agent_id(1)
+
+
+class FailingStore(MemoryStore):
+    """Raises when the object `fails_at` is read."""
+
+    fails_at = ""
+
+    def get(self, key: str) -> bytes:
+        if key == self.fails_at:
+            raise TransientStoreError("no answer")
+        return super().get(key)
+
+
+class RecordingStore(MemoryStore):
+    """Records the keys that are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read_keys: list[str] = []
+
+    def get(self, key: str) -> bytes:
+        self.read_keys.append(key)
+        return super().get(key)
+
+
+def lines(*texts: str, rank: int = 0) -> bytes:
+    return b"".join(encode({"rank": rank, "text": text}) + b"\n" for text in texts)
+
+
+END = encode({"end": True}) + b"\n"
+
+
+def texts(output: WorkerLogTailer) -> list[str]:
+    return [line["text"] for line in output.read_new_lines()]
+
+
+def test_reading_continues_after_the_last_line() -> None:
+    store = MemoryStore()
+    output = WorkerLogTailer(store)
+    output.add_agent(A)
+    assert texts(output) == []
+    store.put(keys.logs(A, 0), lines("one", "two"))
+    store.put(keys.logs(A, 1), lines("three"))
+    assert texts(output) == ["one", "two", "three"]
+    store.put(keys.logs(A, 2), lines("four"))
+    assert texts(output) == ["four"]
+
+
+def test_add_agent_is_idempotent() -> None:
+    store = MemoryStore()
+    output = WorkerLogTailer(store)
+    store.put(keys.logs(A, 0), lines("one"))
+    output.add_agent(A)
+    assert texts(output) == ["one"]
+    output.add_agent(A)
+    assert texts(output) == []
+
+
+def test_only_added_agents_are_read() -> None:
+    store = MemoryStore()
+    store.put(keys.logs(B, 0), lines("hidden"))
+    output = WorkerLogTailer(store)
+    output.add_agent(A)
+    assert texts(output) == []
+
+
+def test_output_is_complete_when_every_agent_wrote_its_end_marker() -> None:
+    store = MemoryStore()
+    output = WorkerLogTailer(store)
+    completed = [output.is_complete]
+    output.add_agent(A)
+    output.add_agent(B)
+    store.put(keys.logs(A, 0), lines("bye") + END)
+    assert texts(output) == ["bye"]
+    completed.append(output.is_complete)
+    store.put(keys.logs(B, 0), END)
+    assert texts(output) == []
+    completed.append(output.is_complete)
+    assert completed == [True, False, True], "without agents the output is complete"
+
+
+def test_lost_agents_are_polled_a_limited_number_of_times() -> None:
+    store = RecordingStore()
+    output = WorkerLogTailer(store)
+    output.add_agent(A)
+    output.add_agent(B)
+    output.mark_lost(A)
+    store.put(keys.logs(A, 0), lines("last line"))
+    assert texts(output) == ["last line"]
+    for _ in range(20):
+        assert texts(output) == []
+    assert store.read_keys.count(keys.logs(A, 1)) == 10
+    assert store.read_keys.count(keys.logs(B, 0)) == 21, "other agents are polled indefinitely"
+    assert not output.is_complete
+    output.mark_lost(B)
+    for _ in range(10):
+        assert texts(output) == []
+    assert output.is_complete
+
+
+def test_output_is_complete_without_the_end_marker_of_lost_machines() -> None:
+    console = RunConsole(MemoryStore(), write=list[str]().append)
+    console.on_entry(0, b"", an_entry(RoundOpened(round=a_round())))
+    for node, agent in enumerate((A, B)):
+        console.on_entry(
+            1, b"", an_entry(NodeLost(token=TOKEN, node=node, agent=agent, reason="reclaimed"))
+        )
+    console.on_entry(
+        2, b"", an_entry(NodeLost(token=TOKEN, node=2, agent=None, reason="it never joined"))
+    )
+    assert not console.is_complete
+    for _ in range(10):
+        console.show_new_lines()
+    assert console.is_complete
+
+
+def test_a_store_failure_loses_no_line() -> None:
+    store, written = FailingStore(), list[str]()
+    console = RunConsole(store, write=written.append)
+    console.on_entry(0, b"", an_entry(RoundOpened(round=a_round())))
+    store.put(keys.logs(A, 0), lines("one"))
+    store.put(keys.logs(A, 1), lines("two"))
+    store.fails_at = keys.logs(A, 1)
+    console.show_new_lines()
+    store.fails_at = ""
+    console.show_new_lines()
+    assert written == ["(rank 0) one\n", "(rank 0) two\n"]
+
+
+def test_lines_of_other_processes_show_their_source(capsys: pytest.CaptureFixture[str]) -> None:
+    store = MemoryStore()
+    console = RunConsole(store)
+    console.follow_round(a_round())
+    store.put(keys.logs(A, 0), lines("a callback", rank=-1) + lines("rank 1 hangs", rank=-2) + END)
+    console.show_new_lines()
+    assert capsys.readouterr().out == "(sidecar) a callback\n(run) rank 1 hangs\n"
+
+
+def test_a_waiting_run_is_reported_periodically(capsys: pytest.CaptureFixture[str]) -> None:
+    console = RunConsole(MemoryStore())
+    waiting = a_view(spec=a_spec(min_workers=3, max_workers=4), last_refusal="no capacity")
+    for now in (0.0, 29.9):
+        console.show_reminder(waiting, now)
+    assert capsys.readouterr().err == ""
+    console.show_reminder(waiting, 30.0)
+    console.show_reminder(waiting, 59.9)
+    [line] = capsys.readouterr().err.splitlines()
+    assert (
+        "waiting for machines: 2 of at least 3 workers have a running or requested machine" in line
+    )
+    assert "last refusal: no capacity" in line
+    console.show_reminder(waiting, 60.0)
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "busy", [a_view(round=a_round()), a_view(fit_end=FitEnded(outcome="finished")), View()]
+)
+def test_a_running_or_ended_run_is_not_reported_as_waiting(busy: View) -> None:
+    reminder = WaitReminder()
+    assert reminder.next_message(a_view(), 0.0) is None
+    assert reminder.next_message(busy, 29.0) is None
+    assert reminder.next_message(a_view(), 31.0) is None, "waiting has just started"
+    assert reminder.next_message(a_view(), 61.0) is not None
+
+
+def test_pending_validations_are_reported() -> None:
+    left = (a_committed_checkpoint("c1", validation=ValidationRequest()),)
+    waiting = a_view(pending_fit_end=FitEnded(outcome="finished"), unvalidated_checkpoints=left)
+    reminder = WaitReminder()
+    reminder.next_message(waiting, 0.0)
+    assert reminder.next_message(waiting, 30.0) == "training has ended; 1 validations are pending"
+
+
+def test_output_of_a_validator_is_shown_until_its_machine_is_released() -> None:
+    store, written = MemoryStore(), list[str]()
+    console = RunConsole(store, write=written.append)
+    store.put(keys.logs(A, 0), lines("looking", rank=VALIDATION_RANK))
+    console.on_entry(
+        3,
+        b"",
+        an_entry(
+            ValidationStarted(
+                checkpoint_name="c1",
+                checkpoint_uid="1-0",
+                attempt=1,
+                agent=A,
+                token=Token("t-v"),
+                node=0,
+            )
+        ),
+    )
+    console.show_new_lines()
+    assert written == ["(validation) looking\n"]
+    assert not console.is_complete
+    console.on_entry(
+        4, b"", an_entry(GroupsReleased(token=Token("t-1"), other_tokens=(Token("t-v"),)))
+    )
+    for _ in range(20):
+        console.show_new_lines()
+    assert console.is_complete, "waiting for its end marker is limited"
+
+
+def test_output_of_all_workers_of_a_round_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    store = MemoryStore()
+    console = RunConsole(store)
+    store.put(keys.logs(B, 0), lines("hello", rank=1) + END)
+    store.put(keys.logs(A, 0), END)
+    console.show_new_lines()
+    assert capsys.readouterr().out == ""
+    console.on_entry(
+        3, b"", an_entry(RoundOpened(round=a_round(), reason="2 workers on 2 machines"))
+    )
+    console.show_new_lines()
+    out, err = capsys.readouterr()
+    assert out == "(rank 1) hello\n"
+    assert "round 1 started: 2 workers on 2 machines" in err
+    assert console.is_complete

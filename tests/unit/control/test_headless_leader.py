@@ -1,0 +1,312 @@
+"""The headless leader: first request, monitoring, takeover and release."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spotfit.control.background_calls import SynchronousCalls
+from spotfit.control.headless_leader import HeadlessLeader, sweep
+from spotfit.control.journal_writer import JournalWriter
+from spotfit.control.reconciler import Reconciler
+from spotfit.core.errors import TransientStoreError
+from spotfit.core.ids import AgentId, Token
+from spotfit.ledger.run import Ledger
+from spotfit.model.events import (
+    CancelRequested,
+    FitEnded,
+    FitStarted,
+    JournalEvent,
+    LeaderElected,
+    RoundOpened,
+)
+from spotfit.model.spec import RunTiming
+from spotfit.policy.election import CLEANUP_LEASE_TIMEOUT_S
+from spotfit.store.memory import MemoryStore
+from spotfit.testing.builders import RUN_ID, TOKEN, a_member, a_round, a_spec, an_agent_id
+from spotfit.testing.manual_clock import ManualClock
+from tests.unit.control.paper import LAUNCH, FakeProvisioner, token_factory
+
+TIMING = RunTiming(
+    lease_interval_s=5.0, lease_timeout_s=20.0, journal_poll_interval_s=1.0, observe_interval_s=2.0
+)
+SPEC = a_spec(timing=TIMING)
+AGENT_LEADS = LeaderElected(
+    leader=an_agent_id(0), epoch=2, coordinator_address=a_member(0).coordinator_address
+)
+
+
+class RunHarness:
+    """A run with a fake provisioner and headless leaders."""
+
+    def __init__(self, **traits: Any) -> None:
+        self.store = MemoryStore()
+        self.cloud = FakeProvisioner(**traits)
+        self.clock = ManualClock(100.0)
+        self.agent = Ledger(self.store, RUN_ID, an_agent_id(0))
+        self._tokens = token_factory()
+
+    def headless(self, name: str = "driver") -> HeadlessLeader:
+        ledger = Ledger(self.store, RUN_ID, AgentId(name))
+        writer = JournalWriter(ledger, SynchronousCalls())
+        group_reconciler = Reconciler(writer, self.cloud, LAUNCH, SynchronousCalls(), self._tokens)
+        return HeadlessLeader(writer, group_reconciler, self.clock.now())
+
+    def write(self, *events: JournalEvent) -> None:
+        """Append events as an agent of the run."""
+        for event in events:
+            self.agent.append(event, after=self.agent.catch_up())
+
+    def mind(self, *headless_leaders: HeadlessLeader, for_s: float = 60.0) -> None:
+        """Tick all leaders until they are done or the time is over."""
+        end = self.clock.now() + for_s
+        while (now := self.clock.now()) < end:
+            wakes = [wake for one in headless_leaders if (wake := one.tick(now)) is not None]
+            if not wakes:
+                return
+            self.clock.wait(min(max(min(wakes) - now, 0.01), end - now))
+
+
+def started() -> RunHarness:
+    harness = RunHarness()
+    harness.write(FitStarted(spec=SPEC))
+    return harness
+
+
+def test_the_first_tick_claims_leadership_and_requests_machines() -> None:
+    harness = started()
+    driver = harness.headless()
+    driver.tick(harness.clock.now())
+    assert driver.view.is_leader(AgentId("driver"))
+    assert driver.view.leader is not None
+    assert driver.view.leader.coordinator_address is None, "any agent may take over from it"
+    assert harness.cloud.submitted_tokens == [TOKEN]
+
+
+def test_without_a_run_it_only_polls() -> None:
+    harness = RunHarness()
+    driver = harness.headless()
+    assert driver.tick(100.0) == 101.0
+    assert list(harness.store.list()) == []
+
+
+def test_it_monitors_while_the_lease_is_renewed() -> None:
+    harness = started()
+    driver = harness.headless()
+    driver.tick(100.0)
+    harness.write(AGENT_LEADS)
+    for _ in range(10):
+        harness.agent.renew_lease()
+        harness.mind(driver, for_s=10.0)
+    assert driver.view.is_leader(an_agent_id(0))
+    assert harness.cloud.submitted_tokens == [TOKEN]
+
+
+def test_it_claims_leadership_when_the_lease_expires() -> None:
+    harness = started()
+    driver = harness.headless()
+    driver.tick(100.0)
+    harness.write(AGENT_LEADS, RoundOpened(round=a_round()))
+    harness.agent.renew_lease()
+    harness.mind(driver, for_s=19.0)
+    assert driver.view.is_leader(an_agent_id(0))
+    harness.mind(driver, for_s=3.0)
+    assert driver.view.is_leader(AgentId("driver"))
+    assert driver.view.epoch == 3
+
+
+class Hanging(MemoryStore):
+    """A store that fails every call while it hangs."""
+
+    hangs = False
+
+    def get(self, key: str) -> bytes:
+        if self.hangs:
+            raise TransientStoreError("no answer")
+        return super().get(key)
+
+
+def test_a_leader_is_not_deposed_while_the_bucket_hangs() -> None:
+    """While the lease cannot be read, it cannot be renewed either."""
+    harness = started()
+    harness.store = store = Hanging()
+    harness.agent = Ledger(store, RUN_ID, an_agent_id(0))
+    harness.write(FitStarted(spec=SPEC))
+    driver = harness.headless()
+    driver.tick(100.0)
+    harness.write(AGENT_LEADS, RoundOpened(round=a_round()))
+    harness.agent.renew_lease()
+    harness.mind(driver, for_s=4.0)
+    store.hangs = True
+    for _ in range(60):
+        harness.clock.wait(1.0)
+        with pytest.raises(TransientStoreError):
+            driver.tick(harness.clock.now())
+    store.hangs = False
+    harness.mind(driver, for_s=10.0)
+    harness.agent.renew_lease()
+    harness.mind(driver, for_s=15.0)
+    assert driver.view.is_leader(an_agent_id(0))
+    harness.mind(driver, for_s=10.0)
+    assert driver.view.is_leader(AgentId("driver")), "until the lease expires later"
+
+
+def test_when_all_machines_are_lost_it_requests_new_ones() -> None:
+    harness = started()
+    driver = harness.headless()
+    driver.tick(100.0)
+    harness.write(AGENT_LEADS, RoundOpened(round=a_round()))
+    for node in (0, 1):
+        harness.cloud.reclaim_node(TOKEN, node)
+    harness.mind(driver, for_s=4.0)
+    view = driver.view
+    assert view.round is None, "detected by the backend, not by the lease"
+    assert view.lost_agents == {an_agent_id(0), an_agent_id(1)}
+    assert harness.cloud.submitted_tokens == [TOKEN, Token("t-2")]
+    assert view.groups[TOKEN].is_released, (
+        "the lost group is released without waiting for the lease"
+    )
+
+
+def test_a_new_leader_is_not_judged_by_the_previous_leaders_lease() -> None:
+    """Observed on a loaded machine: it cost the new leader's first round."""
+    harness = started()
+    driver = harness.headless()
+    driver.tick(100.0)
+    harness.write(AGENT_LEADS, RoundOpened(round=a_round()))
+    harness.mind(driver, for_s=3.0)
+    for node in (0, 1):
+        harness.cloud.reclaim_node(TOKEN, node)
+    while driver.view.epoch < AGENT_LEADS.epoch + 1:
+        harness.clock.wait(0.05)
+        driver.tick(harness.clock.now())
+    newcomer = an_agent_id(5)
+    harness.write(
+        LeaderElected(
+            leader=newcomer, epoch=driver.view.epoch + 1, coordinator_address="127.0.0.1:5"
+        )
+    )
+    for _ in range(3):  # looks within the same second
+        driver.tick(harness.clock.now())
+        harness.clock.wait(0.02)
+    assert driver.view.is_leader(newcomer)
+
+
+def test_remaining_machines_get_time_to_elect_a_leader() -> None:
+    harness = started()
+    driver = harness.headless()
+    driver.tick(100.0)
+    harness.write(AGENT_LEADS, RoundOpened(round=a_round()))
+    harness.cloud.reclaim_node(TOKEN, 0)
+    harness.mind(driver, for_s=19.0)
+    assert driver.view.is_leader(an_agent_id(0))
+
+
+def test_machines_without_a_leader_are_not_released() -> None:
+    harness = started()
+    driver = harness.headless()
+    driver.tick(100.0)
+    harness.write(AGENT_LEADS, RoundOpened(round=a_round()))
+    harness.mind(driver, for_s=60.0)
+    assert driver.view.is_leader(AgentId("driver")), "its agents may take over again"
+    assert driver.view.round == a_round()
+    assert harness.cloud.submitted_tokens == [TOKEN]
+    assert harness.cloud.cancelled_tokens == []
+
+
+def test_it_is_done_once_the_run_ended_and_groups_are_released() -> None:
+    harness = started()
+    driver = harness.headless()
+    driver.tick(100.0)
+    harness.write(AGENT_LEADS, FitEnded(outcome="finished"))
+    harness.mind(driver)
+    assert harness.clock.now() < 100.0 + CLEANUP_LEASE_TIMEOUT_S + 2.0
+    assert driver.view.groups[TOKEN].is_released
+    assert driver.tick(harness.clock.now()) is None
+
+
+def test_pending_groups_are_submitted_and_released_after_the_end() -> None:
+    harness = started()
+    driver = harness.headless()
+    harness.cloud.submit_results = [ConnectionError("no answer")]
+    driver.tick(100.0)
+    assert driver.view.groups[TOKEN].is_pending
+    harness.write(AGENT_LEADS, FitEnded(outcome="cancelled"))
+    assert driver.tick(101.0) is not None, "their outcome is unknown"
+    harness.mind(driver)
+    assert driver.view.groups[TOKEN].is_released
+    assert harness.cloud.groups == {}
+
+
+def test_after_the_end_the_leader_gets_time_to_release_machines() -> None:
+    harness = started()
+    driver = harness.headless()
+    driver.tick(100.0)
+    harness.write(AGENT_LEADS, FitEnded(outcome="finished"))
+    for _ in range(8):
+        harness.agent.renew_lease()
+        harness.mind(driver, for_s=1.0)
+    assert driver.view.is_leader(an_agent_id(0))
+    assert harness.cloud.cancelled_tokens == []
+
+
+def test_a_run_led_by_a_headless_leader_can_be_cancelled() -> None:
+    harness = started()
+    driver = harness.headless()
+    driver.tick(100.0)
+    harness.write(CancelRequested(reason="Ctrl-C"))
+    harness.mind(driver)
+    ended = driver.view.fit_end
+    assert ended is not None
+    assert ended.outcome == "cancelled"
+    assert harness.cloud.groups == {}
+
+
+def test_of_two_headless_leaders_one_requests_machines() -> None:
+    harness = started()
+    one, two = harness.headless("one"), harness.headless("two")
+    harness.mind(one, two, for_s=60.0)
+    assert one.view.is_leader(AgentId("one"))
+    assert one.view.epoch == 1, "its lease shows that it is alive"
+    assert harness.cloud.submitted_tokens == [TOKEN]
+    harness.mind(two, for_s=60.0)
+    assert two.view.is_leader(AgentId("two")), "the other one takes over"
+    assert harness.cloud.submitted_tokens == [TOKEN]
+
+
+# --- sweep ---------------------------------------------------------------------------------------
+
+
+def test_a_run_with_a_live_leader_is_left_alone() -> None:
+    harness = started()
+    harness.headless().tick(100.0)
+    harness.write(AGENT_LEADS)
+    view = sweep(harness.headless("cron"), harness.clock, duration_s=10.0)
+    assert view.is_leader(AgentId("a0"))
+    assert harness.clock.now() == 110.0
+
+
+def test_a_run_with_a_dead_leader_is_taken_over() -> None:
+    harness = started()
+    harness.write(AGENT_LEADS)
+    view = sweep(harness.headless("cron"), harness.clock, duration_s=30.0)
+    assert view.is_leader(AgentId("cron"))
+    assert harness.cloud.submitted_tokens, "machines are requested"
+
+
+def test_a_finished_and_released_run_returns_at_once() -> None:
+    harness = started()
+    harness.write(AGENT_LEADS, FitEnded(outcome="finished"))
+    sweep(harness.headless("cron"), harness.clock, duration_s=300.0)
+    assert harness.clock.now() == 100.0
+
+
+def test_machines_left_by_a_dead_leader_are_released() -> None:
+    harness = started()
+    harness.headless().tick(100.0)
+    harness.write(AGENT_LEADS, FitEnded(outcome="finished"))
+    view = sweep(harness.headless("cron"), harness.clock, duration_s=300.0)
+    assert all(group.is_released for group in view.groups.values())
+    assert harness.cloud.groups == {}
+    assert harness.clock.now() < 120.0, "it returns early"

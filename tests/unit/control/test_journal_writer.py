@@ -1,0 +1,274 @@
+"""The journal writer: entries with unknown outcomes, retries, and non-blocking reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from spotfit.control.background_calls import SynchronousCalls
+from spotfit.control.journal_writer import JournalWriter
+from spotfit.core.errors import JournalError, StorePermissionError, TransientStoreError
+from spotfit.ledger import keys
+from spotfit.ledger.run import Ledger
+from spotfit.model.events import CancelRequested, FitStarted, JournalEvent, LeaderElected
+from spotfit.store.memory import MemoryStore
+from spotfit.testing.builders import RUN_ID, a_spec, an_agent_id
+from tests.unit.control.paper import DeferredCalls
+
+CANCEL = CancelRequested(reason="enough")
+B_LEADS = LeaderElected(leader=an_agent_id(1), epoch=2, coordinator_address="h:2")
+
+
+class Moody(MemoryStore):
+    """Fails calls on demand: `unsent` ones have no effect, answers of `unheard` ones are lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trouble: Exception = TransientStoreError("no answer")
+        self.unsent = 0
+        self.unheard = 0
+        self.unreadable = False
+        self.reads = 0
+        self.creates: list[bytes] = []
+
+    def get(self, key: str) -> bytes:
+        self.reads += 1
+        if self.unreadable:
+            raise TransientStoreError("unreadable")
+        return super().get(key)
+
+    def create(self, key: str, body: bytes) -> None:
+        self.creates.append(body)
+        if self.unsent:
+            self.unsent -= 1
+            raise self.trouble
+        super().create(key, body)
+        if self.unheard:
+            self.unheard -= 1
+            raise self.trouble
+
+
+class LeaderHarness:
+    """The writer of leader a0, and the ledger of another process."""
+
+    def __init__(self, *, slow: bool = False) -> None:
+        self.store = Moody()
+        self.other = Ledger(self.store, RUN_ID, an_agent_id(1))
+        self.write_as_rival(
+            FitStarted(spec=a_spec()),
+            LeaderElected(leader=an_agent_id(0), epoch=1, coordinator_address="h:1"),
+        )
+        self.calls = DeferredCalls()
+        """Only slow calls are in flight."""
+        self.times = iter(range(1000))
+        self.ledger = Ledger(self.store, RUN_ID, an_agent_id(0), wall_ms=lambda: next(self.times))
+        self.writer = JournalWriter(self.ledger, self.calls if slow else SynchronousCalls())
+        self.store.creates.clear()
+        if not slow:
+            self.writer.advance(0.0)
+
+    def write_as_rival(self, *events: JournalEvent) -> None:
+        for event in events:
+            self.other.append(event, after=self.other.catch_up())
+
+    def knows(self) -> bool:
+        """Whether the writer is settled."""
+        return self.writer.is_settled
+
+    def finish(self, now: float) -> None:
+        """Complete all calls in flight and process their results."""
+        self.calls.complete()
+        self.writer.advance(now)
+
+    def go_on_until(self, happened: Callable[[], object]) -> float:
+        now = 0.0
+        while not happened():
+            now += 0.05
+            assert now < 60.0
+            try:
+                self.writer.advance(now)
+            except TransientStoreError:
+                continue
+        return now
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def test_it_is_not_settled_before_the_journal_was_read_to_its_end() -> None:
+    harness = LeaderHarness(slow=True)
+    assert not harness.knows()
+    harness.writer.advance(0.0)
+    assert not harness.knows(), "the caller is not blocked"
+    harness.finish(0.1)
+    assert harness.knows()
+    assert harness.writer.view == harness.other.catch_up()
+    assert harness.writer.last_read_at == 0.1
+
+
+def test_a_read_requested_during_a_read_is_repeated() -> None:
+    harness = LeaderHarness(slow=True)
+    harness.writer.advance(0.0)
+    harness.calls.complete()  # the read is done before the other process writes
+    harness.write_as_rival(CANCEL)
+    harness.writer.request_read()
+    harness.writer.advance(0.1)
+    assert harness.writer.view.cancel_reason is None
+    harness.finish(0.2)
+    assert harness.writer.view.cancel_reason == "enough"
+
+
+def test_a_received_copy_replaces_a_read_and_a_gap_triggers_one() -> None:
+    harness = LeaderHarness()
+    harness.write_as_rival(CANCEL)
+    read = harness.store.reads
+    harness.writer.apply_entry(2, harness.store.get(keys.entry(2)))
+    harness.writer.advance(1.0)
+    assert harness.writer.view.cancel_reason == "enough"
+    assert harness.store.reads == read + 1, "one read by the test itself"
+    harness.write_as_rival(B_LEADS, CANCEL)
+    harness.writer.apply_entry(4, harness.store.get(keys.entry(4)))
+    assert not harness.knows(), "a later entry is known"
+    harness.writer.advance(1.0)
+    assert harness.knows()
+    assert harness.writer.view.next_slot == 5
+
+
+def test_a_failed_read_is_retried_after_a_delay() -> None:
+    harness = LeaderHarness()
+    harness.store.unreadable = True
+    harness.writer.request_read()
+    with pytest.raises(TransientStoreError):
+        harness.writer.advance(1.0)
+    read = harness.store.reads
+    harness.writer.advance(1.05)
+    assert harness.store.reads == read, "one error per failed call, then a delay"
+    assert harness.writer.wake_at == pytest.approx(1.1)
+    harness.store.unreadable = False
+    harness.writer.advance(1.1)
+    assert harness.writer.last_read_at == 1.1
+    assert harness.knows(), "a failed read does not invalidate the view"
+
+
+def test_an_undecodable_entry_raises_when_it_is_folded() -> None:
+    harness = LeaderHarness(slow=True)
+    harness.store.put(keys.entry(2), b"junk")
+    harness.writer.advance(0.0)
+    with pytest.raises(JournalError, match="entry 2"):
+        harness.finish(0.1)
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def test_a_created_entry_needs_no_read() -> None:
+    harness = LeaderHarness()
+    read = harness.store.reads
+    harness.writer.write(CANCEL, 1.0)
+    assert harness.knows()
+    assert harness.writer.view.cancel_reason == "enough"
+    assert harness.store.reads == read
+    assert harness.other.catch_up() == harness.writer.view
+
+
+def test_it_is_not_settled_while_an_entry_is_in_flight() -> None:
+    harness = LeaderHarness(slow=True)
+    harness.writer.advance(0.0)
+    harness.finish(0.1)
+    harness.writer.write(CANCEL, 1.0)
+    assert not harness.knows()
+    with pytest.raises(AssertionError):
+        harness.writer.write(B_LEADS, 1.1)
+    harness.writer.advance(30.0)
+    assert not harness.knows(), "however long it takes"
+    harness.finish(31.0)
+    assert harness.knows()
+    assert harness.writer.view.cancel_reason == "enough"
+
+
+def test_a_writer_that_lost_the_slot_reads_the_winning_entry() -> None:
+    harness = LeaderHarness()
+    harness.write_as_rival(B_LEADS)
+    harness.writer.write(CANCEL, 1.0)
+    assert harness.knows()
+    assert harness.writer.view.is_leader(an_agent_id(1))
+    assert harness.writer.view.cancel_reason is None, "it was decided from an old view"
+
+
+@pytest.mark.parametrize("sent", [True, False])
+def test_the_same_bytes_are_offered_until_the_outcome_is_known(*, sent: bool) -> None:
+    """A lost request may be executed late, so no other entry may be offered for the slot."""
+    harness = LeaderHarness()
+    harness.store.unheard, harness.store.unsent = (1, 0) if sent else (0, 3)
+    harness.writer.write(CANCEL, 0.0)
+    assert not harness.knows()
+    harness.go_on_until(harness.knows)
+    assert harness.writer.view.cancel_reason == "enough"
+    assert len(harness.store.creates) >= 2
+    assert len(set(harness.store.creates)) == 1, "the same bytes"
+    assert harness.other.catch_up() == harness.writer.view
+
+
+def test_a_pending_entry_is_dropped_once_another_has_the_slot() -> None:
+    harness = LeaderHarness()
+    harness.store.unsent = 1
+    harness.writer.write(CANCEL, 0.0)
+    harness.write_as_rival(B_LEADS)
+    harness.go_on_until(harness.knows)
+    assert harness.writer.view == harness.other.catch_up()
+    assert harness.writer.view.cancel_reason is None
+
+
+def test_a_received_entry_settles_the_slot_before_the_store_answers() -> None:
+    harness = LeaderHarness(slow=True)
+    harness.writer.advance(0.0)
+    harness.finish(0.1)
+    harness.writer.write(CANCEL, 1.0)
+    harness.write_as_rival(B_LEADS)
+    harness.writer.apply_entry(2, harness.store.get(keys.entry(2)))
+    harness.writer.advance(1.1)
+    assert harness.knows()
+    assert harness.writer.view.is_leader(an_agent_id(1))
+
+
+def test_a_transient_error_does_not_drop_a_pending_entry() -> None:
+    harness = LeaderHarness()
+    harness.store.trouble, harness.store.unsent = StorePermissionError("expired"), 1
+    harness.writer.write(CANCEL, 0.0)
+    with pytest.raises(StorePermissionError):
+        harness.writer.advance(0.01)
+    harness.writer.advance(1.0)
+    assert harness.writer.view.cancel_reason == "enough"
+
+
+def test_retry_delays_grow_up_to_a_limit() -> None:
+    harness = LeaderHarness()
+    harness.store.unsent = 1000
+    harness.writer.write(CANCEL, 0.0)
+    now, pauses = 0.0, []
+    for _ in range(8):
+        pauses.append(round(harness.writer.wake_at - now, 3))
+        now = harness.writer.wake_at
+        with pytest.raises(TransientStoreError):
+            harness.writer.advance(now)
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0]
+
+
+def test_without_work_there_is_no_wake_up() -> None:
+    harness = LeaderHarness()
+    assert harness.writer.wake_at == float("inf")
+    slow = LeaderHarness(slow=True)
+    slow.writer.advance(0.0)
+    assert slow.writer.wake_at == float("inf"), "background calls wake the caller"
+
+
+def test_an_inconsistent_store_is_polled_with_backoff() -> None:
+    harness = LeaderHarness()
+    harness.writer.apply_entry(7, b"")
+    harness.writer.advance(1.0)
+    read = harness.store.reads
+    harness.writer.advance(1.05)
+    assert harness.store.reads == read
+    assert harness.writer.wake_at > 1.05
+    assert not harness.knows()

@@ -1,0 +1,347 @@
+"""The reconciler: plan, submit and record; idempotent retries; observation of groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from spotfit.control.background_calls import SynchronousCalls
+from spotfit.control.journal_writer import JournalWriter
+from spotfit.control.reconciler import Reconciler
+from spotfit.core.errors import QuotaError
+from spotfit.core.ids import Token
+from spotfit.ledger.run import Ledger
+from spotfit.model.events import (
+    FitEnded,
+    FitStarted,
+    GroupPlanned,
+    GroupsReleased,
+    GroupSubmitted,
+    JournalEvent,
+    LeaderElected,
+    ValidationRequest,
+)
+from spotfit.model.group import GroupHandle, GroupStatus, NodeState, NodeStatus
+from spotfit.model.leader_state import LeaderState
+from spotfit.model.spec import ValidationSpec
+from spotfit.policy.actions import Wait
+from spotfit.provision.api import Refusal, Traits
+from spotfit.store.api import Store
+from spotfit.store.memory import MemoryStore
+from spotfit.testing.builders import (
+    RUN_ID,
+    TOKEN,
+    a_committed_checkpoint,
+    a_leader_state,
+    a_request,
+    a_spec,
+    an_agent_id,
+)
+from tests.unit.control.paper import LAUNCH, DeferredCalls, FakeProvisioner, token_factory
+
+NO_MEMBERS = LeaderState(agent_id=an_agent_id(0))
+
+
+class LeaderHarness:
+    """A reconciler with its ledger, a fake provisioner, and the appended events in order."""
+
+    def __init__(self, *, calls: Any = None, store: Store | None = None, **spec: Any) -> None:
+        self.cloud = FakeProvisioner()
+        self.events: list[JournalEvent] = []
+        self.ledger = Ledger(store or MemoryStore(), RUN_ID, an_agent_id(0))
+        self.ledger.set_entry_listener(lambda _slot, _body, entry: self.events.append(entry.event))
+        self.calls = calls or SynchronousCalls()
+        if store is None:
+            self.write(
+                FitStarted(spec=a_spec(**spec)),
+                LeaderElected(leader=an_agent_id(0), epoch=1, coordinator_address=None),
+            )
+        else:
+            self.ledger.catch_up()
+        self.writer = JournalWriter(self.ledger, SynchronousCalls())
+        self.writer.advance(0.0)
+        self.leader = Reconciler(self.writer, self.cloud, LAUNCH, self.calls, token_factory())
+
+    def write(self, *events: JournalEvent) -> None:
+        for event in events:
+            self.ledger.append(event, after=self.ledger.view)
+
+    def steps(self, now: float = 0.0, observations: LeaderState = NO_MEMBERS) -> Wait:
+        """Reconcile until the result is a wait."""
+        again, wait = True, Wait(0, "")
+        while again:
+            again, wait = self.leader.reconcile(self.with_observations(observations), now)
+        return wait
+
+    def with_observations(self, observations: LeaderState) -> LeaderState:
+        return replace(
+            observations,
+            group_statuses=self.leader.group_statuses,
+            refused_at=self.leader.refused_at,
+            validator_refused_at=self.leader.validator_refused_at,
+        )
+
+    @property
+    def event_names(self) -> list[str]:
+        return [type(event).__name__ for event in self.events[2:]]
+
+
+def test_a_request_is_planned_submitted_and_recorded() -> None:
+    harness = LeaderHarness()
+    harness.steps()
+    assert harness.event_names == ["GroupPlanned", "GroupSubmitted"]
+    assert (harness.cloud.submitted_tokens, harness.cloud.launches) == ([TOKEN], [LAUNCH])
+    group = harness.ledger.view.groups[TOKEN]
+    assert (group.plan.num_nodes, group.plan.body) == (2, {"run": LAUNCH.run_url})
+    assert LAUNCH.secret.encode() not in b"".join(
+        harness.ledger.store.get(found.key) for found in harness.ledger.store.list()
+    )
+
+
+def test_a_validation_machine_has_its_own_role() -> None:
+    harness = LeaderHarness(validation=ValidationSpec(resources={"GPU": 1.0}))
+    machine_request = a_request(Token("t-w"))
+    harness.write(
+        GroupPlanned(request=machine_request, plan=harness.cloud.plan(machine_request)),
+        GroupSubmitted(
+            token=machine_request.token,
+            handle=GroupHandle(token=machine_request.token, provisioner="local", name="g"),
+        ),
+        a_committed_checkpoint("c1", validation=ValidationRequest()),
+    )
+    harness.cloud.submit_results = [Refusal("full")]
+    harness.steps(7.0, a_leader_state(members={}))
+    (request,) = [one.request for one in harness.events[5:] if isinstance(one, GroupPlanned)]
+    assert (request.role, request.num_workers, request.total_workers) == ("validate", 1, 1)
+    assert request.resources_per_worker == {"GPU": 1.0}
+    assert (harness.leader.validator_refused_at, harness.leader.refused_at) == (7.0, None)
+
+
+def test_a_planned_group_is_submitted_by_a_successor_with_the_same_token() -> None:
+    first = LeaderHarness(calls=DeferredCalls())  # they never end
+    first.steps()
+    assert first.event_names == ["GroupPlanned"]
+    second = LeaderHarness(store=first.ledger.store)
+    second.steps()
+    assert second.event_names == ["GroupPlanned", "GroupSubmitted"]
+    assert second.cloud.submitted_tokens == [TOKEN]
+
+
+def test_a_refusal_is_recorded_and_the_next_request_has_a_new_token() -> None:
+    harness = LeaderHarness()
+    harness.cloud.submit_results = [Refusal("no capacity")]
+    wait = harness.steps(now=100.0)
+    assert harness.event_names == ["GroupPlanned", "GroupRefused"]
+    assert wait.until == 101.0, "after one refusal it waits a second"
+    harness.steps(now=101.0)
+    assert harness.event_names[2:] == ["GroupPlanned", "GroupSubmitted"]
+    assert harness.cloud.submitted_tokens == [TOKEN, Token("t-2")]
+
+
+@pytest.mark.parametrize(
+    "answer", [Refusal("not your region", is_final=True), QuotaError("0 of 0")]
+)
+def test_a_final_refusal_ends_the_run(answer: Any) -> None:
+    harness = LeaderHarness()
+    harness.cloud.submit_results = [answer]
+    harness.steps()
+    assert harness.event_names == ["GroupPlanned", "GroupRefused", "FitEnded"]
+    ended = harness.ledger.view.fit_end
+    assert ended is not None
+    assert ended.outcome == "failed"
+    assert ended.reason in ("not your region", "0 of 0")
+
+
+def test_a_submit_with_unknown_outcome_is_repeated_with_the_same_token() -> None:
+    harness = LeaderHarness()
+    harness.cloud.submit_results = [ConnectionError("reset"), ConnectionError("reset")]
+    wait = harness.steps(now=0.0)
+    assert harness.event_names == ["GroupPlanned"], "the outcome is unknown"
+    assert wait.until == pytest.approx(0.2)
+    harness.steps(now=0.1)
+    assert harness.cloud.submitted_tokens == [TOKEN], "no second submit during the delay"
+    wait = harness.steps(now=0.2)
+    assert wait.until == pytest.approx(0.6), "exponential backoff"
+    harness.steps(now=wait.until)
+    assert harness.event_names == ["GroupPlanned", "GroupSubmitted"]
+    assert harness.cloud.submitted_tokens == [TOKEN] * 3
+
+
+def test_repeated_submit_failures_back_off_with_one_token() -> None:
+    """Abandoning the request could leave granted machines running."""
+    harness = LeaderHarness()
+    harness.cloud.submit_results = [ConnectionError("reset")] * 99
+    now = 0.0
+    while now < 300:
+        now = max(now + 0.1, harness.steps(now).until)
+    assert harness.event_names == ["GroupPlanned"]
+    assert set(harness.cloud.submitted_tokens) == {TOKEN}
+    assert 10 < len(harness.cloud.submitted_tokens) < 25
+
+
+def test_a_slow_submit_is_called_once_and_its_result_recorded() -> None:
+    slow = DeferredCalls()
+    harness = LeaderHarness(calls=slow)
+    for now in (0.0, 0.1, 0.2):
+        wait = harness.steps(now)
+        assert wait.reason == "requesting 2 machines"
+    assert harness.event_names == ["GroupPlanned"]
+    slow.complete()
+    harness.steps(0.3)
+    assert harness.event_names == ["GroupPlanned", "GroupSubmitted"]
+    assert harness.cloud.submitted_tokens == [TOKEN]
+
+
+def test_a_released_group_is_recorded() -> None:
+    harness = LeaderHarness()
+    harness.steps()
+    harness.write(FitEnded(outcome="finished"))
+    headless = LeaderState(agent_id=an_agent_id(0), is_headless=True)
+    harness.steps(observations=headless)
+    assert harness.event_names[-1] == "GroupsReleased"
+    assert harness.cloud.cancelled_tokens == [TOKEN]
+    assert harness.leader.is_idle
+
+
+def test_a_failed_release_is_retried() -> None:
+    harness = LeaderHarness()
+    harness.steps()
+    harness.write(FitEnded(outcome="finished"))
+    harness.cloud.call_error = ConnectionError("reset")
+    headless = LeaderState(agent_id=an_agent_id(0), is_headless=True)
+    wait = harness.steps(now=5.0, observations=headless)
+    assert (wait.until, harness.leader.is_idle) == (7.0, False)
+    assert wait.reason == "releasing t-1 failed: ConnectionError: reset"
+    harness.cloud.call_error = None
+    harness.steps(now=7.0, observations=headless)
+    assert harness.ledger.view.groups[TOKEN].is_released
+
+
+# --- observation ---------------------------------------------------------------------------------
+
+
+def two_groups(calls: Any) -> LeaderHarness:
+    """A reconciler with two granted groups."""
+    harness = LeaderHarness(calls=calls)
+    for n in (1, 2):
+        request = a_request(Token(f"t-{n}"), 1)
+        plan = harness.cloud.plan(request)
+        handle = harness.cloud.submit(plan, LAUNCH)
+        assert isinstance(handle, GroupHandle)
+        harness.write(
+            GroupPlanned(request=request, plan=plan),
+            GroupSubmitted(token=request.token, handle=handle),
+        )
+    return harness
+
+
+def test_groups_are_observed_at_the_given_interval() -> None:
+    harness = two_groups(SynchronousCalls())
+    for now in (0.0, 1.0, 9.9, 10.0):
+        harness.leader.observe(now, every_s=10.0)
+    assert harness.cloud.observed_tokens == [Token("t-1"), Token("t-2")] * 2
+    assert harness.leader.group_statuses[TOKEN].nodes[0].state is NodeState.RUNNING
+
+
+def test_observe_soon_skips_the_interval() -> None:
+    harness = two_groups(SynchronousCalls())
+    harness.leader.observe(0.0, every_s=10.0)
+    harness.cloud.reclaim_node(TOKEN, 0)
+    harness.leader.observe_soon()
+    harness.leader.observe(0.1, every_s=10.0)
+    assert harness.leader.group_statuses[TOKEN].nodes[0].reason == "reclaimed"
+
+
+def test_slow_observations_of_several_groups_do_not_overlap() -> None:
+    slow = DeferredCalls()
+    harness = two_groups(slow)
+    harness.leader.observe(0.0, every_s=10.0)
+    slow.complete("observe t-1")
+    harness.leader.observe(0.1, every_s=10.0)
+    slow.complete("observe t-2")
+    for now in (0.2, 0.3, 5.0):
+        harness.leader.observe(now, every_s=10.0)
+    assert harness.cloud.observed_tokens == [Token("t-1"), Token("t-2")], "each once"
+    assert harness.leader.group_statuses.keys() == {Token("t-1"), Token("t-2")}
+
+
+def test_status_as_of_accounts_for_the_status_lag(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = DeferredCalls()
+    harness = two_groups(slow)
+    monkeypatch.setattr(harness.cloud, "traits", Traits(status_lag_s=3.0))
+    harness.leader.observe(10.0, every_s=10.0)
+    slow.complete()
+    harness.leader.observe_soon()  # what is under way was asked before
+    harness.leader.observe(12.0, every_s=10.0)
+    assert harness.leader.status_as_of == {Token("t-1"): 7.0, Token("t-2"): 7.0}
+    harness.leader.observe(12.5, every_s=10.0)
+    slow.complete()
+    harness.leader.observe(13.0, every_s=10.0)
+    assert harness.leader.status_as_of == {Token("t-1"): 9.5, Token("t-2"): 9.5}
+
+
+def test_a_failed_observation_changes_nothing() -> None:
+    harness = two_groups(SynchronousCalls())
+    harness.leader.observe(0.0, every_s=10.0)
+    before = harness.leader.group_statuses
+    harness.cloud.call_error = ConnectionError("reset")
+    harness.leader.observe(10.0, every_s=10.0)
+    assert harness.leader.group_statuses is before
+
+
+def test_the_reason_of_a_waiting_group_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harness = two_groups(SynchronousCalls())
+    waits = (NodeStatus(state=NodeState.WAITING),)
+    for now, why in enumerate(["", "no capacity", "no capacity", "", "a quota", "a quota"]):
+        status = GroupStatus(nodes=waits, refusal=why)
+        monkeypatch.setattr(harness.cloud, "observe", lambda _, message=status: message)
+        harness.leader.observe(10.0 * now, every_s=5.0)
+    message = [line for line in capsys.readouterr().err.splitlines() if "group.waiting" in line]
+    assert [("no capacity" in line, "a quota" in line) for line in message] == (
+        [(True, False)] * 2 + [(False, True)] * 2
+    ), "of each of two groups"
+
+
+def test_released_groups_are_not_observed() -> None:
+    harness = two_groups(SynchronousCalls())
+    harness.write(GroupsReleased(token=TOKEN))
+    harness.leader.observe(0.0, every_s=10.0)
+    assert harness.cloud.observed_tokens == [Token("t-2")]
+
+
+def test_all_groups_are_terminated_only_if_the_backend_reports_each() -> None:
+    harness = two_groups(SynchronousCalls())
+    seen = [harness.leader.all_groups_terminated]
+    for token in (Token("t-1"), Token("t-2")):
+        harness.cloud.reclaim_node(token, 0)
+        harness.leader.observe_soon()
+        harness.leader.observe(0.0, every_s=10.0)
+        seen.append(harness.leader.all_groups_terminated)
+    request = a_request(Token("t-3"), 1)
+    harness.write(GroupPlanned(request=request, plan=harness.cloud.plan(request)))
+    seen.append(harness.leader.all_groups_terminated)
+    assert seen == [False, False, True, False], "unobserved, one running, none running, one pending"
+
+
+def test_granted_at_is_the_first_observation_of_a_running_machine() -> None:
+    harness = two_groups(SynchronousCalls())
+    for now in (5.0, 50.0):
+        harness.leader.observe(now, every_s=10.0)
+    assert harness.leader.granted_at == {Token("t-1"): 5.0, Token("t-2"): 5.0}
+
+
+def test_an_event_that_lost_its_slot_is_decided_again() -> None:
+    harness = LeaderHarness()
+    other = harness.ledger.clone()
+    other.append(
+        LeaderElected(leader=an_agent_id(1), epoch=2, coordinator_address="h:1"),
+        after=other.catch_up(),
+    )
+    again, _ = harness.leader.reconcile(a_leader_state(members={}), 0.0)
+    assert again
+    assert harness.event_names == ["LeaderElected"], "a deposed leader appends no plan"
+    assert harness.cloud.submitted_tokens == []

@@ -1,0 +1,112 @@
+"""`ErrorCollector` reports all errors together."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from spotfit.core.errors import ConfigError, ConfigErrors, SpotfitError
+from spotfit.core.input_checks import (
+    DEPRECATED,
+    LOG_LEVELS,
+    ErrorCollector,
+    did_you_mean,
+    parse_log_level,
+    reject_deprecated_arguments,
+)
+
+
+def refuse(what: str) -> None:
+    raise ConfigError(what)
+
+
+def test_without_errors_results_are_returned() -> None:
+    errors = ErrorCollector()
+    assert errors.check(lambda: 7) == 7
+    errors.raise_all()
+
+
+def test_a_single_error_is_raised_unwrapped() -> None:
+    errors = ErrorCollector()
+    assert errors.check(lambda: refuse("name")) is None
+    with pytest.raises(ConfigError, match=r"^name$") as raised:
+        errors.raise_all()
+    assert not isinstance(raised.value, ConfigErrors)
+
+
+def test_several_errors_are_flattened_and_raised_together() -> None:
+    errors = ErrorCollector()
+    errors.check(lambda: refuse("name"))
+    errors.add(ConfigErrors([ConfigError("path"), SpotfitError("bucket")]))
+    with pytest.raises(ConfigErrors) as raised:
+        errors.raise_all()
+    assert [error.message for error in raised.value.errors] == ["name", "path", "bucket"]
+
+
+def test_other_exceptions_propagate() -> None:
+    with pytest.raises(ZeroDivisionError):
+        ErrorCollector().check(lambda: 1 / 0)
+
+
+INSTEAD = {"stop": "return when it is done", "verbose": "set a log level"}
+
+
+def test_all_passed_arguments_are_named_with_replacements() -> None:
+    with pytest.raises(DeprecationWarning) as raised:
+        reject_deprecated_arguments("RunConfig", {"stop": None, "verbose": 1}, replacements=INSTEAD)
+    assert str(raised.value) == (
+        "RunConfig(stop=..., verbose=...) is no longer supported. "
+        "stop: return when it is done; verbose: set a log level."
+    )
+
+
+def test_unset_arguments_are_accepted() -> None:
+    reject_deprecated_arguments(
+        "RunConfig", {"stop": DEPRECATED, "verbose": DEPRECATED}, replacements=INSTEAD
+    )
+    reject_deprecated_arguments(
+        "RunConfig", {"stop": "".join(["DEPRE", "CATED"])}, replacements=INSTEAD
+    )
+    reject_deprecated_arguments("Trainer", {"stop": None}, replacements=INSTEAD, unset=None)
+
+
+def test_an_object_that_equals_everything_counts_as_passed() -> None:
+    class Table:
+        def __eq__(self, other: object) -> Any:
+            raise ValueError("ambiguous")
+
+        __hash__ = object.__hash__
+
+    with pytest.raises(DeprecationWarning):
+        reject_deprecated_arguments("RunConfig", {"stop": Table()}, replacements=INSTEAD)
+
+
+def test_levels_equal_those_of_logging() -> None:
+    for name, number in LOG_LEVELS.items():
+        assert getattr(logging, name) == number
+
+
+def test_names_are_case_insensitive() -> None:
+    assert (parse_log_level("debug"), parse_log_level("Warn")) == ("DEBUG", "WARN")
+
+
+@pytest.mark.parametrize("name", ["LOUD", "", 20, None])
+def test_unknown_names_are_refused_with_all_known_names(name: object) -> None:
+    with pytest.raises(ConfigError, match="Invalid log_level") as raised:
+        parse_log_level(name)
+    assert "CRITICAL, DEBUG" in raised.value.do
+
+
+def test_a_similar_name_is_suggested() -> None:
+    hint = did_you_mean("lokal", ["local", "kubernetes"])
+    assert hint == "Did you mean 'local'? Known: kubernetes, local."
+
+
+def test_without_a_similar_name_all_names_are_listed() -> None:
+    assert did_you_mean("zzz", ["local", "aws"]) == "Known: aws, local."
+
+
+def test_without_known_names_the_hint_is_empty() -> None:
+    assert did_you_mean("local", []) == ""

@@ -1,0 +1,138 @@
+"""ForkServerClient and ForkServerPool: fork, replace, evict."""
+
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from spotfit.core.ids import RunId, Token
+from spotfit.fork_server.fork_client import ForkServerClient, ForkServerPool, RuntimeKey
+from spotfit.host import process
+from spotfit.protocol.agent_fork_server import (
+    ChildExited,
+    ChildForked,
+    ForkServerFullyWarm,
+    ForkServerReady,
+    FromForkServer,
+)
+from spotfit.provision.launch import AgentAssignment, AgentLaunchSpec
+
+
+@pytest.fixture
+def pool() -> Iterator[ForkServerPool]:
+    pool = ForkServerPool()
+    yield pool
+    pool.close()
+
+
+def receive(server: ForkServerClient, kind: type[FromForkServer]) -> FromForkServer:
+    """Return the next message of that type."""
+    server.control.settimeout(30)
+    while (messages := receive_available(server)) is not None:
+        for message in messages:
+            if isinstance(message, kind):
+                return message
+    raise AssertionError("the server has ended")
+
+
+def receive_available(server: ForkServerClient) -> list[FromForkServer] | None:
+    server.control.recv(1, socket.MSG_PEEK)
+    server.control.settimeout(0)
+    try:
+        return server.read_messages()
+    finally:
+        server.control.settimeout(30)
+
+
+def start_server(pool: ForkServerPool, **variables: str) -> ForkServerClient:
+    server = pool.get_or_start(RuntimeKey.of("none", sys.executable, variables))
+    assert server is not None
+    return server
+
+
+def test_a_runtime_key_has_one_server_until_it_dies(pool: ForkServerPool) -> None:
+    first = start_server(pool)
+    assert start_server(pool) is first
+    assert start_server(pool, MINE="yes") is not first
+    receive(first, ForkServerReady)
+    process.kill(first.pid)
+    first._process.wait()
+    assert start_server(pool) is not first
+
+
+def test_a_forked_child_and_its_exit_are_reported(pool: ForkServerPool) -> None:
+    server = start_server(pool)
+    here, there = socket.socketpair()
+    request_id = server.fork("worker", [there.fileno(), 1, 2])
+    there.close()
+    forked = receive(server, ChildForked)
+    assert isinstance(forked, ChildForked)
+    here.close()  # without its agent a worker ends
+    exited = receive(server, ChildExited)
+    assert isinstance(exited, ChildExited)
+    assert (exited.request_id, exited.pid) == (request_id, forked.pid)
+
+
+def test_a_server_is_fully_warm_once_it_reports_so(pool: ForkServerPool) -> None:
+    server = start_server(pool)
+    assert not server.is_fully_warm
+    receive(server, ForkServerFullyWarm)
+    assert (server.is_ready, server.is_fully_warm) == (True, True)
+
+
+def test_prewarm_starts_the_server_of_an_assignment(pool: ForkServerPool) -> None:
+    launch = AgentLaunchSpec("/run", RunId("r"), "secret", framework="none")
+    pool.prewarm(AgentAssignment(launch, Token("t"), 0, 1))
+    (started,) = pool._servers.values()
+    assert started.runtime_key.framework == "none"
+    pool.prewarm(AgentAssignment(replace(launch, framework=""), Token("t"), 0, 1))
+    assert list(pool._servers.values()) == [started], "one server for the framework"
+
+
+def test_evict_unused_keeps_the_latest_servers(pool: ForkServerPool) -> None:
+    old, newer, newest = (
+        start_server(pool, N="1"),
+        start_server(pool, N="2"),
+        start_server(pool, N="3"),
+    )
+    pool.evict_unused(newest.runtime_key)
+    assert (old.is_alive, newer.is_alive, newest.is_alive) == (False, True, True)
+
+
+def test_a_server_that_dies_before_forking_is_not_restarted_indefinitely(
+    pool: ForkServerPool,
+) -> None:
+    variables = {"PYTHONHOME": "/nowhere"}  # such an interpreter does not even start
+    for _ in range(2):
+        start_server(pool, **variables)._process.wait()
+    assert pool.get_or_start(RuntimeKey.of("none", sys.executable, variables)) is None
+
+
+def test_a_failed_start_returns_none(pool: ForkServerPool) -> None:
+    assert pool.get_or_start(RuntimeKey("none", "/no/such/python")) is None
+    assert pool._servers == {}
+
+
+def test_fork_mode_never_returns_none(
+    pool: ForkServerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTFIT_FORK", "never")
+    assert pool.get_or_start(RuntimeKey("none")) is None
+
+
+def test_agent_settings_are_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPOTFIT_RUN_SECRET", "s")
+    monkeypatch.setenv("SPOTFIT_LOG_LEVEL", "DEBUG")
+    environment = RuntimeKey.of("none", sys.executable, {"MINE": "yes"}).environment()
+    assert "SPOTFIT_RUN_SECRET" not in environment
+    assert environment["SPOTFIT_LOG_LEVEL"] == "DEBUG"
+    assert environment["MINE"] == "yes"
+
+
+def test_a_killed_server_leaves_no_process(pool: ForkServerPool) -> None:
+    server = start_server(pool)
+    pool.close()
+    assert not server.is_alive
+    assert not process.exists(server.pid)

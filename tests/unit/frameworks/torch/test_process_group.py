@@ -1,0 +1,144 @@
+"""The process group is formed at a new port of rank 0."""
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported in fact
+
+from spotfit.core.errors import MissingExtraError
+from spotfit.frameworks.torch import process_group as backend_of
+from spotfit.frameworks.torch.process_group import TorchFramework
+from spotfit.protocol.worker_agent import StartWorker
+from tests.unit.frameworks.workers import a_worker_start
+
+
+@pytest.fixture(autouse=True)
+def _environment_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    yield
+    TorchFramework().leave_group()
+
+
+def start(**options: Any) -> StartWorker:
+    """Return a single worker with these options of `TorchConfig`."""
+    return a_worker_start(options=options)
+
+
+def alone(_kind: str, value: bytes) -> bytes:
+    return value
+
+
+def test_all_rank_variables_are_set() -> None:
+    variables = TorchFramework().environment(a_worker_start(rank=1, world_size=2))
+    assert variables == {
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "NODE_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "ACCELERATE_TORCH_DEVICE": "cpu",
+    }
+
+
+def test_a_single_worker_can_form_several_groups() -> None:
+    for _ in range(2):
+        framework = TorchFramework()
+        framework.form_group(start(), alone)
+        assert (dist.get_world_size(), dist.get_backend()) == (1, "gloo")
+        assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+        framework.leave_group()
+        assert not dist.is_initialized()
+
+
+def test_every_round_uses_a_new_port() -> None:
+    ports = set()
+    for _ in range(2):
+        TorchFramework().form_group(start(), alone)
+        ports.add(os.environ["MASTER_PORT"])
+        TorchFramework().leave_group()
+    assert len(ports) == 2
+
+
+def test_the_store_listens_on_one_address_only() -> None:
+    with backend_of._listen("127.0.0.1") as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+
+
+def test_other_ranks_connect_to_the_address_of_rank_0() -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    broadcasts: list[tuple[str, bytes]] = []
+
+    def gather(kind: str, value: bytes) -> bytes:
+        broadcasts.append((kind, value))
+        return f"127.0.0.1 {store.port}".encode()
+
+    client = backend_of._rendezvous_store(
+        a_worker_start(rank=1, world_size=2), gather, backend_of.TorchOptions()
+    )
+    store.set("key", "value")
+    assert client.get("key") == b"value"
+    assert broadcasts == [("torch_master", b"")]
+
+
+@pytest.mark.parametrize("method", ["env", "tcp"])
+def test_both_init_methods_form_the_group(method: str) -> None:
+    TorchFramework().form_group(start(init_method=method), alone)
+    assert dist.is_initialized()
+
+
+@pytest.mark.parametrize("backend", ["nccl", "cpu:gloo,cuda:nccl"])
+def test_nccl_error_handling_is_enabled(backend: str) -> None:
+    assert backend_of.nccl_variables(backend, {}) == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+
+
+@pytest.mark.parametrize("name", ["TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT"])
+def test_existing_nccl_variables_are_kept(name: str) -> None:
+    assert backend_of.nccl_variables("nccl", {name: "0"}) == {}
+
+
+def test_without_nccl_no_variable_is_set() -> None:
+    assert backend_of.nccl_variables("gloo", {}) == {}
+    assert backend_of.nccl_variables("cpu:gloo", {}) == {}
+
+
+def test_several_backends_are_accepted() -> None:
+    TorchFramework().form_group(start(backend="cpu:gloo"), alone)
+    assert dist.get_backend() == "cpu:gloo"
+
+
+def test_a_missing_tpu_package_is_named() -> None:
+    with pytest.raises(MissingExtraError, match="needs the package torch_tpu"):
+        TorchFramework().form_group(start(backend="tpu_dist"), alone)
+
+
+def test_the_default_device_has_the_number_that_the_worker_sees() -> None:
+    devices = ("cuda:2", "cuda:3", "cuda:4")
+    variables = TorchFramework().environment(
+        a_worker_start(rank=1, world_size=2, resources={"GPU": 1}, devices=devices)
+    )
+    assert variables["ACCELERATE_TORCH_DEVICE"] == "cuda:1"
+    assert variables["CUDA_VISIBLE_DEVICES"] == "2,3"
+
+
+def test_an_existing_network_interface_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    backend_of._set_gloo_interface("127.0.0.1")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
+
+
+def test_leave_group_stops_waiting_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    TorchFramework().form_group(start(), alone)
+    first, second = socket.socketpair()
+    with first, second:
+        monkeypatch.setenv("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "0.01")
+        with monkeypatch.context() as patch:
+            patch.setattr(dist, "destroy_process_group", lambda: first.recv(1))
+            TorchFramework().leave_group()
+        second.send(b"x")

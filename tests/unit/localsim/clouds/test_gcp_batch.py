@@ -1,0 +1,192 @@
+"""Google Cloud Batch on loopback, where it is odd in the way Google is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotfit.host.system import SystemClock
+from spotfit_localsim.clouds import gcp_batch as cloud
+from spotfit_localsim.clouds.gcp_batch import PROJECT, REGION
+from spotfit_localsim.clouds.http_server import WireRequest, WireResponse
+from spotfit_localsim.clouds.options import SimOptions
+from spotfit_localsim.clouds.simulator import Simulator, running_simulator
+
+batch = pytest.importorskip("google.cloud.batch_v1")
+exceptions = pytest.importorskip("google.api_core.exceptions")
+pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+
+PARENT = f"projects/{PROJECT}/locations/{REGION}"
+JobState, TaskState = batch.JobStatus.State, batch.TaskStatus.State
+
+
+@pytest.fixture
+def sim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulator]:
+    monkeypatch.setattr(cloud, "_RESCHEDULE_DELAY_S", 0.0)
+    with running_simulator(tmp_path, SimOptions(cloud="gcp_batch", boot_s=0.0)) as simulator:
+        yield simulator
+
+
+def client(sim: Simulator) -> Any:
+    from google.api_core.client_options import ClientOptions
+    from google.auth.credentials import AnonymousCredentials
+
+    return batch.BatchServiceClient(
+        credentials=AnonymousCredentials(),  # type: ignore[no-untyped-call]
+        transport="rest",
+        client_options=ClientOptions(api_endpoint=sim.server.url),
+    )
+
+
+def a_job(command: str = "exec sleep 100", *, count: int = 1, **spec: Any) -> dict[str, Any]:
+    container = {"image_uri": "i", "entrypoint": "/bin/sh", "commands": ["-c", command]}
+    task = {"runnables": [{"container": container}], **spec}
+    return {"task_groups": [{"task_count": count, "task_spec": task}]}
+
+
+def submit(sim: Simulator, job: dict[str, Any], job_id: str = "job", **more: Any) -> str:
+    request = {"parent": PARENT, "job_id": job_id, "job": job, **more}
+    return str(client(sim).create_job(request).name)
+
+
+def until(sim: Simulator, name: str, state: Any) -> Any:
+    clock, service = SystemClock(), client(sim)
+    give_up_at = clock.now() + 60
+    while (job := service.get_job(name=name)).status.state != state:
+        assert clock.now() < give_up_at, job
+        clock.wait(0.02)
+    return job
+
+
+def tasks_of(sim: Simulator, name: str) -> list[Any]:
+    return list(client(sim).list_tasks(parent=f"{name}/taskGroups/group0"))
+
+
+def test_a_task_knows_its_number_and_how_many_there_are(sim: Simulator) -> None:
+    name = submit(sim, a_job("echo $BATCH_TASK_INDEX of $BATCH_TASK_COUNT", count=2))
+    job = until(sim, name, JobState.SUCCEEDED)
+    assert job.status.task_groups["group0"].counts == {"SUCCEEDED": 2}
+    said = sorted(sim.datacenter.output(machine) for machine in sim.datacenter.machines.values())
+    assert said == ["0 of 2\n", "1 of 2\n"]
+
+
+def test_one_task_that_fails_fails_the_job_when_all_are_over(sim: Simulator) -> None:
+    name = submit(sim, a_job("exit $BATCH_TASK_INDEX", count=2))
+    until(sim, name, JobState.FAILED)
+    states = [task.status.state for task in tasks_of(sim, name)]
+    assert states == [TaskState.SUCCEEDED, TaskState.FAILED]
+
+
+def test_all_causes_share_one_budget_of_retries(sim: Simulator) -> None:
+    policy = {"action": "RETRY_TASK", "action_condition": {"exit_codes": [50001, 85]}}
+    name = submit(sim, a_job("exit 85", max_retry_count=2, lifecycle_policies=[policy]))
+    until(sim, name, JobState.FAILED)
+    (task,) = tasks_of(sim, name)
+    codes = [event.task_execution.exit_code for event in task.status.status_events]
+    assert sorted(filter(None, codes)) == [85] * 3
+    times = [event.event_time for event in task.status.status_events]
+    assert times != sorted(times), "events come in no order"
+
+
+@pytest.mark.parametrize(
+    ("action", "codes", "tries"),
+    [("RETRY_TASK", [1], 1), ("FAIL_TASK", [1], 3), ("FAIL_TASK", [2], 1)],
+)
+def test_what_a_policy_does_not_name_gets_its_opposite(
+    sim: Simulator, action: str, codes: list[int], tries: int
+) -> None:
+    policy = {"action": action, "action_condition": {"exit_codes": codes}}
+    name = submit(sim, a_job("exit 2", max_retry_count=2, lifecycle_policies=[policy]))
+    until(sim, name, JobState.FAILED)
+    assert len(sim.datacenter.machines) == tries
+
+
+def test_a_cancelled_job_is_remembered_and_a_deleted_one_is_not(sim: Simulator) -> None:
+    name = submit(sim, a_job())
+    until(sim, name, JobState.RUNNING)
+    operation = client(sim).cancel_job({"name": name})
+    until(sim, name, JobState.CANCELLED)
+    assert operation.metadata.verb == "cancel"
+    with pytest.raises(exceptions.BadRequest):
+        client(sim).cancel_job({"name": name})
+    client(sim).delete_job({"name": name})
+    clock = SystemClock()
+    give_up_at = clock.now() + 60
+    while sim.cloud.state.jobs:
+        assert clock.now() < give_up_at
+        clock.wait(0.02)
+    with pytest.raises(exceptions.NotFound):
+        client(sim).get_job(name=name)
+
+
+def test_a_second_job_of_one_id_is_refused_and_a_repeated_request_is_not(sim: Simulator) -> None:
+    first = submit(sim, a_job(), request_id="5b16bd1e-2e3f-4a55-b9f5-7d1f6b0a4c11")
+    assert submit(sim, a_job(), request_id="5b16bd1e-2e3f-4a55-b9f5-7d1f6b0a4c11") == first
+    with pytest.raises(exceptions.Conflict):
+        submit(sim, a_job())
+
+
+@pytest.mark.parametrize(
+    ("job_id", "job"),
+    [
+        ("Job", a_job()),
+        ("job", {"task_groups": []}),
+        ("job", a_job(max_retry_count=11)),
+        ("job", a_job(lifecycle_policies=[{"action": "RETRY_TASK"}] * 2)),
+        ("job", a_job(environment={"variables": {"A": "x" * 2**20}})),
+        (
+            "job",
+            {
+                **a_job(),
+                "allocation_policy": {"location": {"allowed_locations": ["regions/us-west1"]}},
+            },
+        ),
+    ],
+)
+def test_what_google_refuses_is_refused(sim: Simulator, job_id: str, job: dict[str, Any]) -> None:
+    with pytest.raises(exceptions.BadRequest):
+        submit(sim, job, job_id)
+
+
+def test_states_are_numbers_or_names_as_somebody_likes(sim: Simulator) -> None:
+    name = submit(sim, a_job("true"))
+    until(sim, name, JobState.SUCCEEDED)
+
+    def told(path: str, **query: str) -> Any:
+        import msgspec
+
+        reply = sim.cloud.answer_request(WireRequest("GET", f"/v1/{path}", query, {}, b""))
+        return msgspec.json.decode(reply.body)["status"]
+
+    numbers = {"$alt": "json;enum-encoding=int"}
+    assert told(name)["state"] == "SUCCEEDED"
+    assert told(name, **numbers)["state"] == 4
+    task = told(f"{name}/taskGroups/group0/tasks/0", **numbers)
+    assert task["state"] == 5
+    assert {event["taskState"] for event in task["statusEvents"]} <= {3, 5}
+
+
+def test_the_metadata_server_waits_for_a_change_if_it_is_asked_to(sim: Simulator) -> None:
+    name = submit(sim, a_job())
+    until(sim, name, JobState.RUNNING)
+    (machine,) = list(sim.datacenter.machines.values())
+    path = "/computeMetadata/v1/instance/preempted"
+
+    def ask(query: dict[str, str], headers: dict[str, str]) -> WireResponse:
+        reply = sim.cloud.answer_metadata(machine, WireRequest("GET", path, query, headers, b""))
+        assert reply is not None
+        return reply
+
+    google = {"metadata-flavor": "Google"}
+    assert ask({}, {}).status == 403
+    first = ask({}, google)
+    assert (first.body, first.hold_s) == (b"FALSE", 0.0)
+    wait = {"wait_for_change": "true", "timeout_sec": "3", "last_etag": first.headers["etag"]}
+    assert ask(wait, google).hold_s == 3.0
+    with sim._lock:
+        sim.datacenter.reclaim(machine, notice=True)
+    told = ask(wait, google)
+    assert (told.body, told.hold_s) == (b"TRUE", 0.0)

@@ -1,0 +1,152 @@
+"""The slice of a Kubernetes API, for the real client and for kubectl."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotfit.host.system import SystemClock
+from spotfit_localsim.clouds.options import SimOptions
+from spotfit_localsim.clouds.simulator import Simulator, running_simulator
+
+kubernetes = pytest.importorskip("kubernetes.client")
+pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+
+JOB: dict[str, Any] = {
+    "metadata": {"name": "job"},
+    "spec": {
+        "completionMode": "Indexed",
+        "completions": 2,
+        "parallelism": 2,
+        "template": {
+            "metadata": {"labels": {"app": "x"}},
+            "spec": {
+                "restartPolicy": "Never",
+                "containers": [
+                    {
+                        "name": "agent",
+                        "image": "i",
+                        "command": ["/bin/sh", "-c", "echo I am $JOB_COMPLETION_INDEX; sleep 100"],
+                    }
+                ],
+            },
+        },
+    },
+}
+
+
+@pytest.fixture
+def sim(tmp_path: Path) -> Iterator[Simulator]:
+    with running_simulator(
+        tmp_path, SimOptions(cloud="kubernetes", boot_s=0.0, notice_s=5.0)
+    ) as simulator:
+        yield simulator
+
+
+@pytest.fixture
+def api(sim: Simulator) -> Any:
+    return kubernetes.ApiClient(kubernetes.Configuration(host=sim.server.url))
+
+
+def pods(api: Any, phase: str) -> list[Any]:
+    clock = SystemClock()
+    give_up_at = clock.now() + 20
+    while True:
+        listed = kubernetes.CoreV1Api(api).list_namespaced_pod("default", label_selector="app=x")
+        found = [pod for pod in listed.items if pod.status.phase == phase]
+        if len(found) == 2:
+            return found
+        assert clock.now() < give_up_at, listed
+        clock.wait(0.02)
+
+
+def test_the_library_s_own_classes_read_what_is_told(api: Any) -> None:
+    made = kubernetes.BatchV1Api(api).create_namespaced_job("default", JOB)
+    assert made.metadata.uid
+    first, second = sorted(pods(api, "Running"), key=lambda pod: pod.metadata.name)
+    assert first.status.pod_ip != second.status.pod_ip
+    core = kubernetes.CoreV1Api(api)
+    clock = SystemClock()
+    while "I am" not in (told := core.read_namespaced_pod_log(first.metadata.name, "default")):
+        clock.wait(0.02)
+    assert told == "I am 0\n"
+
+
+def test_a_node_that_goes_disrupts_its_pod(sim: Simulator, api: Any) -> None:
+    kubernetes.BatchV1Api(api).create_namespaced_job("default", JOB)
+    pods(api, "Running")
+    sim.datacenter.reclaim(next(sim.datacenter.active_machines()), notice=False)
+    clock = SystemClock()
+    while True:
+        listed = kubernetes.CoreV1Api(api).list_namespaced_pod("default").items
+        told = [c.type for pod in listed for c in pod.status.conditions or []]
+        if "DisruptionTarget" in told:
+            break
+        clock.wait(0.02)
+
+
+def test_a_node_with_a_notice_is_tainted_before_its_pod_is_deleted(
+    sim: Simulator, api: Any
+) -> None:
+    kubernetes.BatchV1Api(api).create_namespaced_job("default", JOB)
+    core, clock = kubernetes.CoreV1Api(api), SystemClock()
+    name = pods(api, "Running")[0].spec.node_name
+    assert core.read_node(name).spec.taints is None
+    machine = next(one for one in sim.datacenter.active_machines() if name == f"spot-{one.number}")
+    sim.datacenter.advise(machine)
+    handler = "aws-node-termination-handler"
+    taints = core.read_node(name).spec.taints
+    assert [one.key for one in taints] == [f"{handler}/rebalance-recommendation"]
+    sim.datacenter.reclaim(machine, notice=True)
+    taints = core.read_node(name).spec.taints
+    assert taints[0].key == f"{handler}/spot-itn"
+    (pod,) = [one for one in pods(api, "Running") if one.spec.node_name == name]
+    assert pod.metadata.deletion_timestamp is None
+    while pod.metadata.deletion_timestamp is None:
+        pod = core.read_namespaced_pod(pod.metadata.name, "default")
+        clock.wait(0.02)
+
+
+@pytest.mark.parametrize(
+    ("call", "status"),
+    [
+        (lambda api: kubernetes.BatchV1Api(api).read_namespaced_job("none", "default"), 404),
+        (lambda api: kubernetes.CoreV1Api(api).list_namespaced_endpoints("default"), 404),
+    ],
+)
+def test_what_is_not_there_is_told_in_kubernetes_own_way(api: Any, call: Any, status: int) -> None:
+    with pytest.raises(kubernetes.exceptions.ApiException) as told:
+        call(api)
+    assert told.value.status == status
+    assert '"kind":"Status"' in told.value.body
+
+
+def test_a_policy_that_kubernetes_refuses_is_refused(api: Any) -> None:
+    spec = {**JOB["spec"], "podFailurePolicy": {"rules": []}, "podReplacementPolicy": "Always"}
+    spec["podFailurePolicy"] = {"rules": [{"action": "Ignore"}]}
+    with pytest.raises(kubernetes.exceptions.ApiException) as told:
+        kubernetes.BatchV1Api(api).create_namespaced_job("default", {**JOB, "spec": spec})
+    assert told.value.status == 422
+
+
+KUBECTL = shutil.which("kubectl")
+
+
+@pytest.mark.skipif(KUBECTL is None, reason="no kubectl on this machine")
+def test_kubectl_reads_it_too(sim: Simulator, api: Any) -> None:
+    kubernetes.BatchV1Api(api).create_namespaced_job("default", JOB)
+    pods(api, "Running")
+    told = subprocess.run(
+        [str(KUBECTL), "--server", sim.server.url, "get", "pods,jobs"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert told.stdout.count("pod/job-") == 2
+    assert "job.batch/job" in told.stdout

@@ -1,0 +1,100 @@
+"""`sim://…`: it keeps a simulator up, and has the cloud's own provisioner do the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spotfit.core.errors import ConfigError
+from spotfit_localsim.clouds.cloud_host import SIM_ROOT_ENV
+from spotfit_localsim.clouds.provisioner import SimProvisioner, _location_settings
+
+pytestmark = pytest.mark.real_time("a simulated cloud lives in real time")
+
+
+@pytest.fixture
+def sim(tmp_path: Path) -> Iterator[SimProvisioner]:
+    sim = SimProvisioner.with_options(
+        cloud="plain", root=str(tmp_path / "cloud"), nodes=3, notice_s=7.0
+    )
+    yield sim
+    sim.call_simulator("leave")
+
+
+def test_options_of_the_cloud_reach_the_cloud_and_the_others_stay_here(sim: SimProvisioner) -> None:
+    from spotfit.core.ids import Token
+    from spotfit.model.group import GroupRequest
+
+    assert sim.plan(GroupRequest(token=Token("t-1"), num_workers=6, total_workers=6)).num_nodes == 3
+    assert sim.traits.notice_s == 7.0
+    assert sim.traits.observe_interval_s == sim.options.observe_s
+
+
+def test_unknown_option_is_reported(tmp_path: Path) -> None:
+    sim = SimProvisioner.with_options(cloud="plain", root=str(tmp_path / "cloud"), nods=3)
+    with pytest.raises(ConfigError, match="nods"):
+        _ = sim.traits
+    sim.call_simulator("leave")
+
+
+def test_two_provisioners_share_one_simulator(sim: SimProvisioner) -> None:
+    other = SimProvisioner.with_options(cloud="plain", root=str(sim.root))
+    assert sim.start_simulator() == other.start_simulator()
+
+
+def test_stopped_simulator_restarts_at_the_same_address(sim: SimProvisioner) -> None:
+    url = sim.start_simulator()
+    sim.call_simulator("leave", {"machines": False})
+    assert sim.start_simulator() == url
+
+
+def test_machine_uses_the_simulator_of_its_own_cloud(
+    sim: SimProvisioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SIM_ROOT_ENV, str(sim.root))
+    assert SimProvisioner.with_options(cloud="plain", seed=9).root == sim.root
+
+
+def test_different_options_use_different_simulators() -> None:
+    one, other = (SimProvisioner.with_options(cloud="plain", seed=seed) for seed in (1, 2))
+    assert one.root != other.root
+
+
+SECRETS = {
+    "AWS_ACCESS_KEY_ID": "AKIAEXAMPLE",
+    "AWS_SECRET_ACCESS_KEY": "a secret",
+    "AWS_SESSION_TOKEN": "a token",
+    "AZURE_STORAGE_ACCOUNT_KEY": "a key",
+    "AZURE_STORAGE_SAS_TOKEN": "sig=1",
+    "AZURE_CLIENT_SECRET": "another",
+    "GOOGLE_APPLICATION_CREDENTIALS": "/keys/mine.json",
+}
+
+
+def root() -> Path:
+    return SimProvisioner.with_options(cloud="plain").root
+
+
+def test_new_credentials_keep_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:password@127.0.0.1:9000/?sig=1")
+    before, told = root(), _location_settings()
+    for name, secret in SECRETS.items():
+        monkeypatch.setenv(name, secret)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:changed@127.0.0.1:9000/?sig=2")
+    assert root() == before
+    assert _location_settings() == told
+    assert ("AWS_ENDPOINT_URL", "http://127.0.0.1:9000/") in told
+    assert not {*SECRETS.values(), "password"} & {part for pair in told for part in pair}
+
+
+def test_different_endpoint_uses_a_different_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = root()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9000")
+    assert root() != before
+
+
+def test_failed_control_action_raises(sim: SimProvisioner) -> None:
+    with pytest.raises(ConfigError, match="failed to reclaim: No machine"):
+        sim.call_simulator("reclaim")

@@ -1,0 +1,137 @@
+"""A run told as a timeline, with a line for every kind of entry."""
+
+import typing
+
+import pytest
+
+from spotfit.core.ids import AgentId, RunId, Token
+from spotfit.model.events import (
+    CancelRequested,
+    CheckpointCommitted,
+    CheckpointDropped,
+    FailureCause,
+    FitEnded,
+    FitStarted,
+    GroupPlanned,
+    GroupRefused,
+    GroupsReleased,
+    GroupSubmitted,
+    JournalEvent,
+    LeaderElected,
+    NodeLost,
+    PreemptionNoticed,
+    RoundClosed,
+    RoundOpened,
+    TrainingEnded,
+    ValidationEnded,
+    ValidationStarted,
+)
+from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
+from spotfit.model.spec import RunSpec
+from spotfit.model.topology import NodeAssignment, Notice, Round
+from spotfit_localsim.virtual.timeline import SimulationResult, TimelineEntry, describe_event
+
+A1, T1 = AgentId("a1"), Token("t1")
+EVENTS: tuple[tuple[JournalEvent, str], ...] = (
+    (
+        FitStarted(
+            spec=RunSpec(run_id=RunId("r"), name="run", fit_id="f", min_workers=2, max_workers=4)
+        ),
+        "2..4 workers",
+    ),
+    (
+        LeaderElected(leader=A1, epoch=3, lost_leader=AgentId("a0"), reason="it fell"),
+        "epoch 3: it fell (lost a0)",
+    ),
+    (
+        GroupPlanned(
+            request=GroupRequest(token=T1, num_workers=1, total_workers=1),
+            plan=GroupPlan(token=T1, provisioner="sim", num_nodes=2, slots_per_node=1),
+            reason="two",
+        ),
+        "2 machines (two)",
+    ),
+    (
+        GroupSubmitted(token=T1, handle=GroupHandle(token=T1, provisioner="sim", name="x")),
+        "submitted t1",
+    ),
+    (GroupRefused(token=T1, reason="none left", is_final=True), "permanently: none left"),
+    (NodeLost(token=T1, node=1, agent=A1, reason="gone"), "lost t1.1 (a1): gone"),
+    (GroupsReleased(token=T1), "released t1"),
+    (PreemptionNoticed(agent=A1, notice=Notice(reason="spot", seconds_left=30.0)), "30.0 s"),
+    (
+        RoundOpened(
+            round=Round(
+                number=1,
+                assignments=(
+                    NodeAssignment(
+                        agent=A1,
+                        node_rank=0,
+                        first_rank=0,
+                        num_workers=2,
+                        host="h",
+                        token=T1,
+                        node=0,
+                    ),
+                ),
+                checkpoint_name="c",
+            )
+        ),
+        "from c: a1:0+2",
+    ),
+    (RoundClosed(round_number=1, cause=FailureCause.NETWORK, reason="cut"), "cause network: cut"),
+    (
+        CheckpointCommitted(name="c", round=1, report_index=4, metrics={"step": 5}, ranks=(0,)),
+        "round 1, report 4",
+    ),
+    (CheckpointDropped(name="c", reason="old"), "dropped c: old"),
+    (
+        GroupPlanned(
+            request=GroupRequest(token=T1, num_workers=1, total_workers=1, role="validate"),
+            plan=GroupPlan(token=T1, provisioner="sim", num_nodes=1, slots_per_node=1),
+        ),
+        "1 machine for validation",
+    ),
+    (
+        ValidationStarted(
+            checkpoint_name="c",
+            checkpoint_uid="1-4",
+            attempt=2,
+            agent=A1,
+            token=T1,
+            node=0,
+            reason="here",
+        ),
+        "validation of c (1-4) started, attempt 2, on a1: here",
+    ),
+    (
+        ValidationEnded(checkpoint_name="c", checkpoint_uid="1-4", status="failed", reason="no"),
+        "failed c (1-4): {} no",
+    ),
+    (
+        TrainingEnded(fit_end=FitEnded(outcome="finished", reason="all")),
+        "training ended: finished all",
+    ),
+    (CancelRequested(reason="enough"), "enough"),
+    (FitEnded(outcome="failed", reason="why not"), "failed why not"),
+)
+
+
+@pytest.mark.parametrize(("event", "words"), EVENTS, ids=lambda value: type(value).__name__)
+def test_every_event_is_told(event: JournalEvent, words: str) -> None:
+    assert words in describe_event(event)
+
+
+def test_no_kind_of_event_is_left_out_here() -> None:
+    assert {type(event) for event, _ in EVENTS} == set(typing.get_args(JournalEvent))
+
+
+def test_a_story_begins_with_how_it_ended() -> None:
+    story = SimulationResult(
+        "storm", 7, timeline=[TimelineEntry(1.5, "a1", "begins"), TimelineEntry(2.0, "a1", "dies")]
+    )
+    assert str(story).splitlines()[0] == "storm, seed 7: no end"
+    assert str(story).splitlines()[2].split() == ["2.000", "a1", "dies"]
+    story.violation = "a hole"
+    assert "seed 7: a hole" in str(story)
+    assert story.outcome is None

@@ -1,0 +1,204 @@
+"""Which code is removed, kept and reported."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotfit.host import env
+from tests.unit.migrate.before_and_after import (
+    dedent_script,
+    manual_work,
+    migrate_script,
+    migrated_text,
+)
+
+
+def test_cluster_calls_are_removed_if_ray_is_not_needed() -> None:
+    assert migrated_text("""
+        import ray
+        from ray.train.torch import TorchTrainer
+
+        ray.init(num_cpus=4)
+        TorchTrainer(print).fit()
+        ray.shutdown()
+    """) == dedent_script("""
+        from spotfit.torch import TorchTrainer
+
+        TorchTrainer(print).fit()
+    """)
+
+
+def test_a_removed_line_is_reported_without_manual_work() -> None:
+    moved = migrate_script("import ray\nray.init()\n")
+    assert [(note.line, note.what, note.is_manual) for note in moved.notes] == [
+        (2, "ray.init()", False)
+    ]
+
+
+def test_a_removed_runtime_env_is_manual_work() -> None:
+    script = "import ray\nray.init(runtime_env={'env_vars': {'A': '1'}})\n"
+    assert migrated_text(script).strip() == ""
+    assert manual_work(script) == ["2: ray.init()"]
+    assert "worker_runtime_env" in migrate_script(script).manual_notes[0].do
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "if not ray.is_initialized():\n    ray.init()\n",
+        "if not ray.is_initialized(): ray.init(num_cpus=2)\n",
+        "if ray.is_initialized():\n    ray.shutdown()\n    ray.init()\n",
+    ],
+)
+def test_a_guarded_cluster_start_is_removed(start: str) -> None:
+    assert migrated_text(f"import ray\n{start}print(1)\n") == "print(1)\n"
+
+
+@pytest.mark.parametrize(
+    "need",
+    [
+        "ray.get(ray.put(1))",
+        "print(ray.is_initialized())",
+        "context = ray.init()",
+        "with ray.init():\n    pass",
+        "if not ray.is_initialized():\n    ray.init()\nelse:\n    print()",
+    ],
+)
+def test_cluster_calls_remain_if_ray_is_needed(need: str) -> None:
+    script = f"import ray\nray.init()\n{need}\n"
+    assert migrated_text(script) == script
+
+
+@pytest.mark.parametrize(
+    "other", ["import ray.data", "from ray import tune", "from ray.train.xgboost import *"]
+)
+def test_cluster_calls_remain_for_other_libraries_of_ray(other: str) -> None:
+    script = f"import ray\n{other}\nray.init()\n"
+    assert migrated_text(script) == script
+
+
+def test_an_emptied_block_gets_pass() -> None:
+    assert migrated_text("""
+        from ray import init, shutdown
+        def main():
+            # locally
+            init()
+        try:
+            train()
+        finally:
+            shutdown()
+    """) == dedent_script("""
+        def main():
+            # locally
+            pass
+        try:
+            train()
+        finally:
+            pass
+    """)
+
+
+def test_data_tasks_and_tune_are_reported_with_their_lines() -> None:
+    script = dedent_script("""
+        import ray
+        from ray import tune
+
+        @ray.remote
+        def load():
+            return ray.data.read_csv("x")
+
+        tune.Tuner(load)
+        ray.get(load.remote())
+    """)
+    assert migrated_text(script) == script
+    assert manual_work(script) == [
+        "5: ray.remote",
+        "7: ray.data.read_csv",
+        "9: ray.tune.Tuner",
+        "10: ray.get",
+    ]
+    assert all(note.do for note in migrate_script(script).manual_notes)
+
+
+def test_a_missing_name_of_a_mapped_module_is_reported() -> None:
+    script = dedent_script("""
+        from ray import train
+        train.no_such_name
+        train.lightning.prepare_trainer(None)
+        train.report({})
+    """)
+    assert migrated_text(script) == script.replace(
+        "from ray import train", "import spotfit as train"
+    )
+    assert manual_work(script) == [
+        "3: ray.train.no_such_name",
+        "4: ray.train.lightning.prepare_trainer",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "reported"),
+    [
+        (
+            "from ray.train.tensorflow import TensorflowTrainer as T",
+            "ray.train.tensorflow.TensorflowTrainer",
+        ),
+        ("import ray.train.xgboost as x\nT = x.XGBoostTrainer", "ray.train.xgboost.XGBoostTrainer"),
+        ("import ray\nT = ray.train.v2.jax.JaxTrainer", "ray.train.v2.jax.JaxTrainer"),
+        ("from ray.train.base_trainer import BaseTrainer", "ray.train.base_trainer.BaseTrainer"),
+    ],
+)
+def test_a_script_with_an_unsupported_trainer_is_unchanged(trainer: str, reported: str) -> None:
+    script = (
+        f"{trainer}\nfrom ray.train import ScalingConfig\nprint(ScalingConfig(num_workers=2))\n"
+    )
+    assert migrated_text(script) == script
+    assert [line.partition(": ")[2] for line in manual_work(script)] == [reported]
+
+
+def test_a_trainer_with_datasets_is_reported() -> None:
+    script = dedent_script("""
+        from ray.train.torch import TorchTrainer
+        TorchTrainer(print, datasets={}, dataset_config=None)
+    """)
+    assert manual_work(script) == ["3: TorchTrainer(datasets=...)"]
+
+
+def test_session_functions_become_context_methods() -> None:
+    assert migrated_text("""
+        from ray import air
+        from ray.air import session
+
+        session.report({"rank": session.get_world_rank()}, checkpoint=session.get_checkpoint())
+        air.session.get_local_rank(), air.ScalingConfig()
+    """) == dedent_script("""
+        import spotfit as air
+        import spotfit as session
+
+        session.report({"rank": session.get_context().get_world_rank()}, checkpoint=session.get_checkpoint())
+        air.get_context().get_local_rank(), air.ScalingConfig()
+    """)  # noqa: E501
+    assert manual_work("from ray.air import session\nsession.get_trial_name()\n") == [
+        "2: ray.air.session.get_trial_name"
+    ]
+
+
+def test_a_supported_variable_is_renamed() -> None:
+    assert migrated_text("import os\nos.environ['RAY_TRAIN_COLLECTIVE_TIMEOUT_S'] = '60'\n") == (
+        f"import os\nos.environ['{env.COLLECTIVE_TIMEOUT_S.name}'] = '60'\n"
+    )
+
+
+def test_an_unsupported_variable_is_reported() -> None:
+    script = dedent_script("""
+        env = {"RAY_TRAIN_NO_SUCH_THING": "1", "PATH": "export RAY_CHDIR_TO_TRIAL_DIR=0"}
+    """)
+    assert migrated_text(script) == script
+    assert manual_work(script) == ["2: RAY_CHDIR_TO_TRIAL_DIR", "2: RAY_TRAIN_NO_SUCH_THING"]
+
+
+def test_a_string_with_a_module_name_is_reported() -> None:
+    script = "mock.patch('ray.train.report', print)\nlog('ray.train is fine')\n"
+    assert migrated_text(script) == script
+    assert manual_work(script) == ["1: 'ray.train.report'"]
+    assert "spotfit.report" in migrate_script(script).manual_notes[0].do

@@ -1,0 +1,359 @@
+"""Failure causes and retry budgets."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from spotfit.core.errors import (
+    ConfigError,
+    EnvironmentMismatchError,
+    InfrastructureError,
+    IntegrityError,
+    MissingExtraError,
+    NotFoundError,
+    ShippingError,
+    TransientStoreError,
+)
+from spotfit.model.events import (
+    FailureCause,
+    LeaderElected,
+    PreemptedNodes,
+    RankFailure,
+    RoundClosed,
+)
+from spotfit.model.group import NodeState
+from spotfit.model.spec import FailureLimits
+from spotfit.policy.retry_budget import (
+    diagnose_setup_failure,
+    fit_ended_by_budget,
+    is_permanent_error,
+    preempted_nodes,
+    round_closed_by_failure,
+)
+from spotfit.testing.builders import (
+    TOKEN,
+    a_group_status,
+    a_leader_state,
+    a_member_status,
+    a_notice,
+    a_round,
+    a_spec,
+    a_view,
+    an_agent_id,
+    member_statuses,
+)
+
+VIEW = a_view(round=a_round())
+RAISED = RankFailure(rank=0, kind="raised", message="Traceback\nValueError: no")
+GONE = {TOKEN: a_group_status(NodeState.RUNNING, NodeState.GONE)}
+DIED = RankFailure(rank=1, kind="died", message="The worker of rank 1 was killed by SIGABRT.")
+RECLAIMED = PreemptedNodes(node_to_ranks={"t-1/1": (1,)})
+
+
+def test_an_exception_of_user_code_is_charged_to_the_worker() -> None:
+    closed = round_closed_by_failure(VIEW, a_leader_state(rank_failures={0: RAISED}), a_round())
+    assert closed == RoundClosed(
+        round_number=1,
+        cause=FailureCause.WORKER,
+        reason="rank 0 raised: ValueError: no",
+        failures=(RAISED,),
+    )
+
+
+def test_a_process_death_is_the_cause_of_its_peers_exceptions() -> None:
+    closed = round_closed_by_failure(
+        VIEW, a_leader_state(rank_failures={0: RAISED, 1: DIED}), a_round()
+    )
+    assert closed.failures == (DIED, RAISED)
+    assert closed.reason.startswith("rank 1 died: The worker of rank 1 was killed")
+
+
+def test_a_death_without_message_is_described_by_its_kind() -> None:
+    state = a_leader_state(rank_failures={0: RankFailure(rank=0, kind="died", message="  ")})
+    assert round_closed_by_failure(VIEW, state, a_round()).reason == "rank 0 died: died"
+
+
+def test_the_reason_is_the_last_line_of_the_traceback() -> None:
+    message = "Traceback\n  File\nConfigError: The node has no GPU.\n  What to do: Ask for one."
+    state = a_leader_state(rank_failures={0: RankFailure(rank=0, kind="raised", message=message)})
+    assert (
+        round_closed_by_failure(VIEW, state, a_round()).reason
+        == "rank 0 raised: ConfigError: The node has no GPU."
+    )
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["its agent is gone", "the journal gave it up", "it led before"],
+)
+def test_a_lost_node_takes_precedence_over_errors_of_peers(how: str) -> None:
+    view, state = (
+        VIEW,
+        a_leader_state(
+            members=member_statuses(a_member_status(0)),
+            rank_failures={0: RAISED},
+            group_statuses=GONE,
+        ),
+    )
+    if how == "its agent is gone":
+        state = replace(state, disconnected_since={an_agent_id(1): 3.0})
+    elif how == "the journal gave it up":
+        view = replace(view, lost_agents=frozenset({an_agent_id(1)}))
+    else:
+        view = replace(
+            view,
+            leader=LeaderElected(
+                leader=an_agent_id(0),
+                epoch=2,
+                coordinator_address="h:1",
+                reason="",
+                lost_leader=an_agent_id(1),
+            ),
+        )
+    closed = round_closed_by_failure(view, state, a_round())
+    assert (closed.cause, closed.reason) == (FailureCause.PREEMPTION, "lost 1 machine (t-1/1)")
+    assert [(one.rank, one.kind) for one in closed.failures] == [(1, "lost"), (0, "raised")]
+    assert closed.preempted == PreemptedNodes(node_to_ranks={"t-1/1": (1,)})
+
+
+def test_a_lost_rank_is_reported_once() -> None:
+    state = a_leader_state(
+        members=member_statuses(a_member_status(0)),
+        disconnected_since={an_agent_id(1): 3.0},
+        rank_failures={1: DIED},
+        group_statuses=GONE,
+    )
+    closed = round_closed_by_failure(VIEW, state, a_round())
+    assert [(one.rank, one.kind) for one in closed.failures] == [(1, "lost")]
+
+
+def test_errors_on_nodes_with_a_notice_are_charged_to_preemption() -> None:
+    view = replace(VIEW, notices={an_agent_id(1): a_notice()})
+    closed = round_closed_by_failure(view, a_leader_state(rank_failures={1: DIED}), a_round())
+    assert closed.cause is FailureCause.PREEMPTION
+    assert closed.reason == "lost 1 machine (t-1/1) after a preemption notice"
+    assert closed.preempted == PreemptedNodes(node_to_ranks={"t-1/1": (1,)})
+
+
+def test_a_death_on_a_node_with_a_notice_takes_precedence() -> None:
+    view = replace(VIEW, notices={an_agent_id(1): a_notice(deadline_ms=77)})
+    closed = round_closed_by_failure(
+        view, a_leader_state(rank_failures={0: RAISED, 1: DIED}), a_round()
+    )
+    assert (closed.cause, closed.preempted) == (
+        FailureCause.PREEMPTION,
+        PreemptedNodes(node_to_ranks={"t-1/1": (1,)}, deadline_ms=77),
+    )
+
+
+@pytest.mark.parametrize("ranks", [(0,), (0, 1)])
+def test_a_notice_does_not_excuse_errors_of_other_nodes(ranks: tuple[int, ...]) -> None:
+    view = replace(VIEW, notices={an_agent_id(1): a_notice()})
+    raised = {rank: replace(RAISED, rank=rank) for rank in ranks}
+    closed = round_closed_by_failure(view, a_leader_state(rank_failures=raised), a_round())
+    assert (closed.cause, closed.preempted) == (FailureCause.WORKER, None)
+
+
+def test_the_earliest_deadline_is_recorded() -> None:
+    notices = {an_agent_id(0): a_notice(deadline_ms=900), an_agent_id(1): a_notice(deadline_ms=0)}
+    both = preempted_nodes(
+        a_round().assignments, replace(VIEW, notices=notices), drain_timed_out=True
+    )
+    assert both == PreemptedNodes(
+        node_to_ranks={"t-1/0": (0,), "t-1/1": (1,)}, deadline_ms=900, drain_timed_out=True
+    )
+
+
+def test_a_broken_connection_of_a_returned_agent_is_network() -> None:
+    state = a_leader_state(
+        disconnected_in_round=frozenset({an_agent_id(1)}), rank_failures={0: RAISED}
+    )
+    closed = round_closed_by_failure(VIEW, state, a_round())
+    assert (closed.cause, closed.reason) == (FailureCause.NETWORK, "the connection to t-1/1 broke")
+    assert closed.failures == (RAISED,)
+
+
+@pytest.mark.parametrize("seen", [0.0, 3.0], ids=["no report", "reported as running"])
+def test_a_broken_connection_without_a_report_is_network(seen: float) -> None:
+    state = a_leader_state(
+        members=member_statuses(a_member_status(0)),
+        disconnected_since={an_agent_id(1): 3.0},
+        disconnected_in_round=frozenset({an_agent_id(1)}),
+        rank_failures={0: RAISED},
+        group_statuses={TOKEN: a_group_status()},
+        status_as_of={TOKEN: seen},
+    )
+    closed = round_closed_by_failure(VIEW, state, a_round())
+    assert (closed.cause, closed.reason) == (FailureCause.NETWORK, "the connection to t-1/1 broke")
+    assert [(one.rank, one.kind) for one in closed.failures] == [(1, "lost"), (0, "raised")]
+
+
+def test_a_running_machine_without_an_agent_is_platform() -> None:
+    lost = frozenset({an_agent_id(1)})
+    view = replace(VIEW, lost_agents=lost, platform_outages=lost)
+    closed = round_closed_by_failure(
+        view,
+        a_leader_state(members=member_statuses(a_member_status(0)), rank_failures={0: RAISED}),
+        a_round(),
+    )
+    assert (closed.cause, closed.reason) == (
+        FailureCause.PLATFORM,
+        "the agent on t-1/1 is unreachable",
+    )
+
+
+def test_without_failures_the_cause_is_a_leader_change() -> None:
+    assert (
+        round_closed_by_failure(VIEW, a_leader_state(), a_round()).cause
+        is FailureCause.LEADER_CHANGE
+    )
+
+
+@pytest.mark.parametrize(
+    ("limits", "blame", "count", "ends"),
+    [
+        (FailureLimits(worker=0), FailureCause.WORKER, 1, True),
+        (FailureLimits(worker=1), FailureCause.WORKER, 1, False),
+        (FailureLimits(worker=1), FailureCause.WORKER, 2, True),
+        (FailureLimits(worker=-1), FailureCause.WORKER, 999, False),
+        (FailureLimits(preemption=2), FailureCause.PREEMPTION, 2, False),
+        (FailureLimits(preemption=2), FailureCause.PREEMPTION, 3, True),
+        (FailureLimits(platform=0), FailureCause.PLATFORM, 1, True),
+        (FailureLimits(), FailureCause.PREEMPTION, 999, False),
+        (FailureLimits(worker=0, preemption=0), FailureCause.NETWORK, 999, False),
+        (FailureLimits(worker=0), FailureCause.RESIZE, 999, False),
+        (FailureLimits(worker=0), FailureCause.LEADER_CHANGE, 999, False),
+    ],
+)
+def test_each_cause_has_its_own_limit(
+    limits: FailureLimits, blame: FailureCause, count: int, ends: bool
+) -> None:
+    view = a_view(
+        spec=a_spec(failure_limits=limits),
+        failure_counts={**dict.fromkeys(FailureCause, 0), blame: count},
+        last_round_closed=RoundClosed(
+            round_number=count,
+            cause=blame,
+            reason="rank 0 raised: no",
+            failures=(RAISED,),
+            preempted=RECLAIMED,
+        ),
+    )
+    ended = fit_ended_by_budget(view)
+    assert (ended is not None) == ends
+    if ended is not None:
+        assert (ended.outcome, ended.cause, ended.failures) == ("failed", blame, (RAISED,))
+        assert ended.preempted == RECLAIMED
+        assert ended.reason.startswith(f"failure {count} with cause '{blame.value}'")
+
+
+def test_without_failures_no_fit_is_ended() -> None:
+    assert fit_ended_by_budget(a_view()) is None
+
+
+def test_a_limit_exceeded_by_another_cause_does_not_end_the_fit() -> None:
+    view = a_view(
+        failure_counts={FailureCause.WORKER: 0, FailureCause.PREEMPTION: 50},
+        last_round_closed=RoundClosed(
+            round_number=50, cause=FailureCause.PREEMPTION, reason="lost"
+        ),
+    )
+    assert fit_ended_by_budget(view) is None
+
+
+# --- setup failures ------------------------------------------------------------------------------
+
+UNREACHABLE = RankFailure(
+    rank=1, kind="raised", message="the index did not answer", cause=FailureCause.PLATFORM
+)
+NO_SUCH = RankFailure(
+    rank=0, kind="raised", message="no such package", cause=FailureCause.WORKER, is_permanent=True
+)
+OURS = RankFailure(
+    rank=0, kind="raised", message="KeyError: 3", cause=FailureCause.PLATFORM, is_permanent=True
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "blame", "final"),
+    [
+        (TransientStoreError("no answer"), FailureCause.PLATFORM, False),
+        (InfrastructureError("no process could be started"), FailureCause.PLATFORM, False),
+        (OSError(28, "No space left on device"), FailureCause.PLATFORM, False),
+        (MemoryError(), FailureCause.PLATFORM, False),
+        (ShippingError("there is no module 'his'"), FailureCause.WORKER, True),
+        (ShippingError("his module raised", retryable=True), FailureCause.WORKER, False),
+        (EnvironmentMismatchError("Python differs"), FailureCause.WORKER, True),
+        (IntegrityError("it was changed"), FailureCause.WORKER, True),
+        (MissingExtraError("no torch"), FailureCause.WORKER, True),
+        (NotFoundError("the code bundle is missing"), FailureCause.WORKER, True),
+        (KeyError("a mistake of ours"), FailureCause.PLATFORM, True),
+        (SystemExit(3), FailureCause.WORKER, False),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
+)
+def test_setup_failures_are_classified(
+    error: BaseException, blame: FailureCause, final: bool
+) -> None:
+    assert diagnose_setup_failure(error) == (blame, final)
+
+
+@pytest.mark.parametrize(
+    ("error", "ends_so_again"),
+    [
+        (ConfigError("own= is each rank's own", retryable=False), True),
+        (ConfigError("a metric cannot be encoded"), False),
+        (ConfigError("his load_state_dict raised", retryable=True), False),
+        (ValueError("his own"), False),
+    ],
+)
+def test_only_errors_marked_as_not_retryable_are_permanent(
+    error: BaseException, *, ends_so_again: bool
+) -> None:
+    assert is_permanent_error(error) is ends_so_again
+
+
+@pytest.mark.parametrize(
+    ("failures", "blame", "why"),
+    [
+        ([UNREACHABLE], FailureCause.PLATFORM, "rank 1 raised: the index did not answer"),
+        ([RAISED, UNREACHABLE], FailureCause.PLATFORM, "rank 1 raised: the index did not answer"),
+        ([UNREACHABLE, NO_SUCH], FailureCause.WORKER, "rank 0 raised: no such package"),
+        ([OURS, UNREACHABLE], FailureCause.PLATFORM, "rank 0 raised: KeyError: 3"),
+    ],
+    ids=["alone", "its peers echo", "what no try will change", "a mistake of ours"],
+)
+def test_a_setup_failure_is_charged_to_its_diagnosed_cause(
+    failures: list[RankFailure], blame: FailureCause, why: str
+) -> None:
+    state = a_leader_state(rank_failures={one.rank: one for one in failures})
+    closed = round_closed_by_failure(VIEW, state, a_round())
+    assert (closed.cause, closed.reason) == (blame, why)
+
+
+@pytest.mark.parametrize(
+    ("failure", "blame", "ends"),
+    [
+        (NO_SUCH, FailureCause.WORKER, True),
+        (OURS, FailureCause.PLATFORM, True),
+        (UNREACHABLE, FailureCause.PLATFORM, False),
+        (NO_SUCH, FailureCause.PREEMPTION, False),
+    ],
+    ids=["his mistake", "our mistake", "what may pass", "his mistake on a machine that is gone"],
+)
+def test_a_permanent_failure_ends_the_fit_whatever_the_limit(
+    failure: RankFailure, blame: FailureCause, ends: bool
+) -> None:
+    view = a_view(
+        spec=a_spec(failure_limits=FailureLimits(worker=-1, platform=-1)),
+        failure_counts={blame: 1},
+        last_round_closed=RoundClosed(
+            round_number=1, cause=blame, reason=f"rank {failure.rank} raised", failures=(failure,)
+        ),
+    )
+    ended = fit_ended_by_budget(view)
+    assert (ended is not None) == ends
+    if ended is not None:
+        assert (ended.cause, ended.failures) == (blame, (failure,))
+        assert "not retried, the failure is permanent" in ended.reason

@@ -1,0 +1,78 @@
+"""Images by the versions in them."""
+
+from importlib import metadata
+
+import pytest
+
+from spotfit.code.version_check import predict_mismatches
+from spotfit.core.errors import ConfigError
+from spotfit.host.machine import python_version
+from spotfit.model.group import UNKNOWN_SOFTWARE, Software
+from spotfit_provisioners.aws_batch.options import AwsBatchOptions
+from spotfit_provisioners.aws_batch.provisioner import AwsBatchProvisioner
+from spotfit_provisioners.azure_batch.provisioner import AzureBatchProvisioner
+from spotfit_provisioners.gcp_batch.provisioner import GcpBatchProvisioner
+from spotfit_provisioners.job_fields import images
+from spotfit_provisioners.kubernetes.provisioner import KubernetesProvisioner
+
+MINOR = python_version().rpartition(".")[0]
+TORCH = metadata.version("torch").partition("+")[0]
+
+
+def test_the_image_is_the_one_made_for_whoever_calls() -> None:
+    chosen = images.resolve_image("registry:5000/spotfit:{spotfit}-py{python}-torch{torch}-cpu")
+    ours = metadata.version("spotfit")
+    assert chosen == f"registry:5000/spotfit:{ours}-py{MINOR}-torch{TORCH}-cpu"
+
+
+def test_a_plain_name_stays_as_it_is() -> None:
+    assert images.resolve_image("registry/mine:7") == "registry/mine:7"
+    assert images.resolve_image("") == ""
+
+
+def test_a_package_that_is_not_here_chooses_no_image() -> None:
+    with pytest.raises(ConfigError, match="no-such-package, which is not installed"):
+        images.resolve_image("registry/mine:{no-such-package}")
+
+
+@pytest.mark.parametrize(
+    ("image", "said"),
+    [
+        (
+            "registry:5000/spotfit:0.1.0-py3.12-torch2.13.0-cpu",
+            Software(python="3.12", packages={"spotfit": "0.1.0", "torch": "2.13.0"}),
+        ),
+        (
+            "registry/mine:py3.11-scikit_learn1.9",
+            Software(python="3.11", packages={"scikit-learn": "1.9"}),
+        ),
+        (
+            "registry/spotfit:0.1.0-py3.12@sha256:00",
+            Software(python="3.12", packages={"spotfit": "0.1.0"}),
+        ),
+        ("registry:5000/mine", UNKNOWN_SOFTWARE),
+        ("registry/mine:latest", UNKNOWN_SOFTWARE),
+        ("registry/mine@sha256:00", UNKNOWN_SOFTWARE),
+        ("", UNKNOWN_SOFTWARE),
+    ],
+)
+def test_a_tag_says_what_the_image_holds(image: str, said: Software) -> None:
+    assert images.parse_image_software(image) == said
+
+
+CLOUDS = [AwsBatchProvisioner, AzureBatchProvisioner, GcpBatchProvisioner, KubernetesProvisioner]
+
+
+@pytest.mark.parametrize("kind", CLOUDS, ids=lambda kind: kind.name)
+def test_an_image_for_another_python_is_refused_before_a_machine_is_rented(kind: type) -> None:
+    wrong = kind.with_options(image="registry/spotfit:0.1.0-py3.9-cpu")  # type: ignore[attr-defined]
+    (mismatch,) = predict_mismatches(wrong.traits.software)
+    assert "the machines run cpython 3.9" in mismatch.message
+    right = kind.with_options(image="registry/spotfit:{spotfit}-py{python}-torch{torch}-cpu")  # type: ignore[attr-defined]
+    assert predict_mismatches(right.traits.software) == []
+
+
+def test_options_hold_the_image_that_was_chosen_for_machines_choose_none() -> None:
+    assert (
+        AwsBatchOptions(image="registry/spotfit:py{python}").image == f"registry/spotfit:py{MINOR}"
+    )

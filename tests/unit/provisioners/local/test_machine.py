@@ -1,0 +1,183 @@
+"""One machine: it serves a node, leaves it as it should be, and waits for another."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from spotfit.model.group import NodeState
+from spotfit_provisioners.local import machine_pool, processes
+from tests.unit.localsim.live.stand_in import LocalCloudHarness, StartedAgent, wait_for_exit
+
+
+def ended(up: StartedAgent) -> None:
+    up.end()
+    wait_for_exit(up.message["worker"])
+
+
+def test_the_next_run_finds_the_machine_waiting(local_cloud: LocalCloudHarness) -> None:
+    first = local_cloud.submit("a", 2)
+    before = local_cloud.next_agent()
+    see_the_end_of(local_cloud, before, first)
+    local_cloud.submit("b", 2)
+    after = local_cloud.next_agent()
+    assert after.machine == before.machine
+    assert after.message["token"] == "b"
+    for name in ("SPOTFIT_HOST", "SPOTFIT_NOTICE_FILE", "SPOTFIT_SCRATCH"):
+        assert after.message["environment"][name] != before.message["environment"][name]
+    assert after.message["environment"]["TMPDIR"] == before.message["environment"]["TMPDIR"]
+
+
+def see_the_end_of(local_cloud: LocalCloudHarness, up: StartedAgent, handle: object) -> None:
+    """Its machine leaves the node only when it can already be given the next one."""
+    ended(up)
+    while not local_cloud.observe(handle).is_terminated:  # type: ignore[arg-type]  # a handle
+        os.sched_yield()
+
+
+def test_a_machine_is_used_again_only_in_the_environment_it_was_started_in(
+    local_cloud: LocalCloudHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = local_cloud.submit("a", 2)
+    before = local_cloud.next_agent()
+    see_the_end_of(local_cloud, before, handle)
+    monkeypatch.setenv("FLAVOUR", "salt")
+    local_cloud.submit("b", 2)
+    after = local_cloud.next_agent()
+    assert after.message["environment"]["FLAVOUR"] == "salt"
+    wait_for_exit(before.machine.pid)  # it would never be of use again
+
+
+def test_letting_a_reused_machine_go_is_letting_its_second_group_go(
+    local_cloud: LocalCloudHarness,
+) -> None:
+    first = local_cloud.submit("a", 2)
+    up = local_cloud.next_agent()
+    see_the_end_of(local_cloud, up, first)
+    second = local_cloud.submit("b", 2)
+    local_cloud.next_agent()
+    local_cloud.provisioner.cancel(first)
+    assert local_cloud.observe(second).nodes[0].state == NodeState.RUNNING
+    local_cloud.provisioner.cancel(second)
+    wait_for_exit(up.machine.pid)
+
+
+def test_a_machine_that_is_kept_for_no_time_leaves_at_once(local_cloud: LocalCloudHarness) -> None:
+    local_cloud.configure(idle_s=0)
+    handle = local_cloud.submit("a", 2)
+    up = local_cloud.next_agent()
+    up.end()
+    wait_for_exit(up.machine.pid)
+    assert local_cloud.observe(handle).is_terminated
+    assert not local_cloud.root.path.exists()
+
+
+def test_a_machine_that_the_run_gave_up_is_gone(local_cloud: LocalCloudHarness) -> None:
+    handle = local_cloud.submit("a", 2)
+    up = local_cloud.next_agent()
+    up.end(code=75)
+    wait_for_exit(up.machine.pid)
+    assert local_cloud.observe(handle).nodes[0].state == NodeState.GONE
+    assert not local_cloud.root.path.exists()
+
+
+def test_two_machines_of_one_node_are_one(local_cloud: LocalCloudHarness) -> None:
+    """What a submitter started and did not live to note, and what its successor started."""
+    local_cloud.submit("a", 2)
+    up = local_cloud.next_agent()
+    (node,) = [node for group in local_cloud.root.groups() for node in group.nodes()]
+    command = [sys.executable, "-m", "spotfit_provisioners.local.machine", str(node.path)]
+    assert subprocess.run(command, timeout=60, check=False).returncode == 0
+    assert node.machine() == up.machine
+    assert local_cloud.is_quiet()
+
+
+def test_an_agent_that_cannot_be_loaded_is_told(local_cloud: LocalCloudHarness) -> None:
+    local_cloud.configure(agent="nowhere:at_all")
+    handle = local_cloud.submit("a", 2)
+    for machine in local_cloud.machines():
+        wait_for_exit(machine.pid)
+    (node,) = local_cloud.observe(handle).nodes
+    assert node.state == NodeState.FAILED
+    assert "No module named 'nowhere'" in node.reason
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from tests.unit.localsim.live.stand_in import LocalCloudHarness
+local_cloud = LocalCloudHarness(Path(sys.argv[1]))
+for token in sys.argv[2:]:
+    local_cloud.submit(token, 2)
+print("submitted", flush=True)
+sys.stdin.readline()
+"""
+
+
+def driver(local_cloud: LocalCloudHarness, *tokens: str) -> subprocess.Popen[str]:
+    """Another process that calls fit()."""
+    return subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(local_cloud.directory), *tokens],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_waiting_machine_ends_with_its_driver_and_a_training_one_goes_on(
+    local_cloud: LocalCloudHarness,
+) -> None:
+    with driver(local_cloud, "a", "b") as other:
+        first, second = local_cloud.next_agent(), local_cloud.next_agent()
+        ended(first)
+        other.kill()
+    wait_for_exit(first.machine.pid)
+    assert second.machine.is_alive
+    second.end()
+    wait_for_exit(second.machine.pid)
+    local_cloud.root.collect_garbage()
+    assert not local_cloud.root.path.exists()
+
+
+def test_a_driver_that_ends_sees_its_machines_out(local_cloud: LocalCloudHarness) -> None:
+    with driver(local_cloud, "a") as other:
+        assert other.stdout is not None
+        up = local_cloud.next_agent()
+        assert other.stdout.readline() == "submitted\n"
+        ended(up)
+        while local_cloud.root.group(local_cloud.launch.run_id, up.message["token"]).exists:
+            os.sched_yield()
+        other.communicate("\n")
+    assert not up.machine.is_alive
+    assert not local_cloud.root.path.exists()
+
+
+def test_nobody_is_served_by_the_machine_of_another_driver(local_cloud: LocalCloudHarness) -> None:
+    with driver(local_cloud, "a") as other:
+        theirs = local_cloud.next_agent()
+        ended(theirs)
+        local_cloud.submit("b", 2)
+        assert local_cloud.next_agent().machine != theirs.machine
+        other.communicate("\n")
+
+
+def test_a_machine_s_own_requests_are_its_driver_s(
+    local_cloud: LocalCloudHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader orders a replacement: the new machine belongs to the driver, in its environment."""
+    handle = local_cloud.submit("a", 2)
+    first = local_cloud.next_agent()
+    monkeypatch.setenv(machine_pool.OWNER_ENV, str(processes.current_process()))
+    monkeypatch.setenv(machine_pool.ROOT_ENV, str(local_cloud.root.path))
+    monkeypatch.setenv(machine_pool.TMPDIR_ENV, "")
+    monkeypatch.setenv("TMPDIR", first.message["environment"]["TMPDIR"])
+    replacement = local_cloud.submit("b", 2)
+    second = local_cloud.next_agent()
+    assert second.message["environment"]["TMPDIR"] != first.message["environment"]["TMPDIR"]
+    for name in (machine_pool.OWNER_ENV, machine_pool.ROOT_ENV, machine_pool.TMPDIR_ENV, "TMPDIR"):
+        monkeypatch.delenv(name)
+    see_the_end_of(local_cloud, second, replacement)
+    local_cloud.submit("c", 2)
+    assert local_cloud.next_agent().machine == second.machine
+    local_cloud.provisioner.cancel(handle)

@@ -1,0 +1,56 @@
+"""What machines inherit, and when two environments are the same to them."""
+
+from pathlib import Path
+
+import pytest
+
+from spotfit.core.ids import RunId, Token
+from spotfit_provisioners.local import machine_pool
+from spotfit_provisioners.local.processes import current_process
+from spotfit_provisioners.local.state_dir import LocalCloudDir
+
+
+def test_machines_inherit_everything_but_one_run_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLAVOUR", "salt")
+    monkeypatch.setenv("SPOTFIT_RUN_SECRET", "key")
+    monkeypatch.setenv("SPOTFIT_LOG_LEVEL", "DEBUG")
+    inherited = machine_pool.inherited_environment()
+    assert inherited["FLAVOUR"] == "salt"
+    assert inherited["SPOTFIT_LOG_LEVEL"] == "DEBUG"
+    assert "SPOTFIT_RUN_SECRET" not in inherited
+
+
+def test_a_machine_passes_on_the_driver_s_temporary_directory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TMPDIR", "/of/the/machine")
+    monkeypatch.setenv(machine_pool.TMPDIR_ENV, "/of/the/driver")
+    assert machine_pool.inherited_environment()["TMPDIR"] == "/of/the/driver"
+    monkeypatch.setenv(machine_pool.TMPDIR_ENV, "")
+    assert "TMPDIR" not in machine_pool.inherited_environment()
+
+
+def test_what_means_nothing_makes_no_difference() -> None:
+    assert machine_pool.environment_digest({"A": "1"}) == machine_pool.environment_digest(
+        {"A": "1", "PYTEST_CURRENT_TEST": "x", "_": "y"}
+    )
+    assert machine_pool.environment_digest({"A": "1"}) != machine_pool.environment_digest(
+        {"A": "2"}
+    )
+
+
+def test_a_driver_works_for_itself_and_a_machine_for_its_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(machine_pool.OWNER_ENV, raising=False)
+    assert machine_pool.owner_process() == current_process()
+    monkeypatch.setenv(machine_pool.OWNER_ENV, "12-34")
+    assert str(machine_pool.owner_process()) == "12-34"
+
+
+def test_there_is_nobody_to_ask_where_nothing_is(tmp_path: Path) -> None:
+    root = LocalCloudDir(tmp_path / "root")
+    node = root.group(RunId("run"), Token("a")).node(0)
+    assert not machine_pool.assign_waiting_machine(node, current_process(), "digest")
+    machine_pool.dismiss_machines(root, current_process())
+    assert not root.path.exists()

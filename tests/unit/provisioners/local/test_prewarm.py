@@ -1,0 +1,172 @@
+"""Prewarmed machines: used by the next group, or ended without leaving files."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from spotfit.core.ids import Token
+from spotfit.model.group import GroupPlan, GroupRequest, NodeState
+from spotfit_provisioners.local import prewarm, processes
+from spotfit_provisioners.local.processes import ProcessIdentity
+from tests.unit.localsim.live.stand_in import SECRET, LocalCloudHarness, wait_for_exit
+
+FRAMEWORK = "none"
+
+
+def plan(local_cloud: LocalCloudHarness, workers: int = 4) -> GroupPlan:
+    return local_cloud.provisioner.plan(
+        GroupRequest(token=Token("t-preflight"), num_workers=workers, total_workers=4)
+    )
+
+
+def waiting(local_cloud: LocalCloudHarness) -> set[ProcessIdentity]:
+    return {one.process for one in prewarm._unassigned if one.root == local_cloud.root}
+
+
+def test_a_run_takes_the_machines_that_were_begun_for_it(local_cloud: LocalCloudHarness) -> None:
+    with local_cloud.provisioner.prewarm(plan(local_cloud), FRAMEWORK):
+        begun = waiting(local_cloud)
+        assert len(begun) == 2
+        handle = local_cloud.submit("a", 4)
+        assert not waiting(local_cloud)
+    ups = [local_cloud.next_agent(), local_cloud.next_agent()]
+    assert {up.machine for up in ups} == begun
+    assert sorted(up.message["node"] for up in ups) == [0, 1]
+    assert [node.state for node in local_cloud.observe(handle).nodes] == [NodeState.RUNNING] * 2
+
+
+def test_a_warm_machine_serves_as_any_other(
+    local_cloud: LocalCloudHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLAVOUR", "salt")
+    with local_cloud.provisioner.prewarm(plan(local_cloud, 2), FRAMEWORK):
+        local_cloud.submit("a", 2)
+    up = local_cloud.next_agent()
+    assert up.message["secret"] == SECRET
+    assert SECRET not in " ".join(up.message["argv"])
+    assert up.message["environment"]["FLAVOUR"] == "salt"
+    assert up.message["environment"]["TMPDIR"].startswith(
+        str(local_cloud.root.machine_dir(up.machine))
+    )
+    assert up.message["environment"]["SPOTFIT_NOTICE_FILE"].startswith(str(local_cloud.root.path))
+    up.end()
+    local_cloud.submit("b", 2)
+    assert local_cloud.next_agent().message["token"] == "b"
+
+
+def test_those_that_nobody_took_leave_nothing_behind(local_cloud: LocalCloudHarness) -> None:
+    with local_cloud.provisioner.prewarm(plan(local_cloud), FRAMEWORK):
+        begun = waiting(local_cloud)
+    assert begun
+    for machine in begun:
+        wait_for_exit(machine.pid)
+    assert not local_cloud.root.path.exists()
+
+
+def test_an_error_on_the_way_lets_them_go(local_cloud: LocalCloudHarness) -> None:
+    begun: set[ProcessIdentity] = set()
+
+    def interrupted() -> None:
+        with local_cloud.provisioner.prewarm(plan(local_cloud), FRAMEWORK):
+            begun.update(waiting(local_cloud))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert begun
+    for machine in begun:
+        wait_for_exit(machine.pid)
+
+
+def test_they_die_with_their_driver(local_cloud: LocalCloudHarness) -> None:
+    driver = (
+        "import sys, time\n"
+        "from spotfit.core.ids import Token\n"
+        "from spotfit.model.group import GroupRequest\n"
+        "from spotfit_provisioners.local import prewarm\n"
+        "from spotfit_provisioners.local.provisioner import LocalProvisioner\n"
+        "local = LocalProvisioner(nodes=2, root=sys.argv[1])\n"
+        "plan = local.plan(GroupRequest(token=Token('t'), num_workers=4, total_workers=4))\n"
+        "with local.prewarm(plan, 'none'):\n"
+        "    print(*[one.process.pid for one in prewarm._unassigned], flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", driver, str(local_cloud.root.path)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as asked:
+        assert asked.stdout is not None
+        begun = [int(pid) for pid in asked.stdout.readline().split()]
+        assert len(begun) == 2
+        asked.send_signal(signal.SIGKILL)
+    for pid in begun:
+        wait_for_exit(pid)
+    assert not local_cloud.root.path.exists()
+
+
+def test_one_whose_root_was_tidied_away_makes_it_as_it_should_be(
+    local_cloud: LocalCloudHarness,
+) -> None:
+    """Its driver died at once, and the next one found nothing of use there. Chaos seed 6000002."""
+    words = [
+        *prewarm.MACHINE_COMMAND,
+        prewarm.WAIT_FLAG,
+        str(local_cloud.root.path),
+        "2",
+        FRAMEWORK,
+    ]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as machine:
+        while not any((home / "tmp").exists() for home in local_cloud.root.path.glob("machines/*")):
+            assert machine.poll() is None
+            os.sched_yield()
+        local_cloud.root.ensure()  # it raises for a root that others can enter
+        machine.communicate()
+    assert machine.returncode == 0
+    assert not local_cloud.root.path.exists()
+
+
+def test_one_of_another_environment_is_not_taken(
+    local_cloud: LocalCloudHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with local_cloud.provisioner.prewarm(plan(local_cloud, 2), FRAMEWORK):
+        (begun,) = waiting(local_cloud)
+        monkeypatch.setenv("FLAVOUR", "salt")
+        local_cloud.submit("a", 2)
+    up = local_cloud.next_agent()
+    assert up.machine != begun
+    assert up.message["environment"]["FLAVOUR"] == "salt"
+    wait_for_exit(begun.pid)
+
+
+def test_one_that_has_died_is_not_missed(local_cloud: LocalCloudHarness) -> None:
+    with local_cloud.provisioner.prewarm(plan(local_cloud, 2), FRAMEWORK):
+        (begun,) = waiting(local_cloud)
+        processes.kill_process_tree(begun)
+        wait_for_exit(begun.pid)
+        handle = local_cloud.submit("a", 2)
+    assert local_cloud.next_agent().machine != begun
+    assert local_cloud.observe(handle).nodes[0].state == NodeState.RUNNING
+
+
+def test_none_are_begun_where_there_is_no_room(local_cloud: LocalCloudHarness) -> None:
+    local_cloud.configure(capacity=1)
+    with local_cloud.provisioner.prewarm(plan(local_cloud), FRAMEWORK):
+        assert not waiting(local_cloud)
+
+
+def test_none_are_begun_where_machines_stand_already(local_cloud: LocalCloudHarness) -> None:
+    local_cloud.submit("a", 2)
+    local_cloud.next_agent()
+    with local_cloud.provisioner.prewarm(plan(local_cloud), FRAMEWORK):
+        assert not waiting(local_cloud)
+
+
+def test_a_machine_of_a_driver_begins_none(
+    local_cloud: LocalCloudHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTFIT_LOCAL_OWNER", f"{os.getppid()}-1")
+    with local_cloud.provisioner.prewarm(plan(local_cloud), FRAMEWORK):
+        assert not waiting(local_cloud)

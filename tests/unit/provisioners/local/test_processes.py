@@ -1,0 +1,93 @@
+"""Processes are told apart by more than their number."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spotfit_provisioners.local import processes
+from spotfit_provisioners.local.processes import ProcessIdentity, current_process, find_process
+from tests.unit.localsim.live.stand_in import wait_for_exit
+
+WAIT = [sys.executable, "-c", "input()"]
+
+
+def test_a_process_is_its_number_and_its_birth() -> None:
+    me = current_process()
+    assert me.is_alive
+    assert me.pid == os.getpid()
+    assert not ProcessIdentity(me.pid, "1").is_alive
+
+
+@pytest.mark.parametrize("text", ["", "12", "12-", "-12", "x-1"])
+def test_nonsense_is_no_process(text: str) -> None:
+    assert ProcessIdentity.parse(text) is None
+
+
+def test_a_process_written_down_is_read_again() -> None:
+    assert ProcessIdentity.parse(str(current_process())) == current_process()
+
+
+def test_a_zombie_is_not_alive() -> None:
+    with subprocess.Popen(WAIT, stdin=subprocess.PIPE) as child:
+        assert find_process(child.pid) is not None
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert find_process(child.pid) is None
+
+
+def test_killing_takes_everything_it_started(tmp_path: Path) -> None:
+    """A grandchild in a session of its own, too."""
+    told = tmp_path / "told"
+    os.mkfifo(told)
+    script = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "open(sys.argv[1], 'w').write(str(child.pid))\n"
+        "child.wait()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(told)]) as parent:
+        grandchild = int(told.read_text())
+        assert grandchild in processes.descendant_pids(os.getpid())
+        found = find_process(parent.pid)
+        assert found is not None
+        processes.kill_process_tree(found)
+        wait_for_exit(grandchild)
+    processes.kill_process_tree(found)  # again: nothing happens
+
+
+def test_a_detached_process_is_no_child_and_hears_nothing(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    script = "import os, sys; print(os.getppid(), repr(sys.stdin.read()), os.environ['FLAVOUR'])"
+    started = processes.start_detached(
+        [sys.executable, "-c", script],
+        environment={"FLAVOUR": "sweet", "PATH": os.defpath},
+        directory=tmp_path,
+        output=output,
+    )
+    if started is not None:  # it may be over already
+        wait_for_exit(started.pid)
+    parent, heard, flavour = output.read_text().split()
+    assert int(parent) != os.getpid()
+    assert heard == "''"
+    assert flavour == "sweet"
+
+
+def test_a_detached_process_hears_its_starter_to_the_end_of_a_pipe(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    theirs, ours = os.pipe()
+    started = processes.start_detached(
+        [sys.executable, "-c", "import sys; print(sys.stdin.read())"],
+        environment={"PATH": os.defpath},
+        directory=tmp_path,
+        output=output,
+        stdin=theirs,
+    )
+    os.close(theirs)
+    os.write(ours, b"hello")
+    os.close(ours)
+    assert started is not None
+    wait_for_exit(started.pid)
+    assert output.read_text() == "hello\n"

@@ -1,0 +1,287 @@
+"""This machine as a cloud: tokens are honoured, deaths are seen, nothing is left behind."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spotfit.core.errors import ConfigError, ProvisionPermissionError
+from spotfit.core.ids import RunId, Token
+from spotfit.model.group import GroupRequest, NodeState
+from spotfit.provision.api import Refusal
+from spotfit_provisioners.local import processes
+from spotfit_provisioners.local.options import LocalOptions
+from spotfit_provisioners.local.provisioner import LocalProvisioner
+from spotfit_provisioners.local.state_dir import LocalCloudDir
+from tests.unit.localsim.live.stand_in import SECRET, LocalCloudHarness, wait_for_exit
+
+
+def states(local_cloud: LocalCloudHarness, handle: object) -> list[NodeState]:
+    return [node.state for node in local_cloud.observe(handle).nodes]  # type: ignore[arg-type]  # a handle
+
+
+@pytest.mark.parametrize(
+    ("nodes", "workers", "of", "expected"),
+    [(1, 4, 4, (1, 4)), (2, 4, 4, (2, 2)), (2, 2, 4, (1, 2)), (3, 4, 4, (2, 2)), (2, 1, 4, (1, 2))],
+)
+def test_a_run_is_cut_into_equal_nodes(
+    nodes: int, workers: int, of: int, expected: tuple[int, int]
+) -> None:
+    local = LocalProvisioner(LocalOptions(nodes=nodes))
+    request = GroupRequest(token=Token("t"), num_workers=workers, total_workers=of)
+    plan = local.plan(request)
+    assert (plan.num_nodes, plan.slots_per_node) == expected
+    assert local.plan(request) == plan
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        GroupRequest(token=Token("../t"), num_workers=1, total_workers=1),
+        GroupRequest(token=Token("t"), num_workers=0, total_workers=1),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(request_: GroupRequest) -> None:
+    with pytest.raises(ConfigError):
+        LocalProvisioner().plan(request_)
+
+
+def test_every_node_is_a_group_of_processes_of_its_own(local_cloud: LocalCloudHarness) -> None:
+    handle = local_cloud.submit("a", 4)
+    first, second = local_cloud.next_agent(), local_cloud.next_agent()
+    assert {first.message["node"], second.message["node"]} == {0, 1}
+    assert first.message["group"] == first.machine.pid != second.message["group"]
+    assert os.getsid(first.machine.pid) == first.machine.pid
+    assert states(local_cloud, handle) == [NodeState.RUNNING, NodeState.RUNNING]
+    hosts = {up.message["environment"]["SPOTFIT_HOST"] for up in (first, second)}
+    assert len(hosts) == 2
+    assert all(host.startswith("127.0.") for host in hosts)
+
+
+def test_machines_are_nobodys_children(local_cloud: LocalCloudHarness) -> None:
+    local_cloud.submit("a", 2)
+    assert local_cloud.next_agent().machine.pid not in processes.descendant_pids(os.getpid())
+
+
+def test_the_secret_is_on_no_command_line_and_in_no_file(local_cloud: LocalCloudHarness) -> None:
+    local_cloud.submit("a", 2)
+    up = local_cloud.next_agent()
+    assert up.message["secret"] == SECRET
+    assert not any(SECRET in word for word in up.message["argv"])
+    assert SECRET.encode() not in Path(f"/proc/{up.machine.pid}/environ").read_bytes()
+    files = (path for path in local_cloud.root.path.rglob("*") if path.is_file())
+    assert not [path for path in files if SECRET in path.read_text(errors="replace")]
+
+
+def test_asking_twice_is_asking_once(local_cloud: LocalCloudHarness) -> None:
+    assert local_cloud.submit("a", 4) == local_cloud.submit("a", 4)
+    machines = {local_cloud.next_agent().machine, local_cloud.next_agent().machine}
+    assert local_cloud.submit("a", 4).name == "run/a"
+    assert local_cloud.is_quiet()
+    assert {
+        node.machine() for group in local_cloud.root.groups() for node in group.nodes()
+    } == machines
+
+
+def test_asking_from_many_processes_at_once_is_asking_once(local_cloud: LocalCloudHarness) -> None:
+    ask = (
+        "from spotfit.core.ids import RunId, Token\n"
+        "from spotfit.model.group import GroupRequest\n"
+        "from spotfit.provision.launch import AgentLaunchSpec\n"
+        "from spotfit_provisioners.local.options import LocalOptions\n"
+        "from spotfit_provisioners.local.provisioner import LocalProvisioner\n"
+        "import sys\n"
+        "local = LocalProvisioner(LocalOptions(nodes=2, root=sys.argv[1], agent=sys.argv[2]))\n"
+        "launch = AgentLaunchSpec(sys.argv[3], RunId('run'), 'key')\n"
+        "request = GroupRequest(token=Token('a'), num_workers=4, total_workers=4)\n"
+        "local.submit(local.plan(request), launch)\n"
+    )
+    command = [
+        sys.executable,
+        "-c",
+        ask,
+        str(local_cloud.root.path),
+        local_cloud.provisioner.options.agent,
+        str(local_cloud.directory),
+    ]
+    asking = [subprocess.Popen(command) for _ in range(4)]
+    assert [one.wait() for one in asking] == [0, 0, 0, 0]
+    ups = [local_cloud.next_agent(), local_cloud.next_agent()]
+    assert sorted(up.message["node"] for up in ups) == [0, 1]
+    assert local_cloud.is_quiet()
+
+
+def test_whoever_dies_while_asking_is_finished_by_the_next(
+    local_cloud: LocalCloudHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first dies after the second node's directory, before its machine."""
+    started: list[int] = []
+    start = processes.start_detached
+
+    def dying(*args: object, **kwargs: object) -> object:
+        if started:
+            raise KeyboardInterrupt
+        started.append(1)
+        return start(*args, **kwargs)  # type: ignore[arg-type]  # passed on as they came
+
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "start_detached", dying)
+        with pytest.raises(KeyboardInterrupt):
+            local_cloud.submit("a", 4)
+    before = local_cloud.next_agent()
+    local_cloud.submit("a", 4)
+    after = local_cloud.next_agent()
+    assert {before.message["node"], after.message["node"]} == {0, 1}
+    assert before.machine.is_alive
+    assert local_cloud.is_quiet()
+
+
+def test_a_machine_that_was_started_and_not_noted_is_not_started_again(
+    local_cloud: LocalCloudHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its submitter died between the two; the successor starts another one, which lets it be."""
+    start = processes.start_detached
+    monkeypatch.setattr(processes, "start_detached", lambda *a, **k: start(*a, **k) and None)
+    local_cloud.submit("a", 2)
+    local_cloud.submit("a", 2)
+    up = local_cloud.next_agent()
+    other = [one for one in local_cloud.root.machines() if one != up.machine]
+    for process in other:
+        wait_for_exit(process.pid)
+    assert local_cloud.is_quiet()
+    assert states(local_cloud, local_cloud.submit("a", 2)) == [NodeState.RUNNING]
+
+
+def test_a_killed_machine_is_gone_and_so_is_all_it_started(local_cloud: LocalCloudHarness) -> None:
+    handle = local_cloud.submit("a", 4)
+    up = local_cloud.next_agent()
+    processes.kill_process_tree(up.machine)
+    wait_for_exit(up.machine.pid)
+    wait_for_exit(up.message["worker"])
+    expected = {up.message["node"]: NodeState.GONE, 1 - up.message["node"]: NodeState.RUNNING}
+    assert states(local_cloud, handle) == [expected[0], expected[1]]
+    assert up.machine not in local_cloud.root.machines()
+
+
+def test_a_pid_that_is_given_out_again_is_not_mistaken(local_cloud: LocalCloudHarness) -> None:
+    handle = local_cloud.submit("a", 2)
+    up = local_cloud.next_agent()
+    node = next(local_cloud.root.groups()).node(0)
+    processes.kill_process_tree(up.machine)
+    (node.path / "machine").write_text(f"{os.getpid()}-1")
+    assert states(local_cloud, handle) == [NodeState.GONE]
+    local_cloud.provisioner.cancel(handle)  # and this process lives on
+
+
+def test_an_agent_that_fails_is_told_with_its_last_words(local_cloud: LocalCloudHarness) -> None:
+    handle = local_cloud.submit("a", 2)
+    up = local_cloud.next_agent()
+    up.end(code=3)
+    wait_for_exit(up.machine.pid)
+    (node,) = local_cloud.observe(handle).nodes
+    assert node.state == NodeState.FAILED
+    assert "code 3" in node.reason
+    assert "the stand-in ends" in node.reason
+
+
+def test_what_a_machine_printed_is_there_until_its_group_is_let_go(
+    local_cloud: LocalCloudHarness,
+) -> None:
+    handle = local_cloud.submit("a", 2)
+    up = local_cloud.next_agent()
+    up.end(code=3)
+    wait_for_exit(up.machine.pid)
+    local_cloud.observe(handle)
+    (life,) = local_cloud.provisioner.fetch_machine_output(handle, 0, max_lines=1)
+    assert Path(life.source).is_file()
+    assert life.lines == ("the stand-in ends with code 3",)
+    assert local_cloud.provisioner.fetch_machine_output(handle, 0, max_lines=0)[0].lines == ()
+    local_cloud.provisioner.cancel(handle)
+    assert local_cloud.provisioner.fetch_machine_output(handle, 0, max_lines=1) == []
+
+
+def test_an_agent_that_ends_well_leaves_nothing(local_cloud: LocalCloudHarness) -> None:
+    handle = local_cloud.submit("a", 4)
+    ups = [local_cloud.next_agent(), local_cloud.next_agent()]
+    for up in ups:
+        up.end()
+    local_cloud.provisioner.cancel(handle)
+    for up in ups:
+        processes.kill_process_tree(up.machine)
+        wait_for_exit(up.machine.pid)
+    assert states(local_cloud, handle) == [NodeState.GONE, NodeState.GONE]
+    local_cloud.root.collect_garbage()
+    assert not local_cloud.root.path.exists()
+
+
+def test_letting_go_kills_everything_and_may_be_repeated(local_cloud: LocalCloudHarness) -> None:
+    handle = local_cloud.submit("a", 4)
+    ups = [local_cloud.next_agent(), local_cloud.next_agent()]
+    local_cloud.provisioner.cancel(handle)
+    local_cloud.provisioner.cancel(handle)
+    for up in ups:
+        wait_for_exit(up.machine.pid)
+        wait_for_exit(up.message["worker"])
+    assert local_cloud.observe(handle).is_terminated
+    local_cloud.root.collect_garbage()
+    assert not local_cloud.root.path.exists()
+
+
+def test_letting_go_ends_a_machine_that_is_frozen(local_cloud: LocalCloudHarness) -> None:
+    handle = local_cloud.submit("a", 2)
+    up = local_cloud.next_agent()
+    os.kill(up.machine.pid, signal.SIGSTOP)
+    local_cloud.provisioner.cancel(handle)
+    wait_for_exit(up.machine.pid)
+
+
+def test_a_group_nobody_remembers_is_gone(local_cloud: LocalCloudHarness) -> None:
+    handle = local_cloud.submit("a", 4)
+    local_cloud.provisioner.cancel(handle)
+    assert states(local_cloud, handle) == [NodeState.GONE, NodeState.GONE]
+
+
+def test_the_cloud_may_have_less_than_was_asked_for(local_cloud: LocalCloudHarness) -> None:
+    local_cloud.root.set_capacity(1)
+    plan = local_cloud.provisioner.plan(
+        GroupRequest(token=Token("a"), num_workers=4, total_workers=4)
+    )
+    refusal = local_cloud.provisioner.submit(plan, local_cloud.launch)
+    assert isinstance(refusal, Refusal)
+    assert "1 of 1" in refusal.reason
+    local_cloud.submit("b", 2)
+    assert isinstance(local_cloud.provisioner.submit(plan, local_cloud.launch), Refusal)
+    local_cloud.submit("b", 2)  # what was given before is not refused now
+    local_cloud.root.set_capacity(None)
+    local_cloud.submit("a", 4)
+
+
+def test_a_dead_node_makes_room(local_cloud: LocalCloudHarness) -> None:
+    local_cloud.root.set_capacity(1)
+    local_cloud.submit("a", 2)
+    machine = local_cloud.next_agent().machine
+    processes.kill_process_tree(machine)
+    wait_for_exit(machine.pid)
+    local_cloud.submit("b", 2)
+
+
+def test_two_runs_do_not_meet(local_cloud: LocalCloudHarness) -> None:
+    local_cloud.submit("a", 2)
+    local_cloud.launch = type(local_cloud.launch)(
+        str(local_cloud.directory), RunId("other"), SECRET
+    )
+    local_cloud.submit("a", 2)
+    assert local_cloud.next_agent().machine != local_cloud.next_agent().machine
+
+
+def test_a_root_that_others_can_enter_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with pytest.raises(ProvisionPermissionError, match="directory of this user"):
+        LocalCloudDir(tmp_path).ensure()
+    tmp_path.chmod(0o700)
+    with contextlib.suppress(FileNotFoundError):
+        LocalCloudDir(tmp_path).ensure()
