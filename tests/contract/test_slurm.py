@@ -45,7 +45,7 @@ class TestSlurm(ProvisionerSuite):
     ) -> Provisioner:
         monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
         return SlurmProvisioner.with_options(
-            partitions=("spot",), python=sys.executable, folder=str(tmp_path), grace_s=5.0
+            partitions=("spot",), python=sys.executable, work_dir=str(tmp_path), grace_s=5.0
         )
 
     @pytest.fixture

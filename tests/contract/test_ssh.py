@@ -52,7 +52,7 @@ class TestSsh(ProvisionerSuite):
             config=str(hosts.config),
             workers_per_node=2,
             python=sys.executable,
-            folder=str(folder),
+            state_dir=str(folder),
             grace_s=1.0,
         )
 

@@ -32,7 +32,7 @@ def provisioner(
 ) -> SlurmProvisioner:
     monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
     return SlurmProvisioner.with_options(
-        python=sys.executable, folder=str(tmp_path), output="%a.log", grace_s=5.0
+        python=sys.executable, work_dir=str(tmp_path), output="%a.log", grace_s=5.0
     )
 
 
@@ -111,7 +111,8 @@ def test_what_a_task_printed_is_told_from_its_file(
     assert (said.source, said.lines) == (str(tmp_path / "1.log"), ("no module",))
     forgotten = msgspec.structs.replace(handle, name="999999")
     assert provisioner.fetch_machine_output(forgotten, 0, max_lines=5)[0].lines == ("no module",)
-    elsewhere = SlurmProvisioner.with_options(folder=str(tmp_path / "none"))
+    elsewhere = SlurmProvisioner.with_options(work_dir=str(tmp_path / "none"))
     assert (
-        "not on this machine" in elsewhere.fetch_machine_output(forgotten, 0, max_lines=5)[0].source
+        "missing on this machine"
+        in elsewhere.fetch_machine_output(forgotten, 0, max_lines=5)[0].source
     )

@@ -38,7 +38,7 @@ def by(hosts: SshHosts, tmp_path: Path) -> Callable[..., SshProvisioner]:
             **{
                 "hosts": names or hosts.names,
                 "config": str(hosts.config),
-                "folder": str(hosts.state_dir / tmp_path.name),
+                "state_dir": str(hosts.state_dir / tmp_path.name),
                 "python": sys.executable,
                 "grace_s": 1.0,
                 **options,
@@ -116,7 +116,7 @@ def test_hosts_that_are_down_or_busy_are_left_out(by: By, launch: AgentLaunchSpe
     refusal = provisioner.submit(a_plan(provisioner, "t-3", 1), launch)
     assert isinstance(refusal, Refusal)
     assert not refusal.is_final
-    assert "h1: an agent is at work there" in refusal.reason
+    assert "h1: another agent runs on it" in refusal.reason
     assert "down does not answer" in refusal.reason
     let_go(provisioner, first)
     let_go(provisioner, second)
@@ -149,7 +149,10 @@ def test_a_host_on_which_an_agent_failed_comes_last(by: By, launch: AgentLaunchS
 def test_a_host_that_falls_silent_is_waited_for_and_can_be_let_go(by: By) -> None:
     provisioner = by("down")
     handle = GroupHandle(
-        token=Token("t-1"), provisioner="ssh", name="t-1", detail={"hosts": ["down"], "folder": "x"}
+        token=Token("t-1"),
+        provisioner="ssh",
+        name="t-1",
+        detail={"hosts": ["down"], "state_dir": "x"},
     )
     (node,) = provisioner.observe(handle).nodes
     assert node.state == NodeState.WAITING
@@ -165,7 +168,7 @@ def test_where_no_host_answers_it_is_asked_again(by: By, launch: AgentLaunchSpec
 
 def test_a_host_that_may_be_anybody_is_told_nothing(by: By, launch: AgentLaunchSpec) -> None:
     provisioner = by("stranger")
-    with pytest.raises(ProvisionPermissionError, match="not the one we know"):
+    with pytest.raises(ProvisionPermissionError, match="is unknown or has changed"):
         provisioner.submit(a_plan(provisioner, "t-1", 1), launch)
 
 
@@ -175,8 +178,8 @@ def test_a_check_up_looks_at_every_host(by: By, monkeypatch: pytest.MonkeyPatch)
     assert sound.passed
     assert "GiB free" in sound.detail
     assert not silent.passed
-    assert "it is on" in silent.do
-    assert "host_keys" in unknown.do
+    assert "Check that it is running" in silent.do
+    assert "known_hosts" in unknown.do
     assert [one.name for one in reaches] == [
         "h1 reaches down",
         "down reaches stranger",
