@@ -1,4 +1,4 @@
-"""Mistakes are told before anything starts: what is wrong, why, and what to do about it."""
+"""Invalid input raises an error before a machine is requested: what, why and what to do."""
 
 from __future__ import annotations
 
@@ -79,9 +79,11 @@ def test_an_unknown_provisioner_and_the_nearest_there_is(cloud: LiveTestCloud) -
 def test_options_a_provisioner_does_not_take(cloud: LiveTestCloud, given: Any) -> None:
     trainer = cloud.trainer(nothing)
     trainer.provisioner = given
-    with pytest.raises(spotfit.ConfigError) as told:
+    with pytest.raises(spotfit.ConfigError) as raised:
         trainer.fit()
-    assert "nod" in str(told.value) or "names none" in str(told.value) or "7" in str(told.value)
+    assert (
+        "nod" in str(raised.value) or "names none" in str(raised.value) or "7" in str(raised.value)
+    )
     assert cloud.is_untouched
 
 
@@ -101,14 +103,14 @@ def test_scaling_that_contradicts_itself(scaling: Any, why: str) -> None:
         spotfit.ScalingConfig(**scaling)
 
 
-def test_several_mistakes_are_told_at_once(cloud: LiveTestCloud) -> None:
+def test_several_mistakes_are_reported_together(cloud: LiveTestCloud) -> None:
     def train(config: Config, data: str) -> None: ...
 
     trainer = cloud.trainer(train, name="../x", worker_runtime_env={"working_dri": "."})
     trainer.provisioner = "azure_btach"
-    with pytest.raises(ConfigErrors, match="Found 4 errors") as told:
+    with pytest.raises(ConfigErrors, match="Found 4 errors") as raised:
         trainer.fit()
-    text = str(told.value)
+    text = str(raised.value)
     for each in ("0 or 1 required", "'../x'", "working_dir", "azure_btach"):
         assert each in text
     assert cloud.is_untouched
@@ -120,9 +122,9 @@ def test_several_mistakes_are_told_at_once(cloud: LiveTestCloud) -> None:
 @pytest.mark.parametrize("where", ["/proc/spotfit", "{folder}/a-file/runs", "/dev/null/runs"])
 def test_storage_that_cannot_be_written(cloud: LiveTestCloud, where: str) -> None:
     (cloud.folder / "a-file").write_text("in the way")
-    with pytest.raises(StoreError) as told:
+    with pytest.raises(StoreError) as raised:
         cloud.fit(nothing, storage=where.format(folder=cloud.folder))
-    assert not isinstance(told.value, spotfit.TrainingFailedError)
+    assert not isinstance(raised.value, spotfit.TrainingFailedError)
     assert cloud.is_untouched
 
 
@@ -227,7 +229,7 @@ def test_a_journal_that_cannot_be_read(cloud: LiveTestCloud, spoil: Any) -> None
 
     with pytest.raises(JournalError, match="Journal entry 2 cannot be decoded"):
         cloud.fit(nothing)
-    with pytest.raises(JournalError, match="Entry 2"):
+    with pytest.raises(JournalError, match="Journal entry 2"):
         spotfit.attach(cloud.url())
     assert entries(cloud) == before
 
@@ -249,7 +251,7 @@ def test_a_journal_that_lacks_an_entry(cloud: LiveTestCloud, lost: int) -> None:
     entry(cloud, lost).unlink()
     before = entries(cloud)
 
-    with pytest.raises(JournalError, match=f"Entry {lost} .* is missing"):
+    with pytest.raises(JournalError, match=f"Journal entry {lost} .* is missing"):
         cloud.fit(nothing)
     assert entries(cloud) == before
 
@@ -285,7 +287,7 @@ def only(folder: Path) -> Path:
     return found
 
 
-def test_a_function_that_was_changed_on_its_way_is_not_run(cloud: LiveTestCloud) -> None:
+def test_a_function_modified_after_the_upload_is_not_run(cloud: LiveTestCloud) -> None:
     def train(config: Config) -> None:
         (Path(config["marks"]) / "was run").touch()
 
@@ -293,9 +295,9 @@ def test_a_function_that_was_changed_on_its_way_is_not_run(cloud: LiveTestCloud)
     flip(only(Path(cloud.url(), ".spotfit", "fn")))
     cloud.reclaimer.set_capacity(1)
 
-    with pytest.raises(spotfit.WorkerGroupError, match="was changed after it was packed") as told:
+    with pytest.raises(spotfit.WorkerGroupError, match="was modified after the upload") as raised:
         handle.result(60)
-    assert isinstance(told.value.worker_failures[0], IntegrityError)
+    assert isinstance(raised.value.worker_failures[0], IntegrityError)
     assert not (cloud.marks / "was run").exists()
 
 
@@ -312,9 +314,9 @@ def test_a_forged_function_is_not_run_even_if_its_name_fits(cloud: LiveTestCloud
     first.write_text(first.read_text().replace(packed.stem, forged))
     cloud.reclaimer.set_capacity(1)
 
-    with pytest.raises(spotfit.WorkerGroupError) as told:
+    with pytest.raises(spotfit.WorkerGroupError) as raised:
         handle.result(60)
-    assert isinstance(told.value.worker_failures[0], IntegrityError)
+    assert isinstance(raised.value.worker_failures[0], IntegrityError)
 
 
 def test_a_result_that_was_changed_is_not_believed(cloud: LiveTestCloud) -> None:
@@ -337,9 +339,9 @@ def test_a_checkpoint_that_was_changed_is_not_loaded(cloud: LiveTestCloud) -> No
     flip(Path(cloud.url(), "weights", "weights"))
     with pytest.raises(
         spotfit.WorkerGroupError, match="is corrupt: its size or hash differs"
-    ) as told:
+    ) as raised:
         cloud.fit(train)
-    assert isinstance(told.value.worker_failures[0], IntegrityError)
+    assert isinstance(raised.value.worker_failures[0], IntegrityError)
 
 
 # --- another world there -------------------------------------------------------------------------
@@ -350,13 +352,15 @@ def leaves_a_mark(config: Config) -> None:
 
 
 def test_machines_said_to_run_another_python_are_not_even_asked_for(cloud: LiveTestCloud) -> None:
-    with pytest.raises(EnvironmentMismatchError, match=r"the machines run cpython 3\.9\.") as told:
+    with pytest.raises(
+        EnvironmentMismatchError, match=r"the machines run cpython 3\.9\."
+    ) as raised:
         cloud.fit(leaves_a_mark, local_options={"python": "3.9"})
-    assert "or call fit() from cpython 3.9" in told.value.do
+    assert "or call fit() from cpython 3.9" in raised.value.do
     assert cloud.is_untouched
 
 
-def test_a_python_nobody_foretold_ends_the_run_on_the_first_machine(
+def test_an_unexpected_python_version_ends_the_run_on_the_first_machine(
     cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = version_check.local_environment
@@ -366,19 +370,18 @@ def test_a_python_nobody_foretold_ends_the_run_on_the_first_machine(
             "3.9.1", "cpython", "linux-x86_64", real(packages).packages
         )
 
-    monkeypatch.setattr(
-        version_check, "local_environment", older
-    )  # of this process; the machines know better
+    # Only in this process: the machine reads its real version.
+    monkeypatch.setattr(version_check, "local_environment", older)
 
-    with pytest.raises(spotfit.WorkerGroupError, match=r"Here runs cpython 3\.9\.1, ") as told:
+    with pytest.raises(spotfit.WorkerGroupError, match=r"called from cpython 3\.9\.1") as raised:
         cloud.fit(leaves_a_mark, local_options={"python": ""}, max_failures=-1)
-    assert isinstance(told.value.worker_failures[0], EnvironmentMismatchError)
+    assert isinstance(raised.value.worker_failures[0], EnvironmentMismatchError)
     assert not (cloud.marks / "was run").exists()
     assert len([event for event in cloud.events() if isinstance(event, GroupPlanned)]) == 1
 
 
-def test_a_machine_that_cannot_be_started_is_told_with_its_reason(cloud: LiveTestCloud) -> None:
+def test_status_states_why_a_machine_cannot_be_started(cloud: LiveTestCloud) -> None:
     handle = cloud.submit(nothing, local_options={"capacity": 0})
     why = eventually(lambda: handle.status().reason)
-    assert "1 nodes were asked for; 0 of 0 are free" in why
+    assert "1 nodes were requested; 0 of 0 are free" in why
     handle.cancel()

@@ -379,13 +379,13 @@ def average_the_weights(config: Config) -> dict[str, list[float]]:
     for weight in module.parameters():
         nn.init.zeros_(weight)
     model = prepare_model(module, parallel_strategy=config["strategy"] if is_distributed else None)
-    average = code["Average"](model)
-    ckpt = code["keep"](model, torch.optim.SGD(model.parameters()), average)
+    average = code["WeightAverage"](model)
+    ckpt = code["make_checkpointer"](model, torch.optim.SGD(model.parameters()), average)
     ckpt.restore()
     while ckpt.steps < config["until"]:
         for weight in model.parameters():
             nn.init.constant_(weight, ckpt.steps + 1)
-        average.follow(model)
+        average.update(model)
         ckpt.step()
     ckpt.save()
     shadow = average.shadow.items()
@@ -398,7 +398,7 @@ def test_the_average_of_the_guide_is_restored_at_every_world_size(
     cloud: LiveTestCloud, strategy: str
 ) -> None:
     blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
-    (example,) = [block for block in blocks if "class Average" in block]
+    (example,) = [block for block in blocks if "class WeightAverage" in block]
     averages = {0: 0.0}
     for step in range(1, 7):
         averages[step] = averages[step - 1] + 0.01 * (step - averages[step - 1])

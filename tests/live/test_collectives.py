@@ -1,4 +1,4 @@
-"""`barrier` and `broadcast_from_rank_zero` between real workers, and what misfits are told."""
+"""`barrier` and `broadcast_from_rank_zero` between real workers, and what misfits are raised."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def test_all_wait_for_all_and_hear_what_rank_0_says(cloud: LiveTestCloud) -> Non
         Path(config["marks"], str(os.getpid())).touch()
         collective.barrier()
         assert len(list(Path(config["marks"]).iterdir())) == 3
-        told = [collective.broadcast_from_rank_zero((rank(), n)) for n in range(3)]
-        assert told == [(0, n) for n in range(3)]
+        raised = [collective.broadcast_from_rank_zero((rank(), n)) for n in range(3)]
+        assert raised == [(0, n) for n in range(3)]
         return collective.broadcast_from_rank_zero({"seed": rank()})
 
     assert cloud.fit(train, workers=3, nodes=2).return_value == {"seed": 0}
 
 
-def test_who_never_comes_is_named_in_time_and_warned_of_before(
+def test_a_missing_rank_is_logged_and_then_named_in_the_error(
     cloud: LiveTestCloud, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RAY_TRAIN_COLLECTIVE_TIMEOUT_S", "1.5")
@@ -46,18 +46,18 @@ def test_who_never_comes_is_named_in_time_and_warned_of_before(
             time.sleep(LONG_S)
         collective.barrier()
 
-    with pytest.raises(spotfit.WorkerGroupError, match=r"have not joined: \[1\]") as told:
+    with pytest.raises(spotfit.WorkerGroupError, match=r"have not joined: \[1\]") as raised:
         cloud.fit(train, workers=3)
 
-    assert told.value.worker_failures
-    for error in told.value.worker_failures.values():
+    assert raised.value.worker_failures
+    for error in raised.value.worker_failures.values():
         assert isinstance(error, CollectiveTimeoutError)
     assert "(rank 0)" in (said := capfd.readouterr().out)
-    assert "collective.waiting what=barrier missing_ranks=1" in said
+    assert "collective.waiting operation=barrier missing_ranks=1" in said
 
 
 @pytest.mark.parametrize("misfit", ["another call", "no call"])
-def test_who_is_out_of_step_is_told_at_once(cloud: LiveTestCloud, misfit: str) -> None:
+def test_a_mismatched_collective_fails_at_once(cloud: LiveTestCloud, misfit: str) -> None:
     def train() -> None:
         if rank() == 0:
             with tempfile.TemporaryDirectory() as folder:
@@ -66,9 +66,11 @@ def test_who_is_out_of_step_is_told_at_once(cloud: LiveTestCloud, misfit: str) -
         elif misfit == "another call":
             collective.barrier()
 
-    with pytest.raises(spotfit.WorkerGroupError) as told:
+    with pytest.raises(spotfit.WorkerGroupError) as raised:
         cloud.fit(train, workers=2)
 
-    error = next(iter(told.value.worker_failures.values()))  # who of them could still say it
+    error = next(
+        iter(raised.value.worker_failures.values())
+    )  # one of the two: the other may have been ended first
     assert isinstance(error, SessionMisuseError)
     assert ("rank 1 in barrier" if misfit == "another call" else "rank 1 returned") in str(error)
