@@ -151,7 +151,6 @@ def test_wrong_journal_writers_are_detected(
 def test_effect_before_its_intent_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def buys_first(self: Reconciler, order: RequestMachines, now: float) -> None:
         spec = self._journal_writer.view.spec
-        assert spec is not None
         token = Token(self._new_token())
         plan = self._provisioner.plan(
             GroupRequest(token=token, num_workers=order.num_workers, total_workers=spec.max_workers)

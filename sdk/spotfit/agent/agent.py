@@ -143,10 +143,10 @@ class Agent:
             self._on_transport_event(event)
         self._poll_notices(now)
         self._poll_journal(now)
-        spec = self._ledger.view.spec
-        if spec is None:
+        view = self._ledger.journal_view
+        if not isinstance(view, View):
             return self._shut_down(now) if self._is_orphaned() else now + _FAST_POLL_S
-        self._prepare(spec)
+        self._prepare(view.spec)
         self._apply_view()
         if self._should_exit():
             return self._shut_down(now)
@@ -184,8 +184,7 @@ class Agent:
 
     @property
     def _timing(self) -> RunTiming:
-        spec = self._ledger.view.spec
-        return spec.timing if spec else RunTiming()
+        return self._ledger.view.spec.timing
 
     def _poll_journal(self, now: float) -> None:
         """Read the journal if that is due, and advance the writer.
@@ -207,7 +206,7 @@ class Agent:
 
     def _next_journal_poll_at(self, now: float) -> float:
         """Agents that receive entries from the leader read rarely, others often."""
-        if self._ledger.view.spec is None:
+        if not isinstance(self._ledger.journal_view, View):
             return self._journal_polled_at + _FAST_POLL_S
         if now < self._fast_poll_until:
             # Scaled with the run's interval: the requests of 1,000 agents add up in the bucket.
@@ -347,7 +346,6 @@ class Agent:
 
     def _become_leader(self) -> None:
         spec = self._ledger.view.spec
-        assert spec is not None
         background_calls = self._node_services.background_calls()
         provisioner = self._node_services.open_provisioner(spec)
         reconciler = Reconciler(

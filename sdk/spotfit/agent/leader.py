@@ -434,7 +434,6 @@ class Leader:
 
     def _create_open_round(self, opened: Round, now: float) -> OpenRound:
         spec, services = self._ledger.view.spec, self._services
-        assert spec is not None
         coordinator = self._create_coordinator(opened, spec, now)
         hang_detector = HangDetector(
             coordinator,
@@ -558,7 +557,6 @@ class Leader:
     def tick(self, now: float) -> float:
         """Do everything that is due. Returns the time of the next call."""
         view = self._ledger.view
-        assert view.spec is not None
         self._maintain_liveness(view, view.spec.timing, now)
         self._find_uncommitted_checkpoints(view, now)
         self._collect_garbage(view, now)

@@ -119,7 +119,7 @@ class OpenRound:
             replacement_ready=is_ready,
         )
         self.send_to_workers([(None, update)])
-        if view.spec and view.spec.relax_collectives:
+        if view.spec.relax_collectives:
             ranks = frozenset(rank for ranks in preempted.node_to_ranks.values() for rank in ranks)
             self.send_to_workers(self.coordinator.exclude_ranks(ranks))
 

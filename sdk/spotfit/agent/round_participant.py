@@ -205,7 +205,7 @@ class RoundParticipant:
         self.round = self.last_entered_round = opened.number
         self._is_aborted = False
         self._raised_ranks, self._returned_ranks = set(), set()
-        self._awaits_shutdown_hook = view.spec is not None and view.spec.has_backend_hooks
+        self._awaits_shutdown_hook = view.spec.has_backend_hooks
         self._replica_target = self._find_replica_target(view, opened)
         self._worker_pool.start(
             [self._build_start_message(view, opened, assignment, rank) for rank in assignment.ranks]
@@ -215,7 +215,6 @@ class RoundParticipant:
         self, view: View, opened: Round, assignment: NodeAssignment, rank: int
     ) -> StartWorker:
         spec = view.spec
-        assert spec is not None
         metrics = view.metrics_of(opened.checkpoint_name) if opened.checkpoint_name else None
         return StartWorker(
             run_id=self._launch.run_id,

@@ -71,7 +71,7 @@ class NodeValidation:
             ),
             None,
         )
-        if checkpoint is not None and view.spec is not None:
+        if checkpoint is not None:
             self._start(view.spec, checkpoint, assignment=assigned, now=now)
 
     def poll(self, now: float) -> None:

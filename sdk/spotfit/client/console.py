@@ -115,7 +115,6 @@ class WaitReminder:
 
 
 def _describe_wait(view: View) -> str:
-    assert view.spec is not None
     if view.pending_fit_end is not None:
         return f"training has ended; {len(view.unvalidated_checkpoints)} validations are pending"
     slots = sum(

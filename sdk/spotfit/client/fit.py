@@ -41,6 +41,7 @@ from spotfit.model.events import FitStarted
 from spotfit.model.failure_model import MarketPrior
 from spotfit.model.spec import RunSpec, RunTiming
 from spotfit.model.user_callback import TrainRunContext
+from spotfit.model.view import View
 from spotfit.provision.api import Traits
 from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
@@ -108,7 +109,7 @@ def start_run(request: FitRequest, *, show_output: bool = False) -> RunHandle:
     ledger.run_id = view.run_id or ledger.run_id
     key = RunKeyring().find(ledger.run_id)
     rejoins = view.is_active
-    if rejoins:
+    if isinstance(view, View) and view.is_active:
         spec = rejoin_run(request, view, preflight, objects=_bundle_objects(request, ledger))
         handle.load_view(view)
     else:
@@ -159,12 +160,12 @@ def _append_fit_started(ledger: Ledger, spec: RunSpec) -> None:
     # The view read from the journal holds lists where the spec may hold tuples.
     own_bundle = msgspec.json.decode(msgspec.json.encode(spec.code_bundle))
     for pause_s in _APPEND_RETRY_PAUSES_S:
-        before = ledger.view
+        before = ledger.journal_view
         after = ledger.append(FitStarted(spec=spec), after=before)
         # An unchanged count means that nothing was appended and `after.spec` is that of an earlier
         # fit, possibly with the same code bundle.
         is_started = after.fit_count > before.fit_count
-        if is_started and after.spec is not None and after.spec.code_bundle == own_bundle:
+        if is_started and isinstance(after, View) and after.spec.code_bundle == own_bundle:
             return
         if after.is_active:
             raise RunActiveError(

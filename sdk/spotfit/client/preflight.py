@@ -27,7 +27,7 @@ from spotfit.host import env, log, system
 from spotfit.host.ray_env import ignored_ray_variables
 from spotfit.ledger.keys import RESERVED_PREFIX
 from spotfit.model.group import GroupRequest
-from spotfit.model.view import View
+from spotfit.model.view import JournalView
 from spotfit.provision.api import Provisioner
 from spotfit.store.api import Store
 from spotfit.store.factory import reopen_store
@@ -135,7 +135,7 @@ def ignored_settings(request: FitRequest) -> Iterator[tuple[str, str]]:
         yield "label_selector", "the options of the provisioner select the machines"
 
 
-def check_latest_checkpoint(view: View, store: Store) -> None:
+def check_latest_checkpoint(view: JournalView, store: Store) -> None:
     """Check that the latest checkpoint of a continued run exists. Raises `IntegrityError`."""
     if view.latest_checkpoint is not None:
         check_present(store, view.latest_checkpoint.name)

@@ -41,7 +41,6 @@ def rejoin_run(
     otherwise the user would mistake the result of the old code for that of the new code.
     """
     spec = view.spec
-    assert spec is not None
     # Two steps: `fit_id` covers the function itself, the bundle fingerprint all modules and files.
     if spec.fit_id != request.fingerprint():
         raise _run_conflict(

@@ -24,7 +24,7 @@ from spotfit.ledger.journal import Journal
 from spotfit.model.events import CheckpointCommitted
 from spotfit.model.metrics import metrics_from_json
 from spotfit.model.spec import RetentionConfig
-from spotfit.model.view import View
+from spotfit.model.view import JournalView, View
 from spotfit.policy.retention import nested_metric, without_overwritten, worst_to_best
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
@@ -172,7 +172,7 @@ class Result:
 
 
 def build_result(
-    view: View,
+    view: JournalView,
     store: Store,
     return_value: Any = None,
     *,
@@ -186,7 +186,7 @@ def build_result(
     `best_checkpoints` holds at most num_to_keep checkpoints; with `include_latest` also the latest
     one, which is stored even if it is not among the best.
     """
-    retention = view.spec.retention if view.spec else RetentionConfig()
+    retention = view.spec.retention if isinstance(view, View) else RetentionConfig()
     # A checkpoint directory that the user has overwritten has several journal entries (decision
     # 0043); only the last one describes its content.
     best = worst_to_best(without_overwritten(view.checkpoints), retention)
@@ -219,7 +219,7 @@ def _open_checkpoints(
     return [(opened[each.name], _metrics(each)) for each in checkpoints]
 
 
-def _last_metrics(view: View) -> dict[str, Any] | None:
+def _last_metrics(view: JournalView) -> dict[str, Any] | None:
     """Return the metrics of the last report, or of the latest checkpoint if there is none."""
     latest = view.latest_checkpoint
     reported = view.fit_end.metrics if view.fit_end is not None else None
@@ -230,7 +230,9 @@ def _last_metrics(view: View) -> dict[str, Any] | None:
     return None if reported is None else cast("dict[str, Any]", metrics_from_json(reported))
 
 
-def _are_metrics_of(reported: dict[str, Any], checkpoint: CheckpointCommitted, view: View) -> bool:
+def _are_metrics_of(
+    reported: dict[str, Any], checkpoint: CheckpointCommitted, view: JournalView
+) -> bool:
     """Return whether both have the same metrics, apart from those that a validation added."""
     validation = view.validation_results.get(checkpoint.uid)
     added = validation.metrics if validation is not None else {}
@@ -251,7 +253,7 @@ def _numeric_score(score: Any, metric: str) -> float:
     )
 
 
-def _read_error(view: View, store: Store) -> Exception | None:
+def _read_error(view: JournalView, store: Store) -> Exception | None:
     """Return the exception that `fit()` raised, or None.
 
     It holds the original exceptions of the workers only if the run's key is on this machine.
@@ -261,7 +263,7 @@ def _read_error(view: View, store: Store) -> Exception | None:
     return build_run_error(view.fit_end, store, RunKeyring().find(view.run_id))
 
 
-def _read_view(store: Store) -> View:
+def _read_view(store: Store) -> JournalView:
     # In an object store, a missing directory and an empty one are the same.
     if not any(True for _ in store.list()):
         raise ResultNotFoundError(

@@ -123,9 +123,9 @@ class RunHandle:
     def status(self) -> RunStatus:
         """Return the current state of the run."""
         # A supervisor thread keeps the ledger up to date, and the ledger is not thread-safe.
-        return _build_status(
-            self._ledger.catch_up() if self._supervisor is None else self._ledger.view
-        )
+        if self._supervisor is None:
+            self._ledger.catch_up()
+        return _build_status(self._ledger.view)
 
     def cancel(self, reason: str = "cancel() was called") -> None:
         """Request the end of the run and the release of its machines.
@@ -294,8 +294,7 @@ class RunHandle:
 
         With local workers the driver competes with them for processors.
         """
-        spec = self._ledger.view.spec
-        poll_s = spec.timing.journal_poll_interval_s if spec else 1.0
+        poll_s = self._ledger.view.spec.timing.journal_poll_interval_s
         return min(max(poll_s, (now - self._last_event_at) / 8), max(poll_s, _MAX_PAUSE_S))
 
     def _show_unjoined_output(self, now: float) -> None:
@@ -361,7 +360,6 @@ def attach(url: str | Path) -> RunHandle:
     log.use_default_handler()
     ledger = open_ledger(url)
     view = ledger.view
-    assert view.spec is not None
     handle = RunHandle(ledger, None)
     handle.load_view(view)
     return attach_headless_leader(handle, ledger, RunKeyring().find(ledger.run_id), view.spec)
@@ -377,7 +375,7 @@ def open_ledger(url: str | Path) -> Ledger:
     ledger = Ledger(store, RunId(""), AgentId(f"d{system.new_agent_id()}"), wall_ms=system.wall_ms)
     check_no_gaps(store)
     view = ledger.catch_up()
-    if view.run_id is None or view.spec is None:
+    if not isinstance(view, View):
         raise run_not_found_error(store)
     ledger.run_id = view.run_id
     return ledger
@@ -424,7 +422,7 @@ def _run_state(view: View) -> str:
 def _build_status(view: View) -> RunStatus:
     state = _run_state(view)
     return RunStatus(
-        name=view.spec.name if view.spec else "",
+        name=view.spec.name,
         state=state,
         round=view.round.number if view.round else None,
         workers=view.round.world_size if view.round else 0,

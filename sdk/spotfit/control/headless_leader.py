@@ -60,9 +60,9 @@ class HeadlessLeader:
         """
         self._journal_writer.request_read()
         self._journal_writer.advance(now)
-        view = self._journal_writer.view
+        view = self._ledger.journal_view
         # The run's first entry is not written yet.
-        if view.spec is None:
+        if not isinstance(view, View):
             return now + _LEASE_POLL_S
         if view.fit_end is not None and not self._end_handled:
             self._end_handled = True
@@ -116,7 +116,6 @@ class HeadlessLeader:
     def _check_machines(self, view: View, now: float) -> None:
         """Detect that the leading agent is gone because all machines are, faster than by its
         lease."""
-        assert view.spec is not None
         if (
             view.fit_end is not None
             or view.leader is None
@@ -128,7 +127,6 @@ class HeadlessLeader:
             self._observation = replace(self._observation, vanished_at=now)
 
     def _reconcile(self, view: View, now: float) -> float | None:
-        assert view.spec is not None
         # Renew first: the calls below may block for longer than a lease interval.
         if now >= self._next_renewal_at:
             self._next_renewal_at = now + view.spec.timing.lease_interval_s

@@ -72,7 +72,7 @@ class JournalWriter:
         return (
             self._has_read_to_end
             and self._pending is None
-            and self._highest_known_slot < self.view.next_slot
+            and self._highest_known_slot < self.ledger.journal_view.next_slot
         )
 
     @property
@@ -102,7 +102,9 @@ class JournalWriter:
         """
         assert self.is_settled, "the outcome of the previous entry is not known yet"
         # Encoded once: a repeated offer must be byte for byte the same entry.
-        self._pending = _PendingEntry(self.view.next_slot, self.ledger.encode_entry(event))
+        self._pending = _PendingEntry(
+            self.ledger.journal_view.next_slot, self.ledger.encode_entry(event)
+        )
         self._advance(now)
 
     def advance(self, now: float) -> None:
@@ -125,7 +127,7 @@ class JournalWriter:
                 return
 
     def _retry_pending(self, pending: _PendingEntry, now: float) -> None:
-        if pending.slot < self.view.next_slot:
+        if pending.slot < self.ledger.journal_view.next_slot:
             # The slot's entry was received from another process or by a read.
             self._pending = None
         elif pending.in_flight or not (pending.slot_taken or now < self._retry_at):
@@ -156,7 +158,7 @@ class JournalWriter:
         """Start a read or process its result; return whether to continue with another read."""
         if not self._read_in_flight:
             self._read_in_flight, self._read_requested = True, False
-        read = partial(self.ledger.read, self.view.next_slot)
+        read = partial(self.ledger.read, self.ledger.journal_view.next_slot)
         result = self._background_calls.run("read", read)
         if result is None:
             return False
@@ -173,7 +175,7 @@ class JournalWriter:
             self._read_requested = True
             return
         self._has_read_to_end, self.last_read_at, self._failures = True, now, 0
-        if self._pending is not None and self._pending.slot < self.view.next_slot:
+        if self._pending is not None and self._pending.slot < self.ledger.journal_view.next_slot:
             self._pending = None
         if self._must_read and not self._read_requested:
             # The store reported an entry but does not return it yet (eventual consistency).
@@ -191,6 +193,6 @@ class JournalWriter:
 
     @property
     def _must_read(self) -> bool:
-        is_behind = self._highest_known_slot >= self.view.next_slot
+        is_behind = self._highest_known_slot >= self.ledger.journal_view.next_slot
         is_slot_taken = self._pending is not None and self._pending.slot_taken
         return self._read_requested or is_behind or is_slot_taken

@@ -178,7 +178,6 @@ class Reconciler:
 
     def _plan_group(self, machine_request: RequestMachines, now: float) -> None:
         spec = self._journal_writer.view.spec
-        assert spec is not None
         resources = spec.resources_per_worker
         if machine_request.role == "validate" and spec.validation is not None:
             resources = spec.validation.resources

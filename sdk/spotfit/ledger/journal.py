@@ -23,7 +23,7 @@ from spotfit.core.errors import (
 from spotfit.ledger import keys, view_cache
 from spotfit.model.events import JournalEntry
 from spotfit.model.fold import fold
-from spotfit.model.view import View
+from spotfit.model.view import JournalView
 from spotfit.store.api import Store
 
 EntryListener = Callable[[int, bytes, JournalEntry], None]
@@ -40,7 +40,7 @@ class JournalPage(NamedTuple):
     first_slot: int
     """The slot of `bodies[0]`."""
     bodies: tuple[bytes, ...]
-    cached_view: View | None = None
+    cached_view: JournalView | None = None
     """The cached view at `first_slot`, which replaces all earlier entries; None if none was
     used."""
     reached_end: bool = True
@@ -62,9 +62,9 @@ class Journal:
         self._lock = threading.RLock()
         self._ignore_view_cache = ignore_view_cache
         self.on_entry: EntryListener | None = None
-        self.view = View()
+        self.view = JournalView()
 
-    def catch_up(self) -> View:
+    def catch_up(self) -> JournalView:
         """Read and fold all new entries, starting from the newest cached view if nothing was read.
 
         Raises `JournalError` if an entry cannot be decoded or does not fit.
@@ -74,7 +74,7 @@ class Journal:
                 continue
             return self.view
 
-    def append(self, entry: JournalEntry, after: View) -> View:
+    def append(self, entry: JournalEntry, after: JournalView) -> JournalView:
         """Offer `entry` for the slot after `after`, then read what the journal contains.
 
         `after` is the view from which the entry was decided. If other entries were appended since,
@@ -125,7 +125,7 @@ class Journal:
                 self.apply_entry(slot, body)
             return page.reached_end
 
-    def apply_entry(self, slot: int, body: bytes) -> View:
+    def apply_entry(self, slot: int, body: bytes) -> JournalView:
         """Fold a copy of an entry if it is the next one; ignore it otherwise."""
         with self._lock:
             if slot == self.view.next_slot:

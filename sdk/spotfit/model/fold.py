@@ -14,11 +14,11 @@ The function is pure and total. All readers that have folded the same entries ha
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import assert_never, overload
 
 from msgspec.structs import replace
 
-from spotfit.core.ids import Token
+from spotfit.core.ids import RunId, Token
 from spotfit.model.events import (
     CancelRequested,
     CheckpointCommitted,
@@ -43,19 +43,30 @@ from spotfit.model.events import (
     ValidationStarted,
 )
 from spotfit.model.topology import NodeAssignment, Round
-from spotfit.model.view import MAX_DROPPED_CHECKPOINTS, MachineGroup, View
+from spotfit.model.view import MAX_DROPPED_CHECKPOINTS, JournalView, MachineGroup, View
 
 
-def fold(view: View, entry: JournalEntry) -> View:
-    """Return the view after one more entry. Raises `KeyError` for an unknown group token."""
-    after = _apply_event(view, entry.event)
+@overload
+def fold(view: View, entry: JournalEntry) -> View: ...
+
+
+@overload
+def fold(view: JournalView, entry: JournalEntry) -> JournalView: ...
+
+
+def fold(view: JournalView, entry: JournalEntry) -> JournalView:
+    """Return the view after one more entry; it is a `View` from the first `FitStarted` on.
+
+    Raises `KeyError` for an unknown group token.
+    """
+    after = _apply_event(view, entry.event, run_id=entry.run_id)
     return replace(after, next_slot=view.next_slot + 1, run_id=view.run_id or entry.run_id)
 
 
-def _apply_event(view: View, event: JournalEvent) -> View:
+def _apply_event(view: JournalView, event: JournalEvent, *, run_id: RunId) -> JournalView:
     match event:
         case FitStarted():
-            return _start_fit(view, event)
+            return _start_fit(view, event, run_id=run_id)
         case LeaderElected(epoch=epoch):
             return replace(view, leader=event, epoch=epoch)
         case GroupPlanned():
@@ -99,13 +110,13 @@ def _apply_event(view: View, event: JournalEvent) -> View:
     assert_never(event)
 
 
-def _start_fit(view: View, event: FitStarted) -> View:
+def _start_fit(view: JournalView, event: FitStarted, *, run_id: RunId) -> View:
     """Start a fit: keep checkpoints, round numbers, lifetimes and groups that are not released."""
     # `leader` is reset: otherwise the first election of the new fit had to wait until the lease of
     # the previous fit's leader expires.
     return View(
         next_slot=view.next_slot,
-        run_id=view.run_id,
+        run_id=run_id,
         spec=event.spec,
         fit_count=view.fit_count + 1,
         epoch=view.epoch,
@@ -121,7 +132,7 @@ def _start_fit(view: View, event: FitStarted) -> View:
     )
 
 
-def _plan_group(view: View, event: GroupPlanned) -> View:
+def _plan_group(view: JournalView, event: GroupPlanned) -> JournalView:
     role = event.request.role
     groups = view.groups
     if role == "validate":
@@ -138,7 +149,7 @@ def _plan_group(view: View, event: GroupPlanned) -> View:
     )
 
 
-def _submit_group(view: View, event: GroupSubmitted) -> View:
+def _submit_group(view: JournalView, event: GroupSubmitted) -> JournalView:
     group = view.groups[event.token]
     submitted = _with_group(view, event.token, replace(group, handle=event.handle))
     if group.role == "validate":
@@ -148,11 +159,11 @@ def _submit_group(view: View, event: GroupSubmitted) -> View:
     return replace(submitted, refusals=0, last_refusal=None)
 
 
-def _with_group(view: View, token: Token, group: MachineGroup) -> View:
+def _with_group(view: JournalView, token: Token, group: MachineGroup) -> JournalView:
     return replace(view, groups={**view.groups, token: group})
 
 
-def _refuse_group(view: View, event: GroupRefused) -> View:
+def _refuse_group(view: JournalView, event: GroupRefused) -> JournalView:
     group = view.groups[event.token]
     refused = _with_group(view, event.token, replace(group, refusal=event.reason))
     if group.role == "validate":
@@ -171,7 +182,7 @@ def _refuse_group(view: View, event: GroupRefused) -> View:
     )
 
 
-def _lose_node(view: View, event: NodeLost) -> View:
+def _lose_node(view: JournalView, event: NodeLost) -> JournalView:
     group = view.groups[event.token]
     nodes = group.lost_nodes if event.machine_returned else group.lost_nodes | {event.node}
     after = _with_group(view, event.token, replace(group, lost_nodes=nodes))
@@ -192,7 +203,7 @@ def _lose_node(view: View, event: NodeLost) -> View:
     return _recharge_closed_round(after, event) if event.cause is not None else after
 
 
-def _recharge_closed_round(view: View, event: NodeLost) -> View:
+def _recharge_closed_round(view: JournalView, event: NodeLost) -> JournalView:
     """Charge a round that was closed for NETWORK to the cause of the node's loss.
 
     A round is closed before the backend is known to have lost the node, because waiting for that
@@ -224,7 +235,7 @@ def _recharge_closed_round(view: View, event: NodeLost) -> View:
     )
 
 
-def _disconnected_assignment(view: View, event: NodeLost) -> NodeAssignment | None:
+def _disconnected_assignment(view: JournalView, event: NodeLost) -> NodeAssignment | None:
     """The node's assignment in the last round, if that round was closed for its connection."""
     closed, last = view.last_round_closed, view.last_round
     if closed is None or last is None or closed.round_number != last.number or event.agent is None:
@@ -236,7 +247,7 @@ def _disconnected_assignment(view: View, event: NodeLost) -> NodeAssignment | No
     return assignment
 
 
-def _close_round(view: View, event: RoundClosed) -> View:
+def _close_round(view: JournalView, event: RoundClosed) -> JournalView:
     cause = event.cause
     # A preemption or resize says nothing about whether the training itself can make progress, so
     # neither slows down the following rounds (`rendezvous`).
@@ -250,7 +261,7 @@ def _close_round(view: View, event: RoundClosed) -> View:
     )
 
 
-def _record_lifetime(view: View, event: RoundClosed) -> View:
+def _record_lifetime(view: JournalView, event: RoundClosed) -> JournalView:
     """Update the lifetime statistics with the end of a round. A voluntary resize is not an end."""
     # If the leader was lost with its round, the duration is unknown; the age at the last commit is
     # a lower bound. With a single node that is always the case (docs/decisions/0027).
@@ -266,7 +277,7 @@ def _record_lifetime(view: View, event: RoundClosed) -> View:
     return replace(view, lifetimes=lifetimes, group_age_s=0.0)
 
 
-def _open_round(view: View, opened: Round) -> View:
+def _open_round(view: JournalView, opened: Round) -> JournalView:
     # Remove closed groups, lost agents and their notices: the view of a run of many weeks must not
     # grow with the number of preemptions.
     groups = {
@@ -296,11 +307,11 @@ def _open_round(view: View, opened: Round) -> View:
     )
 
 
-def _dropped_without(view: View, name: str) -> tuple[str, ...]:
+def _dropped_without(view: JournalView, name: str) -> tuple[str, ...]:
     return tuple(dropped for dropped in view.dropped_checkpoints if dropped != name)
 
 
-def _commit_checkpoint(view: View, event: CheckpointCommitted) -> View:
+def _commit_checkpoint(view: JournalView, event: CheckpointCommitted) -> JournalView:
     return replace(
         view,
         checkpoints=(*view.checkpoints, event),
@@ -315,7 +326,7 @@ def _commit_checkpoint(view: View, event: CheckpointCommitted) -> View:
     )
 
 
-def _drop_checkpoint(view: View, name: str) -> View:
+def _drop_checkpoint(view: JournalView, name: str) -> JournalView:
     uids = {checkpoint.uid for checkpoint in view.checkpoints if checkpoint.name == name}
     return replace(
         view,
@@ -328,7 +339,7 @@ def _drop_checkpoint(view: View, name: str) -> View:
     )
 
 
-def _start_validation(view: View, event: ValidationStarted) -> View:
+def _start_validation(view: JournalView, event: ValidationStarted) -> JournalView:
     current = view.current_validation
     is_retry = current is not None and current.checkpoint_uid == event.checkpoint_uid
     group = view.groups.get(event.token)
@@ -342,7 +353,7 @@ def _start_validation(view: View, event: ValidationStarted) -> View:
     )
 
 
-def _end_validation(view: View, event: ValidationEnded) -> View:
+def _end_validation(view: JournalView, event: ValidationEnded) -> JournalView:
     # The metrics are merged here, so that retention, `Result` and all other readers of checkpoints
     # need not know about validations (docs/decisions/0024).
     checkpoints = tuple(

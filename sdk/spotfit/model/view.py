@@ -1,5 +1,7 @@
 """`View`: the state of a run, folded from the first `next_slot` entries of its journal.
 
+A journal without a `FitStarted` entry has only a `JournalView`, which lacks the spec.
+
 Readers that have folded the same number of entries have equal views. `model.fold` updates it.
 """
 
@@ -72,12 +74,14 @@ class MachineGroup(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(node for node in range(self.plan.num_nodes) if node not in self.lost_nodes)
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a run after the first `next_slot` entries of its journal."""
+class JournalView(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a journal after its first `next_slot` entries.
+
+    It is a `View` from the first `FitStarted` on; before, the journal is normally empty.
+    """
 
     next_slot: int = 0
     run_id: RunId | None = None
-    spec: RunSpec | None = None
     fit_count: int = 0
     leader: LeaderElected | None = None
     """The current leader; None before the first election of the fit."""
@@ -141,7 +145,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_active(self) -> bool:
         """Whether a fit is in progress."""
-        return self.spec is not None and self.fit_end is None
+        return False
 
     @property
     def latest_checkpoint(self) -> CheckpointCommitted | None:
@@ -172,6 +176,20 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     def metrics_of(self, name: str) -> dict[str, Any] | None:
         """The metrics of that checkpoint; None if it does not exist."""
         return next((one.metrics for one in self.checkpoints if one.name == name), None)
+
+
+class View(JournalView, frozen=True, kw_only=True):
+    """The state of a run: the view of a journal in which a fit was started."""
+
+    # `fold` returns this type after the first `FitStarted`, so that a reader checks once, when it
+    # opens the run, whether there is one.
+
+    run_id: RunId
+    spec: RunSpec
+
+    @property
+    def is_active(self) -> bool:
+        return self.fit_end is None
 
 
 _VALIDATION_STATUSES = {

@@ -79,7 +79,6 @@ def pending_slots(view: View, state: LeaderState) -> int:
 
 def has_too_few_slots(view: View, state: LeaderState) -> bool:
     """Whether joined and pending slots together are fewer than `min_workers`."""
-    assert view.spec is not None
     joined = sum(status.member.slots for status in usable_members(view, state))
     return joined + pending_slots(view, state) < max(1, view.spec.min_workers)
 
@@ -87,7 +86,6 @@ def has_too_few_slots(view: View, state: LeaderState) -> bool:
 def missing_workers(view: View, state: LeaderState) -> int:
     """`max_workers` minus joined and pending slots; a machine on its last restart does not
     count."""
-    assert view.spec is not None
     if state.is_headless:
         return view.spec.max_workers - _active_slots(view)
     joined = sum(status.member.slots for status in requeueable_members(view, state))
@@ -99,7 +97,6 @@ def workers_to_request(view: View, missing: int) -> int:
 
     Never less than `min_workers` requires: machines below it could not train, but would cost money.
     """
-    assert view.spec is not None
     if not view.spec.is_elastic:
         return missing
     present = view.spec.max_workers - missing
@@ -165,7 +162,6 @@ def _loss_while_connected(
     view: View, state: LeaderState, now: float, *, token: Token, node: int, agent: AgentId
 ) -> NodeLost | None:
     """The loss of a node whose machine has a connected agent, if it is lost."""
-    assert view.spec is not None
     stopping = view.round is None and state.members[agent].running_round is not None
     if stopping and now - state.phase_changed_at > view.spec.timing.stop_timeout_s:
         return NodeLost(
@@ -206,7 +202,6 @@ def _is_replaced_in_time(
     view: View, state: LeaderState, token: Token, node: int, *, agent: AgentId
 ) -> bool:
     """Whether a full round runs without a machine that is on its last backend restart."""
-    assert view.spec is not None
     if view.round is None or view.round.world_size < view.spec.max_workers:
         return False
     is_spare = view.round.assignment_of(agent) is None and view.groups[token].role == "train"
@@ -270,7 +265,6 @@ def _loss_while_disconnected(
 
 def _boot_timeout_reason(view: View, state: LeaderState, token: Token, now: float) -> str | None:
     """Why a granted node without a known agent is lost; None if it may still boot."""
-    assert view.spec is not None
     timeout_s = view.spec.timing.boot_timeout_s
     granted_at = state.granted_at.get(token)
     if granted_at is None:
@@ -288,7 +282,6 @@ def _disconnect_reason(
     view: View, state: LeaderState, now: float, *, token: Token, node: int, agent: AgentId
 ) -> str | None:
     """Why a node with a disconnected agent is lost; None if the agent may still reconnect."""
-    assert view.spec is not None
     timing = view.spec.timing
     if view.leader and view.leader.lost_leader == agent:
         # The new leader found its port closed. Wait shortly for the backend's report, which decides

@@ -81,7 +81,7 @@ def leadership_claim(
     view: View, agent_id: AgentId, observation: LeaderObservation, *, headless: bool = False
 ) -> LeadershipClaim | None:
     """When and why `agent_id` may claim the leadership; None while there is no reason to."""
-    if view.spec is None or view.is_leader(agent_id):
+    if view.is_leader(agent_id):
         return None
     if view.fit_end is not None:
         needs_cleanup = any(not group.is_closed for group in view.groups.values())

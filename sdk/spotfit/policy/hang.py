@@ -79,7 +79,6 @@ def close_unstarted_round(
     view: View, state: LeaderState, round_: Round, now: float
 ) -> RoundClosed | Wait | None:
     """Close a round whose workers have not called the training function in `start_timeout_s`."""
-    assert view.spec is not None
     timeout_s = view.spec.hang_detection.start_timeout_s
     late_ranks = tuple(sorted(set(range(round_.world_size)) - state.running_ranks))
     if not late_ranks or not timeout_s:

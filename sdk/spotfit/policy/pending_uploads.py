@@ -18,7 +18,6 @@ def wait_for_uploads(view: View, state: LeaderState, now: float) -> Wait | None:
     succeed is unknown. Waiting at most that long costs at most twice the optimal choice (the ski
     rental argument). If no round follows, all uploads are awaited: the nodes' memory is lost then.
     """
-    assert view.spec is not None
     last = view.last_round
     if view.round is not None or last is None:
         return None

@@ -186,7 +186,6 @@ def _newer_snapshot_coming(
     That is so if the committed snapshot was taken before the workers knew that the replacement is
     ready (they take another one then), and if a replica can arrive before the deadline.
     """
-    assert view.spec is not None
     if (
         state.snapshot_taken_at is None
         or state.replacement_ready_at is None
@@ -208,7 +207,6 @@ def _close_after_save(
     view: View, state: LeaderState, round_: Round, leaving: list[NodeAssignment]
 ) -> RoundClosed:
     """Close the round without loss: as PREEMPTION, or as RESIZE if an elastic group shrinks."""
-    assert view.spec is not None
     is_replicated = _replicated_at(view, state, round_, leaving=leaving) is not None
     is_older = state.snapshot_taken_at is not None and state.snapshot_taken_at < _latest_notice_at(
         state, leaving
@@ -327,7 +325,6 @@ def may_continue_without(view: View, assignment: NodeAssignment) -> bool:
     That requires a notice, an option that enables it, and rank 0 on another node: rank 0 decides
     about saves and reports the metrics.
     """
-    assert view.spec is not None
     is_enabled = view.spec.relax_collectives or view.spec.failure_limits.preemption_grace_s > 0
     return is_enabled and assignment.agent in view.notices and 0 not in assignment.ranks
 
@@ -340,7 +337,6 @@ def close_after_preemption(
     They may finish a checkpoint that needs no lost rank and, with relaxed collectives, start one;
     both until the deadline plus `preemption_grace_s`. Returns None if no node is lost.
     """
-    assert view.spec is not None
     lost = [one for one in round_.assignments if is_missing(view, state, one)]
     if not lost:
         return None
@@ -380,7 +376,6 @@ def resize_group(
 ) -> RoundClosed | Wait | None:
     """Grow an elastic group when more machines are ready, directly after a commit so that no step
     is lost. Returns None if the group cannot grow."""
-    assert view.spec is not None
     spec = view.spec
     if not spec.is_elastic or round_.world_size >= spec.max_workers:
         return None
@@ -409,7 +404,6 @@ def _is_commit_fresh(view: View, state: LeaderState, now: float) -> bool:
 
 def is_replacement_ready(view: View, state: LeaderState) -> bool:
     """Whether the next round could be opened at once, with workers that start without delay."""
-    assert view.spec is not None
     slots = _warm_slots(view, state)
     if slots >= view.spec.max_workers:
         return True
@@ -428,7 +422,6 @@ def _is_saved_since_notice(view: View, agents: list[AgentId]) -> bool:
 
 def _deadline(view: View, state: LeaderState, agent: AgentId) -> float:
     """The deadline of a notice plus `preemption_grace_s`, by the leader's clock."""
-    assert view.spec is not None
     # A new leader does not know when the notice was received and assumes the time of its election.
     received_at = state.notice_received_at.get(agent, state.leading_since)
     seconds_left = view.notices[agent].seconds_left

@@ -28,7 +28,6 @@ _MAX_BACKOFF_S = 30.0
 
 def next_round(view: View, state: LeaderState, now: float) -> Round | Wait:
     """The round that can be opened now, or how long to wait and for what."""
-    assert view.spec is not None
     backoff_ends_at = state.phase_changed_at + _backoff_s(view)
     if now < backoff_ends_at:
         reason = f"{view.rounds_without_progress} rounds in a row ended without a checkpoint"
@@ -61,7 +60,6 @@ def _backoff_s(view: View) -> float:
 
 def _form_round(view: View, members: Sequence[MemberStatus]) -> Round:
     """Assign ranks to the members, in the order of `_assignment_order`, up to `max_workers`."""
-    assert view.spec is not None
     unassigned = view.spec.max_workers
     assignments: list[NodeAssignment] = []
     for status in sorted(members, key=lambda status: _assignment_order(view, status)):

@@ -138,7 +138,6 @@ def fit_ended_by_unusable_node(failure: RankFailure) -> FitEnded:
 def fit_ended_by_budget(view: View) -> FitEnded | None:
     """The end of the run if the last round exceeded its budget or failed permanently, else None."""
     closed = view.last_round_closed
-    assert view.spec is not None
     limits = view.spec.failure_limits
     limit_by_cause = {
         FailureCause.WORKER: limits.worker,

@@ -144,7 +144,6 @@ def _commit_checkpoints(view: View, state: LeaderState, now: float) -> Iterator[
 
 
 def _drop_checkpoints(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
-    assert view.spec is not None
     try:
         pending = {checkpoint.name for checkpoint in view.unvalidated_checkpoints}
         droppable = retention.checkpoints_to_drop(
@@ -186,7 +185,6 @@ def _close_abandoned_round(view: View, state: LeaderState) -> Iterator[LeaderAct
 def _close_failing_round(
     view: View, state: LeaderState, round_: Round, now: float
 ) -> Iterator[LeaderAction]:
-    assert view.spec is not None
     assert state.failing_since is not None
     settled_at = state.failing_since + view.spec.timing.failure_settle_s
     # The first failure that arrives is often a consequence of the root cause: peers of a lost node
@@ -255,7 +253,6 @@ def _wait_for_bucket_search(view: View, state: LeaderState, now: float) -> Wait:
 
 
 def _request_machines(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
-    assert view.spec is not None
     missing = capacity.missing_workers(view, state)
     # After a final refusal the run continues with the machines it has.
     if missing <= 0 or _is_training_over(view) or view.final_refusal is not None:

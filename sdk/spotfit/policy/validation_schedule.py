@@ -57,7 +57,6 @@ _POLL_S = 1.0
 def pending_validations(view: View) -> tuple[CheckpointCommitted, ...]:
     """The checkpoints to validate, in commit order; none if the trainer has no
     `ValidationConfig`."""
-    assert view.spec is not None
     return view.unvalidated_checkpoints if view.spec.validation is not None else ()
 
 
@@ -167,7 +166,6 @@ def request_validator(view: View, state: LeaderState, now: float) -> Iterator[Le
 
 def release_validators(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     """Release dedicated machines that were idle for a while, or whose capacity workers need."""
-    assert view.spec is not None
     idle_since = max(state.validation_changed_at, state.leading_since)
     idle_until = idle_since + view.spec.timing.validator_idle_timeout_s
     is_idle = not pending_validations(view)
@@ -244,7 +242,6 @@ def _choose_validator(view: View, state: LeaderState, now: float) -> MemberStatu
 
 
 def _may_run_beside_workers(view: View, state: LeaderState, now: float) -> bool:
-    assert view.spec is not None
     assert view.spec.validation is not None
     own_machine = view.spec.validation.own_machine
     if own_machine is not None:
@@ -259,7 +256,6 @@ def _may_run_beside_workers(view: View, state: LeaderState, now: float) -> bool:
 
 
 def _wait_ends_at(view: View, state: LeaderState) -> float:
-    assert view.spec is not None
     return (
         max(state.validation_changed_at, state.leading_since)
         + view.spec.timing.validator_wait_timeout_s
@@ -268,7 +264,6 @@ def _wait_ends_at(view: View, state: LeaderState) -> float:
 
 def _wants_machine(view: View, state: LeaderState) -> bool:
     """Whether a dedicated machine is needed."""
-    assert view.spec is not None
     assert view.spec.validation is not None
     own_machine = view.spec.validation.own_machine
     if view.pending_fit_end is None:
@@ -283,7 +278,6 @@ def _has_candidate(view: View, state: LeaderState) -> bool:
     """Whether a node may run validations; for a headless leader, whether any machine is active."""
     if state.is_headless:
         return any(group.active_nodes for group in view.groups.values())
-    assert view.spec is not None
     assert view.spec.validation is not None
     if capacity.usable_members(view, state, "validate"):
         return True
@@ -330,7 +324,6 @@ def _retry_backoff_s(view: View, state: LeaderState) -> float:
 
 def _permanent_failure_reason(view: View) -> str | None:
     """Why the next validation cannot succeed; None if it may."""
-    assert view.spec is not None
     assert view.spec.validation is not None
     if view.current_validation_tries >= _MAX_TRIES:
         return f"all {view.current_validation_tries} attempts were lost"

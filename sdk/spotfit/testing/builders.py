@@ -19,7 +19,7 @@ from spotfit.model.group import (
 from spotfit.model.leader_state import LeaderState, MemberStatus, ReadyCheckpoint
 from spotfit.model.spec import RunSpec
 from spotfit.model.topology import Member, NodeAssignment, Notice, Round
-from spotfit.model.view import MachineGroup, View
+from spotfit.model.view import JournalView, MachineGroup, View
 
 RUN_ID = RunId("0123456789abcdef0123456789abcdef")
 TOKEN = Token("t-1")
@@ -174,9 +174,10 @@ def an_entry(event: JournalEvent, **fields: Any) -> JournalEntry:
     return JournalEntry(**{**usual, **fields})
 
 
-def fold_events(*events: JournalEvent, view: View | None = None) -> View:
+def fold_events(*events: JournalEvent, view: JournalView | None = None) -> View:
     """The view after these events."""
-    after = view or View()
+    after = view or JournalView()
     for event in events:
         after = fold(after, an_entry(event))
+    assert isinstance(after, View), "the first event must be FitStarted"
     return after

@@ -54,7 +54,7 @@ from spotfit.model.metrics import metrics_from_json, metrics_to_json
 from spotfit.model.reporting import CheckpointConsistencyMode, CheckpointUploadMode
 from spotfit.model.spec import RetentionConfig, RunSpec
 from spotfit.model.topology import PreemptionInfo
-from spotfit.model.view import View
+from spotfit.model.view import JournalView
 from spotfit.policy.preemption import DEFAULT_NOTICE_S
 from spotfit.policy.retention import checkpoints_to_drop, worst_to_best
 from spotfit.protocol.agent_peer import REPLICATION_BYTES_PER_S
@@ -271,7 +271,7 @@ class Session:
             for n, name in self._names_by_report.items()
         )
 
-    def _wait_for_validations(self, view: View, deadline: float | None) -> View:
+    def _wait_for_validations(self, view: JournalView, deadline: float | None) -> JournalView:
         """Return the view once no validation is pending, or the current view at the deadline."""
         while view.unvalidated_checkpoints and self._spec.validation is not None:
             # The leader may start another validation meanwhile, so the view is read after each.
@@ -596,7 +596,9 @@ class Session:
         return _spec_decoder.decode(self._start.spec)
 
 
-def _retained_checkpoints(view: View, retention: RetentionConfig) -> list[CheckpointCommitted]:
+def _retained_checkpoints(
+    view: JournalView, retention: RetentionConfig
+) -> list[CheckpointCommitted]:
     """Return the checkpoints worst to best, without those that the leader will delete next."""
     pending = {commit.name for commit in view.unvalidated_checkpoints}
     dropped = {

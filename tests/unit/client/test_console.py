@@ -18,7 +18,7 @@ from spotfit.model.events import (
     ValidationRequest,
     ValidationStarted,
 )
-from spotfit.model.view import View
+from spotfit.model.view import JournalView, View
 from spotfit.store.memory import MemoryStore
 from spotfit.testing.builders import (
     TOKEN,
@@ -187,7 +187,7 @@ def test_a_waiting_run_is_reported_periodically(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    "busy", [a_view(round=a_round()), a_view(fit_end=FitEnded(outcome="finished")), View()]
+    "busy", [a_view(round=a_round()), a_view(fit_end=FitEnded(outcome="finished")), JournalView()]
 )
 def test_a_running_or_ended_run_is_not_reported_as_waiting(busy: View) -> None:
     reminder = WaitReminder()

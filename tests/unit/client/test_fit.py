@@ -47,13 +47,11 @@ def test_start_run_requests_machines_before_it_returns(harness: ClientHarness) -
     start_run(harness.request())
     assert len(harness.cloud.submitted_tokens) == 1
     spec = harness.view.spec
-    assert spec is not None
     assert (spec.name, spec.storage_url, spec.max_workers) == ("digits", harness.url, 2)
 
 
 def test_the_spec_contains_the_traits_of_the_provisioner(harness: ClientHarness) -> None:
     start_run(harness.request())
-    assert harness.view.spec is not None
     traits = harness.cloud.traits
     assert harness.view.spec.market_prior == MarketPrior(
         mean_lifetime_s=traits.mean_lifetime_s, notice_s=traits.notice_s
@@ -98,7 +96,6 @@ def test_objects_for_hooks_and_contexts_are_bundled(
     start_run(harness.request(backend_config=config))
     key, spec = RunKeyring().find(harness.agent_ledger.run_id), harness.view.spec
     assert key is not None
-    assert spec is not None
     code_bundle = msgspec.convert(spec.code_bundle, CodeBundleRef)
     payload = CodeBundlePayload.open(
         fetch_code_bundle(code_bundle, store=harness.agent_ledger.store), key=key
@@ -115,7 +112,6 @@ def test_callbacks_receive_all_arguments_of_the_trainer(
     start_run(dataclasses.replace(request, fn=takes_rate, run=run))
     key, spec = RunKeyring().find(harness.agent_ledger.run_id), harness.view.spec
     assert key is not None
-    assert spec is not None
     code_bundle = msgspec.convert(spec.code_bundle, CodeBundleRef)
     payload = CodeBundlePayload.open(
         fetch_code_bundle(code_bundle, store=harness.agent_ledger.store), key=key
@@ -139,7 +135,6 @@ class Listener(UserCallback):
 def test_a_callback_without_event_methods_starts_no_process(harness: ClientHarness) -> None:
     run = dataclasses.replace(harness.request().run, callbacks=[UserCallback()])
     start_run(dataclasses.replace(harness.request(), run=run))
-    assert harness.view.spec is not None
     assert not harness.view.spec.has_callbacks
 
 

@@ -187,7 +187,7 @@ def test_without_replication_a_commit_of_an_old_snapshot_closes(
 ) -> None:
     left_s = fields.pop("left_s", 50.0)
     view = with_notice(**{"round": REPLICATED, "saved": True, **fields})
-    grace_s = view.spec.failure_limits.preemption_grace_s if view.spec is not None else 0.0
+    grace_s = view.spec.failure_limits.preemption_grace_s
     now = NOTICED + 60.0 + grace_s - left_s
     there = seen(LEAVING, REPLACEMENT)
     state = replace(there, snapshot_taken_at=99.0, replacement_ready_at=100.5, committed_at=now)
