@@ -184,7 +184,8 @@ class Agent:
 
     @property
     def _timing(self) -> RunTiming:
-        return self._ledger.view.spec.timing
+        view = self._ledger.journal_view
+        return view.spec.timing if isinstance(view, View) else RunTiming()
 
     def _poll_journal(self, now: float) -> None:
         """Read the journal if that is due, and advance the writer.

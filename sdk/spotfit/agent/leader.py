@@ -44,7 +44,7 @@ from spotfit.control.background_calls import BackgroundCalls
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
 from spotfit.core.ids import AgentId, Token
-from spotfit.ledger import keys, view_cache
+from spotfit.ledger import view_cache
 from spotfit.model.events import (
     CheckpointCommitted,
     CheckpointDropped,
@@ -62,8 +62,12 @@ from spotfit.model.events import (
     ValidationStarted,
 )
 from spotfit.model.leader_state import (
+    Failing,
     LeaderState,
+    NoRound,
     ReplicaLocation,
+    RoundCommit,
+    RoundPhase,
     UserCodeError,
     ValidationReported,
 )
@@ -137,12 +141,14 @@ class Leader:
             agent_id=ledger.agent_id,
             releases_on_agent_exit=services.releases_on_agent_exit,
             leading_since=now,
-            phase_changed_at=now,
-            bucket_searched=False,
             validation_changed_at=now,
         )
         self._open_round: OpenRound | None = None
         """The open round if this leader has opened it."""
+        self._no_round = NoRound(since=now, bucket_searched=False)
+        """The phase while no round is open."""
+        self._failing_since: float | None = None
+        """When the first failure or disconnect of the open round was observed."""
         self._previous_rounds = PreviousRounds(ledger, services.background_calls)
         self._lease = Lease(ledger, services.journal_background_calls, now)
         self._early_messages: list[
@@ -245,7 +251,7 @@ class Leader:
         if self._find_open_round(join.running_round) is not None:
             self._fail_round(now)  # frames of its workers may have been lost before it rejoined
         opened = self._ledger.view.round
-        if self._state.failing_since is not None and opened and opened.assignment_of(agent):
+        if self._failing_since is not None and opened and opened.assignment_of(agent):
             # It was not connected when the round was aborted.
             self._services.transport.send_to_agent(agent, AbortRound(round=opened.number))
         self._dirty = True
@@ -277,13 +283,11 @@ class Leader:
     def _record_rank_failure(
         self, round_number: int, rank: int, failure: RankFailure | None, now: float
     ) -> None:
-        if failure is None or self._find_open_round(round_number) is None:
+        open_round = self._find_open_round(round_number)
+        if failure is None or open_round is None:
             return
         # The first failure of a rank is its cause; later ones follow from the abort.
-        if rank not in self._state.rank_failures:
-            self._state = replace(
-                self._state, rank_failures={**self._state.rank_failures, rank: failure}
-            )
+        open_round.rank_failures.setdefault(rank, failure)
         self._fail_round(now)
 
     def _on_workers_stopped(self, agent: AgentId, stopped: WorkersStopped, now: float) -> None:
@@ -304,15 +308,12 @@ class Leader:
             self._fail_round(now)
 
     def _record_replica(self, replicated: SnapshotReplicated, now: float) -> None:
-        if self._find_open_round(replicated.round) is None:
+        if (open_round := self._find_open_round(replicated.round)) is None:
             return
         location = ReplicaLocation(
             step=replicated.step, peer_store_address=replicated.peer_store_address, reported_at=now
         )
-        self._state = replace(
-            self._state,
-            replica_locations={**self._state.replica_locations, replicated.rank: location},
-        )
+        open_round.replica_locations[replicated.rank] = location
         self._dirty = True
 
     def _forward_to_coordinator(self, agent: AgentId, message: WorkerToLeader, now: float) -> None:
@@ -325,7 +326,7 @@ class Leader:
         self._record_rank_failure(message.round, message.rank, failure, now)
         has_returned = len(coordinator.returned_ranks) > returned_before
         if has_returned:
-            self._state = replace(self._state, returned_at=now)
+            open_round.returned_at = now
         if coordinator.reports.ready_checkpoints or has_returned:
             self._dirty = True
 
@@ -336,9 +337,9 @@ class Leader:
     def _fail_round(self, now: float) -> None:
         """Stop all workers at once; the entry that closes the round follows."""
         self._dirty = True
-        if self._state.failing_since is not None:
+        if self._failing_since is not None:
             return
-        self._state = replace(self._state, failing_since=now)
+        self._failing_since = now
         if self._open_round is not None:
             self._open_round.abandon_workers()
         opened = self._ledger.view.round
@@ -369,7 +370,7 @@ class Leader:
             case TrainingEnded():
                 self._on_training_ended(now)
             case FitEnded():
-                self._state = replace(self._state, phase_changed_at=now)
+                self._no_round = replace(self._no_round, since=now)
                 self._lease.renew_soon(now)
             case CheckpointCommitted():
                 self._on_checkpoint_committed(event, now)
@@ -411,18 +412,7 @@ class Leader:
         self._open_round = self._create_open_round(opened, now)
         self._checkpoint_gc.scan_for_debris(self._ledger.view, before_round=opened.number)
         self._roster.assign_round(opened.assignments, opened.number)
-        self._state = replace(
-            self._state,
-            phase_changed_at=now,
-            failing_since=None,
-            rank_failures={},
-            returned_at=None,
-            uploading_ranks=frozenset(),
-            committed_at=None,
-            snapshot_taken_at=None,
-            replica_locations={},
-            bucket_searched=True,
-        )
+        self._failing_since = None
         for assignment in opened.assignments:
             if not self._roster.can_enter(assignment, opened.number):
                 # The agent has left between the decision and the entry.
@@ -488,17 +478,13 @@ class Leader:
                 {failure.rank: failure.message for failure in closed.failures},
             )
         # An agent that misses earlier entries cannot apply this one: AbortRound needs no journal.
-        if self._state.failing_since is None:
+        if self._failing_since is None:
             self._roster.broadcast(AbortRound(round=closed.round_number))
-        self._state = replace(
-            self._state,
-            uncommitted_work_s=self._time_since_commit_s(now),
-            phase_changed_at=now,
-            failing_since=None,
-            rank_failures={},
-            bucket_searched=False,
-            latest_metrics=self._latest_metrics(),
+        self._no_round = NoRound(
+            since=now, bucket_searched=False, uncommitted_work_s=self._time_since_commit_s(now)
         )
+        self._failing_since = None
+        self._state = replace(self._state, latest_metrics=self._latest_metrics())
         self._close_open_round()
 
     def _close_open_round(self) -> None:
@@ -514,20 +500,16 @@ class Leader:
         """
         if self._open_round is None:
             return math.inf
-        saved_at = self._state.committed_at
-        return now - (self._state.phase_changed_at if saved_at is None else saved_at)
+        commit = self._open_round.last_commit
+        return now - (commit.committed_at if commit else self._open_round.coordinator.opened_at)
 
     def _on_training_ended(self, now: float) -> None:
         """Deliver the last reports and keep the last metrics: no round follows."""
         if self._open_round is not None:
             self._open_round.deliver_matched_reports()
-        self._state = replace(
-            self._state,
-            phase_changed_at=now,
-            failing_since=None,
-            rank_failures={},
-            latest_metrics=self._latest_metrics(),
-        )
+        self._no_round = replace(self._no_round, since=now)
+        self._failing_since = None
+        self._state = replace(self._state, latest_metrics=self._latest_metrics())
         self._close_open_round()
 
     def _reset_validation_clock(self, lost_groups: Sequence[Token], now: float) -> None:
@@ -542,7 +524,8 @@ class Leader:
         taken_at = next(
             (ready.snapshot_taken_at for ready in ready_snapshots if ready.name == event.name), None
         )
-        self._state = replace(self._state, committed_at=now, snapshot_taken_at=taken_at)
+        if self._open_round is not None:
+            self._open_round.last_commit = RoundCommit(committed_at=now, snapshot_taken_at=taken_at)
         # The first checkpoint to validate starts the timeout for a validation machine.
         if event.validation is not None and len(self._ledger.view.unvalidated_checkpoints) == 1:
             self._state = replace(self._state, validation_changed_at=now)
@@ -571,7 +554,7 @@ class Leader:
         if reconciler.group_statuses is not self._state.group_statuses or now >= self._wait_until:
             self._dirty = True
         if (
-            self._state.failing_since is not None
+            self._failing_since is not None
             and reconciler.status_as_of is not self._state.status_as_of
         ):
             # While an agent is missing, the fact that its machine still runs matters, too.
@@ -616,7 +599,7 @@ class Leader:
             disconnected_in_round=roster.disconnected_in_round,
             notice_received_at=roster.noticed_at,
             last_agent_by_node=roster.last_agent_by_node,
-            workers_stopped=view.round is None or roster.are_all_stopped(view.round.assignments),
+            phase=self._round_phase(view),
             ready_checkpoints=self._previous_rounds.uncommitted_checkpoints(
                 view, self._coordinator
             ),
@@ -629,26 +612,26 @@ class Leader:
         )
         return self._state
 
+    def _round_phase(self, view: View) -> RoundPhase:
+        if view.round is None:
+            return self._no_round
+        workers_stopped = self._roster.are_all_stopped(view.round.assignments)
+        if self._open_round is None:
+            # Another leader opened it: its coordinator is lost, and the round fails since then.
+            return Failing(
+                round=view.round, since=self._state.leading_since, workers_stopped=workers_stopped
+            )
+        return self._open_round.phase(self._failing_since, workers_stopped=workers_stopped)
+
     def _refresh_round_state(self, coordinator: RoundCoordinator | None) -> None:
         reports = coordinator.reports if coordinator else None
-        returned_ranks = coordinator.returned_ranks if coordinator else set()
         callback_runner = self._services.callback_runner
         self._state = replace(
             self._state,
-            replacement_ready_at=self._open_round.replacement_ready_at
-            if self._open_round is not None
-            else None,
-            running_ranks=coordinator.running_ranks if coordinator else set(),
-            returned_ranks=returned_ranks,
-            uploading_ranks=reports.uploading_ranks if reports else frozenset(),
-            last_save_error=reports.last_save_error if reports else "",
             reports_delivered=(reports is None or reports.is_settled)
             and (callback_runner is None or callback_runner.is_idle)
             and self._are_hooks_done(),
             latest_metrics=self._latest_metrics(),
-            result_key=keys.result(coordinator.round, 0)
-            if coordinator and 0 in returned_ranks
-            else None,
         )
 
     @property
@@ -690,13 +673,13 @@ class Leader:
 
     def _find_uncommitted_checkpoints(self, view: View, now: float) -> None:
         """Search for complete but uncommitted checkpoints before the next round is opened."""
-        if self._state.bucket_searched or view.round is not None or view.fit_end is not None:
+        if self._no_round.bucket_searched or view.round is not None or view.fit_end is not None:
             return
         # Uploads that are still in progress may complete a further checkpoint.
         if pending_uploads.wait_for_uploads(view, self._refresh_state(), now) is not None:
             return
         if self._previous_rounds.find_complete_checkpoints(view, now):
-            self._state = replace(self._state, bucket_searched=True)
+            self._no_round = replace(self._no_round, bucket_searched=True)
             self._dirty = True
 
     def _collect_garbage(self, view: View, now: float) -> None:
@@ -725,7 +708,7 @@ class Leader:
 
     def _check_for_hangs(self, now: float) -> None:
         # Ranks of a failing round are being killed: silence is expected.
-        if self._open_round is None or self._state.failing_since is not None:
+        if self._open_round is None or self._failing_since is not None:
             return
         report = self._open_round.check_for_hangs(self._ledger.view, now)
         if report is None:
@@ -745,7 +728,7 @@ class Leader:
         if self._open_round is not None:
             wakes.append(self._open_round.next_wake(now))
         if (
-            not self._state.bucket_searched
+            not self._no_round.bucket_searched
             or self._checkpoint_gc.is_busy
             or self._services.report_sink.has_unwritten
         ):

@@ -99,7 +99,7 @@ class PreviousRounds:
         Returns '' if it was deleted or never completed: files of it may still be deleted or
         uploaded. Returns None if the name is new.
         """
-        latest = self._ledger.view.latest_checkpoint_named(name)
+        latest = self._ledger.journal_view.latest_checkpoint_named(name)
         return "" if latest is None and name in self._used_names else latest
 
     def uncommitted_checkpoints(

@@ -19,7 +19,7 @@ from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
 from spotfit.core.clock import Clock
 from spotfit.model.events import LeaderElected
-from spotfit.model.leader_state import LeaderState
+from spotfit.model.leader_state import LeaderState, NoRound
 from spotfit.model.view import View
 from spotfit.policy.election import LeaderObservation, after_lease_read, leadership_claim
 
@@ -39,7 +39,10 @@ class HeadlessLeader:
         self._ledger = ledger = journal_writer.ledger
         self._reconciler = reconciler
         self._state = LeaderState(
-            agent_id=ledger.agent_id, is_headless=True, leading_since=now, phase_changed_at=now
+            agent_id=ledger.agent_id,
+            is_headless=True,
+            leading_since=now,
+            phase=NoRound(since=now),
         )
         self._observation = LeaderObservation(lease_changed_at=now)
         self._lease_counter = b""
@@ -67,7 +70,7 @@ class HeadlessLeader:
         if view.fit_end is not None and not self._end_handled:
             self._end_handled = True
             # Restart the lease timeout: the leader gets time to release its machines itself.
-            self._state = replace(self._state, phase_changed_at=now)
+            self._state = replace(self._state, phase=NoRound(since=now))
             self._observation = LeaderObservation(lease_changed_at=now)
         if view.fit_end is not None and all(group.is_closed for group in view.groups.values()):
             return None

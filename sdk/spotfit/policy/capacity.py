@@ -163,7 +163,7 @@ def _loss_while_connected(
 ) -> NodeLost | None:
     """The loss of a node whose machine has a connected agent, if it is lost."""
     stopping = view.round is None and state.members[agent].running_round is not None
-    if stopping and now - state.phase_changed_at > view.spec.timing.stop_timeout_s:
+    if stopping and now - state.phase.since > view.spec.timing.stop_timeout_s:
         return NodeLost(
             token=token, node=node, agent=agent, reason="its workers did not stop in time"
         )

@@ -28,7 +28,7 @@ _MAX_BACKOFF_S = 30.0
 
 def next_round(view: View, state: LeaderState, now: float) -> Round | Wait:
     """The round that can be opened now, or how long to wait and for what."""
-    backoff_ends_at = state.phase_changed_at + _backoff_s(view)
+    backoff_ends_at = state.phase.since + _backoff_s(view)
     if now < backoff_ends_at:
         reason = f"{view.rounds_without_progress} rounds in a row ended without a checkpoint"
         return Wait(backoff_ends_at, reason)
@@ -39,7 +39,7 @@ def next_round(view: View, state: LeaderState, now: float) -> Round | Wait:
     slots = sum(status.member.slots for status in members)
     if slots < max(1, view.spec.min_workers):
         return Wait(now + 5.0, f"slots for {slots} of at least {view.spec.min_workers} workers")
-    fill_timeout_at = state.phase_changed_at + view.spec.timing.round_fill_timeout_s
+    fill_timeout_at = state.phase.since + view.spec.timing.round_fill_timeout_s
     # After a refusal, the pending machines are not expected soon.
     is_refused = view.last_refusal is not None and now < next_request_at(view, state)
     may_grow = slots < view.spec.max_workers and pending_slots(view, state) > 0 and not is_refused

@@ -7,7 +7,7 @@ state of the machine (docs/decisions/0018).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from spotfit.core.errors import InfrastructureError, SpotfitError, TransientStoreError
@@ -58,7 +58,9 @@ def is_permanent_error(error: BaseException) -> bool:
     return isinstance(error, SpotfitError) and error.details.get("retryable") is False
 
 
-def round_closed_by_failure(view: View, state: LeaderState, round_: Round) -> RoundClosed:
+def round_closed_by_failure(
+    view: View, state: LeaderState, round_: Round, rank_failures: Iterable[RankFailure] = ()
+) -> RoundClosed:
     """The `RoundClosed` of a round with failures, charged to their root cause.
 
     In order of precedence: lost nodes and broken connections, workers that died on a node with a
@@ -66,9 +68,7 @@ def round_closed_by_failure(view: View, state: LeaderState, round_: Round) -> Ro
     a lost node and are not charged.
     """
     # A process that died without an exception precedes those that raised because it is gone.
-    failures = tuple(
-        sorted(state.rank_failures.values(), key=lambda one: (one.kind == "raised", one.rank))
-    )
+    failures = tuple(sorted(rank_failures, key=lambda one: (one.kind == "raised", one.rank)))
     leaving = [one for one in round_.assignments if one.agent in view.notices]
     if any(_was_disconnected(view, state, one) for one in round_.assignments):
         return _closed_by_disconnect(view, state, round_, failures=failures)

@@ -27,8 +27,14 @@ from spotfit.model.events import (
     RoundClosed,
     RoundOpened,
 )
-from spotfit.model.leader_state import LeaderState, ReadyCheckpoint
-from spotfit.model.topology import Round
+from spotfit.model.leader_state import (
+    Failing,
+    LeaderState,
+    NoRound,
+    ReadyCheckpoint,
+    Returned,
+    Training,
+)
 from spotfit.model.view import View
 from spotfit.policy import (
     capacity,
@@ -165,15 +171,15 @@ def _close_round(view: View, state: LeaderState, now: float) -> Iterator[LeaderA
 
 
 def _round_end_actions(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
-    if view.round is None or state.is_headless:
-        yield from _close_abandoned_round(view, state)
-    elif len(state.returned_ranks) == view.round.world_size:
-        # Before failures: a machine that is lost after its function returned does not matter.
-        yield from _finish_training(view, state, now)
-    elif state.failing_since is not None:
-        yield from _close_failing_round(view, state, view.round, now=now)
-    else:
-        yield from _interrupt_round(view, state, view.round, now=now)
+    match state.phase:
+        case NoRound():
+            yield from _close_abandoned_round(view, state)
+        case Returned() as returned:
+            yield from _finish_training(view, state, returned, now=now)
+        case Failing() as failing:
+            yield from _close_failing_round(view, state, failing, now=now)
+        case Training() as training:
+            yield from _interrupt_round(view, state, training, now=now)
 
 
 def _close_abandoned_round(view: View, state: LeaderState) -> Iterator[LeaderAction]:
@@ -183,40 +189,43 @@ def _close_abandoned_round(view: View, state: LeaderState) -> Iterator[LeaderAct
 
 
 def _close_failing_round(
-    view: View, state: LeaderState, round_: Round, now: float
+    view: View, state: LeaderState, failing: Failing, now: float
 ) -> Iterator[LeaderAction]:
-    assert state.failing_since is not None
-    settled_at = state.failing_since + view.spec.timing.failure_settle_s
+    settled_at = failing.since + view.spec.timing.failure_settle_s
     # The first failure that arrives is often a consequence of the root cause: peers of a lost node
     # raise before its connection times out.
     is_unexplained = any(
-        lost_agents.is_unexplained_loss(view, state, one) for one in round_.assignments
+        lost_agents.is_unexplained_loss(view, state, one) for one in failing.round.assignments
     )
-    if now < settled_at and (is_unexplained or not state.workers_stopped):
+    if now < settled_at and (is_unexplained or not failing.workers_stopped):
         yield Wait(settled_at, "waiting for the root cause of the failure")
     else:
-        yield AppendEvent(retry_budget.round_closed_by_failure(view, state, round_))
+        failures = failing.rank_failures.values()
+        closed = retry_budget.round_closed_by_failure(view, state, failing.round, failures)
+        yield AppendEvent(closed)
 
 
-def _finish_training(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+def _finish_training(
+    view: View, state: LeaderState, returned: Returned, now: float
+) -> Iterator[LeaderAction]:
     """End the fit once all reports are delivered and the workers have exited."""
-    exit_deadline = (state.returned_at or now) + _WORKER_EXIT_TIMEOUT_S
+    exit_deadline = returned.since + _WORKER_EXIT_TIMEOUT_S
     if not state.reports_delivered:
         yield Wait(now + _REPORT_POLL_S, "delivering the last reports to the callbacks")
-    elif not state.workers_stopped and now < exit_deadline:
+    elif not returned.workers_stopped and now < exit_deadline:
         yield Wait(exit_deadline, "the workers are exiting")
     else:
         finished = FitEnded(
             outcome="finished",
             metrics=state.latest_metrics,
-            result_key=state.result_key,
-            last_save_error=state.last_save_error,
+            result_key=returned.result_key,
+            last_save_error=returned.last_save_error,
         )
         yield validation_schedule.fit_end_action(view, finished)
 
 
 def _interrupt_round(
-    view: View, state: LeaderState, round_: Round, now: float
+    view: View, state: LeaderState, training: Training, now: float
 ) -> Iterator[LeaderAction]:
     for rule in (
         preemption.close_after_preemption,
@@ -225,7 +234,7 @@ def _interrupt_round(
         preemption.leave_last_attempt_nodes,
         preemption.resize_group,
     ):
-        decision = rule(view, state, round_, now)
+        decision = rule(view, state, training, now)
         if isinstance(decision, Wait):
             yield decision
         elif decision is not None:
@@ -239,7 +248,7 @@ def _end_over_failure_budget(view: View, state: LeaderState, now: float) -> Iter
     if ended is None:
         return
     # The checkpoints of a failed run are completed, too: the next fit resumes from them.
-    if not state.bucket_searched:
+    if isinstance(state.phase, NoRound) and not state.phase.bucket_searched:
         yield _wait_for_bucket_search(view, state, now)
     elif not state.reports_delivered:
         yield Wait(now + _REPORT_POLL_S, "delivering the last failure to the callbacks")
@@ -303,9 +312,10 @@ def _resign_reason(view: View, state: LeaderState) -> str:
 
 
 def _open_round(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
-    if view.round is not None or state.is_headless or _is_training_over(view):
+    phase = state.phase
+    if not isinstance(phase, NoRound) or state.is_headless or _is_training_over(view):
         return
-    if not state.bucket_searched:
+    if not phase.bucket_searched:
         yield _wait_for_bucket_search(view, state, now)
         return
     opened = rendezvous.next_round(view, state, now)
@@ -330,7 +340,7 @@ def _release_after_end(view: View, state: LeaderState, now: float) -> Iterator[L
         one.member.token for agent, one in state.members.items() if agent != state.agent_id
     }
     own = _own_groups(state)
-    self_exit_until = state.phase_changed_at + capacity.SELF_EXIT_TIMEOUT_S
+    self_exit_until = state.phase.since + capacity.SELF_EXIT_TIMEOUT_S
     held = [token for token, group in view.groups.items() if group.handle and not group.is_closed]
     exiting = [token for token in held if token in connected and now < self_exit_until]
     if exiting:
@@ -364,7 +374,7 @@ def _all_self_terminate(view: View, state: LeaderState, token: Token) -> bool:
 def _idle_when_done(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     held = [token for token, group in view.groups.items() if group.handle and not group.is_released]
     linger_s = capacity.SELF_EXIT_TIMEOUT_S if held else 0.0
-    if _own_groups(state).issuperset(held) and now >= state.phase_changed_at + linger_s:
+    if _own_groups(state).issuperset(held) and now >= state.phase.since + linger_s:
         yield Idle()
 
 
@@ -401,7 +411,13 @@ def _committed_event(
 
 def _round_age_s(state: LeaderState, now: float) -> float | None:
     """Age of the open round; None if another leader opened it, whose clock cannot be compared."""
-    return now - state.phase_changed_at if state.phase_changed_at > state.leading_since else None
+    match state.phase:
+        case Training(since=float(opened_at)):
+            return now - opened_at
+        case Failing(opened_at=float(opened_at)) | Returned(opened_at=float(opened_at)):
+            return now - opened_at
+        case _:
+            return None
 
 
 def _with_metrics(fit_end: FitEnded, state: LeaderState) -> FitEnded:

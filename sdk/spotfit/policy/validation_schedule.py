@@ -213,7 +213,7 @@ def release_idle_groups(view: View, state: LeaderState, now: float) -> Iterator[
         return
     connected = {status.member.token for status in state.members.values()}
     validating = view.current_validation.token if view.current_validation is not None else None
-    self_exit_until = state.phase_changed_at + capacity.SELF_EXIT_TIMEOUT_S
+    self_exit_until = state.phase.since + capacity.SELF_EXIT_TIMEOUT_S
     for token in _held_groups(view, "train"):
         if _is_own_group(view, state, token) or token == validating:
             continue

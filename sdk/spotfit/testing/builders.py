@@ -16,7 +16,13 @@ from spotfit.model.group import (
     NodeState,
     NodeStatus,
 )
-from spotfit.model.leader_state import LeaderState, MemberStatus, ReadyCheckpoint
+from spotfit.model.leader_state import (
+    LeaderState,
+    MemberStatus,
+    ReadyCheckpoint,
+    Returned,
+    Training,
+)
 from spotfit.model.spec import RunSpec
 from spotfit.model.topology import Member, NodeAssignment, Notice, Round
 from spotfit.model.view import JournalView, MachineGroup, View
@@ -166,6 +172,18 @@ def a_leader_state(**fields: Any) -> LeaderState:
         "members": member_statuses(a_member_status(0), a_member_status(1)),
     }
     return LeaderState(**{**usual, **fields})
+
+
+def a_training(**fields: Any) -> Training:
+    """The phase of a round of two workers that was opened at 0."""
+    return Training(**{"round": a_round(), "since": 0.0, **fields})
+
+
+def a_returned(**fields: Any) -> Returned:
+    """The phase of a round of two workers that was opened at 0 and has returned at once."""
+    return Returned(
+        **{"round": a_round(), "since": 0.0, "opened_at": 0.0, "result_key": "r", **fields}
+    )
 
 
 def an_entry(event: JournalEvent, **fields: Any) -> JournalEntry:
