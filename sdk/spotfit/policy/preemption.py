@@ -236,8 +236,12 @@ def decide_final_save(
     unsaved. Never if the training would block on an earlier save.
     """
     time_left = f"{format_seconds(max(0.0, deadline_state.time_left_s))} left"
-    target = _reachable_target(deadline_state)
-    if target is None:
+    targets: tuple[SaveTarget, ...] = ("bucket", "peer")
+    reachable = (
+        one for one in targets if _time_needed_s(deadline_state, one) <= deadline_state.time_left_s
+    )
+    # The bucket is preferred: a checkpoint there also survives the loss of the peer.
+    if (target := next(reachable, None)) is None:
         if deadline_state.in_flight_remaining_s is not None:
             return AwaitSaveInFlight(f"{time_left}: not enough for another save")
         return NoTimeToSave(f"{time_left}: not enough for a save")
@@ -289,14 +293,6 @@ def _next_check_in_s(deadline_state: PreDeadlineState) -> float:
     if deadline_state.unsaved_work_s < deadline_state.max_step_s:
         return deadline_state.step_s
     return max(deadline_state.step_s, deadline_state.max_step_s)
-
-
-def _reachable_target(deadline_state: PreDeadlineState) -> SaveTarget | None:
-    """Where a save would be complete before the deadline; None if nowhere."""
-    # The bucket is preferred: a checkpoint there also survives the loss of the peer.
-    if _time_needed_s(deadline_state, "bucket") <= deadline_state.time_left_s:
-        return "bucket"
-    return "peer" if _time_needed_s(deadline_state, "peer") <= deadline_state.time_left_s else None
 
 
 def _time_needed_s(deadline_state: PreDeadlineState, target: SaveTarget) -> float:

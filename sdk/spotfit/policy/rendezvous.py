@@ -28,8 +28,11 @@ _MAX_BACKOFF_S = 30.0
 
 def next_round(view: View, state: LeaderState, now: float) -> Round | Wait:
     """The round that can be opened now, or how long to wait and for what."""
-    backoff_ends_at = state.phase.since + _backoff_s(view)
-    if now < backoff_ends_at:
+    failures = view.rounds_without_progress - _ROUNDS_BEFORE_BACKOFF
+    # The exponent is limited so that 2.0**failures cannot overflow.
+    backoff_s = min(_MAX_BACKOFF_S, _MIN_BACKOFF_S * 2.0 ** min(failures, 10))
+    backoff_ends_at = state.phase.since + backoff_s
+    if failures > 0 and now < backoff_ends_at:
         reason = f"{view.rounds_without_progress} rounds in a row ended without a checkpoint"
         return Wait(backoff_ends_at, reason)
     members = usable_members(view, state)
@@ -51,11 +54,6 @@ def next_round(view: View, state: LeaderState, now: float) -> Round | Wait:
     if sum(status.member.slots for status in requeueable) >= view.spec.max_workers:
         members = requeueable
     return _form_round(view, members)
-
-
-def _backoff_s(view: View) -> float:
-    failures = view.rounds_without_progress - _ROUNDS_BEFORE_BACKOFF
-    return 0.0 if failures <= 0 else min(_MAX_BACKOFF_S, _MIN_BACKOFF_S * 2.0 ** min(failures, 10))
 
 
 def _form_round(view: View, members: Sequence[MemberStatus]) -> Round:

@@ -72,7 +72,12 @@ def round_closed_by_failure(
     leaving = [one for one in round_.assignments if one.agent in view.notices]
     if any(_was_disconnected(view, state, one) for one in round_.assignments):
         return _closed_by_disconnect(view, state, round_, failures=failures)
-    if _is_caused_by_preemption(failures, leaving):
+    leaving_ranks = {rank for assignment in leaving for rank in assignment.ranks}
+    on_leaving = [failure for failure in failures if failure.rank in leaving_ranks]
+    # A process that died on a leaving node was killed with it. An exception there is an error of
+    # user code if other ranks failed, too; if no other rank failed, the shutdown has caused it.
+    has_died = any(failure.kind != "raised" for failure in on_leaving)
+    if has_died or (on_leaving and len(on_leaving) == len(failures)):
         return RoundClosed(
             round_number=round_.number,
             cause=FailureCause.PREEMPTION,
@@ -197,17 +202,6 @@ def _with_lost_ranks(
         for r in ranks
     ]
     return (*lost, *(failure for failure in failures if failure.rank not in ranks))
-
-
-def _is_caused_by_preemption(
-    failures: Sequence[RankFailure], leaving: list[NodeAssignment]
-) -> bool:
-    ranks = {rank for assignment in leaving for rank in assignment.ranks}
-    on_leaving = [failure for failure in failures if failure.rank in ranks]
-    # A process that died on a leaving node was killed with it. An exception there is an error of
-    # user code if other ranks failed, too; if no other rank failed, the shutdown has caused it.
-    has_died = any(failure.kind != "raised" for failure in on_leaving)
-    return has_died or (len(on_leaving) > 0 and len(on_leaving) == len(failures))
 
 
 def _format_lost_machines(assignments: list[NodeAssignment]) -> str:

@@ -31,7 +31,6 @@ from spotfit.model.leader_state import (
     Failing,
     LeaderState,
     NoRound,
-    ReadyCheckpoint,
     Returned,
     Training,
 )
@@ -93,14 +92,12 @@ def _submit_pending_groups(view: View, state: LeaderState, now: float) -> Iterat
             yield SubmitGroup(token)
 
 
-def _cancel(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+def _end_at_once(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    """End a cancelled run, and one that no retry can continue."""
     if view.cancel_reason is not None:
         yield AppendEvent(
             FitEnded(outcome="cancelled", reason=view.cancel_reason, metrics=state.latest_metrics)
         )
-
-
-def _end_on_fatal_error(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     if state.user_code_error is not None:
         error = state.user_code_error
         failure = RankFailure(
@@ -119,20 +116,53 @@ def _end_on_fatal_error(view: View, state: LeaderState, now: float) -> Iterator[
         yield AppendEvent(_with_metrics(retry_budget.fit_ended_by_unusable_node(permanent), state))
 
 
-def _record_notices(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+def _record_notices_and_commits(
+    view: View, state: LeaderState, now: float
+) -> Iterator[LeaderAction]:
+    # Notices first: a commit after the notice counts as saved since it (`preemption`).
     for agent, status in state.members.items():
         if status.notice in (None, view.notices.get(agent)) or agent in view.lost_agents:
             continue
         yield AppendEvent(PreemptionNoticed(agent=agent, notice=status.notice))
+    for ready in state.ready_checkpoints:
+        # A checkpoint that an earlier round has left says nothing about the age of this one.
+        is_open = view.round is not None and view.round.number == ready.round
+        yield AppendEvent(
+            CheckpointCommitted(
+                name=ready.name,
+                round=ready.round,
+                report_index=ready.report_index,
+                metrics=ready.metrics,
+                ranks=ready.ranks,
+                size_bytes=ready.size_bytes,
+                validation=ready.validation,
+                round_age_s=_round_age_s(state, now) if is_open else None,
+                is_snapshot=ready.is_snapshot,
+                step=ready.step,
+                reason=ready.reason,
+                custom_folder=ready.custom_folder,
+            )
+        )
 
 
-def _record_losses(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+def _replace_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    # Losses before requests: a lost node counts as missing only once it is recorded.
     for lost in capacity.find_lost_nodes(view, state, now):
         yield AppendEvent(lost)
     former = view.leader.lost_leader if view.leader is not None else None
     former_missing = former is not None and former not in {*state.members, *view.lost_agents}
     if state.disconnected_since or former_missing:
         yield Wait(now + _AGENT_POLL_S, "waiting for disconnected agents")
+    missing = capacity.missing_workers(view, state)
+    # After a final refusal the run continues with the machines it has.
+    if missing <= 0 or _is_training_over(view) or view.final_refusal is not None:
+        return
+    request_at = capacity.next_request_at(view, state)
+    if now < request_at:
+        yield Wait(request_at, f"refused {view.refusals} times: {view.last_refusal}")
+    else:
+        reason = f"{missing} of {view.spec.max_workers} workers have no machine"
+        yield RequestMachines(capacity.workers_to_request(view, missing), reason)
 
 
 def _release_lost_groups(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
@@ -140,13 +170,6 @@ def _release_lost_groups(view: View, state: LeaderState, now: float) -> Iterator
     for token, group in view.groups.items():
         if group.handle is not None and not group.is_released and not group.active_nodes:
             yield ReleaseGroups(token)
-
-
-def _commit_checkpoints(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
-    for ready in state.ready_checkpoints:
-        is_open = view.round is not None and view.round.number == ready.round
-        round_age_s = _round_age_s(state, now) if is_open else None
-        yield AppendEvent(_committed_event(ready, round_age_s=round_age_s))
 
 
 def _drop_checkpoints(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
@@ -173,24 +196,21 @@ def _close_round(view: View, state: LeaderState, now: float) -> Iterator[LeaderA
 def _round_end_actions(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     match state.phase:
         case NoRound():
-            yield from _close_abandoned_round(view, state)
+            # A headless leader sees no agents: it closes a round once all of its nodes are lost.
+            round_ = view.round
+            if round_ and all(one.agent in view.lost_agents for one in round_.assignments):
+                yield AppendEvent(retry_budget.round_closed_by_failure(view, state, round_))
         case Returned() as returned:
-            yield from _finish_training(view, state, returned, now=now)
+            yield _finish_training(view, state, returned, now=now)
         case Failing() as failing:
-            yield from _close_failing_round(view, state, failing, now=now)
+            yield _close_failing_round(view, state, failing, now=now)
         case Training() as training:
             yield from _interrupt_round(view, state, training, now=now)
 
 
-def _close_abandoned_round(view: View, state: LeaderState) -> Iterator[LeaderAction]:
-    """A headless leader sees no agents; it closes a round once all of its nodes are lost."""
-    if view.round and all(one.agent in view.lost_agents for one in view.round.assignments):
-        yield AppendEvent(retry_budget.round_closed_by_failure(view, state, view.round))
-
-
 def _close_failing_round(
     view: View, state: LeaderState, failing: Failing, now: float
-) -> Iterator[LeaderAction]:
+) -> LeaderAction:
     settled_at = failing.since + view.spec.timing.failure_settle_s
     # The first failure that arrives is often a consequence of the root cause: peers of a lost node
     # raise before its connection times out.
@@ -198,30 +218,27 @@ def _close_failing_round(
         lost_agents.is_unexplained_loss(view, state, one) for one in failing.round.assignments
     )
     if now < settled_at and (is_unexplained or not failing.workers_stopped):
-        yield Wait(settled_at, "waiting for the root cause of the failure")
-    else:
-        failures = failing.rank_failures.values()
-        closed = retry_budget.round_closed_by_failure(view, state, failing.round, failures)
-        yield AppendEvent(closed)
+        return Wait(settled_at, "waiting for the root cause of the failure")
+    failures = failing.rank_failures.values()
+    return AppendEvent(retry_budget.round_closed_by_failure(view, state, failing.round, failures))
 
 
 def _finish_training(
     view: View, state: LeaderState, returned: Returned, now: float
-) -> Iterator[LeaderAction]:
+) -> LeaderAction:
     """End the fit once all reports are delivered and the workers have exited."""
     exit_deadline = returned.since + _WORKER_EXIT_TIMEOUT_S
     if not state.reports_delivered:
-        yield Wait(now + _REPORT_POLL_S, "delivering the last reports to the callbacks")
-    elif not returned.workers_stopped and now < exit_deadline:
-        yield Wait(exit_deadline, "the workers are exiting")
-    else:
-        finished = FitEnded(
-            outcome="finished",
-            metrics=state.latest_metrics,
-            result_key=returned.result_key,
-            last_save_error=returned.last_save_error,
-        )
-        yield validation_schedule.fit_end_action(view, finished)
+        return Wait(now + _REPORT_POLL_S, "delivering the last reports to the callbacks")
+    if not returned.workers_stopped and now < exit_deadline:
+        return Wait(exit_deadline, "the workers are exiting")
+    finished = FitEnded(
+        outcome="finished",
+        metrics=state.latest_metrics,
+        result_key=returned.result_key,
+        last_save_error=returned.last_save_error,
+    )
+    return validation_schedule.fit_end_action(view, finished)
 
 
 def _interrupt_round(
@@ -259,19 +276,6 @@ def _end_over_failure_budget(view: View, state: LeaderState, now: float) -> Iter
 def _wait_for_bucket_search(view: View, state: LeaderState, now: float) -> Wait:
     searching = Wait(now + _BUCKET_SEARCH_POLL_S, "searching the bucket for complete checkpoints")
     return pending_uploads.wait_for_uploads(view, state, now) or searching
-
-
-def _request_machines(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
-    missing = capacity.missing_workers(view, state)
-    # After a final refusal the run continues with the machines it has.
-    if missing <= 0 or _is_training_over(view) or view.final_refusal is not None:
-        return
-    request_at = capacity.next_request_at(view, state)
-    if now < request_at:
-        yield Wait(request_at, f"refused {view.refusals} times: {view.last_refusal}")
-    else:
-        reason = f"{missing} of {view.spec.max_workers} workers have no machine"
-        yield RequestMachines(capacity.workers_to_request(view, missing), reason)
 
 
 def _hand_over_leadership(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
@@ -390,31 +394,12 @@ def _failed_event(
     )
 
 
-def _committed_event(
-    checkpoint: ReadyCheckpoint, *, round_age_s: float | None
-) -> CheckpointCommitted:
-    return CheckpointCommitted(
-        name=checkpoint.name,
-        round=checkpoint.round,
-        report_index=checkpoint.report_index,
-        metrics=checkpoint.metrics,
-        ranks=checkpoint.ranks,
-        size_bytes=checkpoint.size_bytes,
-        validation=checkpoint.validation,
-        round_age_s=round_age_s,
-        is_snapshot=checkpoint.is_snapshot,
-        step=checkpoint.step,
-        reason=checkpoint.reason,
-        custom_folder=checkpoint.custom_folder,
-    )
-
-
 def _round_age_s(state: LeaderState, now: float) -> float | None:
     """Age of the open round; None if another leader opened it, whose clock cannot be compared."""
     match state.phase:
-        case Training(since=float(opened_at)):
+        case Training(since=opened_at) | Returned(opened_at=opened_at):
             return now - opened_at
-        case Failing(opened_at=float(opened_at)) | Returned(opened_at=float(opened_at)):
+        case Failing(opened_at=float(opened_at)):
             return now - opened_at
         case _:
             return None
@@ -425,21 +410,16 @@ def _with_metrics(fit_end: FitEnded, state: LeaderState) -> FitEnded:
 
 
 _RULES_WHILE_RUNNING: tuple[Rule, ...] = (
-    _cancel,
-    _end_on_fatal_error,
-    # Notices first: the rules below treat a commit after the notice as saved.
-    _record_notices,
+    _end_at_once,
     # Before _close_round: a complete checkpoint of a failing round must be committed.
-    _commit_checkpoints,
+    _record_notices_and_commits,
     validation_schedule.record_result,
     _drop_checkpoints,
     _close_round,
     _end_over_failure_budget,
     validation_schedule.end_after_validations,
-    # Losses before requests: a lost node counts as missing only once it is recorded.
-    _record_losses,
-    # Requests before _open_round: planning needs no cloud API call, and machines boot slowly.
-    _request_machines,
+    # Before _open_round: planning needs no cloud API call, and machines boot slowly.
+    _replace_lost_nodes,
     validation_schedule.give_up_unusable_validators,
     validation_schedule.request_validator,
     # Before _open_round: a leader that leaves must not open a round.

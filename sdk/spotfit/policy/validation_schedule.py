@@ -99,15 +99,15 @@ def start_validation(view: View, state: LeaderState, now: float) -> Iterator[Lea
     if not pending or state.is_headless or is_running:
         return
     checkpoint = pending[0]
-    failure = _permanent_failure_reason(view)
-    if failure is not None:
-        ended = ValidationEnded(
-            checkpoint_name=checkpoint.name,
-            checkpoint_uid=checkpoint.uid,
-            status="failed",
-            reason=failure,
+    if (failure := _permanent_failure_reason(view)) is not None:
+        yield AppendEvent(
+            ValidationEnded(
+                checkpoint_name=checkpoint.name,
+                checkpoint_uid=checkpoint.uid,
+                status="failed",
+                reason=failure,
+            )
         )
-        yield AppendEvent(ended)
         return
     retry_at = state.validation_changed_at + _retry_backoff_s(view, state)
     if now < retry_at:
@@ -155,7 +155,11 @@ def request_validator(view: View, state: LeaderState, now: float) -> Iterator[Le
         return
     if not _wants_machine(view, state):
         return
-    request_at = _next_request_at(view, state)
+    request_at = float("-inf")
+    if state.validator_refused_at is not None and view.validator_refusals > 0:
+        limit_s = _MAX_BACKOFF_S if view.pending_fit_end is None else _MAX_BACKOFF_AFTER_TRAINING_S
+        backoff_s = _MIN_BACKOFF_S * 2.0 ** min(view.validator_refusals - 1, 10)
+        request_at = state.validator_refused_at + min(limit_s, backoff_s)
     if now < request_at:
         reason = f"validation machine refused {view.validator_refusals} times"
         yield Wait(request_at, reason)
@@ -232,27 +236,26 @@ def _choose_validator(view: View, state: LeaderState, now: float) -> MemberStatu
     dedicated = sorted(capacity.usable_members(view, state, "validate"), key=_join_order)
     if dedicated:
         return dedicated[0]
-    if not _may_run_beside_workers(view, state, now):
-        return None
+    may_share = not _own_machine(view)
+    if _own_machine(view) is None:
+        # A dedicated machine is preferred as long as one may still come.
+        may_share = (
+            view.pending_fit_end is not None
+            or view.validator_refusals > 0
+            or _no_validator_available(view)
+            or not (_has_validator_machine(view, state) or _wants_machine(view, state))
+            or now >= _wait_ends_at(view, state)
+        )
     return min(
-        capacity.usable_members(view, state),
+        capacity.usable_members(view, state) if may_share else (),
         key=lambda status: (status.member.agent != state.agent_id, _join_order(status)),
         default=None,
     )
 
 
-def _may_run_beside_workers(view: View, state: LeaderState, now: float) -> bool:
-    assert view.spec.validation is not None
-    own_machine = view.spec.validation.own_machine
-    if own_machine is not None:
-        return not own_machine
-    return (
-        view.pending_fit_end is not None
-        or view.validator_refusals > 0
-        or _no_validator_available(view)
-        or not (_has_validator_machine(view, state) or _wants_machine(view, state))
-        or now >= _wait_ends_at(view, state)
-    )
+def _own_machine(view: View) -> bool | None:
+    """The option of that name; None also if the current fit has no validations."""
+    return view.spec.validation.own_machine if view.spec.validation is not None else None
 
 
 def _wait_ends_at(view: View, state: LeaderState) -> float:
@@ -264,8 +267,7 @@ def _wait_ends_at(view: View, state: LeaderState) -> float:
 
 def _wants_machine(view: View, state: LeaderState) -> bool:
     """Whether a dedicated machine is needed."""
-    assert view.spec.validation is not None
-    own_machine = view.spec.validation.own_machine
+    own_machine = _own_machine(view)
     if view.pending_fit_end is None:
         # Workers' machines take precedence: both use the same quota.
         is_group_complete = capacity.missing_workers(view, state) <= 0
@@ -278,11 +280,9 @@ def _has_candidate(view: View, state: LeaderState) -> bool:
     """Whether a node may run validations; for a headless leader, whether any machine is active."""
     if state.is_headless:
         return any(group.active_nodes for group in view.groups.values())
-    assert view.spec.validation is not None
     if capacity.usable_members(view, state, "validate"):
         return True
-    may_share = view.spec.validation.own_machine is not True
-    return may_share and bool(capacity.usable_members(view, state))
+    return _own_machine(view) is not True and bool(capacity.usable_members(view, state))
 
 
 def _has_validator_machine(view: View, state: LeaderState) -> bool:
@@ -324,10 +324,9 @@ def _retry_backoff_s(view: View, state: LeaderState) -> float:
 
 def _permanent_failure_reason(view: View) -> str | None:
     """Why the next validation cannot succeed; None if it may."""
-    assert view.spec.validation is not None
     if view.current_validation_tries >= _MAX_TRIES:
         return f"all {view.current_validation_tries} attempts were lost"
-    if view.spec.validation.own_machine and _no_validator_available(view):
+    if _own_machine(view) and _no_validator_available(view):
         reason = view.final_validator_refusal or "all machines were refused or failed to boot"
         return f"no dedicated machine is available: {reason}"
     return None
@@ -338,14 +337,6 @@ def _permanent_failure_reason(view: View) -> str | None:
 
 def _no_validator_available(view: View) -> bool:
     return view.final_validator_refusal is not None or view.validator_refusals > _MAX_REFUSALS
-
-
-def _next_request_at(view: View, state: LeaderState) -> float:
-    if state.validator_refused_at is None or view.validator_refusals == 0:
-        return float("-inf")
-    limit_s = _MAX_BACKOFF_S if view.pending_fit_end is None else _MAX_BACKOFF_AFTER_TRAINING_S
-    backoff_s = _MIN_BACKOFF_S * 2.0 ** min(view.validator_refusals - 1, 10)
-    return state.validator_refused_at + min(limit_s, backoff_s)
 
 
 def _may_release(view: View, state: LeaderState, token: Token) -> bool:
