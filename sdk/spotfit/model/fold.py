@@ -69,17 +69,10 @@ def _apply_event(view: JournalView, event: JournalEvent, *, run_id: RunId) -> Jo
             return _start_fit(view, event, run_id=run_id)
         case LeaderElected(epoch=epoch):
             return replace(view, leader=event, epoch=epoch)
-        case GroupPlanned():
-            return _plan_group(view, event)
-        case GroupSubmitted():
-            return _submit_group(view, event)
-        case GroupRefused():
-            return _refuse_group(view, event)
-        case NodeLost():
-            return _lose_node(view, event)
-        case GroupsReleased(token=token, other_tokens=others):
-            released = {t: replace(view.groups[t], is_released=True) for t in (token, *others)}
-            return replace(view, groups={**view.groups, **released})
+        case (
+            GroupPlanned() | GroupSubmitted() | GroupRefused() | GroupsReleased() | NodeLost()
+        ):
+            return _apply_group_event(view, event)
         case PreemptionNoticed(agent=agent, notice=notice):
             # The slot of the first notice is kept: what was saved after it stays saved, even if a
             # second notice announces an earlier deadline.
@@ -92,14 +85,10 @@ def _apply_event(view: JournalView, event: JournalEvent, *, run_id: RunId) -> Jo
             return _open_round(view, opened)
         case RoundClosed():
             return _close_round(view, event)
-        case CheckpointCommitted():
-            return _commit_checkpoint(view, event)
-        case CheckpointDropped(name=name):
-            return _drop_checkpoint(view, name)
-        case ValidationStarted():
-            return _start_validation(view, event)
-        case ValidationEnded():
-            return _end_validation(view, event)
+        case (
+            CheckpointCommitted() | CheckpointDropped() | ValidationStarted() | ValidationEnded()
+        ):
+            return _apply_checkpoint_event(view, event)
         case TrainingEnded(fit_end=fit_end):
             return replace(view, pending_fit_end=fit_end, round=None)
         case CancelRequested(reason=reason):
@@ -132,31 +121,39 @@ def _start_fit(view: JournalView, event: FitStarted, *, run_id: RunId) -> View:
     )
 
 
-def _plan_group(view: JournalView, event: GroupPlanned) -> JournalView:
-    role = event.request.role
-    groups = view.groups
-    if role == "validate":
-        # Closed groups are normally removed when a round opens (`_open_round`). Many validation
-        # machines may come and go within one round, so remove theirs here: the view must stay
-        # small.
-        groups = {
-            token: group
-            for token, group in groups.items()
-            if group.role != role or not group.is_closed
-        }
-    return replace(
-        view, groups={**groups, event.plan.token: MachineGroup(plan=event.plan, role=role)}
-    )
-
-
-def _submit_group(view: JournalView, event: GroupSubmitted) -> JournalView:
-    group = view.groups[event.token]
-    submitted = _with_group(view, event.token, replace(group, handle=event.handle))
-    if group.role == "validate":
-        # `validator_refusals` is reset only when a validation starts there: such machines may also
-        # fail while booting, which counts as a refusal.
-        return submitted
-    return replace(submitted, refusals=0, last_refusal=None)
+def _apply_group_event(
+    view: JournalView,
+    event: GroupPlanned | GroupSubmitted | GroupRefused | GroupsReleased | NodeLost,
+) -> JournalView:
+    match event:
+        case GroupPlanned(plan=plan, request=request):
+            groups = view.groups
+            if request.role == "validate":
+                # Closed groups are normally removed when a round opens (`_open_round`). Many
+                # validation machines may come and go within one round, so remove theirs here: the
+                # view must stay small.
+                groups = {
+                    token: group
+                    for token, group in groups.items()
+                    if group.role != "validate" or not group.is_closed
+                }
+            planned = MachineGroup(plan=plan, role=request.role)
+            return replace(view, groups={**groups, plan.token: planned})
+        case GroupSubmitted(token=token, handle=handle):
+            submitted = _with_group(view, token, replace(view.groups[token], handle=handle))
+            if view.groups[token].role == "validate":
+                # `validator_refusals` is reset only when a validation starts there: such machines
+                # may also fail while booting, which counts as a refusal.
+                return submitted
+            return replace(submitted, refusals=0, last_refusal=None)
+        case GroupRefused():
+            return _refuse_group(view, event)
+        case GroupsReleased(token=token, other_tokens=others):
+            released = {t: replace(view.groups[t], is_released=True) for t in (token, *others)}
+            return replace(view, groups={**view.groups, **released})
+        case NodeLost():
+            return _lose_node(view, event)
+    assert_never(event)
 
 
 def _with_group(view: JournalView, token: Token, group: MachineGroup) -> JournalView:
@@ -307,49 +304,54 @@ def _open_round(view: JournalView, opened: Round) -> JournalView:
     )
 
 
-def _dropped_without(view: JournalView, name: str) -> tuple[str, ...]:
-    return tuple(dropped for dropped in view.dropped_checkpoints if dropped != name)
-
-
-def _commit_checkpoint(view: JournalView, event: CheckpointCommitted) -> JournalView:
-    return replace(
-        view,
-        checkpoints=(*view.checkpoints, event),
-        dropped_checkpoints=_dropped_without(view, event.name),
-        rounds_without_progress=0,
-        # `failure_counts` are not reset: limits are for the complete fit.
-        round_age_s=view.round_age_s if event.round_age_s is None else event.round_age_s,
-        latest_committed_slot=view.next_slot,
-        unvalidated_checkpoints=(*view.unvalidated_checkpoints, event)
-        if event.validation
-        else view.unvalidated_checkpoints,
-    )
+def _apply_checkpoint_event(
+    view: JournalView,
+    event: CheckpointCommitted | CheckpointDropped | ValidationStarted | ValidationEnded,
+) -> JournalView:
+    match event:
+        case CheckpointCommitted(name=name):
+            to_validate = (event,) if event.validation else ()
+            return replace(
+                view,
+                checkpoints=(*view.checkpoints, event),
+                # User code may reuse the name of a dropped checkpoint, which then exists again.
+                dropped_checkpoints=tuple(n for n in view.dropped_checkpoints if n != name),
+                # `failure_counts` are not reset: limits are for the complete fit.
+                rounds_without_progress=0,
+                round_age_s=view.round_age_s if event.round_age_s is None else event.round_age_s,
+                latest_committed_slot=view.next_slot,
+                unvalidated_checkpoints=(*view.unvalidated_checkpoints, *to_validate),
+            )
+        case CheckpointDropped(name=name):
+            return _drop_checkpoint(view, name)
+        case ValidationStarted():
+            current, group = view.current_validation, view.groups.get(event.token)
+            is_retry = current is not None and current.checkpoint_uid == event.checkpoint_uid
+            on_own_machine = group is not None and group.role == "validate"
+            return replace(
+                view,
+                current_validation=event,
+                validation_attempts=event.attempt,
+                current_validation_tries=view.current_validation_tries + 1 if is_retry else 1,
+                validator_refusals=0 if on_own_machine else view.validator_refusals,
+            )
+        case ValidationEnded():
+            return _end_validation(view, event)
+    assert_never(event)
 
 
 def _drop_checkpoint(view: JournalView, name: str) -> JournalView:
     uids = {checkpoint.uid for checkpoint in view.checkpoints if checkpoint.name == name}
+    dropped = [*(n for n in view.dropped_checkpoints if n != name), name]
     return replace(
         view,
         checkpoints=tuple(c for c in view.checkpoints if c.name != name),
-        dropped_checkpoints=(*_dropped_without(view, name), name)[-MAX_DROPPED_CHECKPOINTS:],
+        dropped_checkpoints=tuple(dropped[-MAX_DROPPED_CHECKPOINTS:]),
         unvalidated_checkpoints=tuple(c for c in view.unvalidated_checkpoints if c.name != name),
+        # By uid: a later checkpoint of the same name has a result of its own.
         validation_results={
             uid: result for uid, result in view.validation_results.items() if uid not in uids
         },
-    )
-
-
-def _start_validation(view: JournalView, event: ValidationStarted) -> JournalView:
-    current = view.current_validation
-    is_retry = current is not None and current.checkpoint_uid == event.checkpoint_uid
-    group = view.groups.get(event.token)
-    on_own_machine = group is not None and group.role == "validate"
-    return replace(
-        view,
-        current_validation=event,
-        validation_attempts=event.attempt,
-        current_validation_tries=view.current_validation_tries + 1 if is_retry else 1,
-        validator_refusals=0 if on_own_machine else view.validator_refusals,
     )
 
 

@@ -146,9 +146,15 @@ def find_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[Node
     last_agents = {(one.token, one.node): one.agent for one in _last_assigned(view)} | dict(
         state.last_agent_by_node
     )
+    # After the training, workers' machines exit by themselves and their loss is not recorded,
+    # except that of the machine that runs the current validation. A headless leader records all:
+    # only losses show it which machines are gone.
+    exit_unrecorded = view.pending_fit_end is not None and not state.is_headless
+    validation = view.current_validation
+    validator = (validation.token, validation.node) if validation is not None else None
     for token, group in view.groups.items():
         for node in group.active_nodes:
-            if _is_no_longer_needed(view, state, token=token, node=node):
+            if exit_unrecorded and group.role == "train" and (token, node) != validator:
                 continue
             agent = connected.get((token, node))
             if agent is not None:
@@ -160,18 +166,6 @@ def find_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[Node
                 )
             if lost is not None:
                 yield lost
-
-
-def _is_no_longer_needed(view: View, state: LeaderState, token: Token, node: int) -> bool:
-    """After the training, workers' machines exit by themselves and their loss is not recorded.
-
-    Exceptions: a headless leader, which learns only from losses which machines are gone, and the
-    machine that runs the current validation.
-    """
-    if view.pending_fit_end is None or state.is_headless or view.groups[token].role != "train":
-        return False
-    validation = view.current_validation
-    return validation is None or (validation.token, validation.node) != (token, node)
 
 
 def _loss_while_connected(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from msgspec.structs import replace
@@ -57,19 +58,26 @@ def next_round(view: View, state: LeaderState, now: float) -> Round | Wait:
 
 
 def _form_round(view: View, members: Sequence[MemberStatus]) -> Round:
-    """Assign ranks to the members, in the order of `_assignment_order`, up to `max_workers`."""
-    unassigned = view.spec.max_workers
+    """Assign ranks to the members, up to `max_workers`."""
+    # Members of the last round come first and in the same order, so that ranks keep their local
+    # shards.
+    last = view.last_round.assignments if view.last_round else ()
+    node_ranks = {one.agent: float(one.node_rank) for one in last}
+    ordered = sorted(
+        (status.member for status in members),
+        key=lambda member: (node_ranks.get(member.agent, math.inf), member.token, member.node),
+    )
+    first_rank = 0
     assignments: list[NodeAssignment] = []
-    for status in sorted(members, key=lambda status: _assignment_order(view, status)):
-        if unassigned == 0:
+    for member in ordered:
+        num_workers = min(member.slots, view.spec.max_workers - first_rank)
+        if num_workers == 0:
             break
-        member = status.member
-        num_workers = min(member.slots, unassigned)
         assignments.append(
             NodeAssignment(
                 agent=member.agent,
                 node_rank=len(assignments),
-                first_rank=view.spec.max_workers - unassigned,
+                first_rank=first_rank,
                 num_workers=num_workers,
                 host=member.host,
                 token=member.token,
@@ -77,7 +85,7 @@ def _form_round(view: View, members: Sequence[MemberStatus]) -> Round:
                 peer_store_address=member.peer_store_address,
             )
         )
-        unassigned -= num_workers
+        first_rank += num_workers
     number = view.last_round.number + 1 if view.last_round else 1
     latest = view.latest_checkpoint
     round_ = Round(
@@ -89,11 +97,3 @@ def _form_round(view: View, members: Sequence[MemberStatus]) -> Round:
     if memory is None:
         return round_
     return replace(round_, memory_snapshot=memory.snapshot_id, shard_holders=memory.shard_holders)
-
-
-def _assignment_order(view: View, status: MemberStatus) -> tuple[float, str, int]:
-    """Members of the last round first and in the same order, so that ranks keep their local
-    shards."""
-    last = view.last_round.assignment_of(status.member.agent) if view.last_round else None
-    node_rank = float(last.node_rank) if last else float("inf")
-    return (node_rank, status.member.token, status.member.node)

@@ -343,26 +343,23 @@ def _release_after_end(view: View, state: LeaderState, now: float) -> Iterator[L
     connected = {
         one.member.token for agent, one in state.members.items() if agent != state.agent_id
     }
-    own = _own_groups(state)
+    own_status = state.members.get(state.agent_id)
+    # None for a headless leader, which runs on none of the machines.
+    own = own_status.member.token if own_status is not None else None
     self_exit_until = state.phase.since + capacity.SELF_EXIT_TIMEOUT_S
     held = [token for token, group in view.groups.items() if group.handle and not group.is_closed]
+    if not held:
+        yield Idle()
     exiting = [token for token in held if token in connected and now < self_exit_until]
     if exiting:
         yield Wait(min(now + _AGENT_POLL_S, self_exit_until), "machines are shutting down")
-    due = [token for token in held if token not in exiting and token not in own]
+    due = [token for token in held if token not in exiting and token != own]
     if due:
         yield ReleaseGroups(due[0], tuple(due[1:]))
-    for token in held:
-        if token in own and token not in exiting:
-            # A backend whose machines terminate with their agents needs no API call.
-            ends = state.releases_on_agent_exit and _all_self_terminate(view, state, token)
-            yield AppendEvent(GroupsReleased(token=token)) if ends else ReleaseGroups(token)
-
-
-def _own_groups(state: LeaderState) -> set[Token]:
-    """The group of the leader's own machine; empty for a headless leader."""
-    own = state.members.get(state.agent_id)
-    return {own.member.token} if own is not None else set()
+    if own in held and own not in exiting:
+        # A backend whose machines terminate with their agents needs no API call.
+        ends = state.releases_on_agent_exit and _all_self_terminate(view, state, own)
+        yield AppendEvent(GroupsReleased(token=own)) if ends else ReleaseGroups(own)
 
 
 def _all_self_terminate(view: View, state: LeaderState, token: Token) -> bool:
@@ -373,13 +370,6 @@ def _all_self_terminate(view: View, state: LeaderState, token: Token) -> bool:
         (token, node) in state.last_agent_by_node or terminated[node : node + 1] == [True]
         for node in range(view.groups[token].plan.num_nodes)
     )
-
-
-def _idle_when_done(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
-    held = [token for token, group in view.groups.items() if group.handle and not group.is_released]
-    linger_s = capacity.SELF_EXIT_TIMEOUT_S if held else 0.0
-    if _own_groups(state).issuperset(held) and now >= state.phase.since + linger_s:
-        yield Idle()
 
 
 def _failed_event(
@@ -433,4 +423,4 @@ _RULES_WHILE_RUNNING: tuple[Rule, ...] = (
     validation_schedule.release_idle_groups,
 )
 
-_RULES_AFTER_END: tuple[Rule, ...] = (_submit_pending_groups, _release_after_end, _idle_when_done)
+_RULES_AFTER_END: tuple[Rule, ...] = (_submit_pending_groups, _release_after_end)

@@ -176,7 +176,14 @@ def release_validators(view: View, state: LeaderState, now: float) -> Iterator[L
     for token in _held_groups(view, "validate"):
         if _is_own_group(view, state, token):
             continue
-        if _may_release(view, state, token) or (is_idle and now >= idle_until):
+        if view.pending_fit_end is None:
+            # Workers' machines are refused while this one is held.
+            is_refused = view.refusals >= _REFUSALS_BEFORE_YIELDING
+            is_in_the_way = is_refused and capacity.missing_workers(view, state) > 0
+        else:
+            is_connected = any(status.member.token == token for status in state.members.values())
+            is_in_the_way = not (is_connected or state.is_headless or _wants_machine(view, state))
+        if is_in_the_way or (is_idle and now >= idle_until):
             yield ReleaseGroups(token)
         elif is_idle:
             yield Wait(idle_until, "no validation is pending")
@@ -337,16 +344,6 @@ def _permanent_failure_reason(view: View) -> str | None:
 
 def _no_validator_available(view: View) -> bool:
     return view.final_validator_refusal is not None or view.validator_refusals > _MAX_REFUSALS
-
-
-def _may_release(view: View, state: LeaderState, token: Token) -> bool:
-    """Whether to release a dedicated machine although validations are pending."""
-    if view.pending_fit_end is None:
-        # Workers' machines are refused while this one is held.
-        is_refused = view.refusals >= _REFUSALS_BEFORE_YIELDING
-        return is_refused and capacity.missing_workers(view, state) > 0
-    is_connected = any(status.member.token == token for status in state.members.values())
-    return not is_connected and not state.is_headless and not _wants_machine(view, state)
 
 
 def _held_groups(view: View, role: Role) -> list[Token]:
