@@ -83,8 +83,7 @@ class HeadlessLeader:
         # After an election the observation is of the previous leader, so read the lease at once.
         if leader != self._observed_leader or now >= self._next_poll_at:
             self._next_poll_at = now + _LEASE_POLL_S
-            self._check_lease(view, now)
-            self._check_machines(view, now)
+            self._observe_leader(view, now)
         claim = leadership_claim(view, self._ledger.agent_id, self._observation, headless=True)
         if claim is None or not claim.is_due(now):
             if claim is not None and now < claim.not_before:
@@ -102,7 +101,8 @@ class HeadlessLeader:
         after = self._journal_writer.view
         return self._reconcile(after, now) if after.is_leader(self._ledger.agent_id) else now
 
-    def _check_lease(self, view: View, now: float) -> None:
+    def _observe_leader(self, view: View, now: float) -> None:
+        """Read the leader's lease, and check whether the backend still reports its machines."""
         leader = view.leader.leader if view.leader else None
         if leader != self._observed_leader:
             self._observed_leader, self._lease_counter = leader, b""
@@ -115,15 +115,9 @@ class HeadlessLeader:
         observation = LeaderObservation(lease_changed_at=now) if has_changed else self._observation
         self._observation = after_lease_read(observation, now, has_changed=has_changed)
         self._lease_counter = lease
-
-    def _check_machines(self, view: View, now: float) -> None:
-        """Detect that the leading agent is gone because all machines are, faster than by its
-        lease."""
-        if (
-            view.fit_end is not None
-            or view.leader is None
-            or view.leader.coordinator_address is None
-        ):
+        # Without any machine the leading agent is gone, which is found sooner than by its lease. A
+        # headless leader needs no machine, so that nothing follows for it.
+        if view.fit_end is not None or not view.leader or not view.leader.coordinator_address:
             return
         self._reconciler.observe(now, every_s=view.spec.timing.observe_interval_s)
         if self._observation.vanished_at is None and self._reconciler.all_groups_terminated:

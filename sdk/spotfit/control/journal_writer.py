@@ -119,23 +119,22 @@ class JournalWriter:
             raise error
 
     def _advance(self, now: float) -> None:
-        if self._pending is not None:
-            self._retry_pending(self._pending, now)
-        # A page need not reach the end of the journal, so continue while results are available.
-        while self._read_in_flight or (self._must_read and now >= self._retry_at):
-            if not self._read(now):
-                return
-
-    def _retry_pending(self, pending: _PendingEntry, now: float) -> None:
-        if pending.slot < self.ledger.journal_view.next_slot:
+        pending = self._pending
+        if pending is not None and pending.slot < self.ledger.journal_view.next_slot:
             # The slot's entry was received from another process or by a read.
             self._pending = None
-        elif pending.in_flight or not (pending.slot_taken or now < self._retry_at):
+        elif pending is not None and (
+            pending.in_flight or not (pending.slot_taken or now < self._retry_at)
+        ):
             create = partial(self.ledger.create_entry, pending.slot, pending.body)
             result = self._background_calls.run(f"append {pending.slot}", create)
             pending.in_flight = result is None
             if result is not None:
                 self._on_create_result(pending, result, now)
+        # A page need not reach the end of the journal, so continue while results are available.
+        while self._read_in_flight or (self._must_read and now >= self._retry_at):
+            if not self._read(now):
+                return
 
     def _on_create_result(
         self, pending: _PendingEntry, result: BackgroundResult, now: float

@@ -7,7 +7,7 @@ paid twice (docs/decisions/0006): `GroupPlanned` is appended with a new token, t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import assert_never
 
@@ -127,7 +127,7 @@ class Reconciler:
         self._unobserved = tuple(
             token
             for token in self._unobserved
-            if token in held and not self._observe_group(token, held, now)
+            if token in held and not self._observe_group(token, held[token], now)
         )
 
     @property
@@ -146,15 +146,13 @@ class Reconciler:
             if group.handle is not None and not group.is_released
         }
 
-    def _observe_group(self, token: Token, held: Mapping[Token, GroupHandle], now: float) -> bool:
+    def _observe_group(self, token: Token, handle: GroupHandle, now: float) -> bool:
         """Return whether the backend has answered. A failed call is repeated next interval."""
-        observe = partial(self._provisioner.observe, held[token])
+        observe = partial(self._provisioner.observe, handle)
         result = self._background_calls.run(f"observe {token}", observe)
-        if result is not None and result.error is None:
-            self._record_status(token, result.value, now)
-        return result is not None
-
-    def _record_status(self, token: Token, status: GroupStatus, now: float) -> None:
+        if result is None or result.error is not None:
+            return result is not None
+        status: GroupStatus = result.value
         # Certain only for the time before the call, less the backend's own delay.
         as_of = self._observation_started_at - self._provisioner.traits.status_lag_s
         self.status_as_of = {**self.status_as_of, token: as_of}
@@ -165,6 +163,7 @@ class Reconciler:
             self.group_statuses = {**self.group_statuses, token: status}
         if token not in self.granted_at and any(n.state == NodeState.RUNNING for n in status.nodes):
             self.granted_at = {**self.granted_at, token: now}
+        return True
 
     def observe_soon(self) -> None:
         """Query the backend at the next `observe` call, without waiting for its interval."""
@@ -207,19 +206,17 @@ class Reconciler:
             reason = f"requesting {plan.num_nodes} machines"
             return False, Wait(now + _PENDING_CALL_POLL_S, reason)
         if result.error is not None and not isinstance(result.error, ProvisionError):
-            return self._schedule_resubmit(token, result.error, now)
+            # Whether the cloud has executed the request is unknown. It is repeated with the same
+            # token: a new one could launch, and cost, the machines twice.
+            tries = self._submit_tries[token] = self._submit_tries.get(token, 0) + 1
+            delay_s = min(_MAX_RETRY_DELAY_S, _MIN_RETRY_DELAY_S * 2.0 ** min(tries, 10))
+            retry_at = self._retry_at[token] = now + delay_s
+            reason = _format_error(result.error)
+            log.warning("submit.retrying", token=token, tries=tries, reason=reason)
+            return False, Wait(retry_at, f"retrying the request: {reason}")
         self._journal_writer.write(self._submit_event(token, result, now), now)
         self.observe_soon()
         return True, _no_wait(now)
-
-    def _schedule_resubmit(self, token: Token, error: Exception, now: float) -> tuple[bool, Wait]:
-        # Whether the cloud has executed the request is unknown. It is repeated with the same token:
-        # a new one could launch, and cost, the machines twice.
-        tries = self._submit_tries[token] = self._submit_tries.get(token, 0) + 1
-        delay_s = min(_MAX_RETRY_DELAY_S, _MIN_RETRY_DELAY_S * 2.0 ** min(tries, 10))
-        retry_at = self._retry_at[token] = now + delay_s
-        log.warning("submit.retrying", token=token, tries=tries, reason=_format_error(error))
-        return False, Wait(retry_at, f"retrying the request: {_format_error(error)}")
 
     def _submit_event(self, token: Token, result: BackgroundResult, now: float) -> JournalEvent:
         """A `ProvisionError` (missing permission, no quota) is final; a refusal may be

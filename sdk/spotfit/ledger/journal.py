@@ -128,8 +128,27 @@ class Journal:
     def apply_entry(self, slot: int, body: bytes) -> JournalView:
         """Fold a copy of an entry if it is the next one; ignore it otherwise."""
         with self._lock:
-            if slot == self.view.next_slot:
-                self._apply_next(body)
+            if slot != self.view.next_slot:
+                return self.view
+            entry = _decode_entry(slot, body)
+            if self.view.run_id not in (None, entry.run_id):
+                raise JournalError(
+                    f"Journal entry {slot} belongs to run {entry.run_id}, not to "
+                    f"{self.view.run_id}.",
+                    do="Two runs were written to one folder; choose another RunConfig(name=...).",
+                )
+            try:
+                self.view = fold(self.view, entry)
+            except KeyError as unknown:
+                raise JournalError(
+                    f"Journal entry {slot} references unknown {unknown}; an earlier entry is "
+                    "missing.",
+                    do=_REMEDY,
+                ) from unknown
+            # Within the lock: listeners receive the entries in the order of their slots, and read
+            # the view directly after each.
+            if self.on_entry is not None:
+                self.on_entry(slot, body, entry)
             return self.view
 
     def _has_view_cache(self) -> bool:
@@ -138,24 +157,6 @@ class Journal:
             return bool(self._store.get(keys.entry(view_cache.VIEW_CACHE_INTERVAL)))
         except NotFoundError:
             return False
-
-    def _apply_next(self, body: bytes) -> None:
-        slot = self.view.next_slot
-        entry = _decode_entry(slot, body)
-        if self.view.run_id not in (None, entry.run_id):
-            raise JournalError(
-                f"Journal entry {slot} belongs to run {entry.run_id}, not to {self.view.run_id}.",
-                do="Two runs were written to one folder; choose another RunConfig(name=...).",
-            )
-        try:
-            self.view = fold(self.view, entry)
-        except KeyError as unknown:
-            raise JournalError(
-                f"Journal entry {slot} references unknown {unknown}; an earlier entry is missing.",
-                do=_REMEDY,
-            ) from unknown
-        if self.on_entry is not None:
-            self.on_entry(slot, body, entry)
 
 
 _entry_decoder = decoder(JournalEntry)

@@ -64,8 +64,21 @@ class ScalingConfig:
         amounts_valid = (
             errors.check(lambda: _check_resource_amounts(self.resources_per_worker)) is not None
         )
-        errors.check(self._check_interval)
-        errors.check(self._check_strategy)
+        if not _is_number(self.elastic_resize_monitor_interval_s, minimum=0):
+            errors.add(
+                ConfigError(
+                    "elastic_resize_monitor_interval_s must be non-negative, not "
+                    f"{self.elastic_resize_monitor_interval_s!r}.",
+                    do="Give the number of seconds between two resizes of an elastic group.",
+                )
+            )
+        if self.placement_strategy not in _STRATEGIES:
+            errors.add(
+                ConfigError(
+                    f"placement_strategy={self.placement_strategy!r} is not a valid strategy.",
+                    do=did_you_mean(str(self.placement_strategy), _STRATEGIES),
+                )
+            )
         # The checks below compute with the counts and amounts; on invalid ones they would raise
         # TypeErrors, or report the same problem twice.
         if amounts_valid:
@@ -101,7 +114,12 @@ class ScalingConfig:
         if self.use_gpu:
             resources.setdefault("GPU", 1)
         if self.use_tpu:
-            resources.setdefault("TPU", self._chips_per_host())
+            # Without a topology it is a single chip. A worker has all chips of its host.
+            chips = _TPU_CHIPS_PER_HOST if self.topology else 1
+            has_large_hosts = str(self.accelerator_type).upper().endswith(_LARGE_HOST_TPU_TYPES)
+            if has_large_hosts and str(self.topology).lower() in _SINGLE_HOST_TPU_TOPOLOGIES:
+                chips = _chips(str(self.topology))
+            resources.setdefault("TPU", chips)
         if self.accelerator_type:
             type_resource = f"accelerator_type:{self.accelerator_type}"
             resources.setdefault(type_resource, _ACCELERATOR_TYPE_AMOUNT)
@@ -141,30 +159,7 @@ class ScalingConfig:
         """Not supported: always raises `DeprecationWarning`."""
         raise _placement_groups_unsupported()
 
-    def _chips_per_host(self) -> int:
-        if not self.topology:
-            return 1
-        has_large_hosts = str(self.accelerator_type).upper().endswith(_LARGE_HOST_TPU_TYPES)
-        if has_large_hosts and self.topology.lower() in _SINGLE_HOST_TPU_TOPOLOGIES:
-            return _chips(self.topology)
-        return _TPU_CHIPS_PER_HOST
-
     # --- checks ------------------------------------------------------------------------------
-
-    def _check_interval(self) -> None:
-        if not _is_number(self.elastic_resize_monitor_interval_s, minimum=0):
-            raise ConfigError(
-                "elastic_resize_monitor_interval_s must be non-negative, not "
-                f"{self.elastic_resize_monitor_interval_s!r}.",
-                do="Give the number of seconds between two resizes of an elastic group.",
-            )
-
-    def _check_strategy(self) -> None:
-        if self.placement_strategy not in _STRATEGIES:
-            raise ConfigError(
-                f"placement_strategy={self.placement_strategy!r} is not a valid strategy.",
-                do=did_you_mean(str(self.placement_strategy), _STRATEGIES),
-            )
 
     def _check_accelerators(self) -> None:
         explicit = self.resources_per_worker or {}
@@ -189,7 +184,14 @@ class ScalingConfig:
                 )
             return
         # A TPU slice is allocated as a whole, so all of its workers must be requested.
-        workers = _workers_per_slice(self.topology, self.num_tpus_per_worker)
+        chips, chips_per_worker = _chips(self.topology), self.num_tpus_per_worker
+        if chips % chips_per_worker:
+            raise ConfigError(
+                f"The {chips} chips of topology {self.topology} cannot be divided among workers "
+                f"with {chips_per_worker:g} TPU each.",
+                do=f"Remove TPU from resources_per_worker, or set it to a divisor of {chips}.",
+            )
+        workers = int(chips // chips_per_worker)
         if self.max_workers % workers or self.min_workers % workers:
             raise ConfigError(
                 f"A slice of topology {self.topology} has {workers} workers; num_workers must be "
@@ -361,17 +363,6 @@ def _check_resource_amounts(resources: Any) -> Any:
             )
     errors.raise_all()
     return resources
-
-
-def _workers_per_slice(topology: str, chips_per_worker: float) -> int:
-    chips = _chips(topology)
-    if chips % chips_per_worker:
-        raise ConfigError(
-            f"The {chips} chips of topology {topology} cannot be divided among workers with "
-            f"{chips_per_worker:g} TPU each.",
-            do=f"Remove TPU from resources_per_worker, or set it to a divisor of {chips}.",
-        )
-    return int(chips // chips_per_worker)
 
 
 def _chips(topology: str) -> int:

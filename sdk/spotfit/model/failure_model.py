@@ -138,7 +138,8 @@ def parse_save_trigger(every: Any, *, max_overhead: Any = DEFAULT_MAX_OVERHEAD) 
     conditions = list(every) if isinstance(every, list | tuple) else [every]
     parts = [errors.check(partial(_parse_condition, condition)) for condition in conditions]
     _check_combination(errors, every, [part for part in parts if part is not None])
-    if not _is_number(max_overhead) or not 0 < max_overhead < 1:
+    # NaN fails the comparison, and a bool is not between 0 and 1.
+    if not isinstance(max_overhead, int | float) or not 0 < max_overhead < 1:
         errors.add(
             ConfigError(
                 f"max_overhead must be between 0 and 1, not {max_overhead!r}.",
@@ -228,7 +229,3 @@ _FIELD_DESCRIPTIONS = {
     "every_steps": "a number of steps",
     "epochs": '"epoch"',
 }
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -69,9 +69,7 @@ def _apply_event(view: JournalView, event: JournalEvent, *, run_id: RunId) -> Jo
             return _start_fit(view, event, run_id=run_id)
         case LeaderElected(epoch=epoch):
             return replace(view, leader=event, epoch=epoch)
-        case (
-            GroupPlanned() | GroupSubmitted() | GroupRefused() | GroupsReleased() | NodeLost()
-        ):
+        case GroupPlanned() | GroupSubmitted() | GroupRefused() | GroupsReleased() | NodeLost():
             return _apply_group_event(view, event)
         case PreemptionNoticed(agent=agent, notice=notice):
             # The slot of the first notice is kept: what was saved after it stays saved, even if a
@@ -85,9 +83,7 @@ def _apply_event(view: JournalView, event: JournalEvent, *, run_id: RunId) -> Jo
             return _open_round(view, opened)
         case RoundClosed():
             return _close_round(view, event)
-        case (
-            CheckpointCommitted() | CheckpointDropped() | ValidationStarted() | ValidationEnded()
-        ):
+        case CheckpointCommitted() | CheckpointDropped() | ValidationStarted() | ValidationEnded():
             return _apply_checkpoint_event(view, event)
         case TrainingEnded(fit_end=fit_end):
             return replace(view, pending_fit_end=fit_end, round=None)
@@ -248,30 +244,27 @@ def _close_round(view: JournalView, event: RoundClosed) -> JournalView:
     cause = event.cause
     # A preemption or resize says nothing about whether the training itself can make progress, so
     # neither slows down the following rounds (`rendezvous`).
-    return replace(
-        _record_lifetime(view, event),
+    closed = replace(
+        view,
         round=None,
         last_round_closed=event,
         failure_counts={**view.failure_counts, cause: view.failure_counts.get(cause, 0) + 1},
         rounds_without_progress=view.rounds_without_progress
         + (cause not in (FailureCause.PREEMPTION, FailureCause.RESIZE)),
     )
-
-
-def _record_lifetime(view: JournalView, event: RoundClosed) -> JournalView:
-    """Update the lifetime statistics with the end of a round. A voluntary resize is not an end."""
     # If the leader was lost with its round, the duration is unknown; the age at the last commit is
     # a lower bound. With a single node that is always the case (docs/decisions/0027).
     age_s = view.group_age_s + (view.round_age_s if event.duration_s is None else event.duration_s)
     agents = [assignment.agent for assignment in view.round.assignments] if view.round else []
     notice_slots = [view.notice_slots[agent] for agent in agents if agent in view.notices]
-    if event.cause is FailureCause.RESIZE and not notice_slots:
-        return replace(view, group_age_s=age_s)
+    # A voluntary resize is not the end of a group's lifetime.
+    if cause is FailureCause.RESIZE and not notice_slots:
+        return replace(closed, group_age_s=age_s)
     saved_in_time = bool(notice_slots) and (
         event.state_replicated or view.latest_committed_slot > max(notice_slots)
     )
     lifetimes = view.lifetimes.with_end(age_s, saved_in_time=saved_in_time)
-    return replace(view, lifetimes=lifetimes, group_age_s=0.0)
+    return replace(closed, lifetimes=lifetimes, group_age_s=0.0)
 
 
 def _open_round(view: JournalView, opened: Round) -> JournalView:
@@ -314,7 +307,7 @@ def _apply_checkpoint_event(
             return replace(
                 view,
                 checkpoints=(*view.checkpoints, event),
-                # User code may reuse the name of a dropped checkpoint, which then exists again.
+                # A name that is committed again is in use: its files must not be deleted.
                 dropped_checkpoints=tuple(n for n in view.dropped_checkpoints if n != name),
                 # `failure_counts` are not reset: limits are for the complete fit.
                 rounds_without_progress=0,
