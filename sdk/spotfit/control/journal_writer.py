@@ -54,6 +54,7 @@ class JournalWriter:
         self._read_in_flight = False
         self._highest_known_slot = -1
         """The highest slot of which an entry was received."""
+        # Consecutive failed calls, of reads and writes together: both use the same store.
         self._failures = 0
         self._retry_at = -_NEVER
         self._store_error: StoreError | None = None
@@ -133,8 +134,19 @@ class JournalWriter:
                 self._on_create_result(pending, result, now)
         # A page need not reach the end of the journal, so continue while results are available.
         while self._read_in_flight or (self._must_read and now >= self._retry_at):
-            if not self._read(now):
+            if not self._read_in_flight:
+                # Cleared when the read starts: a request that follows needs a read of its own.
+                self._read_in_flight, self._read_requested = True, False
+            read = partial(self.ledger.read, self.ledger.journal_view.next_slot)
+            result = self._background_calls.run("read", read)
+            if result is None:
                 return
+            self._read_in_flight = False
+            if result.error is not None:
+                self._read_requested = True
+                self._record_failure(result.error, now)
+                return
+            self._apply_page(result.value, now)
 
     def _on_create_result(
         self, pending: _PendingEntry, result: BackgroundResult, now: float
@@ -153,22 +165,6 @@ class JournalWriter:
             case error:
                 self._record_failure(error, now)
 
-    def _read(self, now: float) -> bool:
-        """Start a read or process its result; return whether to continue with another read."""
-        if not self._read_in_flight:
-            self._read_in_flight, self._read_requested = True, False
-        read = partial(self.ledger.read, self.ledger.journal_view.next_slot)
-        result = self._background_calls.run("read", read)
-        if result is None:
-            return False
-        self._read_in_flight = False
-        if result.error is not None:
-            self._read_requested = True
-            self._record_failure(result.error, now)
-            return False
-        self._apply_page(result.value, now)
-        return True
-
     def _apply_page(self, page: JournalPage, now: float) -> None:
         if not self.ledger.apply_page(page):
             self._read_requested = True
@@ -183,6 +179,7 @@ class JournalWriter:
     def _record_failure(self, error: Exception, now: float) -> None:
         if not isinstance(error, StoreError):
             raise error
+        # Kept for `advance`: this may have been called by `write`, which must not raise it.
         self._store_error = error
         self._back_off(now)
 

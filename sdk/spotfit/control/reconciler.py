@@ -81,8 +81,10 @@ class Reconciler:
         self.granted_at: dict[Token, float] = {}
         self.refused_at: float | None = None
         self.validator_refused_at: float | None = None
+        # Cancelled at the backend, but not recorded yet: one entry records all of one release.
         self._cancelled_groups: set[Token] = set()
         self.is_idle = False
+        # In memory only: a new leader submits again at once, with the same token.
         self._submit_tries: dict[Token, int] = {}
         self._retry_at: dict[Token, float] = {}
 
@@ -189,6 +191,7 @@ class Reconciler:
             run_name=spec.name,
             role=machine_request.role,
         )
+        # `plan` calls no cloud API, so it may precede the entry; `submit` must not.
         planned = GroupPlanned(
             request=request, plan=self._provisioner.plan(request), reason=machine_request.reason
         )
@@ -236,6 +239,7 @@ class Reconciler:
         failure = ""
         for token in tokens:
             handle = self._journal_writer.view.groups[token].handle
+            # Without a handle nothing was granted, so there is nothing to cancel.
             if token in self._cancelled_groups or handle is None:
                 continue
             result = self._background_calls.run(
@@ -250,6 +254,7 @@ class Reconciler:
         if in_flight:
             reason = f"releasing {len(in_flight)} groups of machines"
             return False, Wait(now + _PENDING_CALL_POLL_S, reason)
+        # Groups whose cancel failed are decided again from the next view; the others are recorded.
         released = [token for token in tokens if token in self._cancelled_groups]
         if not released:
             return False, Wait(now + _RELEASE_RETRY_S, failure)

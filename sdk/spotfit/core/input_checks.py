@@ -53,6 +53,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     names = sorted(known)
     if not names:
         return ""
+    # The default cutoff of 0.6 finds typing errors and ignores unrelated names.
     near = difflib.get_close_matches(word, names, n=1)
     hint = f"Did you mean {near[0]!r}? " if near else ""
     return f"{hint}Known: {', '.join(names)}."

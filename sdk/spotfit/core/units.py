@@ -7,6 +7,7 @@ import re
 from spotfit.core.errors import ConfigError
 
 _SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+# Decimal (SI) and binary (IEC) prefixes.
 _BYTES_PER_UNIT = {
     "B": 1,
     "kB": 10**3,

@@ -92,9 +92,12 @@ class Journal:
         Raises `StoreError` only if no entry could be read.
         """
         cached_view = None
-        if slot == 0 and not self._ignore_view_cache and self._has_view_cache():
-            cached_view = view_cache.read_newest_view(self._store)
-            slot = cached_view.next_slot
+        if slot == 0 and not self._ignore_view_cache:
+            # One get instead of a list request: most journals are shorter than one cache interval.
+            with contextlib.suppress(NotFoundError):
+                self._store.get(keys.entry(view_cache.VIEW_CACHE_INTERVAL))
+                cached_view = view_cache.read_newest_view(self._store)
+                slot = cached_view.next_slot
         bodies: list[bytes] = []
         while len(bodies) < _MAX_PAGE_ENTRIES:
             try:
@@ -102,6 +105,7 @@ class Journal:
             except NotFoundError:
                 return JournalPage(slot, tuple(bodies), cached_view)
             except StoreError:
+                # Entries that were read are folded; the next read meets the error again.
                 if not bodies:
                     raise
                 break
@@ -150,13 +154,6 @@ class Journal:
             if self.on_entry is not None:
                 self.on_entry(slot, body, entry)
             return self.view
-
-    def _has_view_cache(self) -> bool:
-        # One get instead of a list request: most journals are shorter than one cache interval.
-        try:
-            return bool(self._store.get(keys.entry(view_cache.VIEW_CACHE_INTERVAL)))
-        except NotFoundError:
-            return False
 
 
 _entry_decoder = decoder(JournalEntry)

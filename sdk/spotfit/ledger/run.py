@@ -86,6 +86,7 @@ class Ledger:
 
     def renew_lease(self) -> None:
         """Increment the counter in this leader's lease object."""
+        # Never persisted: a restarted process has another agent id, and thereby another lease.
         self._lease_counter += 1
         self.store.put(keys.lease(self.agent_id), str(self._lease_counter).encode())
 

@@ -114,7 +114,7 @@ class ScalingConfig:
         if self.use_gpu:
             resources.setdefault("GPU", 1)
         if self.use_tpu:
-            # Without a topology it is a single chip. A worker has all chips of its host.
+            # One worker per host by default. Without a topology it is a single chip.
             chips = _TPU_CHIPS_PER_HOST if self.topology else 1
             has_large_hosts = str(self.accelerator_type).upper().endswith(_LARGE_HOST_TPU_TYPES)
             if has_large_hosts and str(self.topology).lower() in _SINGLE_HOST_TPU_TOPOLOGIES:
@@ -317,6 +317,8 @@ class SyncConfig:
     sync_artifacts_on_checkpoint: bool = True
 
 
+# The two checks below return a value other than None if they pass: `ErrorCollector.check` returns
+# None for an error, and later checks depend on the outcome.
 def _check_worker_count(count: Any) -> Any:
     if isinstance(count, tuple) and len(count) == 2 and all(isinstance(n, int) for n in count):
         low, high = count

@@ -161,6 +161,7 @@ def _parse_condition(condition: Any) -> dict[str, Any]:
             f"every={condition!r} must be an int or a str, not {type(condition).__name__}.",
             do='Use a number of steps (500), or "auto", "10m", "epoch" or "at_notice".',
         )
+    # A bare number means steps; a duration always has a unit (`_parse_duration`).
     if isinstance(condition, int):
         return _parse_steps(condition)
     keyword = condition.strip().lower()
@@ -197,6 +198,8 @@ def _parse_duration(text: str) -> dict[str, Any]:
     return {"every_s": every_s}
 
 
+# Conditions of different kinds may be combined: the first satisfied one triggers a save. Two of the
+# same kind are most likely a mistake.
 def _check_combination(
     errors: ErrorCollector, every: Any, conditions: Sequence[dict[str, Any]]
 ) -> None:

@@ -97,6 +97,8 @@ def _apply_event(view: JournalView, event: JournalEvent, *, run_id: RunId) -> Jo
 
 def _start_fit(view: JournalView, event: FitStarted, *, run_id: RunId) -> View:
     """Start a fit: keep checkpoints, round numbers, lifetimes and groups that are not released."""
+    # Round numbers continue: they are part of checkpoint uids and object keys, which are unique in
+    # the run. Machines of the previous fit that still cost money stay visible until released.
     # `leader` is reset: otherwise the first election of the new fit had to wait until the lease of
     # the previous fit's leader expires.
     return View(
@@ -185,6 +187,7 @@ def _lose_node(view: JournalView, event: NodeLost) -> JournalView:
         # The backend withdrew a granted machine. A group counts as one refusal, not one per node.
         added = 0 if group.lost_nodes else 1
         return replace(after, refusals=view.refusals + added, last_refusal=event.reason)
+    # A machine that never had an agent ended no round: it counts as a boot failure only.
     if event.agent is None:
         return replace(after, boot_failures=view.boot_failures + 1)
     outage = {event.agent} if event.cause is FailureCause.PLATFORM else set()
@@ -206,6 +209,7 @@ def _recharge_closed_round(view: JournalView, event: NodeLost) -> JournalView:
     assert event.cause is not None
     if closed is None or closed.cause is not FailureCause.NETWORK or assignment is None:
         return view
+    # Once only: the cause is not NETWORK any more afterwards.
     counts = {
         **view.failure_counts,
         FailureCause.NETWORK: view.failure_counts.get(FailureCause.NETWORK, 1) - 1,
@@ -234,6 +238,7 @@ def _disconnected_assignment(view: JournalView, event: NodeLost) -> NodeAssignme
     if closed is None or last is None or closed.round_number != last.number or event.agent is None:
         return None
     assignment = last.assignment_of(event.agent)
+    # Other nodes of the round may be lost later, for a reason of their own.
     lost_ranks = {failure.rank for failure in closed.failures if failure.kind == "lost"}
     if assignment is None or lost_ranks.isdisjoint(assignment.ranks):
         return None
@@ -288,6 +293,7 @@ def _open_round(view: JournalView, opened: Round) -> JournalView:
         last_round=opened,
         round_age_s=0.0,
         round_opened_slot=view.next_slot,
+        # A round proves that machines can boot and join.
         boot_failures=0,
         groups=groups,
         lost_agents=lost,

@@ -19,6 +19,7 @@ Role = Literal["train", "validate"]
 class GroupRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request for machines that hold `num_workers` workers. Idempotent on the token."""
 
+    # The leader chooses it before the request, so that a repeated submit cannot rent twice.
     token: Token
     num_workers: int
     total_workers: int
@@ -81,6 +82,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     is_last_attempt: bool = False
     """Whether a backend that restarts lost machines has used up the restarts of this one."""
 
+    # WAITING is not terminated, also not after RUNNING: the backend has requeued the machine.
     @property
     def is_terminated(self) -> bool:
         """Whether the machine has ended permanently."""

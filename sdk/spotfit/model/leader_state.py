@@ -145,6 +145,7 @@ class Failing(msgspec.Struct, frozen=True, kw_only=True):
     round: Round
     since: float
     """When the first failure or disconnect was observed."""
+    # Not `since`: durations in the journal count from the opening.
     opened_at: float | None = None
     """When the round was opened; None if by another leader, whose clock cannot be compared."""
     rank_failures: Mapping[int, RankFailure] = {}
@@ -171,6 +172,8 @@ class Returned(msgspec.Struct, frozen=True, kw_only=True):
     """Whether no connected node has a running worker of the round."""
 
 
+# Built from the view's open round for every decision, so that it cannot contradict the view. The
+# order of precedence is Returned, Failing, Training.
 RoundPhase = NoRound | Training | Failing | Returned
 
 
@@ -198,6 +201,7 @@ class LeaderState(msgspec.Struct, frozen=True, kw_only=True):
     members: dict[AgentId, MemberStatus] = {}
     disconnected_since: dict[AgentId, float] = {}
     """Agents that are disconnected, with the time of the disconnect."""
+    # Frames may have been lost even if the agent is connected again.
     disconnected_in_round: AbstractSet[AgentId] = frozenset()
     """Agents that were disconnected at any time since the round was opened."""
     notice_received_at: Mapping[AgentId, float] = {}
@@ -205,10 +209,12 @@ class LeaderState(msgspec.Struct, frozen=True, kw_only=True):
     last_agent_by_node: Mapping[tuple[Token, int], AgentId] = {}
     """The agent that was last connected from each node."""
     phase: RoundPhase = NoRound()
+    # Not part of the phase: callbacks may still run when the round is closed.
     reports_delivered: bool = True
     """Whether all reports of the round are matched and delivered to the callbacks."""
     user_code_error: UserCodeError | None = None
     ready_checkpoints: tuple[ReadyCheckpoint, ...] = ()
+    # The next four fields describe machines; a headless leader observes them, too.
     group_statuses: dict[Token, GroupStatus] = {}
     status_as_of: Mapping[Token, float] = {}
     """The time for which each status is certain. Backends may report a terminated machine as

@@ -92,6 +92,7 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     """The open round, if any."""
     last_round: Round | None = None
     last_round_closed: RoundClosed | None = None
+    # For the complete fit: a commit does not reset them (`FailureLimits`).
     failure_counts: dict[FailureCause, int] = {}
     rounds_without_progress: int = 0
     """Consecutive rounds that failed without a commit."""
@@ -113,6 +114,7 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     """Committed checkpoints that are not dropped, in commit order."""
     dropped_checkpoints: tuple[str, ...] = ()
     """Names of the last dropped checkpoints; at most `MAX_DROPPED_CHECKPOINTS`."""
+    # Slots, not times: they order the events of several leaders without comparing clocks.
     latest_committed_slot: int = -1
     """The slot of the last `CheckpointCommitted`; -1 if there is none."""
     round_opened_slot: int = -1
@@ -127,6 +129,8 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     """Number of validations started in all fits."""
     current_validation_tries: int = 0
     """Number of attempts of the current validation."""
+    # Counted apart from `refusals`: a run whose workers have machines must not slow down, or end,
+    # because none is available for validations.
     validator_refusals: int = 0
     """Consecutive machines for validations that were refused or failed while booting."""
     final_validator_refusal: str | None = None
@@ -156,6 +160,8 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
 
         Returns '' if it was dropped and None if the name was never used.
         """
+        # Without `num_to_keep` a requested name has at most one checkpoint, otherwise several
+        # (docs/decisions/0043); the last one is meant.
         names = [one.name for one in self.checkpoints if name in (one.name, one.requested_name)]
         if names:
             return names[-1]

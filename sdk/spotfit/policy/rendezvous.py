@@ -73,17 +73,9 @@ def _form_round(view: View, members: Sequence[MemberStatus]) -> Round:
         num_workers = min(member.slots, view.spec.max_workers - first_rank)
         if num_workers == 0:
             break
+        node_rank = len(assignments)
         assignments.append(
-            NodeAssignment(
-                agent=member.agent,
-                node_rank=len(assignments),
-                first_rank=first_rank,
-                num_workers=num_workers,
-                host=member.host,
-                token=member.token,
-                node=member.node,
-                peer_store_address=member.peer_store_address,
-            )
+            member.assign(node_rank=node_rank, first_rank=first_rank, num_workers=num_workers)
         )
         first_rank += num_workers
     number = view.last_round.number + 1 if view.last_round else 1

@@ -21,10 +21,8 @@ from spotfit.model.events import (
     FailureCause,
     FitEnded,
     GroupsReleased,
-    LeaderElected,
     PreemptionNoticed,
     RankFailure,
-    RoundClosed,
     RoundOpened,
 )
 from spotfit.model.leader_state import (
@@ -37,6 +35,7 @@ from spotfit.model.leader_state import (
 from spotfit.model.view import View
 from spotfit.policy import (
     capacity,
+    election,
     hang,
     lost_agents,
     pending_uploads,
@@ -186,14 +185,6 @@ def _drop_checkpoints(view: View, state: LeaderState, now: float) -> Iterator[Le
 
 
 def _close_round(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
-    for action in _round_end_actions(view, state, now):
-        if isinstance(action, AppendEvent) and isinstance(action.event, RoundClosed):
-            yield AppendEvent(replace(action.event, duration_s=_round_age_s(state, now)))
-        else:
-            yield action
-
-
-def _round_end_actions(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     match state.phase:
         case NoRound():
             # A headless leader sees no agents: it closes a round once all of its nodes are lost.
@@ -202,25 +193,21 @@ def _round_end_actions(view: View, state: LeaderState, now: float) -> Iterator[L
                 yield AppendEvent(retry_budget.round_closed_by_failure(view, state, round_))
         case Returned() as returned:
             yield _finish_training(view, state, returned, now=now)
-        case Failing() as failing:
-            yield _close_failing_round(view, state, failing, now=now)
+        case Failing(round=round_) as failing:
+            # The first failure that arrives is often a consequence of the root cause: peers of a
+            # lost node raise before its connection times out.
+            settled_at = failing.since + view.spec.timing.failure_settle_s
+            is_unexplained = any(
+                lost_agents.is_unexplained_loss(view, state, one) for one in round_.assignments
+            )
+            if now < settled_at and (is_unexplained or not failing.workers_stopped):
+                yield Wait(settled_at, "waiting for the root cause of the failure")
+                return
+            failures = failing.rank_failures.values()
+            closed = retry_budget.round_closed_by_failure(view, state, round_, failures)
+            yield AppendEvent(replace(closed, duration_s=_round_age_s(state, now)))
         case Training() as training:
             yield from _interrupt_round(view, state, training, now=now)
-
-
-def _close_failing_round(
-    view: View, state: LeaderState, failing: Failing, now: float
-) -> LeaderAction:
-    settled_at = failing.since + view.spec.timing.failure_settle_s
-    # The first failure that arrives is often a consequence of the root cause: peers of a lost node
-    # raise before its connection times out.
-    is_unexplained = any(
-        lost_agents.is_unexplained_loss(view, state, one) for one in failing.round.assignments
-    )
-    if now < settled_at and (is_unexplained or not failing.workers_stopped):
-        return Wait(settled_at, "waiting for the root cause of the failure")
-    failures = failing.rank_failures.values()
-    return AppendEvent(retry_budget.round_closed_by_failure(view, state, failing.round, failures))
 
 
 def _finish_training(
@@ -255,7 +242,7 @@ def _interrupt_round(
         if isinstance(decision, Wait):
             yield decision
         elif decision is not None:
-            yield AppendEvent(decision)
+            yield AppendEvent(replace(decision, duration_s=_round_age_s(state, now)))
 
 
 def _end_over_failure_budget(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
@@ -288,31 +275,19 @@ def _hand_over_leadership(view: View, state: LeaderState, now: float) -> Iterato
     staying = capacity.requeueable_members(view, state) or capacity.usable_members(view, state)
     # The longest connected agent is the most likely one to be in good health.
     successors = sorted(staying, key=lambda status: (status.joined_at, status.member.agent))
-    if (reason := _resign_reason(view, state)) and successors:
-        successor = successors[0].member
-        yield AppendEvent(
-            LeaderElected(
-                leader=successor.agent,
-                epoch=view.epoch + 1,
-                coordinator_address=successor.coordinator_address,
-                reason=reason,
-            )
-        )
+    reason = ""
+    if state.agent_id in view.notices:
+        reason = "the previous leader's node has a preemption notice"
+    elif (own := state.members.get(state.agent_id)) is not None:
+        is_last = capacity.is_last_attempt(state, own.member.token, own.member.node)
+        if is_last and capacity.requeueable_members(view, state):
+            reason = "the backend would not restart the previous leader's node again"
+    if reason and successors:
+        yield AppendEvent(election.handover(view, successors[0].member, reason=reason))
         return
     elected = None if reason else validation_schedule.leader_handover(view, state)
     if elected is not None:
         yield AppendEvent(elected)
-
-
-def _resign_reason(view: View, state: LeaderState) -> str:
-    """Why another agent should lead the next round; '' if the leader's node stays."""
-    if state.agent_id in view.notices:
-        return "the previous leader's node has a preemption notice"
-    own = state.members.get(state.agent_id)
-    is_last = own is not None and capacity.is_last_attempt(state, own.member.token, own.member.node)
-    if is_last and capacity.requeueable_members(view, state):
-        return "the backend would not restart the previous leader's node again"
-    return ""
 
 
 def _open_round(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:

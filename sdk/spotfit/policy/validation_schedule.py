@@ -33,6 +33,7 @@ from spotfit.model.leader_state import LeaderState, MemberStatus
 from spotfit.model.view import View
 from spotfit.policy import capacity
 from spotfit.policy.actions import AppendEvent, LeaderAction, ReleaseGroups, RequestMachines, Wait
+from spotfit.policy.election import handover
 
 # A validation that was lost 20 times (by preemptions, or because its process cannot be started)
 # takes longer than the lifetime of the available machines.
@@ -204,18 +205,12 @@ def leader_handover(view: View, state: LeaderState) -> LeaderElected | None:
     successors = sorted(capacity.usable_members(view, state, role), key=_join_order)
     if not successors:
         return None
-    successor = successors[0].member
     reason = (
         "the previous leader is not on a worker node"
         if role == "train"
         else "the training has ended, only validations are pending"
     )
-    return LeaderElected(
-        leader=successor.agent,
-        epoch=view.epoch + 1,
-        coordinator_address=successor.coordinator_address,
-        reason=reason,
-    )
+    return handover(view, successors[0].member, reason=reason)
 
 
 def release_idle_groups(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:

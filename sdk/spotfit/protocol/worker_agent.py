@@ -32,6 +32,7 @@ class FunctionStarted(msgspec.Struct, frozen=True, kw_only=True, tag="function_s
     """The training function is about to be called."""
 
 
+# From a thread of its own, so that a long step of the training function does not delay it.
 class WorkerHeartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="worker_heartbeat"):
     """The process runs. Sent every `heartbeat_interval_s`; consumed by the agent."""
 
@@ -169,6 +170,7 @@ class WorkerReturned(msgspec.Struct, frozen=True, kw_only=True, tag="worker_retu
 class WorkerRaised(msgspec.Struct, frozen=True, kw_only=True, tag="worker_raised"):
     """The worker failed: the training function raised, or the worker could not be set up."""
 
+    # Always sent as text, too: the pickle may not be loadable on the driver.
     traceback_text: str
     pickled_exception: bytes = b""
     """Empty if the exception cannot be pickled."""
@@ -293,6 +295,7 @@ class CallFunction(msgspec.Struct, frozen=True, kw_only=True, tag="call_function
 class CheckpointNamed(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint_named"):
     """All ranks have made a report that has files."""
 
+    # Chosen by the leader: only it can ensure that a name is used once (docs/decisions/0043).
     report_index: int
     checkpoint_name: str
     """The directory; empty if the report was completed without this rank's files."""

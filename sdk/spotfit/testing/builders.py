@@ -81,17 +81,9 @@ def a_round(number: int = 1, *, members: Iterable[Member] = (), **fields: Any) -
     assignments: list[NodeAssignment] = []
     first_rank = 0
     for member in tuple(members) or (a_member(0), a_member(1)):
+        node_rank = len(assignments)
         assignments.append(
-            NodeAssignment(
-                agent=member.agent,
-                node_rank=len(assignments),
-                first_rank=first_rank,
-                num_workers=member.slots,
-                host=member.host,
-                token=member.token,
-                node=member.node,
-                peer_store_address=member.peer_store_address,
-            )
+            member.assign(node_rank=node_rank, first_rank=first_rank, num_workers=member.slots)
         )
         first_rank += member.slots
     return Round(number=number, assignments=tuple(assignments), **fields)
