@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import assert_never
 
-from spotfit.agent.leader import Leader, LeaderServices
+from spotfit.agent.leader import Leader
 from spotfit.agent.leader_connection import LeaderConnection
+from spotfit.agent.leader_context import LeaderServices
 from spotfit.agent.ports import (
     AgentDisconnected,
     AgentMessageReceived,
