@@ -24,7 +24,7 @@ from spotfit.ledger.run import Ledger
 from spotfit.model.spec import RunTiming
 from spotfit.model.view import View
 from spotfit.policy.election import LeaderObservation, after_lease_read
-from spotfit.protocol.agent_leader import ConnectionHeartbeat, Join
+from spotfit.protocol.agent_leader import ConnectionHeartbeat, Join, NodeWarm
 
 # Two attempts a second: short against an election, and harmless to a leader that restarts.
 _RECONNECT_DELAY_S = 0.5
@@ -49,6 +49,8 @@ class LeaderConnection:
         self._has_response = False
         """Whether a message arrived: the kernel of a frozen machine accepts connections, too."""
         self._heartbeat_at = 0.0
+        self._has_reported_warm = False
+        """Whether the `Join` or a `NodeWarm` on this connection reported a warm node."""
         self._connect_at = float("-inf")
         self._retried_address: str | None = None
         self._observed_leader: AgentId | None = None
@@ -121,8 +123,15 @@ class LeaderConnection:
         self.address = address
         self._last_message_at, self._has_response = now, False
         self._heartbeat_at = now + timing.heartbeat_interval_s
+        self._has_reported_warm = join.is_warm
         self._transport.connect(address, join)
         return True
+
+    def report_warm(self) -> None:
+        """Report once per connection that the fork server of this node has imported everything."""
+        if self.address is not None and not self._has_reported_warm:
+            self._has_reported_warm = True
+            self._transport.send_to_leader(NodeWarm())
 
     def check_heartbeat(self, timing: RunTiming, now: float, *, is_leading: bool) -> bool:
         """Send a heartbeat if one is due.
