@@ -42,7 +42,6 @@ from spotfit.ledger.run import Ledger
 from spotfit.model.events import JournalEntry, LeaderElected
 from spotfit.model.spec import RunSpec
 from spotfit.model.topology import Member
-from spotfit.model.view import View
 from spotfit.policy.election import leadership_claim
 from spotfit.protocol.agent_leader import (
     AbortRound,
@@ -320,9 +319,21 @@ class Agent:
 
     def _should_exit(self) -> bool:
         view = self._ledger.view
-        is_lost = self._ledger.agent_id in view.lost_agents or self._is_unknown_to_run(view)
+        group = view.groups.get(self._member.token)
+        # The journal may not list this machine as part of the run: a leader that was replaced
+        # rented it late, or the backend restarted it after its replacement. No process would
+        # release it, so the agent exits by itself.
+        is_unknown = (
+            view.fit_end is None
+            and self._leader is None
+            and (
+                self._journal_writer.is_settled
+                if group is None
+                else not group.is_node_active(self._member.node)
+            )
+        )
         # Before the fit's end is checked: such an agent has nothing to finish.
-        if is_lost or self._is_orphaned():
+        if is_unknown or self._ledger.agent_id in view.lost_agents or self._is_orphaned():
             self.is_abandoned = True
             return True
         if (
@@ -337,22 +348,9 @@ class Agent:
         if view.pending_fit_end is None or view.is_leader(self._ledger.agent_id):
             return False
         # Training has ended: an agent without a part in the remaining validations is not needed.
-        group, validation = view.groups.get(self._member.token), view.current_validation
+        validation = view.current_validation
         is_validating = validation is not None and validation.agent == self._ledger.agent_id
         return group is not None and group.role == "train" and not is_validating
-
-    def _is_unknown_to_run(self, view: View) -> bool:
-        """Whether the journal does not list this machine as part of the run.
-
-        A leader that was replaced may have rented it late, or the backend restarted it after its
-        replacement. No process would release it, so the agent exits by itself.
-        """
-        if view.fit_end is not None or self._leader is not None:
-            return False
-        group = view.groups.get(self._member.token)
-        if group is None:
-            return self._journal_writer.is_settled
-        return not group.is_node_active(self._member.node)
 
     def _is_orphaned(self) -> bool:
         """Whether neither the leader nor the bucket was reached for `orphan_timeout_s`."""

@@ -61,6 +61,7 @@ class Collectives:
         is_blocking: bool = False,
     ) -> None:
         """Add a rank. `is_blocking` means that its training thread waits for the answer."""
+        # The timeout starts with the first rank: the others may never arrive.
         waiting = self._pending.setdefault(key, _PendingCollective(now))
         waiting.values[rank] = value
         if is_blocking:
@@ -90,6 +91,7 @@ class Collectives:
     def check_timeouts(self, now: float, find_missing: FindMissingRanks) -> list[OutgoingFrame]:
         """Abort collectives after the timeout; warn about those that have waited for long."""
         frames: list[OutgoingFrame] = []
+        # A copy: `_abort` removes the collective.
         for key, waiting in list(self._pending.items()):
             if self._timeout_s is not None and now - waiting.started_at >= self._timeout_s:
                 frames += self._abort(key, find_missing)
@@ -124,6 +126,7 @@ class Collectives:
             return []
         frames: list[OutgoingFrame] = []
         if returned_ranks:
+            # A rank that has returned never joins again, so waiting for the timeout is useless.
             for key in list(self._pending):
                 if returned := find_missing(key) & returned_ranks:
                     reason = (
@@ -133,9 +136,11 @@ class Collectives:
                     frames += self._abort(key, find_missing, reason)
         # A complete collective is removed at once: if all ranks are still blocked, none can be.
         if self._blocked_at and len(self._blocked_at.keys() | returned_ranks) == self._world_size:
-            reason = (
-                f"deadlock: ranks wait in different collectives: {self._format_blocked_ranks()}"
-            )
+            ranks_by_key: dict[CollectiveKey, list[int]] = {}
+            for rank, key in sorted(self._blocked_at.items()):
+                ranks_by_key.setdefault(key, []).append(rank)
+            places = [f"{_format_ranks(ranks)} in {key}" for key, ranks in ranks_by_key.items()]
+            reason = f"deadlock: ranks wait in different collectives: {', '.join(places)}"
             for key in list(self._pending):
                 frames += self._abort(key, find_missing, reason)
         return frames
@@ -150,12 +155,6 @@ class Collectives:
             reason=reason,
         )
         return [(rank, result) for rank in self.close(key)]
-
-    def _format_blocked_ranks(self) -> str:
-        ranks_by_key: dict[CollectiveKey, list[int]] = {}
-        for rank, key in sorted(self._blocked_at.items()):
-            ranks_by_key.setdefault(key, []).append(rank)
-        return ", ".join(f"{_format_ranks(ranks)} in {key}" for key, ranks in ranks_by_key.items())
 
 
 class _PendingCollective:

@@ -150,7 +150,7 @@ def _run_agent(
         abandoned=agent.is_abandoned,
         drained=agent.is_drained,
     )
-    # A drained machine was taken away by its owner: its exit code must not look like a failure.
+    # Schedulers requeue an agent by its exit code, and only after `DRAINED`.
     if agent.is_drained:
         return AgentExitCode.DRAINED
     return AgentExitCode.RELEASED if agent.is_abandoned else AgentExitCode.DONE
@@ -162,7 +162,7 @@ def _open_node(assignment: AgentAssignment, clock: Clock, exit_stack: ExitStack)
     loop = EventLoop(clock)
     exit_stack.callback(loop.close)
     store = open_store(launch.run_url, PATIENT_RETRY_POLICY)
-    # Directories of agents that were killed are deleted first: nobody else would delete them.
+    # Directories of agents that were killed are deleted first; no other process deletes them.
     scratch_parent = Path(env.read(env.SCRATCH_DIR) or tempfile.gettempdir())
     scratch = exit_stack.enter_context(owned_directory(scratch_parent, f"scratch-{agent_id}"))
     background_calls = ThreadedCalls(loop.wake)

@@ -283,16 +283,13 @@ class ReportMatcher:
                 rank, CollectiveKey(REPORT_KIND, number), now, is_blocking=report.blocks_training
             )
         if rank == 0 or self._keep_all_metrics:
-            self._store_metrics(rank, report)
+            backlog = self._unmatched_metrics[rank]
+            # Copied: the decoded value would keep the whole received frame in memory.
+            metrics = msgspec.Raw(bytes(report.metrics))
+            backlog[number] = (metrics, report.checkpoint_dir_name)
+            if len(backlog) > MAX_REPORT_BACKLOG:
+                del backlog[next(iter(backlog))]
         return self.match_complete_reports(now)
-
-    def _store_metrics(self, rank: int, report: MetricsReport | FilesReport) -> None:
-        backlog = self._unmatched_metrics[rank]
-        # Copied: the decoded value would keep the whole received frame in memory.
-        metrics = msgspec.Raw(bytes(report.metrics))
-        backlog[report.report_index] = (metrics, report.checkpoint_dir_name)
-        if len(backlog) > MAX_REPORT_BACKLOG:
-            del backlog[next(iter(backlog))]
 
     def match_complete_reports(self, reported_at: float) -> list[OutgoingFrame]:
         """Match all reports that every required rank has made. Returns the answers."""
@@ -304,23 +301,17 @@ class ReportMatcher:
 
     def find_missing_ranks(self, report_index: int) -> Iterator[int]:
         """Yield the required ranks that have not made that report."""
-        optional = self._optional_ranks(report_index)
+        optional: AbstractSet[int] = self._ranks.excluded
+        report = self._reports.get(report_index)
+        # A snapshot is useless without the parts of all ranks, so excluded ranks are waited for
+        # while they can still upload.
+        if isinstance(report, Open) and report.is_snapshot:
+            optional = self._ranks.lost | (optional & self._ranks.returned)
         return (
             rank
             for rank, count in enumerate(self._report_counts)
             if count <= report_index and rank not in optional
         )
-
-    def _optional_ranks(self, report_index: int) -> AbstractSet[int]:
-        """Return the ranks without which that report is complete.
-
-        A snapshot is useless without the parts of all ranks, so excluded ranks are waited for while
-        they can still upload.
-        """
-        report = self._reports.get(report_index)
-        if isinstance(report, Open) and report.is_snapshot:
-            return self._ranks.lost | (self._ranks.excluded & self._ranks.returned)
-        return self._ranks.excluded
 
     def _match_report(self, number: int, reported_at: float) -> list[OutgoingFrame]:
         metrics, requested = self._unmatched_metrics[0].get(number, (_NO_METRICS, None))
