@@ -117,6 +117,7 @@ class CheckpointGarbageCollector:
         self._advance_scan(view, now)
         in_use = {checkpoint.name for checkpoint in view.checkpoints} | set(uploading_names)
         for name in [name for name in self._pending_deletions if name not in parent_checkpoints]:
+            # One at a time: it is many requests, and the threads serve other calls, too.
             if self._current_deletion is not None:
                 break
             # Committed or requested again after the scan or the drop: its files are needed.

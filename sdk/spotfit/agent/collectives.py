@@ -122,6 +122,7 @@ class Collectives:
         Either a required rank has returned from the training function, or every rank is blocked
         and they wait in different collectives.
         """
+        # The usual case: called for every frame.
         if not self._pending:
             return []
         frames: list[OutgoingFrame] = []

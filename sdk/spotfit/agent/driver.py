@@ -111,12 +111,9 @@ def _run_agent(
     """Open the agent's resources, run it to its end, and return its exit code."""
     launch, node = assignment.launch_spec, _open_node(assignment, clock, exit_stack)
     worker_pool, peer_store_address = _open_worker_pool(assignment, node, fork_servers)
-    # Separate threads: the journal and the lease must not wait behind a slow cloud API.
-    journal_calls = ThreadedCalls(node.loop.wake, _JOURNAL_THREADS)
-    exit_stack.callback(journal_calls.close)
-    node_services = LocalNodeServices(node, worker_pool, journal_calls)
-    # Called before `_stop_workers`, which counts the sidecars among the processes to wait for.
-    exit_stack.callback(node_services.stop_sidecars)
+    node_services = LocalNodeServices(node, worker_pool)
+    # Called before `_stop_workers`, which waits for the processes of all kinds.
+    exit_stack.callback(node_services.close)
     # Entered before the sources are opened: one of them may replace the handler of SIGTERM.
     exit_stack.enter_context(_restore_signal_handlers())
     notice_sources = [open_notice_source(name, node.loop.wake) for name in launch.notice_sources]
@@ -238,14 +235,18 @@ def _tick_until_done(
 class LocalNodeServices:
     """`NodeServices` of this machine; see there for the methods."""
 
-    def __init__(
-        self, node: _Node, worker_pool: ProcessWorkerPool, journal_calls: BackgroundCalls
-    ) -> None:
+    def __init__(self, node: _Node, worker_pool: ProcessWorkerPool) -> None:
         self._node = node
         self._worker_pool = worker_pool
-        self._journal_calls = journal_calls
+        # Separate threads: the journal and the lease must not wait behind a slow cloud API.
+        self._journal_calls = ThreadedCalls(node.loop.wake, _JOURNAL_THREADS)
         self._callback_runner: ProcessCallbackRunner | None = None
         self._backend_hook_runner: ProcessBackendHookRunner | None = None
+
+    def close(self) -> None:
+        """Kill the sidecars, and end the threads."""
+        self.stop_sidecars()
+        self._journal_calls.close()
 
     def open_provisioner(self, spec: RunSpec) -> Provisioner:
         return open_provisioner(spec.provisioner, spec.provisioner_options)

@@ -55,6 +55,7 @@ class BackendHookGates:
 
     def advance(self) -> list[OutgoingFrame]:
         """Submit the next hook if it is due. Returns the frames to send to workers."""
+        # Answers of workers first: the hook that runs may return because of them.
         while self._coordinator.call_results:
             rank, result = self._coordinator.call_results.popleft()
             self._backend_hook_runner.deliver_call_result(self._coordinator.round, rank, result)
@@ -70,7 +71,19 @@ class BackendHookGates:
                     for rank in ranks
                 ]
         # The calls first: their hook made them before it returned, which opens the gate.
-        return [*frames, *self._open_next_gate()]
+        if self.is_done:
+            return frames
+        hook, phase = _HOOK_PHASES[self._phase_index]
+        if not self._is_hook_submitted and self._coordinator.are_all_at_gate(phase):
+            self._is_hook_submitted = True
+            self._submit_hook(hook)
+        if self._is_hook_submitted and self._backend_hook_runner.is_done(
+            hook, self._coordinator.round
+        ):
+            # At most one gate per call: no rank is at the next gate before it passes this one.
+            self._phase_index, self._is_hook_submitted = self._phase_index + 1, False
+            frames.append((None, OpenGate(phase=phase)))
+        return frames
 
     def abandon_workers(self) -> None:
         """Fail the hook that is waiting for workers, because the round has failed."""
@@ -86,22 +99,6 @@ class BackendHookGates:
         # `_phase_index` > 0: on_start has returned, so there is something to shut down.
         if self._phase_index and not self.is_done and not is_shutting_down:
             self._submit_hook("on_shutdown")
-
-    def _open_next_gate(self) -> list[OutgoingFrame]:
-        if self.is_done:
-            return []
-        hook, phase = _HOOK_PHASES[self._phase_index]
-        if not self._is_hook_submitted:
-            self._is_hook_submitted = self._coordinator.are_all_at_gate(phase)
-            if self._is_hook_submitted:
-                self._submit_hook(hook)
-        if not self._is_hook_submitted or not self._backend_hook_runner.is_done(
-            hook, self._coordinator.round
-        ):
-            return []
-        # At most one gate per call: the ranks are not at the next gate before they pass this one.
-        self._phase_index, self._is_hook_submitted = self._phase_index + 1, False
-        return [(None, OpenGate(phase=phase))]
 
     def _submit_hook(self, hook: BackendHook) -> None:
         self._backend_hook_runner.submit(

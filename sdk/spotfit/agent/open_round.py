@@ -71,6 +71,7 @@ class OpenRound:
         Returns a failure if a frame is invalid. Ignores frames of ranks that are not the agent's.
         """
         assignment = self._round.assignment_of(agent)
+        # A frame counts only if its rank runs on the node of the agent that sent it.
         if assignment is None or message.rank not in assignment.ranks:
             return None
         failure: RankFailure | None = None
@@ -108,6 +109,7 @@ class OpenRound:
         leaving = [
             assignment for assignment in self._round.assignments if assignment.agent in view.notices
         ]
+        # The notice may be about a machine that is not part of this round, such as a spare one.
         if not leaving:
             return
         preempted = preempted_nodes(leaving, view)
@@ -119,6 +121,7 @@ class OpenRound:
             replacement_ready=is_ready,
         )
         self.send_to_workers([(None, update)])
+        # Their machines may end before they join: the others must not wait for them.
         if view.spec and view.spec.relax_collectives:
             ranks = frozenset(rank for ranks in preempted.node_to_ranks.values() for rank in ranks)
             self.send_to_workers(self.coordinator.exclude_ranks(ranks))
@@ -138,6 +141,7 @@ class OpenRound:
 
         Reports stay in order: one with an uncommitted checkpoint delays those after it.
         """
+        # A callback may read the checkpoint: only committed ones are protected from deletion.
         uncommitted = {ready.name for ready in self.coordinator.reports.ready_checkpoints}
         while (
             self.coordinator.reports.matched_reports

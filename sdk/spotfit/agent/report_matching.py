@@ -287,6 +287,7 @@ class ReportMatcher:
             # Copied: the decoded value would keep the whole received frame in memory.
             metrics = msgspec.Raw(bytes(report.metrics))
             backlog[number] = (metrics, report.checkpoint_dir_name)
+            # The first key is the oldest: a rank sends its reports in order.
             if len(backlog) > MAX_REPORT_BACKLOG:
                 del backlog[next(iter(backlog))]
         return self.match_complete_reports(now)
@@ -316,14 +317,17 @@ class ReportMatcher:
     def _match_report(self, number: int, reported_at: float) -> list[OutgoingFrame]:
         metrics, requested = self._unmatched_metrics[0].get(number, (_NO_METRICS, None))
         joined = self._collectives.close(CollectiveKey(REPORT_KIND, number)).keys()
+        # Lost ranks may have joined, but the end of their uploads is never reported.
         ranks = tuple(sorted(joined - self._ranks.lost))
         reported = self._open_report(number)
+        # Only callbacks receive the metrics of the other ranks.
         by_rank = self._unmatched_metrics if self._keep_all_metrics else self._unmatched_metrics[:1]
         metrics_by_rank = tuple(backlog.pop(number, (_NO_METRICS, None))[0] for backlog in by_rank)
         # A snapshot without metrics must not hide those of the last user report.
         if not reported.is_snapshot or bytes(metrics) != b"{}":
             self._latest_metrics_json = metrics
         incomplete_reason = reported.incomplete_reason(ranks, self._ranks.world_size)
+        # The maximum: reports may be matched, saved and abandoned in different orders.
         if incomplete_reason:
             self._last_save = max(self._last_save, (number, incomplete_reason))
         if incomplete_reason or not ranks:
@@ -360,6 +364,7 @@ class ReportMatcher:
             if requested
             else (self._default_checkpoint_name(number), "")
         )
+        # A function of the user uploads to its own folder: nothing could be left under this name.
         if not reported.is_user_uploaded:
             self.assigned_names.append(AssignedName(name, is_generated=name != requested))
         return name, self._parent_snapshot() if reported.is_snapshot else parent
@@ -374,6 +379,7 @@ class ReportMatcher:
         before = self._names_by_request.get(requested, self._latest_checkpoint_named(requested))
         name = requested if before is None else f"{requested}@{self._round}-{report_index}"
         self._names_by_request[requested] = self._names_by_request[name] = name
+        # '' from the journal: its files may be partly deleted, so that none can be shared.
         is_gone = before is not None and self._latest_checkpoint_named(before) == ""
         return name, "" if is_gone else before or ""
 
@@ -406,6 +412,7 @@ class ReportMatcher:
         self._last_save = max(self._last_save, (report_index, reason))
         self.abandoned_checkpoints.add(saving.name)
         self._saving.remove(saving)
+        # The report itself is kept: its metrics count without the checkpoint.
         self._finish_report(report_index, MatchedReport(report_index, saving.metrics_by_rank, None))
         return [
             (rank, UploadFailed(report_index=report_index, reason=reason)) for rank in saving.ranks
@@ -420,6 +427,7 @@ class ReportMatcher:
     def abandon_checkpoints_of_lost_ranks(self) -> list[OutgoingFrame]:
         """Abandon the checkpoints that wait for files of lost ranks, which block later ones."""
         frames: list[OutgoingFrame] = []
+        # A copy: `abandon_checkpoint` removes the report from the list.
         for saving in list(self._saving):
             if missing := sorted(self._ranks.lost.intersection(saving.ranks) - saving.done_ranks):
                 frames += self.abandon_checkpoint(
