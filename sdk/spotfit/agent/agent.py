@@ -260,10 +260,7 @@ class Agent:
             self._node_services.stop_sidecars()
         connection = self._leader_connection
         connection.observe_leader(
-            view,
-            self._journal_poller.timing,
-            now,
-            read_lease=self._journal_poller.polled_at == now,
+            view, self._journal_poller.timing, now, read_lease=self._journal_poller.polled_at == now
         )
         claim = leadership_claim(view, agent_id, connection.leader_observation(now))
         if claim is None:
@@ -290,27 +287,24 @@ class Agent:
     def _become_leader(self) -> None:
         spec = self._ledger.view.spec
         assert spec is not None
-        background_calls = self._node_services.background_calls()
-        provisioner = self._node_services.open_provisioner(spec)
+        node_services = self._node_services
+        provisioner = node_services.open_provisioner(spec)
         reconciler = Reconciler(
             self._journal_writer,
             provisioner,
             self._launch,
-            background_calls,
-            self._node_services.new_token,
+            node_services.background_calls(),
+            node_services.new_token,
         )
         self._leader_connection.disconnect()  # the next connection goes to this agent itself
         services = LeaderServices(
             journal_writer=self._journal_writer,
             transport=self._transport,
             reconciler=reconciler,
-            background_calls=background_calls,
-            journal_background_calls=self._node_services.journal_background_calls(),
+            node_services=node_services,
             report_sink=self._report_sink,
-            callback_runner=self._node_services.open_callback_runner(spec),
-            backend_hook_runner=self._node_services.open_backend_hook_runner(spec),
-            default_checkpoint_name=self._node_services.default_checkpoint_name,
-            write_run_log=self._node_services.write_run_log,
+            callback_runner=node_services.open_callback_runner(spec),
+            backend_hook_runner=node_services.open_backend_hook_runner(spec),
             releases_on_agent_exit=provisioner.traits.releases_on_agent_exit,
         )
         self._leader = Leader(services, now=self._now)

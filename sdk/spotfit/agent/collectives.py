@@ -8,6 +8,7 @@ only keeps the state; `round_coordinator` decides which ranks are required.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from spotfit.protocol.worker_agent import CollectiveWaiting, RankZeroBroadcastResult, ToWorker
@@ -62,7 +63,7 @@ class Collectives:
     ) -> None:
         """Add a rank. `is_blocking` means that its training thread waits for the answer."""
         # The timeout starts with the first rank: the others may never arrive.
-        waiting = self._pending.setdefault(key, _PendingCollective(now))
+        waiting = self._pending.setdefault(key, _PendingCollective(now, now))
         waiting.values[rank] = value
         if is_blocking:
             self._blocked_at[rank] = key
@@ -158,11 +159,11 @@ class Collectives:
         return [(rank, result) for rank in self.close(key)]
 
 
+@dataclass
 class _PendingCollective:
-    def __init__(self, started_at: float) -> None:
-        self.started_at = started_at
-        self.warned_at = started_at
-        self.values: dict[int, bytes] = {}
+    started_at: float
+    warned_at: float
+    values: dict[int, bytes] = field(default_factory=dict)
 
 
 def _format_ranks(ranks: Iterable[int]) -> str:

@@ -142,10 +142,7 @@ def _run_agent(
     )
     _tick_until_done(agent, node.loop, node.transport, notice_sources)
     log.info(
-        "agent.exited",
-        agent=node.agent_id,
-        abandoned=agent.is_abandoned,
-        drained=agent.is_drained,
+        "agent.exited", agent=node.agent_id, abandoned=agent.is_abandoned, drained=agent.is_drained
     )
     # Schedulers requeue an agent by its exit code, and only after `DRAINED`.
     if agent.is_drained:

@@ -92,12 +92,17 @@ class Leader:
             )
         )
         self._checkpoint_gc = CheckpointGarbageCollector(
-            ledger.store, services.background_calls, lambda: ledger.view.is_leader(ledger.agent_id)
+            ledger.store,
+            services.node_services.background_calls(),
+            lambda: ledger.view.is_leader(ledger.agent_id),
         )
         self._rounds = RoundLifecycle(
-            services, self._roster, self._observations, self._checkpoint_gc
+            services,
+            roster=self._roster,
+            observations=self._observations,
+            checkpoint_gc=self._checkpoint_gc,
         )
-        self._lease = Lease(ledger, services.journal_background_calls, now)
+        self._lease = Lease(ledger, services.node_services.journal_background_calls(), now)
         self._latest_entry_copy: JournalEntryCopy | None = None
         self._heartbeat_at = now
         self._wait_until = now
@@ -195,7 +200,7 @@ class Leader:
         view = self._ledger.view
         # The cached view spares later readers the replay of the whole journal.
         if view_cache.is_cache_due(view):
-            self._services.background_calls.send(
+            self._services.node_services.background_calls().send(
                 "view cache", lambda: view_cache.write_cached_view(self._ledger.store, view)
             )
         self._apply_event(entry.event, view, now)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
 
-from spotfit.agent.ports import AgentTransport, BackendHookRunner, CallbackRunner
+from spotfit.agent.ports import AgentTransport, BackendHookRunner, CallbackRunner, NodeServices
 from spotfit.agent.report_sink import ReportSink
-from spotfit.control.background_calls import BackgroundCalls
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
 from spotfit.model.leader_state import LeaderState
@@ -23,14 +21,10 @@ class LeaderServices:
     journal_writer: JournalWriter
     transport: AgentTransport
     reconciler: Reconciler
-    background_calls: BackgroundCalls
-    journal_background_calls: BackgroundCalls
-    """For the lease: it never queues behind a slow cloud API."""
+    node_services: NodeServices
     report_sink: ReportSink
     callback_runner: CallbackRunner | None
     backend_hook_runner: BackendHookRunner | None
-    default_checkpoint_name: Callable[[int], str]
-    write_run_log: Callable[[str], None]
     releases_on_agent_exit: bool
     """Whether the backend releases a machine when its agent exits."""
 
@@ -44,6 +38,11 @@ class Observations:
         """Whether an event may have changed what the policies decide."""
 
     def record(self, **changes: Any) -> None:
-        """Change fields of the state because of an event, or none if the journal has changed."""
-        self.state = replace(self.state, **changes)
+        """Change fields of the state because of an event.
+
+        Without changes, the event has changed another input of the decision: the journal or the
+        roster.
+        """
+        if changes:
+            self.state = replace(self.state, **changes)
         self.is_decision_due = True

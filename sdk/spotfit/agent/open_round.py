@@ -100,6 +100,10 @@ class OpenRound:
                     agent, LeaderToWorker(round=self._round.number, rank=rank, frame=frame)
                 )
 
+    def mark_disconnected(self, ranks: Sequence[int]) -> None:
+        """Ignore later frames of these ranks; answer the others if they need not wait for them."""
+        self.send_to_workers(self.coordinator.mark_disconnected(ranks))
+
     def announce_preemption(self, view: View, state: LeaderState, now: float) -> None:
         """Send all workers the nodes with preemption notices.
 

@@ -159,14 +159,8 @@ class Saving:
         )
 
 
-@dataclass(frozen=True)
-class Matched:
-    """A report that is complete, and waits for earlier ones to be delivered."""
-
-    report: MatchedReport
-
-
-GroupReport = Open | Saving | Matched
+GroupReport = Open | Saving | MatchedReport
+"""A `MatchedReport` is complete, and waits for earlier reports to be delivered."""
 
 
 class ReportMatcher:
@@ -438,7 +432,7 @@ class ReportMatcher:
     # --- delivery ------------------------------------------------------------------------------
 
     def _finish_report(self, number: int, report: MatchedReport) -> None:
-        self._reports[number] = Matched(report)
+        self._reports[number] = report
         self._deliver_reports()
 
     def _deliver_reports(self) -> None:
@@ -453,8 +447,8 @@ class ReportMatcher:
                     self.matched_reports.append(
                         MatchedReport(number, report.metrics_by_rank, report.name)
                     )
-                case Matched(matched):
-                    self.matched_reports.append(matched)
+                case MatchedReport():
+                    self.matched_reports.append(report)
                 case _:
                     return
             del self._reports[number]

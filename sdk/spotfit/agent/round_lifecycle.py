@@ -59,6 +59,7 @@ class RoundLifecycle:
     def __init__(
         self,
         services: LeaderServices,
+        *,
         roster: Roster,
         observations: Observations,
         checkpoint_gc: CheckpointGarbageCollector,
@@ -68,7 +69,9 @@ class RoundLifecycle:
         self._roster = roster
         self._observations = observations
         self._checkpoint_gc = checkpoint_gc
-        self._previous_rounds = PreviousRounds(self._ledger, services.background_calls)
+        self._previous_rounds = PreviousRounds(
+            self._ledger, services.node_services.background_calls()
+        )
         self.open_round: OpenRound | None = None
         """The open round if this leader has opened it."""
         self._early_messages: list[tuple[AgentId, QueueableMessage]] = []
@@ -177,9 +180,7 @@ class RoundLifecycle:
         assignment = view.round.assignment_of(agent) if view.round else None
         if assignment is None or self.open_round is None:
             return
-        self.open_round.send_to_workers(
-            self.open_round.coordinator.mark_disconnected(assignment.ranks)
-        )
+        self.open_round.mark_disconnected(assignment.ranks)
         if not may_continue_without(view, assignment):
             self.fail(now)
 
@@ -222,27 +223,22 @@ class RoundLifecycle:
         for assignment in opened.assignments:
             if not self._roster.can_enter(assignment, opened.number):
                 # The agent has left between the decision and the entry.
-                open_round.send_to_workers(
-                    open_round.coordinator.mark_disconnected(assignment.ranks)
-                )
+                open_round.mark_disconnected(assignment.ranks)
                 self.fail(now)
-        # Only now: the messages may be answered, or fail the round.
+        # After the reset above, which would discard a failure that these messages report.
         messages, self._early_messages = self._early_messages, []
         for agent, message in messages:
             if message.round == opened.number and agent in self._roster.members:
                 self.on_message(agent, message, now)
 
     def _create_open_round(self, opened: Round, now: float) -> OpenRound:
-        spec, services, previous_rounds = (
-            self._ledger.view.spec,
-            self._services,
-            self._previous_rounds,
-        )
+        spec, services = self._ledger.view.spec, self._services
+        previous_rounds = self._previous_rounds
         assert spec is not None
         coordinator = RoundCoordinator(
             opened.number,
             opened.world_size,
-            default_checkpoint_name=services.default_checkpoint_name,
+            default_checkpoint_name=services.node_services.default_checkpoint_name,
             # Evaluated per snapshot: ranks of this very round may find the latest one corrupt.
             parent_snapshot=lambda: previous_rounds.parent_snapshot(self._ledger.view, coordinator),
             latest_checkpoint_named=previous_rounds.latest_checkpoint_named,
@@ -256,7 +252,7 @@ class RoundLifecycle:
             spec.hang_detection,
             request_stacks=partial(self._send_to_agents, opened),
             ledger=self._ledger,
-            background_calls=services.background_calls,
+            background_calls=services.node_services.background_calls(),
         )
         hook_runner = services.backend_hook_runner
         return OpenRound(
@@ -365,7 +361,7 @@ class RoundLifecycle:
         report = self.open_round.check_for_hangs(view, now)
         if report is None:
             return
-        self._services.write_run_log(report.text)
+        self._services.node_services.write_run_log(report.text)
         for rank in report.hang.ranks if report.hang.ends_round else ():
             message = f"The worker of rank {rank} hung: {report.text}"
             failure = RankFailure(rank=rank, kind="timeout", message=message)
@@ -376,15 +372,12 @@ class RoundLifecycle:
         open_round, coordinator = self.open_round, self.coordinator
         reports = coordinator.reports if coordinator else None
         returned_ranks = coordinator.returned_ranks if coordinator else set()
-        callback_runner, hook_runner = (
-            self._services.callback_runner,
-            self._services.backend_hook_runner,
-        )
-        # Including the hooks of the open round that are not submitted yet.
+        callback_runner, hooks = self._services.callback_runner, self._services.backend_hook_runner
+        # An open round also has hooks that are not submitted yet.
         if open_round is not None and open_round.hook_gates is not None:
             are_hooks_done = open_round.hook_gates.is_done
         else:
-            are_hooks_done = hook_runner is None or hook_runner.is_idle
+            are_hooks_done = hooks is None or hooks.is_idle
         return {
             "replacement_ready_at": open_round.replacement_ready_at if open_round else None,
             "running_ranks": coordinator.running_ranks if coordinator else set(),

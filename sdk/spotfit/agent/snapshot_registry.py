@@ -145,9 +145,7 @@ class SnapshotRegistry:
         )
         job = encode_upload_job(SnapshotUploadJob(snapshot.segment, manifest, assignment.parent))
         request = RequestUpload(
-            report_index=number,
-            checkpoint_name=assignment.checkpoint_name,
-            upload_job=job,
+            report_index=number, checkpoint_name=assignment.checkpoint_name, upload_job=job
         )
         return QueuedUpload(self._round, rank, request, is_snapshot=True)
 

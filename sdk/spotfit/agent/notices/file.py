@@ -39,7 +39,7 @@ class FileNoticeSource:
         try:
             content = _content_decoder.decode(body)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            # The file exists, so somebody announced the end: a notice without a deadline.
+            # The file exists, so the machine will end: this is a notice without a deadline.
             log.warning("notice.file_invalid", reason=str(error))
             content = NoticeFileContent()
         left_s = content.seconds_left
