@@ -51,14 +51,8 @@ from spotfit.protocol.agent_leader import (
     NodeWarm,
     NoticeReceived,
     PreemptionRiskReported,
-    SnapshotReplicated,
-    StackDump,
     ToLeader,
     UploadsDrained,
-    WorkersStopped,
-    WorkerTerminated,
-    WorkerToLeader,
-    WorkerUnresponsive,
 )
 from spotfit.protocol.worker_agent import SuggestSave, ValidationFinished
 
@@ -135,16 +129,6 @@ class Leader:
 
     def _on_message(self, agent: AgentId, message: ToLeader, now: float) -> None:
         match message:
-            case (
-                WorkerToLeader()
-                | WorkerTerminated()
-                | WorkersStopped()
-                | SnapshotReplicated()
-                | WorkerUnresponsive()
-                | StackDump()
-            ):
-                self._rounds.on_message(agent, message, now)
-                return
             case PreemptionRiskReported(reason=reason):
                 # No policy depends on a risk: its only effect is an earlier save.
                 if self._rounds.open_round is not None:
@@ -166,6 +150,9 @@ class Leader:
                 if known is not None and attempt < known.attempt:
                     return
                 self._observations.record(validation_reported=message)
+            case _:
+                self._rounds.on_message(agent, message, now)
+                return
         self._observations.record()
 
     def _on_join(self, agent: AgentId, join: Join, now: float) -> None:

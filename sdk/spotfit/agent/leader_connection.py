@@ -76,8 +76,7 @@ class LeaderConnection:
 
     def on_rejected(self, now: float) -> None:
         """Disconnect from a peer that is not the leader, and retry after a delay."""
-        self._transport.disconnect()
-        self.address = None
+        self.disconnect()
         # The journal of this agent or of the peer is outdated, and is read before the next attempt.
         self._connect_at = now + _RECONNECT_DELAY_S
 

@@ -87,18 +87,15 @@ class OpenRound:
     def send_to_workers(self, frames: Sequence[OutgoingFrame]) -> None:
         """Send frames to workers; rank None means all workers of the round."""
         for rank, frame in frames:
-            # One message per node, which the agent distributes to its workers.
-            if rank is None:
-                for assignment in self._round.assignments:
-                    self._transport.send_to_agent(
-                        assignment.agent,
-                        LeaderToWorker(round=self._round.number, rank=None, frame=frame),
-                    )
-            else:
-                agent = self._round.assignment_for_rank(rank).agent
-                self._transport.send_to_agent(
-                    agent, LeaderToWorker(round=self._round.number, rank=rank, frame=frame)
-                )
+            # For all ranks one message per node, which the agent distributes to its workers.
+            assignments = (
+                self._round.assignments
+                if rank is None
+                else (self._round.assignment_for_rank(rank),)
+            )
+            message = LeaderToWorker(round=self._round.number, rank=rank, frame=frame)
+            for assignment in assignments:
+                self._transport.send_to_agent(assignment.agent, message)
 
     def mark_disconnected(self, ranks: Sequence[int]) -> None:
         """Ignore later frames of these ranks; answer the others if they need not wait for them."""
@@ -147,11 +144,9 @@ class OpenRound:
         """
         # A callback may read the checkpoint: only committed ones are protected from deletion.
         uncommitted = {ready.name for ready in self.coordinator.reports.ready_checkpoints}
-        while (
-            self.coordinator.reports.matched_reports
-            and self.coordinator.reports.matched_reports[0].checkpoint not in uncommitted
-        ):
-            report = self.coordinator.reports.matched_reports.popleft()
+        reports = self.coordinator.reports.matched_reports
+        while reports and reports[0].checkpoint not in uncommitted:
+            report = reports.popleft()
             self._report_sink.add(self.coordinator.round, report)
             if self._callback_runner is not None:
                 self._callback_runner.send_report(report.metrics_by_rank, report.checkpoint)

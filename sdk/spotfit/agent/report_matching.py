@@ -326,7 +326,10 @@ class ReportMatcher:
             self._last_save = max(self._last_save, (number, incomplete_reason))
         if incomplete_reason or not ranks:
             self._finish_report(number, MatchedReport(number, metrics_by_rank, None))
-            return _reject_files(ranks, number, incomplete_reason)
+            # Nobody uploads: the other parts are lost, or no rank has files.
+            failed = UploadFailed(report_index=number, reason=incomplete_reason)
+            unnamed = _answer_without_name(number)
+            return [(rank, frame) for rank in ranks for frame in (failed, unnamed)]
         name, parent = self._assign_name(reported, requested, number)
         self._reports[number] = saving = Saving(
             report_index=number,
@@ -453,18 +456,6 @@ class ReportMatcher:
                     return
             del self._reports[number]
             self._delivered_count += 1
-
-
-def _reject_files(ranks: tuple[int, ...], report_index: int, reason: str) -> list[OutgoingFrame]:
-    """Return the messages to ranks whose files are not uploaded, because other parts are lost."""
-    return [
-        frame
-        for rank in ranks
-        for frame in (
-            (rank, UploadFailed(report_index=report_index, reason=reason)),
-            (rank, _answer_without_name(report_index)),
-        )
-    ]
 
 
 def _answer_without_name(report_index: int) -> CheckpointNamed:

@@ -282,12 +282,8 @@ class RoundLifecycle:
             uncommitted_work_s = now - (state.phase_changed_at if saved_at is None else saved_at)
         if callback_runner is not None and closed.failures:
             callback_runner.send_failure(
-                {
-                    failure.rank: failure.pickle_key
-                    for failure in closed.failures
-                    if failure.pickle_key
-                },
-                {failure.rank: failure.message for failure in closed.failures},
+                {one.rank: one.pickle_key for one in closed.failures if one.pickle_key},
+                {one.rank: one.message for one in closed.failures},
             )
         # An agent that misses earlier entries cannot apply this one: AbortRound needs no journal.
         if state.failing_since is None:

@@ -21,6 +21,7 @@ _PREEMPTED_KEY = "preempted"
 _POLL_INTERVAL_S = 0.5
 # The server answers after this time at the latest; shorter than the timeout of `http_request`.
 _LONG_POLL_S = 3
+_LONG_POLL_QUERY = f"?wait_for_change=true&timeout_sec={_LONG_POLL_S}&last_etag="
 # Time from `preempted` to the end of a VM, unless SPOTFIT_SIGNAL_GRACE_S is set.
 _DEFAULT_GRACE_S = 30.0
 
@@ -36,11 +37,7 @@ class GceMetadata:
     def check(self) -> Notice | None:
         """Return the notice or None, after at most `_LONG_POLL_S`."""
         # Without an etag the server answers at once; with it, when the value changes.
-        query = (
-            f"?wait_for_change=true&timeout_sec={_LONG_POLL_S}&last_etag={self._etag}"
-            if self._etag
-            else ""
-        )
+        query = f"{_LONG_POLL_QUERY}{self._etag}" if self._etag else ""
         if self._request(_PREEMPTED_KEY, query) == "TRUE":
             grace_s = env.read(env.SIGNAL_GRACE_S) or _DEFAULT_GRACE_S
             deadline_ms = system.wall_ms() + int(grace_s * 1000)

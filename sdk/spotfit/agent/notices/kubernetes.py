@@ -71,14 +71,10 @@ class KubernetesNodeTaints:
         for key in taints:
             if key in _EVICTION_TAINTS:
                 return Notice(reason=f"{_EVICTION_TAINTS[key]} ({key})")
-        return next(
-            (
-                PreemptionRisk(reason=f"{_RISK_TAINTS[key]} ({key})")
-                for key in taints
-                if key in _RISK_TAINTS
-            ),
-            None,
-        )
+        for key in taints:
+            if key in _RISK_TAINTS:
+                return PreemptionRisk(reason=f"{_RISK_TAINTS[key]} ({key})")
+        return None
 
     def _fetch_taints(self) -> list[str]:
         """Return the keys of the node's taints; none from now on if they may not be read."""
