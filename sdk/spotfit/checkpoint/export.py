@@ -11,7 +11,6 @@ import math
 import mmap
 import os
 from collections import defaultdict
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -86,8 +85,10 @@ def export_safetensors(saved: SavedState, path: Path) -> None:
     """
     tensors, header = _plan_layout(tensor_pieces(saved), step=saved.indices[0].step)
     end = max((tensor.start + tensor.size_bytes for tensor in tensors), default=0)
+    # "+": a file can be mapped for writing only if it is open for reading as well.
     with atomic_write(path) as draft, draft.open("x+b") as file:
         _allocate_file(file.fileno(), 8 + len(header) + end)
+        # The format begins with the length of the header, as a little-endian u64.
         file.write(len(header).to_bytes(8, "little") + header)
         file.flush()  # the map below must not be overwritten by the file object's buffer
         with mmap.mmap(file.fileno(), 0) as memory, memoryview(memory) as body:
@@ -139,35 +140,26 @@ def _plan_layout(
             "data_offsets": (tensor.start, end),
         }
         planned.append(tensor)
+    # Padded with spaces, as the format requires: JSON parsers skip them.
     body = msgspec.json.encode(header)
     return planned, body + b" " * (-len(body) % _ALIGNMENT)
 
 
 def _copy_piece(body: memoryview, start: int, piece: TensorPiece, data_view: memoryview) -> None:
     """Copy the bytes of a piece into the tensor that starts at `start`, one contiguous run each."""
-    run_items = math.prod(piece.sizes[_first_contiguous_dim(piece) :])
-    run_bytes = run_items * _itemsize_bytes(piece)
-    for n, item_offset in enumerate(_run_starts(piece)):
-        target = start + item_offset * _itemsize_bytes(piece)
-        body[target : target + run_bytes] = data_view[n * run_bytes : (n + 1) * run_bytes]
-
-
-def _run_starts(piece: TensorPiece) -> Iterator[int]:
-    """Yield the item offset in the tensor of each run that is contiguous in piece and tensor."""
-    inner = _first_contiguous_dim(piece)
-    strides = [math.prod(piece.shape[n + 1 :]) for n in range(len(piece.shape))]
-    start = sum(offset * stride for offset, stride in zip(piece.offsets, strides, strict=True))
-    for indices in itertools.product(*(range(size) for size in piece.sizes[:inner])):
-        yield start + sum(i * stride for i, stride in zip(indices, strides, strict=False))
-
-
-def _first_contiguous_dim(piece: TensorPiece) -> int:
-    """Return d such that the piece's dimensions from d on form one contiguous run."""
-    # Dimension n may be cut, if all dimensions after it are complete.
+    # The dimensions from `inner` on form one run that is contiguous in piece and tensor: the first
+    # of them may be cut, because all dimensions after it are complete.
     inner = len(piece.shape)
     while inner > 0 and piece.sizes[inner:] == piece.shape[inner:]:
         inner -= 1
-    return inner
+    item_bytes = _itemsize_bytes(piece)
+    run_bytes = math.prod(piece.sizes[inner:]) * item_bytes
+    strides = [math.prod(piece.shape[n + 1 :]) for n in range(len(piece.shape))]
+    first = sum(offset * stride for offset, stride in zip(piece.offsets, strides, strict=True))
+    for n, indices in enumerate(itertools.product(*map(range, piece.sizes[:inner]))):
+        item = first + sum(i * stride for i, stride in zip(indices, strides, strict=False))
+        target = start + item * item_bytes
+        body[target : target + run_bytes] = data_view[n * run_bytes : (n + 1) * run_bytes]
 
 
 def _itemsize_bytes(piece: TensorPiece) -> int:

@@ -123,6 +123,7 @@ def latest_manifest_of(store: Store, name: str, rank: int) -> Manifest | None:
     Manifests of other ranks are not read.
     """
     found = _list_keys(store, f"{_MANIFEST_FOLDER}/{name}")
+    # A key ends with round and rank: other ranks are excluded without reading their manifests.
     parts = [read_manifest(store, key) for key in found if key.endswith(f"-{rank}.json")]
     return max(filter(None, parts), key=_report_order, default=None)
 
@@ -152,6 +153,7 @@ def read_manifest(store: Store, key: str) -> Manifest | None:
         part = _manifest_decoder.decode(store.get(key))
     except (NotFoundError, msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError):
         return None
+    # A copy under another key, such as a backup that a user made, is no manifest.
     return part if key == part.key else None
 
 

@@ -112,6 +112,7 @@ def read_with_node_group(reads: Sequence[ChunkRead], group: NodeGroup, clock: Cl
     exclusive = [read for read in reads if read.chunk_number not in shared_numbers]
     shared = {read.chunk_number: read for read in reads if read.chunk_number in shared_numbers}
     with (
+        # Two pools: copies free the slots of other ranks and must not queue behind fetches.
         ThreadPoolExecutor(MAX_CONCURRENT_READS, "spotfit-chunks") as fetch_pool,
         ThreadPoolExecutor(_COPY_THREADS, "spotfit-ring") as copy_pool,
     ):
@@ -188,6 +189,7 @@ class _NodeGroupRead:
         except BaseException as error:
             for future in pending:
                 future.cancel()
+            # Never '', which means that the owner has not failed.
             self._own_ring.error = str(error) or repr(error)
             raise
         finally:
@@ -226,13 +228,16 @@ class _NodeGroupRead:
         body = chunk_read.reader.fetch(chunk_read.chunk, slot)
         if body.obj is not slot.obj:  # the store returned a buffer of its own
             slot[: len(body)] = body
+        # Before the delivery to this rank: the other ranks copy at the same time.
         self._own_ring.mark_filled(n)
         chunk_read.deliver(body)
+        # After it: the slot is overwritten as soon as all ranks have consumed the chunk.
         self._own_ring.mark_consumed(self._local_index, n)
 
     def _start_copies(self) -> list[Future[None]]:
         started = []
         for ring, copies in zip(self._rings, self._pending_copies, strict=True):
+            # The owner fills its slots in this order, so that only the first can be ready.
             while copies and ring.is_filled(copies[0][0]):
                 n, number = copies.popleft()
                 started.append(

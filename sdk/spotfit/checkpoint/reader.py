@@ -12,7 +12,6 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import NamedTuple, Protocol
 
 from spotfit.checkpoint.format import (
@@ -125,6 +124,7 @@ class SavedState:
             if not piece.size_bytes:
                 request.sink(0, memoryview(b""))
                 continue
+            # Chunks are contiguous and sorted: the piece overlaps a range of them.
             first = bisect_right(starts[request.rank], piece.start) - 1
             last = bisect_right(starts[request.rank], piece.end - 1) - 1
             for n in range(first, last + 1):
@@ -186,6 +186,7 @@ class _WholePieceSink:
         self._lock = threading.Lock()
 
     def __call__(self, offset: int, body: memoryview) -> None:
+        # The usual case: pieces of up to a chunk's size arrive in one block.
         if len(body) == self._size_bytes:
             self._consume(body)
             return
@@ -266,8 +267,16 @@ def open_committed_snapshot(store: Store, name: str) -> SavedState | None:
         )
     if not any(_index_record(part) for part in parts):
         return None
+
+    def open_part(part: Manifest) -> StoreShardReader:
+        record = _index_record(part)
+        if record is None:
+            raise IntegrityError(f"Rank {part.rank} saved no snapshot to checkpoint {part.name}.")
+        index = _fetch_index(store, f"{part.folder}/{record.name}", record.sha256)
+        return StoreShardReader(store, part.folder, index)
+
     with ThreadPoolExecutor(MAX_CONCURRENT_READS, "spotfit-indices") as pool:
-        return SavedState(pool.map(partial(_open_shard, store), parts), name)
+        return SavedState(pool.map(open_part, parts), name)
 
 
 def open_snapshot_folder(
@@ -282,6 +291,7 @@ def open_snapshot_folder(
     if files is None:
         parts = newest_complete_manifests(manifests_of(store, folder))
         files = [file for part in parts if part.folder == folder for file in part.files]
+    # Empty without manifests, as in a folder that was copied by hand: then nothing is verified.
     hashes = {file.name: file.sha256 for file in files}
     if index_filename(0) not in hashes and (
         hashes or not _exists(store, f"{folder}/{index_filename(0)}")
@@ -314,14 +324,6 @@ def _no_snapshot_error(store: Store, folder: str, hashes: Mapping[str, str]) -> 
         do="List the checkpoints of the run with `spotfit checkpoints ls`. num_to_keep limits how "
         "many are kept.",
     )
-
-
-def _open_shard(store: Store, part: Manifest) -> StoreShardReader:
-    record = _index_record(part)
-    if record is None:
-        raise IntegrityError(f"Rank {part.rank} saved no snapshot to checkpoint {part.name}.")
-    index = _fetch_index(store, f"{part.folder}/{record.name}", record.sha256)
-    return StoreShardReader(store, part.folder, index)
 
 
 def _exists(store: Store, key: str) -> bool:
@@ -363,6 +365,7 @@ class MemoryShardReader:
 
     def __init__(self, segment: ShmSegment) -> None:
         self.index = segment.index()
+        # The view keeps the memory mapped, also after the segment is closed or its file deleted.
         self._bytes = segment.payload
 
     @property

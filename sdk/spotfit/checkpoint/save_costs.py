@@ -116,7 +116,11 @@ class SaveCostTracker:
         """
         if not self._commits_s:
             return None
-        typical_s, slowest_s = self._typical_step_s(), max(self._idle_steps_s, default=0.0)
+        # Slow steps are left out: they contain something else, such as an evaluation.
+        slow_s = _SLOW_STEP_FACTOR * self._median_step_s()
+        typical = [step_s for step_s in self._recent_idle_steps_s() if step_s <= slow_s]
+        typical_s = fmean(typical) if typical else 0.0
+        slowest_s = max(self._idle_steps_s, default=0.0)
         steps = [(save, save.mean_step_s(typical_s, slowest_s)) for save in self._recent_saves]
         slowdowns = [
             max(0.0, 1 - typical_s / step_s) for _, step_s in steps if typical_s and step_s
@@ -151,6 +155,7 @@ class SaveCostTracker:
         if self._last_step_at is not None:
             self._add_step(now - self._last_step_at)
         self._last_step_at = now
+        # Only now: the step in which a save was committed counts as one of its steps.
         self._recent_saves.extend(self._committed_this_step)
         self._committed_this_step = []
 
@@ -162,7 +167,9 @@ class SaveCostTracker:
         `is_timed`: saved because of the elapsed time, not at a place in the training such as the
         end of an epoch.
         """
+        # The next step is measured from the end of the save: the stall is recorded separately.
         self.last_snapshot_at = self._last_step_at = self._clock.now()
+        # Before the first step without a save nothing is known to be slow.
         slow_threshold_s = _SLOW_STEP_FACTOR * self._median_step_s() or float("inf")
         self._in_flight_saves[report] = _SaveSample(
             self.last_snapshot_at,
@@ -198,12 +205,6 @@ class SaveCostTracker:
             save.add_step(step_s)
         if not saves:
             self._idle_steps_s.append(step_s)
-
-    def _typical_step_s(self) -> float:
-        """Mean duration of recent steps without a save in flight, slow steps left out."""
-        slow_s = _SLOW_STEP_FACTOR * self._median_step_s()
-        typical = [step_s for step_s in self._recent_idle_steps_s() if step_s <= slow_s]
-        return fmean(typical) if typical else 0.0
 
     def _median_step_s(self) -> float:
         recent = self._recent_idle_steps_s()

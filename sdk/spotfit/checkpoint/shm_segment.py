@@ -32,6 +32,7 @@ from typing import Self
 from spotfit.checkpoint.format import SnapshotIndex, decode_index, encode_index
 from spotfit.core.errors import IntegrityError
 
+# The header takes a whole page: the pieces behind it are aligned for every dtype.
 _PAGE = 4096
 _HEAD = struct.Struct("<8sQQI")
 _MAGIC = b"spotfit1"
@@ -52,6 +53,7 @@ class ShmSegment:
         Allocates all of its memory. Raises `OSError` if there is not enough, and removes the file.
         """
         size_bytes = _PAGE + _round_up_to_page(capacity_bytes) + _round_up_to_page(index_bytes)
+        # O_EXCL: another process may have mapped an existing file, and would see it change.
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             # A sparse file would only run out of memory when a page is written, and SIGBUS would

@@ -58,6 +58,7 @@ def run_upload_job(job: UploadJob, store: Store) -> Manifest:
 
     `store` is rooted at the run.
     """
+    # Also while a checkpoint in another bucket is downloaded first.
     with warn_while_slow(job.manifest.name), job.checkpoint.as_directory() as directory:
         return save_directory(store, Path(directory), job.manifest, parent=job.parent)
 

@@ -81,6 +81,7 @@ def _write_manifest(
 ) -> Manifest:
     inherited = tuple(_inherited_files(store, parent, part, files)) if parent else ()
     manifest = replace(part, files=(*files, *inherited))
+    # Before the manifest: garbage collection deletes files that no reference protects.
     write_references(
         store, manifest, (part.custom_folder, *(file.source_prefix for file in inherited))
     )
@@ -171,6 +172,7 @@ def upload_snapshot(
     `IntegrityError` if the segment holds no complete snapshot or is overwritten meanwhile.
     """
     part, uploaded = job.manifest, uploaded or UploadedManifests()
+    # Equal hashes mean equal bytes: unchanged tensors are stored once (decision 0040).
     known = uploaded.chunks_by_hash(store, job.parent, part.rank) if job.parent else {}
     with ShmSegment.open(Path(job.segment_path)) as segment:
         stamp, index = segment.version_stamp, segment.index()

@@ -34,6 +34,7 @@ _COPIED_OPTIONS = (
     "persistent_workers",
     "in_order",
 )
+# By name: torchdata is an optional dependency, and its sampler is not derived from torch's.
 _TORCHDATA_RANDOM_SAMPLER = "torchdata.RandomSampler"
 
 
@@ -59,16 +60,24 @@ def shard_data_loader(
     because its state cannot be resumed by several workers. Raises `ConfigError` for a custom
     batch sampler.
     """
-    if isinstance(loader.dataset, IterableDataset) or _is_distributed(loader):
+    # Of the samples or, inside a batch sampler, of the batches.
+    batches = loader.batch_sampler
+    samplers = (loader.sampler, batches, getattr(batches, "sampler", None))
+    is_distributed = any(isinstance(one, DistributedSampler) for one in samplers)
+    if is_distributed or isinstance(loader.dataset, IterableDataset):
         return loader
     if world_size <= 1 and not (is_elastic and is_stateful_loader(loader)):
         return loader
     # Samplers that a loader creates itself are replaced silently, the user's own with a warning.
     sampling = _sampling_options(loader)
-    if not _is_default_sampler(sampling.sampler) and rank == 0:
+    kind = type(sampling.sampler)
+    is_default = isinstance(sampling.sampler, SequentialSampler | RandomSampler) or (
+        f"{kind.__module__.partition('.')[0]}.{kind.__name__}" == _TORCHDATA_RANDOM_SAMPLER
+    )
+    if not is_default and rank == 0:
         log.warning(
             "torch.sampler.replaced",
-            sampler=type(sampling.sampler).__name__,
+            sampler=kind.__name__,
             by="DistributedSampler",
             do="pass add_dist_sampler=False to keep it: every rank then reads what it yields",
         )
@@ -97,24 +106,6 @@ def _sampler_for(
     if not shuffles:
         return SequentialSampler(dataset)
     return RandomSampler(dataset, generator=loader.generator)
-
-
-def _is_default_sampler(sampler: Any) -> bool:
-    """Return whether the sampler is one that loaders create themselves, torchdata's included."""
-    kind = type(sampler)
-    name = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
-    return (
-        isinstance(sampler, SequentialSampler | RandomSampler) or name == _TORCHDATA_RANDOM_SAMPLER
-    )
-
-
-def _is_distributed(loader: Loader) -> bool:
-    """Return whether a DistributedSampler of the user selects the samples or the batches."""
-    batches = loader.batch_sampler
-    return any(
-        isinstance(sampler, DistributedSampler)
-        for sampler in (loader.sampler, batches, getattr(batches, "sampler", None))
-    )
 
 
 def _sampling_options(loader: Loader) -> SamplingOptions:
