@@ -87,7 +87,14 @@ def export_safetensors(saved: SavedState, path: Path) -> None:
     end = max((tensor.start + tensor.size_bytes for tensor in tensors), default=0)
     # "+": a file can be mapped for writing only if it is open for reading as well.
     with atomic_write(path) as draft, draft.open("x+b") as file:
-        _allocate_file(file.fileno(), 8 + len(header) + end)
+        # Reserve the space before the file is mapped: a mapped page that finds the disk full raises
+        # SIGBUS, which kills the process.
+        try:
+            os.posix_fallocate(file.fileno(), 0, 8 + len(header) + end)
+        except OSError as error:
+            if error.errno not in _FALLOCATE_UNSUPPORTED:
+                raise
+            os.truncate(file.fileno(), 8 + len(header) + end)
         # The format begins with the length of the header, as a little-endian u64.
         file.write(len(header).to_bytes(8, "little") + header)
         file.flush()  # the map below must not be overwritten by the file object's buffer
@@ -104,17 +111,6 @@ def export_safetensors(saved: SavedState, path: Path) -> None:
                     for rank, piece in tensor.pieces
                 ]
             )
-
-
-def _allocate_file(file: int, size_bytes: int) -> None:
-    # Reserve the space before the file is mapped: a mapped page that finds the disk full raises
-    # SIGBUS, which kills the process.
-    try:
-        os.posix_fallocate(file, 0, size_bytes)
-    except OSError as error:
-        if error.errno not in _FALLOCATE_UNSUPPORTED:
-            raise
-        os.truncate(file, size_bytes)
 
 
 def _plan_layout(

@@ -235,19 +235,17 @@ class _NodeGroupRead:
         self._own_ring.mark_consumed(self._local_index, n)
 
     def _start_copies(self) -> list[Future[None]]:
+        def copy_chunk(ring: SharedRing, n: int, chunk_read: ChunkRead) -> None:
+            chunk_read.deliver(ring.slot_for(n)[: chunk_read.chunk.size_bytes])
+            ring.mark_consumed(self._local_index, n)
+
         started = []
         for ring, copies in zip(self._rings, self._pending_copies, strict=True):
             # The owner fills its slots in this order, so that only the first can be ready.
             while copies and ring.is_filled(copies[0][0]):
                 n, number = copies.popleft()
-                started.append(
-                    self._copy_pool.submit(self._copy_chunk, ring, n, self._reads[number])
-                )
+                started.append(self._copy_pool.submit(copy_chunk, ring, n, self._reads[number]))
         return started
-
-    def _copy_chunk(self, ring: SharedRing, n: int, chunk_read: ChunkRead) -> None:
-        chunk_read.deliver(ring.slot_for(n)[: chunk_read.chunk.size_bytes])
-        ring.mark_consumed(self._local_index, n)
 
 
 class SharedRing:

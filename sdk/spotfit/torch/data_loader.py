@@ -81,10 +81,9 @@ def shard_data_loader(
             by="DistributedSampler",
             do="pass add_dist_sampler=False to keep it: every rank then reads what it yields",
         )
+    # Older versions of torch lack some options.
     copied: dict[str, Any] = {
-        name: getattr(loader, name)
-        for name in _COPIED_OPTIONS
-        if hasattr(loader, name)  # older versions of torch lack some options
+        name: getattr(loader, name) for name in _COPIED_OPTIONS if hasattr(loader, name)
     }
     return DataLoader(
         loader.dataset,

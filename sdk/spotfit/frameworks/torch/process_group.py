@@ -88,7 +88,10 @@ class TorchFramework:
         import torch
 
         options = torch_options(start)
-        torch.set_num_threads(_thread_count())
+        # Set explicitly: the fork server has imported torch, which read the variable then.
+        threads = env.lookup("OMP_NUM_THREADS") or ""
+        is_valid = threads.isdecimal() and int(threads) > 0
+        torch.set_num_threads(int(threads) if is_valid else machine.cpu_count())
         _set_gloo_interface(start.host)
         env.update(nccl_variables(options.backend, env.copy_environment()))
         if options.backend == _TPU_BACKEND:  # its own package registers it when it is loaded
@@ -150,24 +153,19 @@ def nccl_variables(backend: str, environment: Mapping[str, str]) -> dict[str, st
 def _rendezvous_store(
     start: StartWorker, broadcast: BroadcastBytesFn, options: TorchOptions
 ) -> TCPStore:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported in fact
+
     # Rank 0 listens before it broadcasts the port: no rank can connect too early.
     listener = _listen(start.host) if start.rank == 0 else None
     address = f"{start.host} {listener.getsockname()[1]}" if listener is not None else ""
     host, port = broadcast("torch_master", address.encode()).decode().split()
+    # Not for torch: libraries on top of it read rank 0's address from the environment.
     env.update({"MASTER_ADDR": host, "MASTER_PORT": port})
-    return _tcp_store(host, int(port), listener=listener, options=options)
-
-
-def _tcp_store(
-    host: str, port: int, *, listener: socket.socket | None, options: TorchOptions
-) -> TCPStore:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported in fact
-
     # TCPStore takes over the listening socket and closes it.
     extra: dict[str, Any] = {} if listener is None else {"master_listen_fd": listener.detach()}
     return TCPStore(
         host,
-        port,
+        int(port),
         is_master=listener is not None,
         wait_for_workers=False,  # init_process_group waits for all ranks
         timeout=datetime.timedelta(seconds=options.timeout_s),
@@ -185,13 +183,6 @@ def _set_gloo_interface(host: str) -> None:
     # By default gloo resolves the host name, which may map to an unreachable address.
     if interface := machine.interface_with_address(host):
         env.set_defaults({"GLOO_SOCKET_IFNAME": interface})
-
-
-def _thread_count() -> int:
-    # Set explicitly: the fork server has imported torch, which read the variable then.
-    requested = env.lookup("OMP_NUM_THREADS") or ""
-    is_valid = requested.isdecimal() and int(requested) > 0
-    return int(requested) if is_valid else machine.cpu_count()
 
 
 def import_optional(module: str, *, package: str) -> Any:

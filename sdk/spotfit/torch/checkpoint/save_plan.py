@@ -324,13 +324,23 @@ def _build_rank_plan(planner: DefaultSavePlanner, items: Sequence[WriteItem]) ->
     tensors = [_resolve_tensor(planner, item) for item in tensor_items]
     # Aligned, so that a reader can view the bytes as tensors of any dtype without copying.
     starts = aligned_offsets(tensor.nbytes for tensor in tensors)
-    pieces = tuple(
-        _tensor_piece(planner.mappings[item.index.fqn], item, tensor=tensor, start=start)
-        for item, tensor, start in zip(tensor_items, tensors, starts, strict=True)
-    )
+    pieces = []
+    for item, tensor, start in zip(tensor_items, tensors, starts, strict=True):
+        write = item.tensor_data
+        assert write is not None, "only tensors have pieces"
+        piece = TensorPiece(
+            key=tuple(planner.mappings[item.index.fqn]),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tuple(write.size),
+            offsets=tuple(write.chunk.offsets),
+            sizes=tuple(write.chunk.sizes),
+            start=start,
+            size_bytes=tensor.nbytes,
+        )
+        pieces.append(piece)
     value_names = [item.index.fqn for item in items if item.type is WriteItemType.BYTE_IO]
     return RankSavePlan(
-        pieces=pieces,
+        pieces=tuple(pieces),
         tensors=tensors,
         value_keys=tuple(tuple(planner.mappings[name]) for name in value_names),
         values=[
@@ -353,20 +363,6 @@ def _resolve_tensor(planner: DefaultSavePlanner, item: WriteItem) -> torch.Tenso
     local = value.to_local() if isinstance(value, DTensor) else value
     detached: torch.Tensor = local.detach()
     return detached
-
-
-def _tensor_piece(key: Any, item: WriteItem, *, tensor: torch.Tensor, start: int) -> TensorPiece:
-    write = item.tensor_data
-    assert write is not None, "only tensors have pieces"
-    return TensorPiece(
-        key=tuple(key),
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        shape=tuple(write.size),
-        offsets=tuple(write.chunk.offsets),
-        sizes=tuple(write.chunk.sizes),
-        start=start,
-        size_bytes=tensor.nbytes,
-    )
 
 
 # --- values that are not tensors -----------------------------------------------------------------

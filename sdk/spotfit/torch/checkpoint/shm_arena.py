@@ -102,7 +102,7 @@ class ShmArena:
         if self._segment is None:
             return
         self._views = []  # they hold references to the mapped memory
-        # Before the memory is unmapped: the driver must not keep pages of another mapping pinned.
+        # Before the memory is unmapped: CUDA releases pages by their address.
         if self._pinned_address is not None:
             _cudart().cudaHostUnregister(self._pinned_address)
         self._segment.path.unlink(missing_ok=True)
