@@ -282,7 +282,7 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
         return [file for file in self._expected_files or () if file.name != METADATA_FILE]
 
     def __fspath__(self) -> str:
-        # Without it open(checkpoint) would say only that a str or os.PathLike object is expected.
+        # Without it the error of open(checkpoint) would only name the expected types.
         raise TypeError(
             "A Checkpoint is not a path: its files may be in a bucket. "
             "Use `with checkpoint.as_directory() as directory`, or checkpoint.to_directory()."

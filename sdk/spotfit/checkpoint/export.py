@@ -44,27 +44,11 @@ _ALIGNMENT = 8  # safetensors: readers expect the data to start at a multiple of
 _FALLOCATE_UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL)
 
 
-class ExportedTensor(msgspec.Struct, frozen=True):
-    """A tensor to assemble, and the offset of its first byte in the data section."""
-
-    name: str
-    pieces: tuple[tuple[int, TensorPiece], ...]
-    """Pairs of a rank and a piece that the rank saved."""
-    start: int
-
-    @property
-    def first_piece(self) -> TensorPiece:
-        """A piece to read dtype and shape from; they are equal in all pieces."""
-        return self.pieces[0][1]
-
-    @property
-    def size_bytes(self) -> int:
-        return math.prod(self.first_piece.shape) * _itemsize_bytes(self.first_piece)
+TensorPieces = dict[StateKey, list[tuple[int, TensorPiece]]]
+"""Tensors by key: pairs of a rank and a piece that the rank saved."""
 
 
-def tensor_pieces(
-    saved: SavedState, section: str = "model"
-) -> dict[StateKey, list[tuple[int, TensorPiece]]]:
+def tensor_pieces(saved: SavedState, section: str = "model") -> TensorPieces:
     """Return the pieces, with their ranks, of each tensor in that section of the state.
 
     Of pieces that several ranks saved alike only the first is returned.
@@ -83,18 +67,20 @@ def export_safetensors(saved: SavedState, path: Path) -> None:
     Raises `IntegrityError` if bytes are missing or corrupt, `ConfigError` for a dtype that
     safetensors does not support, and `OSError` if the disk is full.
     """
-    tensors, header = _plan_layout(tensor_pieces(saved), step=saved.indices[0].step)
-    end = max((tensor.start + tensor.size_bytes for tensor in tensors), default=0)
+    tensors = tensor_pieces(saved)
+    header, offsets = _plan_layout(tensors, step=saved.indices[0].step)
+    data_start = 8 + len(header)
+    size_bytes = data_start + offsets[-1]
     # "+": a file can be mapped for writing only if it is open for reading as well.
     with atomic_write(path) as draft, draft.open("x+b") as file:
         # Reserve the space before the file is mapped: a mapped page that finds the disk full raises
         # SIGBUS, which kills the process.
         try:
-            os.posix_fallocate(file.fileno(), 0, 8 + len(header) + end)
+            os.posix_fallocate(file.fileno(), 0, size_bytes)
         except OSError as error:
             if error.errno not in _FALLOCATE_UNSUPPORTED:
                 raise
-            os.truncate(file.fileno(), 8 + len(header) + end)
+            os.truncate(file.fileno(), size_bytes)
         # The format begins with the length of the header, as a little-endian u64.
         file.write(len(header).to_bytes(8, "little") + header)
         file.flush()  # the map below must not be overwritten by the file object's buffer
@@ -104,41 +90,41 @@ def export_safetensors(saved: SavedState, path: Path) -> None:
                     ReadRequest(
                         rank,
                         piece,
-                        whole_piece_sink(piece, partial(_copy_piece, body, start, piece)),
+                        whole_piece_sink(
+                            piece, partial(_copy_piece, body, data_start + offset, piece)
+                        ),
                     )
-                    for tensor in tensors
-                    for start in (8 + len(header) + tensor.start,)
-                    for rank, piece in tensor.pieces
+                    for pieces, offset in zip(tensors.values(), offsets, strict=False)
+                    for rank, piece in pieces
                 ]
             )
 
 
-def _plan_layout(
-    tensors: dict[StateKey, list[tuple[int, TensorPiece]]], *, step: int
-) -> tuple[list[ExportedTensor], bytes]:
-    """Return the tensors with their offsets, and the padded header of the file."""
-    planned: list[ExportedTensor] = []
+def _plan_layout(tensors: TensorPieces, *, step: int) -> tuple[bytes, list[int]]:
+    """Return the padded header of the file, and each tensor's offset in the data section.
+
+    The last offset is the end of the data.
+    """
     header: dict[str, object] = {"__metadata__": {"format": "pt", "step": str(step)}}
-    end = 0
+    offsets = [0]
     for key, pieces in tensors.items():
-        tensor = ExportedTensor(dotted_name(key[1:]), tuple(pieces), end)
         # Names without "model." are those of the module's own state_dict().
-        first = tensor.first_piece
+        name, first = dotted_name(key[1:]), pieces[0][1]
         if first.dtype not in _SAFETENSORS_DTYPES:
             raise ConfigError(
-                f"Tensor {tensor.name} has dtype {first.dtype}, which safetensors lacks.",
+                f"Tensor {name} has dtype {first.dtype}, which safetensors lacks.",
                 do="Export to a file that ends with .pt.",
             )
-        end += tensor.size_bytes
-        header[tensor.name] = {
+        # Dtype and full shape are equal in all pieces of a tensor.
+        offsets.append(offsets[-1] + math.prod(first.shape) * _itemsize_bytes(first))
+        header[name] = {
             "dtype": _SAFETENSORS_DTYPES[first.dtype],
             "shape": first.shape,
-            "data_offsets": (tensor.start, end),
+            "data_offsets": offsets[-2:],
         }
-        planned.append(tensor)
     # Padded with spaces, as the format requires: JSON parsers skip them.
     body = msgspec.json.encode(header)
-    return planned, body + b" " * (-len(body) % _ALIGNMENT)
+    return body + b" " * (-len(body) % _ALIGNMENT), offsets
 
 
 def _copy_piece(body: memoryview, start: int, piece: TensorPiece, data_view: memoryview) -> None:

@@ -100,7 +100,7 @@ def write_references(store: Store, manifest: Manifest, folders: Iterable[str]) -
     The checkpoint's own folder and '' are skipped. Idempotent.
     """
 
-    # The key says everything: a listing finds the manifests without reading any object.
+    # The body is empty: a listing of the keys finds the manifests, and no object has to be read.
     def write_reference(folder: str) -> None:
         store.put(keys.checkpoint_ref(folder, manifest.name, manifest.round, manifest.rank), b"")
 

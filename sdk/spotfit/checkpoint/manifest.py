@@ -104,7 +104,7 @@ def ready_checkpoints(
         tuple(group) for _, group in groupby(parts, lambda part: (part.name, _report_order(part)))
     )
     ready = [_ready_checkpoint(group) for group in groups if is_complete(group)]
-    # The journal accepts them in this order only: a later entry excludes earlier reports.
+    # The oldest first: a commit excludes the reports before it.
     return sorted(ready, key=lambda checkpoint: (checkpoint.round, checkpoint.report_index))
 
 

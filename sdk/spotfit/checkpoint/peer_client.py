@@ -28,6 +28,8 @@ _ADMISSION_TIMEOUT_S = 120.0
 class PeerShardReader:
     """One rank's shard in the memory of another machine."""
 
+    is_in_memory = False
+
     def __init__(
         self,
         address: str,
@@ -40,10 +42,6 @@ class PeerShardReader:
         self._shard = shard
         self._tls = tls
         self.index = index or decode_index(self._request(ReadShardIndex(shard=shard)))
-
-    @property
-    def is_in_memory(self) -> bool:
-        return False
 
     def fetch(self, chunk: Chunk, scratch: memoryview = EMPTY_BUFFER) -> memoryview:
         body = self._request(

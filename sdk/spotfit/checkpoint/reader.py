@@ -207,14 +207,12 @@ class _WholePieceSink:
 class StoreShardReader:
     """One rank's shard of a checkpoint below `folder` of a run's store."""
 
+    is_in_memory = False
+
     def __init__(self, store: Store, folder: str, index: SnapshotIndex) -> None:
         self.index = index
         self._store = store
         self.folder = folder
-
-    @property
-    def is_in_memory(self) -> bool:
-        return False
 
     def fetch(self, chunk: Chunk, scratch: memoryview = EMPTY_BUFFER) -> memoryview:
         key = f"{chunk.source_prefix or self.folder}/{chunk.file}"
@@ -303,7 +301,7 @@ def open_snapshot_folder(
         index = _fetch_index(store, f"{folder}/{name}", hashes.get(name, ""))
         return StoreShardReader(store, folder, index)
 
-    first = open_rank(0)  # only an index says how many ranks there are
+    first = open_rank(0)  # the number of ranks is stored in the indices only
     with ThreadPoolExecutor(MAX_CONCURRENT_READS, "spotfit-indices") as pool:
         return SavedState([first, *pool.map(open_rank, range(1, first.index.world_size))], folder)
 
@@ -363,14 +361,12 @@ def _integrity_error(store: Store, key: str, problem: str) -> IntegrityError:
 class MemoryShardReader:
     """One rank's shard in a segment of this node. A published segment needs no verification."""
 
+    is_in_memory = True
+
     def __init__(self, segment: ShmSegment) -> None:
         self.index = segment.index()
         # The view keeps the memory mapped, also after the segment is closed or its file deleted.
         self._bytes = segment.payload
-
-    @property
-    def is_in_memory(self) -> bool:
-        return True
 
     def fetch(self, chunk: Chunk, scratch: memoryview = EMPTY_BUFFER) -> memoryview:
         return self._bytes[chunk.start : chunk.end]

@@ -15,7 +15,7 @@ States of one save in a `ReplicationQueue`:
     current    add() of a later save, if it started late        abandoned
 
 After a failure the next save was waiting for a while, so it *starts late*: its segments would
-probably be overwritten before its end. It is sent, but gives way to a new save.
+probably be overwritten before its end. It is sent, but a new save abandons it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ReplicationQueue:
         self._failed_batch: object = None
         """The last batch with a failed replica: the others of it are useless."""
         self._is_preemptible = False
-        """Whether the current batch started late and gives way to a new one."""
+        """Whether the current batch started late and is abandoned for a new one."""
         self._abandoned_batch: object = None
 
     def add(self, pending: PendingReplica) -> None:

@@ -190,8 +190,11 @@ class RestoreSelector:
             )
             problem = _first_error(status.error for status in statuses)
             if problem is None:
-                # After corruption: a corrupt state says nothing about compatibility.
-                _raise_incompatibility(incompatibility, statuses)
+                # After corruption: the compatibility of a corrupt state is unknown. A rank's own
+                # error first: it names this rank's parameters.
+                mismatches = (incompatibility, *(status.incompatibility for status in statuses))
+                if mismatch := next(filter(None, mismatches), None):
+                    raise mismatch
                 check_compatibility([status.compatibility for status in statuses])
                 # Gathered again: a state that one rank cannot read is used by none of them.
                 problem = _first_error(self._all_gather(self._read_chunks(reads, statuses)))
@@ -270,15 +273,6 @@ def _open_as_candidate(
     else:
         if saved is not None:
             yield _RestoreCandidate(name, describe_saved_state(saved))
-
-
-def _raise_incompatibility(
-    own_error: ConfigError | None, statuses: Iterable[_RankRestoreStatus]
-) -> None:
-    # A rank's own error first: it names this rank's parameters.
-    for error in (own_error, *(status.incompatibility for status in statuses)):
-        if error is not None:
-            raise error
 
 
 def _first_error(errors: Iterable[str | None]) -> str | None:

@@ -59,7 +59,7 @@ class _SaveSample:
         return (self._total_steps_s - sum(excluded)) / count if count else typical_s
 
     def first_step_wait_s(self, step_s: float) -> float | None:
-        """Return by how much the first step exceeded `step_s`; None if that says nothing.
+        """Return by how much the first step exceeded `step_s`; None if that is not conclusive.
 
         After a save at the end of an epoch the first step also contains what the script does once
         per epoch.
@@ -169,7 +169,7 @@ class SaveCostTracker:
         """
         # The next step is measured from the end of the save: the stall is recorded separately.
         self.last_snapshot_at = self._last_step_at = self._clock.now()
-        # Before the first step without a save nothing is known to be slow.
+        # Without a step outside of saves there is no threshold yet: no step counts as slow.
         slow_threshold_s = _SLOW_STEP_FACTOR * self._median_step_s() or float("inf")
         self._in_flight_saves[report] = _SaveSample(
             self.last_snapshot_at,

@@ -23,7 +23,7 @@ from spotfit.store.api import Store
 # User functions mostly write with libraries that retry by themselves, so two more attempts are
 # enough: one soon, and one after a moment of throttling.
 _RETRY_DELAYS_S = (0.5, 2.0)
-# pyarrow raises a plain OSError for every failure; only its text says that S3 was overloaded.
+# pyarrow raises a plain OSError for every failure; only its text shows that S3 was overloaded.
 _TRANSIENT_PATTERN = re.compile(
     "AWS Error (SLOW_DOWN|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|NETWORK_CONNECTION|UNKNOWN)"
 )

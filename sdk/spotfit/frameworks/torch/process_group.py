@@ -92,7 +92,9 @@ class TorchFramework:
         threads = env.lookup("OMP_NUM_THREADS") or ""
         is_valid = threads.isdecimal() and int(threads) > 0
         torch.set_num_threads(int(threads) if is_valid else machine.cpu_count())
-        _set_gloo_interface(start.host)
+        # By default gloo resolves the host name, which may map to an unreachable address.
+        if interface := machine.interface_with_address(start.host):
+            env.set_defaults({"GLOO_SOCKET_IFNAME": interface})
         env.update(nccl_variables(options.backend, env.copy_environment()))
         if options.backend == _TPU_BACKEND:  # its own package registers it when it is loaded
             import_optional("torch_tpu._loader", package="torch_tpu").load()
@@ -156,8 +158,12 @@ def _rendezvous_store(
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported in fact
 
     # Rank 0 listens before it broadcasts the port: no rank can connect too early.
-    listener = _listen(start.host) if start.rank == 0 else None
-    address = f"{start.host} {listener.getsockname()[1]}" if listener is not None else ""
+    listener, address = None, ""
+    if start.rank == 0:
+        # Only on the address that the other nodes use: TCPStore has no authentication.
+        family = socket.AF_INET6 if ":" in start.host else socket.AF_INET
+        listener = socket.create_server((start.host, 0), family=family, backlog=_BACKLOG)
+        address = f"{start.host} {listener.getsockname()[1]}"
     host, port = broadcast("torch_master", address.encode()).decode().split()
     # Not for torch: libraries on top of it read rank 0's address from the environment.
     env.update({"MASTER_ADDR": host, "MASTER_PORT": port})
@@ -171,18 +177,6 @@ def _rendezvous_store(
         timeout=datetime.timedelta(seconds=options.timeout_s),
         **extra,
     )
-
-
-def _listen(host: str) -> socket.socket:
-    """Listen only on the address that the other nodes use: TCPStore has no authentication."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, 0), family=family, backlog=_BACKLOG)
-
-
-def _set_gloo_interface(host: str) -> None:
-    # By default gloo resolves the host name, which may map to an unreachable address.
-    if interface := machine.interface_with_address(host):
-        env.set_defaults({"GLOO_SOCKET_IFNAME": interface})
 
 
 def import_optional(module: str, *, package: str) -> Any:

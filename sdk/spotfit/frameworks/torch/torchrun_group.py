@@ -102,7 +102,7 @@ def ranks_from_environment(environment: Mapping[str, str]) -> Ranks | None:
 def select_backend(requested: str | None, *, has_gpus: bool) -> str:
     """Return the backend for this machine's devices, or `requested` if it is not gloo or nccl.
 
-    A trainer with `num_workers=0` does not know the devices when it fills in "gloo" or "nccl", so
+    The devices are unknown to a trainer with `num_workers=0` when it fills in "gloo" or "nccl", so
     these two values are treated as defaults.
     """
     if requested is not None and requested not in _DEFAULT_BACKENDS:

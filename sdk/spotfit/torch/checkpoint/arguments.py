@@ -61,10 +61,10 @@ class CheckpointerArguments(NamedTuple):
             stateful = getattr(self, name)
             if stateful is not None:
                 yield from _missing_attributes(name, stateful, _STATEFUL_METHODS)
-        # Any iterable object: if its position is unknown, the log says so later.
-        containers = list | tuple | dict | str
+        # Any iterable object: a position that cannot be saved is logged later.
         if self.loader is not None and (
-            not hasattr(self.loader, "__iter__") or isinstance(self.loader, containers)
+            not hasattr(self.loader, "__iter__")
+            or isinstance(self.loader, list | tuple | dict | str)
         ):
             yield f"loader is {_type_with_article(self.loader)}, not a DataLoader."
         for name in ("extra", "per_rank"):

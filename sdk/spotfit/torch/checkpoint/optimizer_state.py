@@ -30,7 +30,7 @@ def parameter_names(model: Module) -> ParameterNames:
 
 
 def has_flat_parameters(model: Module) -> bool:
-    """Return whether FSDP1 has flattened parameters, so that only torch knows their names."""
+    """Return whether FSDP1 has flattened parameters, so that only torch can map their names."""
     return bool(FullyShardedDataParallel.fsdp_modules(model))
 
 
@@ -77,7 +77,8 @@ def load_optimizer_state_dict(
         }
         groups = []
         for group in state_dict["param_groups"]:
-            positions, at_position = group["params"], next(remaining_groups, {})
+            positions: list[int] = group["params"]
+            at_position: Mapping[str, Any] = next(remaining_groups, {})
             # The saved group of the first parameter, else the one at this group's position: with
             # pipeline parallelism saved groups contain the parameters of one stage only, so that
             # the parameter may be in none of them. An empty group keeps its options.

@@ -352,7 +352,7 @@ def _build_rank_plan(planner: DefaultSavePlanner, items: Sequence[WriteItem]) ->
 
 def _resolve_tensor(planner: DefaultSavePlanner, item: WriteItem) -> torch.Tensor:
     """Return this rank's part of the tensor to write, or its block of rows."""
-    value = planner.state_dict[item.index.fqn]
+    value: Any = planner.state_dict[item.index.fqn]
     if item.type is WriteItemType.SHARD and type(value) in _DENSE_TYPES:
         # torch's planner resolves shards of DTensors only, not our blocks of a dense tensor.
         assert item.tensor_data is not None, "only tensors are split"

@@ -54,11 +54,6 @@ class ShmArena:
         assert self._segment is not None, "reserve() was not called"
         return self._segment.path
 
-    @property
-    def size_bytes(self) -> int:
-        """Size of the reserved pieces."""
-        return max((piece.end for piece in self._pieces), default=0)
-
     def reserve(self, pieces: tuple[TensorPiece, ...], *, values_bytes: int = 0) -> None:
         """Provide space for these pieces and for `values_bytes` of values in their index.
 
