@@ -92,12 +92,17 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
                 )
             self.path = root.path
             # The parent is the root of the store: only then is the folder a key in it.
-            parent = replace(root, prefix=posixpath.dirname(root.prefix))
-            self._store: Store = open_store(parent)
+            self._store: Store = open_store(replace(root, prefix=posixpath.dirname(root.prefix)))
             self._folder = posixpath.basename(root.path)
         else:
             self.path = text.rstrip("/")
-            self._store, self._folder = _split_location(filesystem, self.path)
+            parent, self._folder = posixpath.split(self.path)
+            if not self._folder:
+                raise ConfigError("The path of the checkpoint is empty.", do="Pass its folder.")
+            if hasattr(filesystem, "get_range") and hasattr(filesystem, "subtree"):  # a Store
+                self._store = filesystem.subtree(parent) if parent else filesystem
+            else:
+                self._store = open_filesystem_store(filesystem, parent)
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> Self:
@@ -322,15 +327,6 @@ def _not_found_error(path: str) -> NotFoundError:
 def pyarrow_filesystem_or_store(store: Store) -> Any:
     """Return pyarrow's file system for that store; the store itself if pyarrow has none."""
     return to_arrow_filesystem(store) or store
-
-
-def _split_location(filesystem: Any, path: str) -> tuple[Store, str]:
-    parent, folder = posixpath.split(path)
-    if not folder:
-        raise ConfigError("The path of the checkpoint is empty.", do="Pass its folder.")
-    if hasattr(filesystem, "get_range") and hasattr(filesystem, "subtree"):  # a Store
-        return (filesystem.subtree(parent) if parent else filesystem), folder
-    return open_filesystem_store(filesystem, parent), folder
 
 
 def store_path(store: Store) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.data import (
@@ -38,14 +38,6 @@ _COPIED_OPTIONS = (
 _TORCHDATA_RANDOM_SAMPLER = "torchdata.RandomSampler"
 
 
-class SamplingOptions(NamedTuple):
-    """The sampling arguments of a loader. `batch_size=None` disables batching."""
-
-    sampler: Any
-    batch_size: int | None
-    drop_last: bool
-
-
 # --- sharding ------------------------------------------------------------------------------------
 
 
@@ -69,7 +61,7 @@ def shard_data_loader(
     if world_size <= 1 and not (is_elastic and is_stateful_loader(loader)):
         return loader
     # Samplers that a loader creates itself are replaced silently, the user's own with a warning.
-    sampling = _sampling_options(loader)
+    sampling = _sampling_of(loader)
     kind = type(sampling.sampler)
     is_default = isinstance(sampling.sampler, SequentialSampler | RandomSampler) or (
         f"{kind.__module__.partition('.')[0]}.{kind.__name__}" == _TORCHDATA_RANDOM_SAMPLER
@@ -88,17 +80,15 @@ def shard_data_loader(
     return DataLoader(
         loader.dataset,
         batch_size=sampling.batch_size,
-        sampler=_sampler_for(loader, sampling, world_size=world_size, rank=rank),
+        sampler=_sampler_for(loader, sampling.sampler, world_size=world_size, rank=rank),
         drop_last=sampling.drop_last,
         **copied,
     )
 
 
-def _sampler_for(
-    loader: Loader, options: SamplingOptions, *, world_size: int, rank: int
-) -> Sampler[int]:
+def _sampler_for(loader: Loader, replaced: object, *, world_size: int, rank: int) -> Sampler[int]:
     dataset: Any = loader.dataset
-    shuffles = not isinstance(options.sampler, SequentialSampler)
+    shuffles = not isinstance(replaced, SequentialSampler)
     if world_size > 1:
         return DistributedSampler(dataset, num_replicas=world_size, rank=rank, shuffle=shuffles)
     # A single worker needs no division, but a sampler whose position can be saved.
@@ -107,10 +97,14 @@ def _sampler_for(
     return RandomSampler(dataset, generator=loader.generator)
 
 
-def _sampling_options(loader: Loader) -> SamplingOptions:
+def _sampling_of(loader: Loader) -> Any:
+    """Return the object that has the loader's `sampler`, `batch_size` and `drop_last`.
+
+    That is the loader itself, or the BatchSampler that was passed to it.
+    """
     batches = loader.batch_sampler
     if loader.batch_size is not None or batches is None:
-        return SamplingOptions(loader.sampler, loader.batch_size, loader.drop_last)
+        return loader
     if type(batches) is not BatchSampler:
         raise ConfigError(
             f"Cannot shard a custom batch_sampler ({type(batches).__name__}): its batch "
@@ -118,7 +112,7 @@ def _sampling_options(loader: Loader) -> SamplingOptions:
             do="Let it yield only the batches of this rank (spotfit.get_context() returns the "
             "rank), and pass add_dist_sampler=False.",
         )
-    return SamplingOptions(batches.sampler, batches.batch_size, batches.drop_last)
+    return batches
 
 
 # --- device transfer -----------------------------------------------------------------------------

@@ -103,11 +103,10 @@ def _allocate_object_tensors(state: StateDict, saved: SavedState, index: SavedSt
     nothing was saved are removed from `state`: they keep their current state.
     """
     saved_tensors: dict[str, dict[str, TensorPiece]] = defaultdict(dict)
-    for rank_index in saved.indices:
-        for piece in rank_index.pieces:
-            match piece.key:
-                case ("stateful_objects", str(owner), "tensors", str(name)):
-                    saved_tensors[owner][name] = piece
+    for key, piece in saved_entries(saved):
+        match key:
+            case ("stateful_objects", str(owner), "tensors", str(name)) if piece is not None:
+                saved_tensors[owner][name] = piece
     weights, components = _weight_tensors(state), saved_components(saved)
     new = [name for name in state["stateful_objects"] if ("extra", name) not in components]
     for owner in new:
@@ -167,23 +166,18 @@ def _allocate_param_groups(state: StateDict, saved: SavedState) -> None:
     """
     groups = state.get("optimizer", {}).get("param_groups", [])
     current_count = len(groups)
-    for index in saved.indices if groups else ():
-        for piece in index.pieces:
-            if piece.key[:2] == _PARAM_GROUPS_KEY and int(piece.key[2]) >= current_count:
-                tensor = torch.empty(piece.shape, dtype=torch_dtype(piece))
-                set_by_key(groups, piece.key[2:], tensor)
-        for key in index.value_keys:
-            if key[:2] == _PARAM_GROUPS_KEY and int(key[2]) >= current_count:
-                set_by_key(groups, key[2:], None)
+    for key, piece in saved_entries(saved) if groups else ():
+        if key[:2] == _PARAM_GROUPS_KEY and int(key[2]) >= current_count:
+            new = None if piece is None else torch.empty(piece.shape, dtype=torch_dtype(piece))
+            set_by_key(groups, key[2:], new)
 
 
 def _allocate_extra_state(state: StateDict, saved: SavedState) -> None:
     """Resize the tensors in modules' extra state to the saved shapes, which may have grown."""
     pieces = {
         piece.name: piece
-        for index in saved.indices
-        for piece in index.pieces
-        if piece.key[0] == "model" and str(piece.key[1]).endswith(_EXTRA_STATE_SUFFIX)
+        for key, piece in saved_entries(saved)
+        if piece is not None and key[0] == "model" and str(key[1]).endswith(_EXTRA_STATE_SUFFIX)
     }
     weights = _weight_tensors(state)
     for name, value in state["model"].items() if pieces else ():
