@@ -122,7 +122,7 @@ class SavedState:
         for request in requests:
             reader, piece = self.readers[request.rank], request.piece
             if not piece.size_bytes:
-                request.sink(0, memoryview(b""))
+                request.sink(0, EMPTY_BUFFER)
                 continue
             # Chunks are contiguous and sorted: the piece overlaps a range of them.
             first = bisect_right(starts[request.rank], piece.start) - 1
@@ -171,34 +171,30 @@ def submit_reads(reads: Iterable[ChunkRead], pool: ThreadPoolExecutor) -> list[F
 
 
 def whole_piece_sink(piece: TensorPiece, consume: Callable[[memoryview], None]) -> ChunkSink:
-    """Return a sink that calls `consume` once, with all bytes of the piece."""
-    return _WholePieceSink(piece.size_bytes, consume)
+    """Return a sink that calls `consume` once, with all bytes of the piece.
 
+    It copies nothing if they arrive in one block.
+    """
+    lock = threading.Lock()
+    buffer, remaining_bytes = EMPTY_BUFFER, piece.size_bytes
 
-class _WholePieceSink:
-    """Collects the bytes of a piece; copies nothing if they arrive in one block."""
-
-    def __init__(self, size_bytes: int, consume: Callable[[memoryview], None]) -> None:
-        self._consume = consume
-        self._size_bytes = size_bytes
-        self._remaining_bytes = size_bytes
-        self._buffer = memoryview(b"")
-        self._lock = threading.Lock()
-
-    def __call__(self, offset: int, body: memoryview) -> None:
+    def sink(offset: int, body: memoryview) -> None:
+        nonlocal buffer, remaining_bytes
         # The usual case: pieces of up to a chunk's size arrive in one block.
-        if len(body) == self._size_bytes:
-            self._consume(body)
+        if len(body) == piece.size_bytes:
+            consume(body)
             return
-        with self._lock:
-            self._buffer = self._buffer or memoryview(bytearray(self._size_bytes))
+        with lock:
+            buffer = buffer or memoryview(bytearray(piece.size_bytes))
         # Outside of the lock: the blocks of one piece never overlap.
-        self._buffer[offset : offset + len(body)] = body
-        with self._lock:
-            self._remaining_bytes -= len(body)
-            is_complete = not self._remaining_bytes
+        buffer[offset : offset + len(body)] = body
+        with lock:
+            remaining_bytes -= len(body)
+            is_complete = not remaining_bytes
         if is_complete:
-            self._consume(self._buffer)
+            consume(buffer)
+
+    return sink
 
 
 # --- in the bucket -------------------------------------------------------------------------------

@@ -158,10 +158,10 @@ class ReplicaStore:
         """Move a completely received file to its place; False if it is rejected by now."""
         # Checked again: a later replica or a roll-back may have come during the transfer.
         with self._lock:
-            is_rejected = self._is_rejected(replica, self.replicas)
-            if not is_rejected:
-                temp_path.replace(self.folder / replica.file_name)
-            return not is_rejected
+            if self._is_rejected(replica, self.replicas):
+                return False
+            temp_path.replace(self.folder / replica.file_name)
+            return True
 
     def roll_back(self, before: ReplicaId) -> None:
         """Delete replicas of earlier snapshots and reject them from now on.

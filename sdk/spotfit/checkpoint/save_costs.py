@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 from itertools import islice
 from statistics import fmean, median, median_low
 
@@ -25,28 +26,26 @@ _SIMILAR_STEP_FACTOR = 1.25
 _DEFAULT_BYTES_PER_S = 50e6
 
 
+@dataclass
 class _SaveSample:
     """One save, with the steps between its submission and its commit."""
 
-    def __init__(
-        self, submitted_at: float, size_bytes: int, *, is_timed: bool, slow_threshold_s: float
-    ) -> None:
-        self.submitted_at = submitted_at
-        self.size_bytes = size_bytes
-        self.first_step_s: float | None = None
-        """Duration of the first step, in which this rank waits for ranks that save longer."""
-        self._is_timed = is_timed
-        self._slow_threshold_s = slow_threshold_s
-        self._step_count = 0
-        self._total_steps_s = 0.0
-        self._slow_steps_s: list[float] = []
+    submitted_at: float
+    size_bytes: int
+    is_timed: bool
+    slow_threshold_s: float
+    first_step_s: float | None = None
+    """Duration of the first step, in which this rank waits for ranks that save longer."""
+    step_count: int = 0
+    total_steps_s: float = 0.0
+    slow_steps_s: list[float] = field(default_factory=list)
 
     def add_step(self, step_s: float) -> None:
         """Add a step after the first."""
-        self._step_count += 1
-        self._total_steps_s += step_s
-        if step_s > self._slow_threshold_s:
-            self._slow_steps_s.append(step_s)
+        self.step_count += 1
+        self.total_steps_s += step_s
+        if step_s > self.slow_threshold_s:
+            self.slow_steps_s.append(step_s)
 
     def mean_step_s(self, typical_s: float, slowest_s: float) -> float:
         """Return the mean step duration; `typical_s` if there were no steps.
@@ -54,9 +53,9 @@ class _SaveSample:
         Slow steps that are not slower than the slowest step without a save (`slowest_s`) are left
         out.
         """
-        excluded = [slow for slow in self._slow_steps_s if slow <= _SIMILAR_STEP_FACTOR * slowest_s]
-        count = self._step_count - len(excluded)
-        return (self._total_steps_s - sum(excluded)) / count if count else typical_s
+        excluded = [slow for slow in self.slow_steps_s if slow <= _SIMILAR_STEP_FACTOR * slowest_s]
+        count = self.step_count - len(excluded)
+        return (self.total_steps_s - sum(excluded)) / count if count else typical_s
 
     def first_step_wait_s(self, step_s: float) -> float | None:
         """Return by how much the first step exceeded `step_s`; None if that is not conclusive.
@@ -64,7 +63,7 @@ class _SaveSample:
         After a save at the end of an epoch the first step also contains what the script does once
         per epoch.
         """
-        if self.first_step_s is None or not self._is_timed or not step_s:
+        if self.first_step_s is None or not self.is_timed or not step_s:
             return None
         return max(0.0, self.first_step_s - step_s)
 

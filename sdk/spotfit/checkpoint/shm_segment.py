@@ -28,7 +28,6 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from spotfit.checkpoint.format import SnapshotIndex, decode_index, encode_index
@@ -129,12 +128,7 @@ class ShmSegment:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _write_head(self, length: int, checksum: int) -> None:
