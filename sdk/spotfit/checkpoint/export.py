@@ -122,7 +122,7 @@ def _plan_layout(tensors: TensorPieces, *, step: int) -> tuple[bytes, list[int]]
             "shape": first.shape,
             "data_offsets": offsets[-2:],
         }
-    # Padded with spaces, as the format requires: JSON parsers skip them.
+    # Padded with spaces, as the format allows: JSON parsers skip them.
     body = msgspec.json.encode(header)
     return body + b" " * (-len(body) % _ALIGNMENT), offsets
 

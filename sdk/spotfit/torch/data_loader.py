@@ -34,7 +34,7 @@ _COPIED_OPTIONS = (
     "persistent_workers",
     "in_order",
 )
-# By name: torchdata is an optional dependency, and its sampler is not derived from torch's.
+# By name: torchdata is an optional dependency, and its sampler may not be derived from torch's.
 _TORCHDATA_RANDOM_SAMPLER = "torchdata.RandomSampler"
 
 
