@@ -145,6 +145,8 @@ class SavePlanCache:
 
     def _plan_locally(self, planner: DefaultSavePlanner, outline: Any) -> None:
         current = {item.index for item in self._items}
+        # Without a collective: items of the global plan stay with their ranks, and a new item is
+        # written by every rank that holds it until the next global plan.
         plan = _split_large_tensors(
             planner.create_local_plan(),
             _splittable_names(planner.state_dict),
