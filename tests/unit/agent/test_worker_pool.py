@@ -270,7 +270,7 @@ def test_a_permanent_unpack_error_is_reported_before_any_start(
 ) -> None:
     store.is_down = True
     pool.prepare(spec())
-    run_loop_until(pool._loop, lambda: not pool._is_unpacking)
+    run_loop_until(pool._loop, lambda: not pool._launcher._is_unpacking)
     assert pool.drain_events() == [], "a temporary error"
     store.is_down = False
     pool.prepare(spec())
@@ -324,11 +324,11 @@ def test_a_disk_error_is_a_platform_failure(
         assert "free space of its disk" in raised.traceback_text
         scratch.unlink()
         pool.start([make_start(0)])
-        run_loop_until(pool._loop, lambda: pool._runtime_key is not None)
+        run_loop_until(pool._loop, lambda: pool._launcher._runtime_key is not None)
 
 
 def test_a_process_that_cannot_be_started_is_a_platform_failure(pool: ProcessWorkerPool) -> None:
-    pool._runtime_key = RuntimeKey("none", "/no/such/python")
+    pool._launcher._runtime_key = RuntimeKey("none", "/no/such/python")
     raised = failure_in(pool)
     assert (raised.cause, raised.is_permanent) == (FailureCause.PLATFORM, False)
     assert "This node could not start a process" in raised.traceback_text
@@ -336,7 +336,7 @@ def test_a_process_that_cannot_be_started_is_a_platform_failure(pool: ProcessWor
 
 
 def test_a_sidecar_that_cannot_be_started_gets_the_reason(pool: ProcessWorkerPool) -> None:
-    pool._runtime_key = RuntimeKey("none", "/no/such/python")
+    pool._launcher._runtime_key = RuntimeKey("none", "/no/such/python")
     ends: list[str] = []
     pool.start_sidecar("callbacks", lambda _frames: None, lambda how, _clean: ends.append(how))
     run_loop_until(pool._loop, lambda: bool(ends))
