@@ -74,6 +74,7 @@ class LogShipper:
             self._append(end=True)
             self._is_closing = True
             self._condition.notify()
+        # Bounded: the machine of a preempted node is taken away whether the bucket answers or not.
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             log.warning("logs.flush_timed_out", unwritten_bytes=self._buffered_bytes)
@@ -90,36 +91,34 @@ class LogShipper:
         body = encode(fields) + b"\n"
         self._buffer.append(body)
         self._buffered_bytes += len(body)
+        # The writer waits for the first line, then for a full chunk: others need not wake it.
         if len(self._buffer) == 1 or self._buffered_bytes >= CHUNK_BYTES:
             self._condition.notify()
 
     # --- writer thread -------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while True:
-            chunk, is_last = self._next_chunk()
-            if chunk and not self._write(chunk):
-                return
-            if is_last:
+        is_last = False
+        while not is_last:
+            with self._condition:
+                self._condition.wait_for(lambda: self._buffer or self._is_closing)
+                # Then up to the flush interval for more lines: fewer and larger objects.
+                self._condition.wait_for(
+                    lambda: self._is_closing or self._buffered_bytes >= CHUNK_BYTES,
+                    self._flush_interval_s,
+                )
+                lines: list[bytes] = []
+                size = 0
+                while self._buffer and size < CHUNK_BYTES:
+                    lines.append(self._buffer.popleft())
+                    size += len(lines[-1])
+                self._buffered_bytes -= size
+                is_last = self._is_closing and not self._buffer
+            # Without the lock: `add_line` must not wait for the bucket.
+            if lines and not self._try_write(b"".join(lines)):
                 return
 
-    def _next_chunk(self) -> tuple[bytes, bool]:
-        """Wait for lines, then up to the flush interval for more. Returns (chunk, is_last)."""
-        with self._condition:
-            self._condition.wait_for(lambda: self._buffer or self._is_closing)
-            self._condition.wait_for(
-                lambda: self._is_closing or self._buffered_bytes >= CHUNK_BYTES,
-                self._flush_interval_s,
-            )
-            lines: list[bytes] = []
-            size = 0
-            while self._buffer and size < CHUNK_BYTES:
-                lines.append(self._buffer.popleft())
-                size += len(lines[-1])
-            self._buffered_bytes -= size
-            return b"".join(lines), self._is_closing and not self._buffer
-
-    def _write(self, chunk: bytes) -> bool:
+    def _try_write(self, chunk: bytes) -> bool:
         """Return True once the chunk is stored, False if access is denied.
 
         Retries transient errors indefinitely: `close` bounds the total time.

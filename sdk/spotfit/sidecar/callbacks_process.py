@@ -116,19 +116,17 @@ class CallbackDispatcher:
 
     def _load_exception(self, failure: RankFailureSummary) -> BaseException:
         """Return the original exception, or a `WorkerDiedError` with its message."""
-        original = self._unpickle_exception(failure.pickle_key) if failure.pickle_key else None
-        return original or WorkerDiedError(failure.message, rank=failure.rank)
-
-    def _unpickle_exception(self, pickle_key: str) -> BaseException | None:
-        envelope = self._wait_for_object(pickle_key)
-        if envelope is None:
-            return None
-        try:
-            original = load_sealed_pickle(envelope, self._key, purpose=pickle_key)
-        except (IntegrityError, ShippingError) as error:
-            log.warning("failure.unreadable", key=pickle_key, reason=error.message)
-            return None
-        return original if isinstance(original, BaseException) else None
+        key = failure.pickle_key
+        envelope = self._wait_for_object(key) if key else None
+        if key and envelope is not None:
+            try:
+                original = load_sealed_pickle(envelope, self._key, purpose=key)
+            except (IntegrityError, ShippingError) as error:
+                log.warning("failure.unreadable", key=key, reason=error.message)
+            else:
+                if isinstance(original, BaseException):
+                    return original
+        return WorkerDiedError(failure.message, rank=failure.rank)
 
     def _wait_for_object(self, key: str) -> bytes | None:
         for _ in range(_PICKLE_READ_ATTEMPTS):

@@ -104,8 +104,22 @@ class RemoteCalls:
         """Complete the future of a call."""
         with self._lock:
             _, future = self._pending.pop((call_result.call_id, call_result.rank), (0, None))
-        if future is not None:  # else its round was closed before the result arrived
-            _complete(future, call_result)
+        if future is None:  # its round was closed before the result arrived
+            return
+        # Outside the lock: unpickling runs user code, and callbacks of the future may submit calls.
+        pickled, traceback_text = call_result.pickled_value, call_result.traceback_text
+        try:
+            value = unpickle(pickled, description="result of a worker call") if pickled else None
+        except Exception as error:  # noqa: BLE001 - unpickling the user's classes may raise anything
+            future.set_exception(error)
+            return
+        if traceback_text is None:
+            future.set_result(value)
+            return
+        # An exception that could not be pickled on the worker is represented by its traceback.
+        raised = value if isinstance(value, BaseException) else RuntimeError(traceback_text)
+        raised.add_note(f"raised on rank {call_result.rank}:\n{traceback_text}")
+        future.set_exception(raised)
 
     def close_round(self, round_number: int) -> None:
         """Fail the pending calls of a round, and all later ones: its workers have exited."""
@@ -121,22 +135,6 @@ class RemoteCalls:
     def is_round_closed(self, round_number: int) -> bool:
         """Return whether the workers of that round have exited."""
         return round_number in self._closed_rounds
-
-
-def _complete(future: Future[Any], call_result: WorkerCallResult) -> None:
-    pickled, traceback_text = call_result.pickled_value, call_result.traceback_text
-    try:
-        value = unpickle(pickled, description="result of a worker call") if pickled else None
-    except Exception as error:  # noqa: BLE001 - unpickling the user's classes may raise anything
-        future.set_exception(error)
-        return
-    if traceback_text is None:
-        future.set_result(value)
-        return
-    # An exception that could not be pickled on the worker is represented by its traceback.
-    raised = value if isinstance(value, BaseException) else RuntimeError(traceback_text)
-    raised.add_note(f"raised on rank {call_result.rank}:\n{traceback_text}")
-    future.set_exception(raised)
 
 
 def _make_workers_gone_error(round_number: int) -> StaleWorkerGroupError:
