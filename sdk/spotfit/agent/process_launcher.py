@@ -145,7 +145,7 @@ class ProcessLauncher:
         child = ChildProcess(
             self._loop, on_messages=on_messages, on_line=on_line, on_exit=on_child_exit
         )
-        self._children.add(child)
+        self._children.add(child)  # before its start: `close` must cancel it, too
         return child
 
     def launch(self, launch: ProcessLaunch) -> None:
@@ -227,6 +227,7 @@ class ProcessLauncher:
         else:
             log.error("worker_pool.unpack_failed", reason=str(outcome))
             self._unpack_error = outcome
+        # After a failure these report it: `launch` finds `_unpack_error`.
         launches, self._pending_launches = self._pending_launches, []
         for launch in launches:
             self.launch(launch)

@@ -175,6 +175,7 @@ class RoundParticipant:
 
     def stop_workers(self) -> None:
         """Kill all workers. Their later errors and exit codes are not reported as failures."""
+        # Set before the kill, whose errors and exits must be recognized as its consequences.
         self._is_aborted = True
         self._pending_result = None  # the round did not finish
         self._worker_pool.kill_workers()
@@ -203,6 +204,7 @@ class RoundParticipant:
         self._awaits_shutdown_hook = self._awaits_shutdown_hook and frame != OpenGate(phase="leave")
         if view.round is None or round_number != self.round:
             return
+        # The leader addresses ranks or all; a worker that has exited is skipped by the pool.
         assignment = view.round.assignment_of(self._agent_id)
         for local_rank in assignment.ranks if assignment else ():
             if rank is None or rank == local_rank:
@@ -273,6 +275,7 @@ class RoundParticipant:
 
     def _find_replica_target(self, view: View, opened: Round) -> str:
         """Return the address of the peer store for this node; '' if no other node stays."""
+        # Computed by every node from the same view, so that no message has to assign it.
         peer = assign_replica_peers(opened.assignments, leaving=view.notices).get(self._agent_id)
         assignment = opened.assignment_of(peer) if peer is not None else None
         return assignment.peer_store_address if assignment is not None else ""
@@ -342,7 +345,15 @@ class RoundParticipant:
             self._raised_ranks.add(rank)
             # Workers that are being killed raise follow-up errors, for example in collectives.
             if not self._is_aborted:
-                self._report_raised(round_number, rank, _raised_decoder.decode(last))
+                raised = _raised_decoder.decode(last)
+                key = keys.failure(round_number, rank) if raised.pickled_exception else None
+                failure = _raised_failure(rank, raised, key)
+                self._transport.send_to_leader(
+                    WorkerTerminated(round=round_number, rank=rank, failure=failure)
+                )
+                if key is not None:
+                    body = self._node_services.seal(raised.pickled_exception, key)
+                    self._pending_exceptions[key] = body
         elif tag == "worker_returned":
             frames = earlier
             self._returned_ranks.add(rank)
@@ -360,15 +371,6 @@ class RoundParticipant:
                 WorkerToLeader(round=round_number, rank=rank, frames=frames)
             )
 
-    def _report_raised(self, round_number: int, rank: int, raised: WorkerRaised) -> None:
-        key = keys.failure(round_number, rank) if raised.pickled_exception else None
-        failure = _raised_failure(rank, raised, key)
-        self._transport.send_to_leader(
-            WorkerTerminated(round=round_number, rank=rank, failure=failure)
-        )
-        if key is not None:
-            self._pending_exceptions[key] = self._node_services.seal(raised.pickled_exception, key)
-
     def _write_pending(self, now: float) -> None:
         """Advance the writes to the bucket and send the messages that waited for them.
 
@@ -378,6 +380,7 @@ class RoundParticipant:
             if self._try_write(key, body, now):
                 del self._pending_exceptions[key]
         result, node_failure = self._pending_result, self._pending_node_failure
+        # The round stays open meanwhile: `poll_worker_events` waits for the result.
         if result is not None and self._try_write(result.key, result.body, now):
             self._pending_result = None
             assert self.round is not None

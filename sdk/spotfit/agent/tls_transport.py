@@ -78,6 +78,7 @@ class TlsTransport:
 
     def close(self) -> None:
         """Close the listening socket and all connections."""
+        # Agents see a closed socket, so that they look for another leader at once (0012).
         self.disconnect()
         for connection in [*self._pending_connections, *self._agent_connections.values()]:
             connection.close()
@@ -166,7 +167,7 @@ class TlsTransport:
         except OSError as error:  # closed by the peer meanwhile, or no file descriptors are left
             log.debug("net.accept_failed", reason=str(error))
             return
-        sock.settimeout(0)
+        sock.settimeout(0)  # the event loop must not block on it
         # Messages are small and urgent: do not wait to fill a segment.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = TlsConnection(self._loop, sock, self._tls.server, server=True)

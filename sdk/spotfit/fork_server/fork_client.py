@@ -150,7 +150,7 @@ class ForkServerClient:
             self.control.shutdown(socket.SHUT_RDWR)
         try:
             self._process.wait(timeout=0.2)
-        except subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired:  # it is in an import and does not read its socket
             process.kill(self.pid)
             self._process.wait()
         self.control.close()
@@ -202,7 +202,7 @@ class ForkServerPool:
 
     def evict_unused(self, in_use: RuntimeKey) -> None:
         """End the least recently used servers, except `in_use` and one more."""
-        # The prewarmed server stays: most runs set no variables, and the next one will use it.
+        # The latest other one stays: without variables of a run, it is what the next run needs.
         unused = [key for key in self._servers if key != in_use]
         for key in unused[: -(_MAX_SERVERS - 1)]:
             self._servers.pop(key).kill()

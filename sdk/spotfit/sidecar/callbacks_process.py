@@ -91,11 +91,13 @@ class CallbackDispatcher:
                         failure.rank: self._load_exception(failure) for failure in message.failures
                     }
                     for callback in self._callbacks:
+                        # A copy for each callback: one may modify the dictionary.
                         callback.after_exception(
                             run_context=self._context, worker_exceptions=dict(exceptions_by_rank)
                         )
                 case SidecarInit():
                     pass  # `main` has received the only one
+        # Not BaseException: SystemExit ends the process, which the agent reports as its death.
         except Exception as error:  # noqa: BLE001 - the user's callback may raise anything
             return make_error_response(error, self._store, self._key)
         return CallbackFinished()
@@ -116,25 +118,22 @@ class CallbackDispatcher:
 
     def _load_exception(self, failure: RankFailureSummary) -> BaseException:
         """Return the original exception, or a `WorkerDiedError` with its message."""
-        key = failure.pickle_key
-        envelope = self._wait_for_object(key) if key else None
-        if key and envelope is not None:
-            try:
-                original = load_sealed_pickle(envelope, self._key, purpose=key)
-            except (IntegrityError, ShippingError) as error:
-                log.warning("failure.unreadable", key=key, reason=error.message)
-            else:
-                if isinstance(original, BaseException):
-                    return original
-        return WorkerDiedError(failure.message, rank=failure.rank)
-
-    def _wait_for_object(self, key: str) -> bytes | None:
+        died = WorkerDiedError(failure.message, rank=failure.rank)
+        if failure.pickle_key is None:
+            return died
         for _ in range(_PICKLE_READ_ATTEMPTS):
             try:
-                return self._store.get(key)
-            except NotFoundError:
+                envelope = self._store.get(failure.pickle_key)
+                original = load_sealed_pickle(envelope, self._key, purpose=failure.pickle_key)
+            except NotFoundError:  # not written yet
                 SystemClock().wait(_PICKLE_RETRY_S)
-        return None
+                continue
+            except (IntegrityError, ShippingError) as error:
+                log.warning("failure.unreadable", key=failure.pickle_key, reason=error.message)
+                return died
+            # Pickled by user code: it may load as anything.
+            return original if isinstance(original, BaseException) else died
+        return died
 
 
 def make_error_response(error: Exception, store: Store, key: RunKey) -> CallbackFinished:

@@ -92,6 +92,7 @@ class SidecarChannel(Generic[MessageT]):
 
     def forget(self) -> None:
         """Ignore the current process from now on: the next message starts another one."""
+        # The process may still run and send: the frames of its generation are ignored.
         self._process = None
         self._generation += 1
 

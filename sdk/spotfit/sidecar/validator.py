@@ -66,6 +66,7 @@ class ProcessValidator:
         )
 
     def stop(self) -> None:
+        # Killed, not closed: `is_running` stays true until its accelerators are free.
         self._is_stopped, self._final_result = True, None
         self._channel.kill()
 
@@ -78,7 +79,7 @@ class ProcessValidator:
         return result
 
     def _on_exit(self, reason: str) -> None:
-        self._channel.forget()
+        self._channel.forget()  # so that the next checkpoint starts another process
         if not self._is_stopped:
             # Neither the user's function nor the checkpoint is to blame for these: try again.
             retryable = reason.startswith((EXIT_FORK_SERVER_DIED, EXIT_NOT_STARTED))

@@ -86,6 +86,7 @@ class RemoteCalls:
         Raises `ShippingError` if the call cannot be pickled, and `StaleWorkerGroupError` if the
         round has ended.
         """
+        # Pickled once for all ranks, before the lock: it may take long and may raise.
         body = pickle_payload(call, what="call")
         call_id = next(self._call_ids)
         futures: list[Future[Any]] = [Future() for _ in ranks]
@@ -95,6 +96,7 @@ class RemoteCalls:
                 raise _make_workers_gone_error(round_number)
             for rank, future in zip(ranks, futures, strict=True):
                 self._pending[call_id, rank] = round_number, future
+        # Registered before: the reading thread may receive a result before `send` returns.
         self._send(
             CallWorkers(round=round_number, call_id=call_id, ranks=tuple(ranks), pickled_call=body)
         )
@@ -129,6 +131,7 @@ class RemoteCalls:
                 key for key, (of_round, _) in self._pending.items() if of_round == round_number
             ]
             futures = [self._pending.pop(key)[1] for key in pending]
+        # Outside the lock: a callback of the future may submit another call.
         for future in futures:
             future.set_exception(_make_workers_gone_error(round_number))
 
