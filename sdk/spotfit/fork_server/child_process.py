@@ -222,8 +222,12 @@ class ChildProcess:
         read_end, write_end = os.pipe()
         os.set_blocking(read_end, False)  # the child's end blocks, as programs expect of stdout
         self._streams[read_end] = (name, bytearray())
-        self._loop.register(read_end, READ, lambda _mask: self._read_stream(read_end))
+        self._loop.register(read_end, READ, partial(self._on_stream, read_end))
         return write_end
+
+    def _on_stream(self, descriptor: int, _mask: int) -> None:
+        # One chunk per event, as for the socket: a process that prints must not occupy the loop.
+        self._read_stream(descriptor)
 
     def _read_stream(self, descriptor: int) -> bool:
         """Pass complete lines to `on_line`; return whether there was something to read."""
