@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from spotfit.agent.log_shipper import LogShipper
 from spotfit.agent.ports import (
     EnvironmentBroken,
+    ReplicaConfirmed,
     WorkerExited,
     WorkerFramesReceived,
     WorkerLivenessChanged,
@@ -25,11 +26,12 @@ from spotfit.code.runtime_env import RuntimeEnv
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import InfrastructureError, TransientStoreError
 from spotfit.core.ids import AgentId, RunId
+from spotfit.fork_server.child_process import ChildProcess
 from spotfit.fork_server.fork_client import ForkServerPool, RuntimeKey, build_worker_environment
 from spotfit.host.event_loop import EventLoop
 from spotfit.model.events import FailureCause
 from spotfit.model.spec import HangDetectionConfig, RunSpec
-from spotfit.protocol.agent_sidecar import UploadError
+from spotfit.protocol.agent_sidecar import UploadDone, UploadError
 from spotfit.protocol.worker_agent import (
     CommitConfirmed,
     FunctionStarted,
@@ -38,6 +40,7 @@ from spotfit.protocol.worker_agent import (
     StartWorker,
     WorkerHeartbeat,
     WorkerRaised,
+    message_tag,
 )
 from spotfit.security.run_key import RunKey
 from spotfit.sidecar.uploader import QueuedUpload
@@ -244,6 +247,55 @@ def test_a_failed_upload_of_an_exited_worker_is_written_to_its_output(
     assert source == [3, 1, "err"]
     assert text.startswith("[spotfit] checkpoint c7 is lost")
     assert text.endswith("the bucket is gone")
+
+
+class RecordingWorker:
+    """A running worker that records what the pool does with it."""
+
+    def __init__(self) -> None:
+        self.received: list[bytes] = []
+        self.is_killed = False
+
+    def send(self, body: bytes) -> None:
+        self.received.append(body)
+
+    def kill(self) -> None:
+        self.is_killed = True
+
+
+@pytest.mark.parametrize(
+    ("outcome", "is_snapshot", "reported", "sent", "is_killed"),
+    [
+        (UploadDone(job_id=1, size_bytes=8, step=2), False, "save_completed", "uploaded", False),
+        (UploadError(job_id=1, traceback_text="no"), True, "save_failed", "upload_failed", False),
+        (UploadError(job_id=1, traceback_text="no"), False, "worker_raised", None, True),
+    ],
+)
+def test_the_end_of_an_upload_is_reported_to_leader_and_worker(
+    pool: ProcessWorkerPool,
+    outcome: UploadDone | UploadError,
+    is_snapshot: bool,
+    reported: str,
+    sent: str | None,
+    is_killed: bool,
+) -> None:
+    worker = RecordingWorker()
+    pool._workers[1] = cast("ChildProcess", worker)
+    request = RequestUpload(report_index=0, checkpoint_name="c7", upload_job=b"")
+    pool._on_upload_finished(QueuedUpload(3, 1, request, is_snapshot), outcome)
+    (event,) = pool.drain_events()
+    assert isinstance(event, WorkerFramesReceived)
+    assert [message_tag(bytes(frame)) for frame in event.frames] == [reported]
+    assert [message_tag(frame) for frame in worker.received] == ([sent] if sent else [])
+    assert worker.is_killed == is_killed
+
+
+def test_a_replica_that_is_confirmed_before_events_are_drained_is_not_lost(
+    pool: ProcessWorkerPool,
+) -> None:
+    pool.record_replica(3, 1, 9, "10.0.0.1:5")
+    assert pool.drain_events() == [], "it is recorded by the event loop"
+    assert events_of(pool, 1) == [ReplicaConfirmed(3, 1, step=9, peer_store="10.0.0.1:5")]
 
 
 def test_dump_stacks_without_workers_does_nothing(pool: ProcessWorkerPool) -> None:
