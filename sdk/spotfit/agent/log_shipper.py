@@ -30,7 +30,7 @@ _RETRY_DELAY_S = 0.5
 class LogShipper:
     """Buffers lines of the agent's thread and writes them to the bucket in another thread.
 
-    While more than `max_buffer_bytes` are buffered, lines are dropped and counted.
+    While more than `MAX_BUFFER_BYTES` are buffered, lines are dropped and counted.
     """
 
     def __init__(
@@ -41,14 +41,12 @@ class LogShipper:
         wall_ms: Callable[[], int],
         clock: Clock,
         flush_interval_s: float = _FLUSH_INTERVAL_S,
-        max_buffer_bytes: int = MAX_BUFFER_BYTES,
     ) -> None:
         self._store = store
         self._agent_id = agent_id
         self._wall_ms = wall_ms
         self._clock = clock
         self._flush_interval_s = flush_interval_s
-        self._max_buffer_bytes = max_buffer_bytes
         self._buffer: collections.deque[bytes] = collections.deque()
         self._buffered_bytes = 0
         self._dropped_lines = 0
@@ -61,7 +59,7 @@ class LogShipper:
     def add_line(self, round_number: int, rank: int, stream: str, text: str) -> None:
         """Append a line of a worker, or of the callback process for `rank` -1. Never blocks."""
         with self._condition:
-            if self._buffered_bytes >= self._max_buffer_bytes:
+            if self._buffered_bytes >= MAX_BUFFER_BYTES:
                 self._dropped_lines += 1
                 return
             self._report_dropped_lines(round_number, rank)

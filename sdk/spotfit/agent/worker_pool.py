@@ -253,12 +253,11 @@ class ProcessWorkerPool:
         """Handle a frame addressed to the agent; return the frame to forward, if any."""
         match message_tag(frame):
             case "worker_heartbeat":
-                return None
+                pass  # every frame counts as one (`_on_worker_messages`)
             case "request_upload":
                 assert self._uploader is not None
                 request = _upload_request_decoder.decode(frame)
                 self._uploader.submit(QueuedUpload(round_number, rank, request))
-                return None
             case "snapshot_report":
                 snapshot = _snapshot_decoder.decode(frame)
                 self._snapshots.add(rank, snapshot)
@@ -272,9 +271,9 @@ class ProcessWorkerPool:
                 return encode(report)
             case "rolled_back":
                 self._snapshots.roll_back(_rollback_decoder.decode(frame).before_report_index)
-                return None
             case _:
                 return frame
+        return None
 
     def _on_upload_finished(self, upload: QueuedUpload, outcome: UploadDone | UploadError) -> None:
         """Report the outcome to the leader as the worker's own, and to the worker if it runs."""
@@ -317,13 +316,7 @@ class ProcessWorkerPool:
         if self._liveness is not None:
             self._liveness.remove(rank)
         self._events.append(
-            WorkerExited(
-                round_number,
-                rank,
-                description=reason,
-                is_clean=is_clean,
-                killed_by_agent=child.was_killed,
-            )
+            WorkerExited(round_number, rank, reason, is_clean, killed_by_agent=child.was_killed)
         )
 
     # --- liveness and stack dumps ------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
 import os
 import socket
@@ -117,8 +116,8 @@ class ForkServerClient:
         `read_messages` returns the outcome. Raises `OSError` if the fork server is dead.
         """
         self._last_serial += 1
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
-        self.control.sendmsg([encode(ForkChild(request_id=self._last_serial, kind=kind))], rights)
+        request = encode(ForkChild(request_id=self._last_serial, kind=kind))
+        socket.send_fds(self.control, [request], descriptors)
         return self._last_serial
 
     def read_messages(self) -> list[FromForkServer] | None:

@@ -23,7 +23,6 @@ there; the first server relays its requests and replies (docs/decisions/0013).
 
 from __future__ import annotations
 
-import array
 import collections
 import contextlib
 import gc
@@ -33,7 +32,6 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Iterable
 from typing import NamedTuple, NoReturn
 
 import msgspec
@@ -160,20 +158,17 @@ class ForkServer:
         return bool(events)
 
     def _read_requests(self) -> None:
-        while True:
+        # Python 3.11 ignores the flags of `recv_fds`, so that MSG_DONTWAIT has no effect.
+        while select.select([self._control], [], [], 0)[0]:
             try:
-                packet, ancillary, _, _ = self._control.recvmsg(
-                    _PACKET_BYTES, socket.CMSG_SPACE(_FDS_PER_REQUEST * 4), socket.MSG_DONTWAIT
+                packet, descriptors, _, _ = socket.recv_fds(
+                    self._control, _PACKET_BYTES, _FDS_PER_REQUEST
                 )
-            except BlockingIOError:
-                return
             except OSError:
-                packet, ancillary = b"", []
+                packet, descriptors = b"", []
             if not packet:
                 self._shut_down()  # the agent has closed the socket or is gone
-            self._requests.append(
-                _ForkRequest(_request_decoder.decode(packet), _parse_fds(ancillary))
-            )
+            self._requests.append(_ForkRequest(_request_decoder.decode(packet), tuple(descriptors)))
 
     def _reap_children(self) -> None:
         for serial, pid in list(self._child_pids.items()):
@@ -277,10 +272,9 @@ class WarmForkServer:
 
     def forward(self, request: _ForkRequest) -> None:
         """Let the warm server fork the child."""
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", request.descriptors))]
         self._child_pids[request.message.request_id] = 0
         try:
-            self.control.sendmsg([encode(request.message)], rights)
+            socket.send_fds(self.control, [encode(request.message)], request.descriptors)
         except OSError:
             # `read_messages` will report the exit, and of this child, too.
             log.warning("fork_server.warm_server_lost", pid=self._pid, reason="connection closed")
@@ -360,15 +354,6 @@ def _is_fork_safe() -> bool:
         os._exit(0)
     os.waitpid(pid, 0)
     return process.thread_count() == 1
-
-
-def _parse_fds(ancillary: Iterable[tuple[int, int, bytes]]) -> tuple[int, ...]:
-    """Extract the descriptors passed with SCM_RIGHTS."""
-    descriptors = array.array("i")
-    for level, kind, body in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            descriptors.frombytes(body[: len(body) - len(body) % descriptors.itemsize])
-    return tuple(descriptors)
 
 
 if __name__ == "__main__":

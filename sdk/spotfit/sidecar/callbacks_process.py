@@ -11,12 +11,7 @@ from spotfit.checkpoint.committed import open_committed
 from spotfit.code import exceptions
 from spotfit.code.function_pickle import load_sealed_pickle
 from spotfit.core.codec import decoder
-from spotfit.core.errors import (
-    IntegrityError,
-    NotFoundError,
-    ShippingError,
-    WorkerDiedError,
-)
+from spotfit.core.errors import IntegrityError, NotFoundError, ShippingError, WorkerDiedError
 from spotfit.host import log
 from spotfit.host.system import SystemClock
 from spotfit.model.metrics import metrics_from_json

@@ -83,10 +83,7 @@ class ProcessValidator:
         if not self._is_stopped:
             # Neither the user's function nor the checkpoint is to blame for these: try again.
             retryable = reason.startswith((EXIT_FORK_SERVER_DIED, EXIT_NOT_STARTED))
-            self._final_result = (
-                self._received_results[-1]
-                if self._received_results
-                else ValidationResult(
-                    message=f"The validation process {reason}.", retryable=retryable
-                )
+            died = ValidationResult(
+                message=f"The validation process {reason}.", retryable=retryable
             )
+            self._final_result = (self._received_results or [died])[-1]
