@@ -306,7 +306,7 @@ class ProcessWorkerPool:
         if worker is not None:
             worker.send(encode(UploadFailed(report_index=index, reason=error_text)))
         else:
-            # No process is left to raise it: the output of the rank is where the user looks.
+            # No worker is left to raise it; the log of the node is not shown to the user.
             cause = error_text.strip().splitlines()[-1]
             line = f"[spotfit] checkpoint {name} is lost: the upload of this rank failed: {cause}"
             self._logs.add_line(upload.round, upload.rank, "err", line)

@@ -99,7 +99,7 @@ class ChildProcess:
         self.is_kill_requested = True
         if self._status is None and not as_failure and not self.was_killed:
             # A process that is not started yet counts: the kill will be what ends it. A zombie has
-            # ended by itself: its own failure must not pass for a kill.
+            # ended before: its exit status is its own failure.
             self.was_killed = self.pid is None or (
                 process.exists(self.pid) and process.zombie_wait_status(self.pid) is None
             )
