@@ -37,7 +37,14 @@ def dump_stacks(pids: Mapping[int, int], directory: Path, clock: Clock) -> dict[
         # Without the file the worker has not registered its handler, and the signal would kill it.
         if files[rank].exists():
             process.kill(pid, process.STACK_DUMP_SIGNAL)
-    _wait_for_files(files, before, clock)
+    # Until all files have grown and stopped growing: the handler writes a stack in several calls.
+    deadline = clock.now() + DUMP_TIMEOUT_S
+    sizes: dict[int, int] = {}
+    while clock.now() < deadline:
+        clock.wait(_POLL_S)
+        previous, sizes = sizes, {rank: _size(file) for rank, file in files.items()}
+        if sizes == previous and all(sizes[rank] > before[rank] for rank in sizes):
+            break
     dumps = {}
     for rank, pid in pids.items():
         state = f"process {pid}, kernel state: {states[rank] or 'no such process'}"
@@ -50,19 +57,6 @@ def dump_stacks(pids: Mapping[int, int], directory: Path, clock: Clock) -> dict[
                 stacks = file.read(MAX_DUMP_BYTES).decode(errors="replace").rstrip()
         dumps[rank] = f"{state}\n{stacks}\n{_run_py_spy(pid)}"
     return dumps
-
-
-def _wait_for_files(files: Mapping[int, Path], before: Mapping[int, int], clock: Clock) -> None:
-    """Wait until all files have grown and stopped growing, or until the timeout."""
-    deadline = clock.now() + DUMP_TIMEOUT_S
-    sizes: dict[int, int] = {}
-    while clock.now() < deadline:
-        clock.wait(_POLL_S)
-        current = {rank: _size(file) for rank, file in files.items()}
-        # Unchanged since the last poll: the handler writes a stack in several calls.
-        if current == sizes and all(current[rank] > before[rank] for rank in current):
-            return
-        sizes = current
 
 
 def _size(file: Path) -> int:

@@ -142,20 +142,14 @@ class ForkServer:
                     self._warm_server.forward(request)
                 else:
                     self._fork_child(request)
-            if not self._wait_for_event():
+            idle_ms = _IDLE_BEFORE_WARMUP_MS if self._child_pids else 0
+            events = self._poll.poll(idle_ms if self._deferred else None)
+            # Its bytes only end the poll: `_reap_children` looks for all exits.
+            with contextlib.suppress(BlockingIOError):
+                while self._wakeup_reader.recv(4096):
+                    continue
+            if not events:  # timed out: the children are quiet, or there are none yet
                 self._fork_warm_server()
-
-    def _wait_for_event(self) -> bool:
-        """Wait for a request, a child's exit, or a message of the warm server.
-
-        Returns False once it is time to fork the warm server.
-        """
-        idle_ms = _IDLE_BEFORE_WARMUP_MS if self._child_pids else 0
-        events = self._poll.poll(idle_ms if self._deferred else None)
-        with contextlib.suppress(BlockingIOError):
-            while self._wakeup_reader.recv(4096):
-                continue
-        return bool(events)
 
     def _read_requests(self) -> None:
         # Python 3.11 ignores the flags of `recv_fds`, so that MSG_DONTWAIT has no effect.

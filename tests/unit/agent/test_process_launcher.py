@@ -232,11 +232,12 @@ def test_messages_about_children_of_an_earlier_run_are_ignored(launched: Launche
 
 
 def test_a_launcher_is_warm_with_a_warm_fork_server_or_none(launched: Launched) -> None:
-    assert launched.launcher.is_warm
+    is_warm = [launched.launcher.is_warm]
     launched.prepare()
-    assert not launched.launcher.is_warm
+    is_warm.append(launched.launcher.is_warm)
     launched.fork_servers.started[-1].is_fully_warm = True
-    assert launched.launcher.is_warm
+    is_warm.append(launched.launcher.is_warm)
+    assert is_warm == [True, False, True]
 
 
 def test_unpacking_stores_a_copy_of_the_bundle_for_the_workers(tmp_path: Path) -> None:
