@@ -158,7 +158,7 @@ class ProcessLauncher:
             if self._spec is not None and not self._is_unpacking:
                 self._start_unpacking(self._spec)  # the previous attempt has failed
             return
-        # The fork server may have died since the last launch, unnoticed until its socket is read.
+        self._notice_dead_fork_server()
         self._use_fork_server(self._runtime_key)
         try:
             if self._fork_server is not None:
@@ -252,6 +252,16 @@ class ProcessLauncher:
             self._loop.register(
                 server.control, READ, partial(self._on_fork_server_readable, server)
             )
+
+    def _notice_dead_fork_server(self) -> None:
+        """Handle the death of the fork server before the event loop reads the end of its socket.
+
+        Otherwise the next server would reuse the request ids of launches that still await this one.
+        """
+        if (server := self._fork_server) is not None and not server.is_alive:
+            self._on_fork_server_readable(server, READ)  # exits that it reported before its death
+            if self._fork_server is server:
+                self._on_fork_server_lost(server)
 
     def _on_fork_server_readable(self, fork_server: ForkServerClient, _mask: int) -> None:
         messages = fork_server.read_messages()

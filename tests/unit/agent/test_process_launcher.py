@@ -1,5 +1,6 @@
 """ProcessLauncher: queued launches, unpacking again, and the loss of a fork server."""
 
+import contextlib
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
@@ -51,6 +52,7 @@ class FakeForkServer:
     def __init__(self, runtime_key: RuntimeKey) -> None:
         self.runtime_key = runtime_key
         self.is_fully_warm = False
+        self.is_alive = True
         self.control, self._server_end = socket.socketpair()
         self._messages: list[FromForkServer] | None = None
         self.forked: list[ChildKind] = []
@@ -66,7 +68,8 @@ class FakeForkServer:
         self._server_end.send(b"x")
 
     def read_messages(self) -> list[FromForkServer] | None:
-        self.control.recv(1)
+        with contextlib.suppress(BlockingIOError):
+            self.control.recv(1, socket.MSG_DONTWAIT)
         self.reads += 1
         return self._messages
 
@@ -80,12 +83,10 @@ class FakeForkServers:
 
     def __init__(self) -> None:
         self.started: list[FakeForkServer] = []
-        self.is_alive = False
 
     def get_or_start(self, runtime_key: RuntimeKey) -> FakeForkServer:
-        if not self.is_alive:
+        if not (self.started and self.started[-1].is_alive):
             self.started.append(FakeForkServer(runtime_key))
-            self.is_alive = True
         return self.started[-1]
 
     def evict_unused(self, in_use: RuntimeKey) -> None:
@@ -214,11 +215,23 @@ def test_a_lost_fork_server_ends_its_children_and_the_others_start_elsewhere(
     with subprocess.Popen(["sleep", "60"], process_group=0) as running:
         first.report(ChildForked(request_id=1, pid=running.pid))
         launched.until(lambda: forked.pid is not None)
-        launched.fork_servers.is_alive = False
+        first.is_alive = False
         first.report(is_lost=True)
         launched.until(lambda: len(launched.exits) == 1)
     assert launched.exits == [EXIT_FORK_SERVER_DIED]
     assert launched.restarts == 1, "the worker that was not forked yet"
+    assert launched.fork_servers.started[-1].forked == ["uploader"]
+
+
+def test_a_launch_after_the_death_of_the_fork_server_ends_the_launches_before_it(
+    launched: Launched,
+) -> None:
+    launched.prepare()
+    (first,) = launched.fork_servers.started
+    launched.launch("worker", can_restart=True)
+    first.is_alive = False  # its socket has not been read yet
+    launched.launch("uploader")
+    assert launched.restarts == 1, "the worker that the first server had not forked"
     assert launched.fork_servers.started[-1].forked == ["uploader"]
 
 
