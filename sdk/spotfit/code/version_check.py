@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from importlib import metadata
 
 import msgspec
@@ -16,6 +17,8 @@ import msgspec
 from spotfit.core.errors import EnvironmentMismatchError
 from spotfit.model.group import Software
 
+# Compared even if the pickle does not refer to them: tensors, arrays and the protocols of spotfit
+# depend on their versions.
 _ALWAYS_COMPARED = ("cloudpickle", "numpy", "spotfit", "torch")
 
 _DISTRIBUTION_NAMES = {
@@ -93,8 +96,11 @@ def predict_mismatches(
 def _describe_environment(
     distributions: Iterable[str], required: Collection[str] = ()
 ) -> SoftwareEnvironment:
-    versions = {name: _installed_version(name) for name in sorted(distributions)}
-    installed = {name: version for name, version in versions.items() if version}
+    installed = {}
+    for name in sorted(distributions):
+        with suppress(metadata.PackageNotFoundError):
+            if version := metadata.version(name):  # None if the metadata is damaged
+                installed[name] = version
     return SoftwareEnvironment(
         python=".".join(map(str, sys.version_info[:3])),
         implementation=sys.implementation.name,
@@ -102,13 +108,6 @@ def _describe_environment(
         packages=installed,
         required_packages=tuple(sorted(installed.keys() & set(required))),
     )
-
-
-def _installed_version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _python_mismatch(
@@ -132,6 +131,7 @@ def _package_mismatch(
     name: str, source: SoftwareEnvironment, target: SoftwareEnvironment
 ) -> EnvironmentMismatchError | None:
     here, there = source.packages[name], target.packages.get(name)
+    # A package that the code bundle does not need may be missing, but not differ.
     if there is None and name not in source.required_packages:
         return None
     if there is not None and _compatible_version(name, here) == _compatible_version(name, there):

@@ -60,6 +60,7 @@ class LocalStore:
             self._translate_errors(key, is_read=True),
             self._object_path(key).open("rb", buffering=0) as file,
         ):
+            # The open file stays the same object, even if put() replaces its name meanwhile.
             size_bytes = os.fstat(file.fileno()).st_size
             if size_bytes > len(scratch):
                 return memoryview(file.read())
@@ -72,11 +73,20 @@ class LocalStore:
         self._write_atomically(key, lambda part: part.write_bytes(body))
 
     def create(self, key: str, body: bytes) -> None:
+        file = self._object_path(key)
         with self._translate_errors(key):
             # A temporary file first: link() then makes it visible complete, or fails.
-            part = _write_temporary(self._object_path(key), lambda part: part.write_bytes(body))
+            part = _write_temporary(file, lambda part: part.write_bytes(body))
             try:
-                _hard_link(part, self._object_path(key))
+                os.link(part, file)
+            except OSError as error:
+                if error.errno not in _NO_HARD_LINK_ERRNOS:
+                    raise
+                raise AtomicCreateUnsupportedError(
+                    f"The file system of {file.parent} does not support hard links, which are "
+                    "needed to create files atomically.",
+                    do="Store the run on another file system, or in a bucket.",
+                ) from error
             finally:
                 part.unlink(missing_ok=True)
 
@@ -156,19 +166,6 @@ def _write_or_remove(part: Path, write: Callable[[Path], object]) -> Path:
     return part
 
 
-def _hard_link(part: Path, file: Path) -> None:
-    try:
-        os.link(part, file)
-    except OSError as error:
-        if error.errno not in _NO_HARD_LINK_ERRNOS:
-            raise
-        raise AtomicCreateUnsupportedError(
-            f"The file system of {file.parent} does not support hard links, which are needed to "
-            "create files atomically.",
-            do="Store the run on another file system, or in a bucket.",
-        ) from error
-
-
 def _walk_objects(folder: Path, prefix: str) -> Iterator[ObjectInfo]:
     """Yield all files below. Skips linked directories, and files deleted meanwhile."""
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
@@ -183,6 +180,7 @@ def _walk_objects(folder: Path, prefix: str) -> Iterator[ObjectInfo]:
 def _to_store_error(error: OSError, what: str, *, is_read: bool) -> StoreError:
     code = error.errno
     operation = "read" if is_read else "write"
+    # NotFoundError only for reads: a write that misses its directory has failed otherwise.
     if isinstance(error, FileExistsError):
         return AlreadyExistsError(f"{what} already exists.")
     absent = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
