@@ -144,7 +144,10 @@ def _walk(
 
     `ancestors` are the resolved parent directories; they stop cycles of symbolic links.
     """
-    rules = (*rules, *_read_ignore_rules(folder, prefix))
+    files = [file for name in _IGNORE_FILES if (file := folder / name).is_file()]
+    texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
+    if lines := [line for text in texts for line in text.splitlines()]:
+        rules = (*rules, _IgnoreRules(len(prefix), _compile_rules(lines)))
     try:
         entries = list(os.scandir(folder))
     except OSError as error:
@@ -160,18 +163,6 @@ def _walk(
                 )
         elif entry.is_file() and not _is_ignored(name, rules):
             yield _SourceFile(name, Path(entry), entry.stat())
-
-
-def _read_ignore_rules(folder: Path, prefix: str) -> Iterator[_IgnoreRules]:
-    files = [folder / name for name in _IGNORE_FILES]
-    lines = [
-        line
-        for file in files
-        if file.is_file()
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines()
-    ]
-    if lines:
-        yield _IgnoreRules(len(prefix), _compile_rules(lines))
 
 
 def _compile_rules(lines: Sequence[str]) -> GitIgnoreSpec:

@@ -213,7 +213,7 @@ def check_environment(code_bundle: CodeBundleRef, env: PackagedRuntimeEnv) -> No
     Raises one `EnvironmentMismatchError` that names all differences.
     """
     source = code_bundle.environment
-    if source is None:  # the run was started without recording it
+    if source is None:  # the field is optional in the spec
         return
     mismatches = version_check.compare_environments(
         source,

@@ -79,7 +79,7 @@ def _extract_member(
     # Not tarfile.extract: owner, time and mode from the archive must not be applied.
     path = folder / entry.name
     path.parent.mkdir(parents=True, exist_ok=True)
-    # 'x': two entries of one name, or links on a case-insensitive file system, are an error.
+    # Mode 'x': two entries of one name are an error.
     with archive.extractfile(entry) as source, path.open("xb") as target:  # type: ignore[union-attr]
         shutil.copyfileobj(source, target)
     path.chmod(0o755 if entry.mode & 0o100 else 0o644)
