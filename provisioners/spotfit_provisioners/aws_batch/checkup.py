@@ -25,8 +25,8 @@ from spotfit_provisioners.aws_batch.options import AwsBatchOptions
 LOG_GROUP = "/aws/batch/job"
 """The log group of Batch jobs, unless a job definition sets another one."""
 
+# The service that assumes the roles of containers: Batch runs jobs as ECS tasks.
 _ECS_TASKS_SERVICE = "ecs-tasks.amazonaws.com"
-"""The service that assumes the roles of containers."""
 _REMEDY_QUEUE = (
     "Create a queue with infra/terraform/stacks/aws, or correct AwsBatchOptions(queues=…)."
 )
@@ -145,34 +145,25 @@ def _check_environment(name: str, queue: str, resolve_queue: QueueResolver) -> s
         raise ConfigError("The compute environment does not exist.", do=_REMEDY_QUEUE)
     (environment,) = found
     resources = environment.get("computeResources", {})
-    if problems := list(_environment_problems(environment, resources)):
-        raise ConfigError(
-            " ".join(problem for problem, _ in problems),
-            do=" ".join(remedy for _, remedy in problems),
-        )
-    return f"up to {resources['maxvCpus']} vCPUs of {', '.join(resources['instanceTypes'])}"
-
-
-def _environment_problems(
-    environment: Mapping[str, Any], resources: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
-    """Yield each problem with its remedy."""
+    problems: dict[str, str] = {}  # each with its remedy
     if environment["state"] != "ENABLED":
-        yield "It is disabled.", "`aws batch update-compute-environment --state ENABLED`."
+        problems["It is disabled."] = "`aws batch update-compute-environment --state ENABLED`."
     if environment["status"] != "VALID":
         reason = environment.get("statusReason") or "no reason given"
-        yield (
-            f"Its status is {environment['status']}: {reason}.",
+        problems[f"Its status is {environment['status']}: {reason}."] = (
             "Correct its roles, subnets or launch template; an INVALID environment starts no "
-            "instances.",
+            "instances."
         )
+    # An unmanaged environment has no computeResources, only the type 'UNMANAGED'.
     if (kind := resources.get("type", environment.get("type"))) != "SPOT":
-        yield (
-            f"Its type is {kind}.",
-            "Use environments of type SPOT; on-demand instances cost several times as much.",
+        problems[f"Its type is {kind}."] = (
+            "Use environments of type SPOT; on-demand instances cost several times as much."
         )
     if not resources.get("maxvCpus"):
-        yield "Its limit is 0 vCPUs.", "Raise its maxvCpus."
+        problems["Its limit is 0 vCPUs."] = "Raise its maxvCpus."
+    if problems:
+        raise ConfigError(" ".join(problems), do=" ".join(problems.values()))
+    return f"up to {resources['maxvCpus']} vCPUs of {', '.join(resources['instanceTypes'])}"
 
 
 # --- rights, roles, logs and the image --------------------------------------------------------
@@ -210,12 +201,13 @@ class _AwsAccountChecks:
         simulated = run_check(
             "the caller may rent machines",
             lambda: self._require_permissions(
-                self._own_principal_arn(), self._required_permissions()
+                self._own_principal_arn(), [*self._required_permissions()]
             ),
         )
         if simulated.conclusive or not simulated.passed:
             yield simulated
             return
+        # One queue as an example: a policy that permits only some queues is not detected.
         for queue in self._options.queues[:1]:
             client, name = self._resolve_queue(queue)
             for permission, call in client.permission_probes(name):
@@ -238,7 +230,7 @@ class _AwsAccountChecks:
         yield run_check("the agents' role can be assumed", lambda: self._check_trust_policy(arn))
         yield run_check(
             "agents may rent machines",
-            lambda: self._require_permissions(arn, self._required_permissions()),
+            lambda: self._require_permissions(arn, [*self._required_permissions()]),
         )
         if self._bucket:
             what = f"agents may use {self._bucket}"
@@ -289,13 +281,12 @@ class _AwsAccountChecks:
         except unreadable_answer_errors() as error:
             raise CheckSkippedError(f"IAM did not answer: {str(error).splitlines()[0]}") from error
 
-    def _required_permissions(self) -> list[AwsRequiredPermissions]:
-        return [*self._batch_permissions(), *self._pass_role_permissions(), self._log_permissions()]
-
-    def _batch_permissions(self) -> Iterator[AwsRequiredPermissions]:
+    def _required_permissions(self) -> Iterator[AwsRequiredPermissions]:
         client, name = self._resolve_queue(self._options.queues[0])
-        prefix = f"arn:{self._principal.partition}:batch:{client.region}:{self._principal.account}"
+        partition, place = self._principal.partition, f"{client.region}:{self._principal.account}"
+        prefix = f"arn:{partition}:batch:{place}"
         queue = name if name.startswith("arn:") else f"{prefix}:job-queue/{name}"
+        # Examples of names: policies may restrict actions to definitions of this prefix.
         definition, job = f"{prefix}:job-definition/spotfit-0", f"{prefix}:job/0"
         yield AwsRequiredPermissions(("batch:SubmitJob",), (queue, definition))
         yield AwsRequiredPermissions(("batch:RegisterJobDefinition",), (definition,))
@@ -305,26 +296,19 @@ class _AwsAccountChecks:
         yield AwsRequiredPermissions(tuple(f"batch:{action}" for action in reads), ("*",))
         if permission := _ORDER_PERMISSIONS.get(self._options.queue_order):
             yield AwsRequiredPermissions((permission,), ("*",))
-
-    def _pass_role_permissions(self) -> Iterator[AwsRequiredPermissions]:
+        # Registering a definition that names a role passes the role to ECS.
         roles = (self._options.job_role, self._options.execution_role)
-        passed = tuple(filter(None, roles))
-        if passed:
-            yield AwsRequiredPermissions(
-                ("iam:PassRole",), passed, {"iam:PassedToService": _ECS_TASKS_SERVICE}
-            )
-
-    def _log_permissions(self) -> AwsRequiredPermissions:
-        client, _ = self._resolve_queue(self._options.queues[0])
-        prefix = f"arn:{self._principal.partition}:logs:{client.region}:{self._principal.account}"
-        return AwsRequiredPermissions(
-            ("logs:GetLogEvents",), (f"{prefix}:log-group:{LOG_GROUP}:log-stream:x",)
-        )
+        if passed := tuple(filter(None, roles)):
+            service = {"iam:PassedToService": _ECS_TASKS_SERVICE}
+            yield AwsRequiredPermissions(("iam:PassRole",), passed, service)
+        stream = f"arn:{partition}:logs:{place}:log-group:{LOG_GROUP}:log-stream:x"
+        yield AwsRequiredPermissions(("logs:GetLogEvents",), (stream,))
 
     def _bucket_permissions(self) -> Iterator[AwsRequiredPermissions]:
         url = urlsplit(self._bucket)
         bucket = f"arn:{self._principal.partition}:s3:::{url.netloc}"
         prefix = "/".join(filter(None, (bucket, url.path.strip("/"))))
+        # Listing is a permission on the bucket, the others are permissions on its objects.
         objects = ("GetObject", "PutObject", "DeleteObject", "AbortMultipartUpload")
         yield AwsRequiredPermissions(("s3:ListBucket",), (bucket,), do=_REMEDY_BUCKET_PERMISSIONS)
         actions = tuple(f"s3:{action}" for action in objects)
@@ -378,6 +362,7 @@ def _run_probe(call: Callable[[], Any], permission: str) -> str:
 
 def _allows_service(policy: Mapping[str, Any], service: str) -> bool:
     """Return whether the trust policy allows the service to assume the role."""
+    # A policy may have a single statement or service in place of a list; '*' is no service.
     statements = policy.get("Statement", [])
     for statement in statements if isinstance(statements, list) else [statements]:
         principal = statement.get("Principal", {})
@@ -392,6 +377,6 @@ def _parse_image_path(path: str) -> tuple[str, dict[str, str]]:
     """Return the repository and the ECR image id of 'repository:tag' or 'repository@digest'."""
     repository, _, digest = path.partition("@")
     if digest:
-        return repository.partition(":")[0], {"imageDigest": digest}
+        return repository.partition(":")[0], {"imageDigest": digest}  # a digest overrides a tag
     repository, _, tag = path.partition(":")
     return repository, {"imageTag": tag or "latest"}

@@ -48,17 +48,19 @@ def build_client(
     }
     match root.scheme:
         case "s3":
-            config = _s3_config(root)
+            arguments["config"] = {**_s3_config(root), **credentials}
             # A credential provider would take precedence over the credentials in the config.
             arguments["credential_provider"] = None if credentials else _aws_profile_credentials()
-            return S3Store(root.bucket, config={**config, **credentials}, **arguments)
+            return S3Store(root.bucket, **arguments)
         case "gs":
-            config = {"base_url": root.endpoint} if root.endpoint else {}
-            return GCSStore(root.bucket, config={**config, **credentials}, **arguments)
+            endpoint = {"base_url": root.endpoint} if root.endpoint else {}
+            arguments["config"] = {**endpoint, **credentials}
+            return GCSStore(root.bucket, **arguments)
         case _:
             options = {"account_name": root.account, "endpoint": root.endpoint}
-            config = {name: value for name, value in options.items() if value}
-            return AzureStore(root.bucket, config={**config, **credentials}, **arguments)
+            named = {name: value for name, value in options.items() if value}
+            arguments["config"] = {**named, **credentials}
+            return AzureStore(root.bucket, **arguments)
 
 
 def _s3_config(root: RootUrl) -> dict[str, Any]:
