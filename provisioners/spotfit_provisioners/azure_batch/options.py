@@ -100,8 +100,7 @@ class AzureBatchOptions:
                 ConfigError(
                     "AzureBatchOptions(resource_files): a URL contains a signature, which would "
                     "be stored unencrypted with the run's options.",
-                    do="Remove the signature from the URL, and give `identity` access to the "
-                    "blob.",
+                    do="Remove the signature from the URL, and give `identity` access to the blob.",
                 )
             )
         errors.raise_all()

@@ -98,7 +98,7 @@ def pending_reason(pool: Mapping[str, Any] | None, nodes: Sequence[Mapping[str, 
             f"a node is {node['state']}: {_format_error(error)}"
             for error in node.get("errors") or []
         ]
-        # A failed start task is no error of the node in the API's sense.
+        # A failed start task is reported as a state, not among the errors.
         if node["state"] == "starttaskfailed":
             errors.append("the start task of the pool fails")
     return next(iter(errors), "")

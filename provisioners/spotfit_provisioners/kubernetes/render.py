@@ -24,6 +24,7 @@ RUN_LABEL = "spotfit.dev/run"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 JOB_LABEL = "batch.kubernetes.io/job-name"
 
+# Labels and taints of spot nodes by platform. EKS and Karpenter add no taints.
 _SPOT_NODES: Mapping[str, tuple[Mapping[str, str], tuple[Mapping[str, str], ...]]] = {
     "": ({}, ()),
     "eks": ({"eks.amazonaws.com/capacityType": "SPOT"}, ()),
@@ -51,8 +52,10 @@ _SPOT_NODES: Mapping[str, tuple[Mapping[str, str], tuple[Mapping[str, str], ...]
         ),
     ),
 }
-"""Labels and taints of spot nodes by platform. EKS and Karpenter add no taints."""
 
+# A disrupted or drained pod is replaced without counting as a failure. Any other exit fails the
+# index of the pod, and no other index. The first matching rule applies:
+# https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-failure-policy
 _FAILURE_RULES: tuple[Mapping[str, Any], ...] = (
     {
         "action": "Ignore",
@@ -75,8 +78,6 @@ _FAILURE_RULES: tuple[Mapping[str, Any], ...] = (
         },
     },
 )
-"""A disrupted or drained pod is replaced without counting as a failure. Any other exit fails the
-index of the pod, and no other index."""
 
 
 def plan(request: GroupRequest, options: KubernetesOptions) -> GroupPlan:
@@ -126,6 +127,7 @@ def service_manifest(plan: GroupPlan) -> dict[str, Any]:
         "metadata": {"name": plan.token, "labels": plan.body["metadata"]["labels"]},
         "spec": {
             "clusterIP": "None",
+            # Agents connect to each other before their pods are ready.
             "publishNotReadyAddresses": True,
             "selector": {TOKEN_LABEL: plan.token},
         },
@@ -141,12 +143,17 @@ def _job_manifest(
         "kind": "Job",
         "metadata": {"name": request.token, "labels": {**labels, **kueue}},
         "spec": {
+            # Each pod has an index, by which the agent identifies its machine.
             "completionMode": "Indexed",
             "completions": nodes,
             "parallelism": nodes,
+            # Per index, as the rules with FailIndex require. 0: the leader decides on replacements.
             "backoffLimitPerIndex": 0,
             "podFailurePolicy": {"rules": [dict(rule) for rule in _FAILURE_RULES]},
+            # Only when a pod has ended, so that two pods never have the same index. Required with
+            # a failure policy.
             "podReplacementPolicy": "Failed",
+            # Kueue resumes the Job when its queue has admitted it.
             **({"suspend": True} if kueue else {}),
             "template": {
                 "metadata": {"labels": dict(labels)},
@@ -168,10 +175,13 @@ def _pod(request: GroupRequest, options: KubernetesOptions) -> dict[str, Any]:
         "imagePullSecrets": [{"name": name} for name in options.image_pull_secrets],
     }
     return {
+        # Required with a failure policy. A restarted container would not count as a new attempt.
         "restartPolicy": "Never",
+        # Together with the headless Service it gives every pod a DNS name.
         "subdomain": request.token,
         "terminationGracePeriodSeconds": int(options.termination_grace_s),
         "containers": [_container(request, options)],
+        # Kubernetes mounts /dev/shm with 64 MiB. This volume counts towards the memory limit.
         "volumes": [
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shared}Mi"}},
         ],
@@ -200,6 +210,8 @@ def _container(request: GroupRequest, options: KubernetesOptions) -> dict[str, A
             {"name": "SPOTFIT_SIGNAL_GRACE_S", "value": str(options.termination_grace_s)},
         ],
         "envFrom": [{"secretRef": {"name": request.token}}],
+        # Equal, so that the pods have the QoS class Guaranteed and are evicted last. GPUs cannot be
+        # overcommitted at all.
         "resources": {"requests": needs, "limits": needs},
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108  # of the pod
     }
