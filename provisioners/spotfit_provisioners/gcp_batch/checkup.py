@@ -26,7 +26,7 @@ READ_LOGS_PERMISSION = "logging.logEntries.list"
 ACT_AS_PERMISSION = "iam.serviceAccounts.actAs"
 AGENT_ROLES = ("roles/batch.agentReporter", "roles/batch.jobsEditor")
 """The first role lets the Batch service agent on the VM report: without it no task starts."""
-# Each contains the permissions of both roles above.
+# With any of these, a missing role above is no reason for doubt.
 _BROADER_ROLES = ("roles/owner", "roles/editor", "roles/batch.admin")
 _REMEDY_ROLES = (
     "Grant the roles that docs/guides/gcp_batch.md lists, or apply infra/terraform/stacks/gcp."

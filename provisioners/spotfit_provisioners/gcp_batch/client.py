@@ -21,7 +21,7 @@ _PAGE_SIZE = 500  # the library reads further pages itself
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _RATE_LIMIT_REASON = "RATE_LIMIT_EXCEEDED"
 _API_DISABLED_REASON = "SERVICE_DISABLED"
-# Batch reports a missing permission on the agents' service account with status 400.
+# Part of the message if the caller may not use the agents' service account; its status is not 403.
 _SERVICE_ACCOUNT_DENIED = "act as the specified service account"
 
 

@@ -97,7 +97,7 @@ class GcpBatchOptions:
                     do="Write zones as 'us-central1-a', all of the same region.",
                 )
             )
-        # Batch takes either a template or a policy; it would ignore these properties.
+        # Batch takes either a template or a policy with these properties.
         replaced = ("machine_type", "accelerator", "boot_disk_gb", "network", "subnetwork")
         conflicts = [name for name in replaced if getattr(self, name)]
         if self.instance_template and conflicts:

@@ -104,7 +104,7 @@ def _task_group(request: GroupRequest, options: GcpBatchOptions, nodes: int) -> 
     }
     shared_mib = options.shared_memory_mib or memory // 2
     gpus = hardware.count_gpus(per_worker, slots)
-    # VMs without a notice period send the signal and shut down at once.
+    # Without a notice period, agents use the default of their own.
     grace = {"SPOTFIT_SIGNAL_GRACE_S": f"{options.notice_s + SHUTDOWN_S:g}"}
     return {
         "taskCount": str(nodes),
@@ -113,7 +113,7 @@ def _task_group(request: GroupRequest, options: GcpBatchOptions, nodes: int) -> 
         "taskCountPerNode": "1",
         "taskSpec": {
             "runnables": [
-                # VM images without this firewall have no such command.
+                # Other VM images may have neither this firewall nor the command.
                 {"script": {"text": _OPEN_FIREWALL_COMMAND}, "ignoreExitStatus": True},
                 {"container": _container(options, shared_mib=shared_mib, gpus=gpus)},
             ],

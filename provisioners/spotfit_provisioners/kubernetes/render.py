@@ -175,13 +175,13 @@ def _pod(request: GroupRequest, options: KubernetesOptions) -> dict[str, Any]:
         "imagePullSecrets": [{"name": name} for name in options.image_pull_secrets],
     }
     return {
-        # Required with a failure policy. A restarted container would not count as a new attempt.
+        # Required with a failure policy: a lost container ends its pod.
         "restartPolicy": "Never",
         # Together with the headless Service it gives every pod a DNS name.
         "subdomain": request.token,
         "terminationGracePeriodSeconds": int(options.termination_grace_s),
         "containers": [_container(request, options)],
-        # Kubernetes mounts /dev/shm with 64 MiB. This volume counts towards the memory limit.
+        # Container runtimes give /dev/shm 64 MiB. This volume counts towards the memory limit.
         "volumes": [
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shared}Mi"}},
         ],
