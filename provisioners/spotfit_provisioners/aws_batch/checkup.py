@@ -110,32 +110,29 @@ def check_account(
 
 def _check_queue(queue: str, resolve_queue: QueueResolver) -> Iterator[AccountCheck]:
     names: list[str] = []
-    yield run_check(
-        f"job queue {queue} accepts jobs",
-        lambda: names.extend(_queue_environments(queue, resolve_queue)),
-    )
-    for name in names:
+
+    def list_environments() -> None:
+        client, name = resolve_queue(queue)
+        found = client.find_queue(name)
+        if found is None:
+            raise ConfigError(
+                f"The queue {name!r} does not exist in {client.region}.", do=_REMEDY_QUEUE
+            )
+        if found["state"] != "ENABLED" or found["status"] != "VALID":
+            reason = found.get("statusReason") or "no reason given"
+            raise ConfigError(
+                f"The queue is {found['state']} and {found['status']}: {reason}.",
+                do=_REMEDY_QUEUE,
+            )
+        names.extend(entry["computeEnvironment"] for entry in found["computeEnvironmentOrder"])
+
+    yield run_check(f"job queue {queue} accepts jobs", list_environments)
+    for name in names:  # none if the queue accepts no jobs
         short = name.rpartition("/")[2]
         yield run_check(
             f"compute environment {short} has spot instances",
             lambda n=name: _check_environment(n, queue, resolve_queue),  # type: ignore[misc]
         )
-
-
-def _queue_environments(queue: str, resolve_queue: QueueResolver) -> list[str]:
-    """Return the queue's compute environments. Raises `ConfigError` if it accepts no jobs."""
-    client, name = resolve_queue(queue)
-    found = client.find_queue(name)
-    if found is None:
-        raise ConfigError(
-            f"The queue {name!r} does not exist in {client.region}.", do=_REMEDY_QUEUE
-        )
-    if found["state"] != "ENABLED" or found["status"] != "VALID":
-        reason = found.get("statusReason") or "no reason given"
-        raise ConfigError(
-            f"The queue is {found['state']} and {found['status']}: {reason}.", do=_REMEDY_QUEUE
-        )
-    return [entry["computeEnvironment"] for entry in found["computeEnvironmentOrder"]]
 
 
 def _check_environment(name: str, queue: str, resolve_queue: QueueResolver) -> str:

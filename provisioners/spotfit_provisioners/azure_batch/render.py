@@ -57,8 +57,16 @@ def plan(request: GroupRequest, options: AzureBatchOptions) -> GroupPlan:
     slots = options.workers_per_node
     nodes = count_nodes(request, slots=slots, max_nodes=options.max_nodes, backend="Azure Batch")
     gpus = hardware.count_gpus(request.resources_per_worker, slots)
+    labels = {"spotfit-run": to_label(request.run_name or "run"), **options.labels}
     body: dict[str, Any] = {
-        "job": _job(request, options),
+        "job": {
+            "id": job_id(request.token),
+            "poolInfo": {"poolId": pool_id(options)},
+            # Until the tasks are created: a job without tasks would otherwise end at once.
+            "onAllTasksComplete": "noaction",
+            "onTaskFailure": "noaction",
+            "metadata": [{"name": name, "value": value} for name, value in labels.items()],
+        },
         "task": _task(options, gpus=gpus),
         **({"pool": pool_request(options, initial_nodes=nodes)} if options.can_create_pool else {}),
     }
@@ -145,18 +153,6 @@ def _pool_properties(options: AzureBatchOptions, formula: str) -> dict[str, Any]
         # A task has the whole machine, so that the loss of one affects one node of the run only.
         "taskSlotsPerNode": 1,
         **({"networkConfiguration": network} if options.subnet else {}),
-    }
-
-
-def _job(request: GroupRequest, options: AzureBatchOptions) -> dict[str, Any]:
-    # "noaction" until the tasks are created: a job without tasks would otherwise end at once.
-    labels = {"spotfit-run": to_label(request.run_name or "run"), **options.labels}
-    return {
-        "id": job_id(request.token),
-        "poolInfo": {"poolId": pool_id(options)},
-        "onAllTasksComplete": "noaction",
-        "onTaskFailure": "noaction",
-        "metadata": [{"name": name, "value": value} for name, value in labels.items()],
     }
 
 

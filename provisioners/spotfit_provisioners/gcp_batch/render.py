@@ -143,6 +143,21 @@ def _container(options: GcpBatchOptions, *, shared_mib: int, gpus: int) -> dict[
 def _allocation_policy(
     request: GroupRequest, options: GcpBatchOptions, labels: Mapping[str, str]
 ) -> dict[str, Any]:
+    gpus = hardware.count_gpus(request.resources_per_worker, options.workers_per_node)
+    if options.instance_template:
+        instance: dict[str, Any] = {"instanceTemplate": options.instance_template}
+    else:
+        policy: dict[str, Any] = {"provisioningModel": "SPOT"}
+        if options.machine_type:
+            policy["machineType"] = options.machine_type
+        # Machine types such as a2, a3 and g2 include their GPUs.
+        if gpus and options.accelerator:
+            policy["accelerators"] = [{"type": options.accelerator, "count": str(gpus)}]
+        if options.boot_disk_gb:
+            policy["bootDisk"] = {"sizeGb": str(options.boot_disk_gb)}
+        instance = {"policy": policy}
+    if gpus and options.install_gpu_drivers:
+        instance["installGpuDrivers"] = True
     zones = [f"zones/{zone}" for zone in options.zones]
     account: dict[str, Any] = {"serviceAccount": {"email": options.service_account}}
     names = {"network": options.network, "subnetwork": options.subnetwork}
@@ -151,25 +166,9 @@ def _allocation_policy(
         interface["noExternalIpAddress"] = True
     return {
         "location": {"allowedLocations": zones or [f"regions/{options.region}"]},
-        "instances": [_instance_policy(request, options)],
+        "instances": [instance],
         "labels": dict(labels),
         **(account if options.service_account else {}),
         # Without any of the options, Batch uses the default network of the project.
         **({"network": {"networkInterfaces": [interface]}} if interface else {}),
     }
-
-
-def _instance_policy(request: GroupRequest, options: GcpBatchOptions) -> dict[str, Any]:
-    gpus = hardware.count_gpus(request.resources_per_worker, options.workers_per_node)
-    drivers = {"installGpuDrivers": True} if gpus and options.install_gpu_drivers else {}
-    if options.instance_template:
-        return {"instanceTemplate": options.instance_template, **drivers}
-    policy: dict[str, Any] = {"provisioningModel": "SPOT"}
-    if options.machine_type:
-        policy["machineType"] = options.machine_type
-    # Machine types such as a2, a3 and g2 include their GPUs.
-    if gpus and options.accelerator:
-        policy["accelerators"] = [{"type": options.accelerator, "count": str(gpus)}]
-    if options.boot_disk_gb:
-        policy["bootDisk"] = {"sizeGb": str(options.boot_disk_gb)}
-    return {"policy": policy, **drivers}

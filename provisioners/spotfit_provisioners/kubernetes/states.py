@@ -59,10 +59,15 @@ def group_status(
         status.state is NodeState.WAITING and index not in newest
         for index, status in enumerate(statuses)
     )
-    return GroupStatus(
-        nodes=statuses,
-        refusal=_pending_reason(job, newest.values(), creation_error if is_missing_pods else ""),
-    )
+    if job["spec"].get("suspend"):
+        refusal = "the Job is suspended: its queue has not admitted it"
+    elif is_missing_pods and QUOTA_MESSAGE in creation_error:
+        refusal = f"a ResourceQuota of the namespace is exceeded: {creation_error}"
+    elif is_missing_pods and creation_error:
+        refusal = f"pods cannot be created: {creation_error}"
+    else:
+        refusal = next(filter(None, map(_pod_pending_reason, newest.values())), "")
+    return GroupStatus(nodes=statuses, refusal=refusal)
 
 
 def has_missing_pods(job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> bool:
@@ -132,18 +137,6 @@ def _end_reason(pod: Mapping[str, Any] | None) -> str:
     codes = [f"exit code {end['exitCode']}" for end in ends if end.get("exitCode") is not None]
     own = [str(status.get("reason") or ""), str(status.get("message") or "")]
     return "; ".join(filter(None, [*disruptions, *own, *codes]))
-
-
-def _pending_reason(
-    job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]], creation_error: str
-) -> str:
-    if job["spec"].get("suspend"):
-        return "the Job is suspended: its queue has not admitted it"
-    if QUOTA_MESSAGE in creation_error:
-        return f"a ResourceQuota of the namespace is exceeded: {creation_error}"
-    if creation_error:
-        return f"pods cannot be created: {creation_error}"
-    return next(filter(None, map(_pod_pending_reason, pods)), "")
 
 
 def _pod_pending_reason(pod: Mapping[str, Any]) -> str:

@@ -93,10 +93,10 @@ def _serve_all(first: LocalNode, home: Path, fork_servers: ForkServerPool) -> in
         assignment = node.read_assignment()
         if assignment is None:
             return 0  # the group was cancelled before the agent started
+        # Not earlier: owner and digest are in the assignment. One server serves all nodes.
         server = server or AssignmentServer(
             home, owner=assignment["owner"], digest=assignment["digest"]
         )
-        # One server for all nodes: its thread checks the owner from the first node on.
         if not _serve_node(node, assignment, inherited=inherited, fork_servers=fork_servers):
             return 1
         node = server.next_node(previous=node, timeout_s=assignment["idle_s"])
@@ -144,7 +144,6 @@ def _serve_node(
         # The agent handled SIGTERM as its notice. Between two nodes the machine just exits, and
         # SystemExit runs the cleanup of its directory.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    # After any code but 0 the machine exits: its fork servers may be in an unknown state.
     if code == AgentExitCode.DRAINED:
         node.mark_reclaimed("drained before its preemption")
     elif code == AgentExitCode.RELEASED:

@@ -55,8 +55,7 @@ def warm_machines(root: LocalCloudDir, nodes: int, slots: int, framework: str) -
             for warm in unused:
                 _unassigned.remove(warm)
                 os.close(warm.pipe)
-        # Outside of the lock: killing takes time. A machine exits without it as well, but only
-        # after the import of the framework.
+        # Outside of the lock: killing takes time, and other threads may assign their machines.
         for warm in unused:
             processes.kill_process_tree(warm.process)
             warm.root.remove_machine(warm.process)

@@ -201,5 +201,3 @@ class LocalProvisioner:
         # start another one.
         if machine is not None:
             node.claim(machine)
-
-

@@ -276,7 +276,7 @@ class LocalNode:
         if not self.path.is_dir():
             return NodeStatus(state=NodeState.GONE, reason="its agent has exited")
         machine = self.machine()
-        # A new machine claims its node within milliseconds, unless it failed to start.
+        # The submitter has not started the machine yet, or failed to; another submit starts it.
         if machine is None:
             return NodeStatus(state=NodeState.WAITING, reason="its process is being started")
         if machine.is_alive and _read_text(self.path / "ended") is None:
