@@ -150,7 +150,7 @@ class SkyPilotClient:
                     return []
                 raise
         jobs = []
-        # The server finds the text anywhere in a name.
+        # `name_match` may match elsewhere in a name.
         for record in response[0]:
             if str(record.job_name).startswith(prefix):
                 reason, details = (str(record.failure_reason or ""), str(record.details or ""))

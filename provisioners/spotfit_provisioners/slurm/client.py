@@ -57,7 +57,7 @@ class SlurmClient:
 
         Secrets are passed in the environment only, which Slurm shows only to its administrators.
         """
-        # The name of a job is not unique in Slurm. Held, so that a duplicate is found before it starts.
+        # Names of jobs are not unique in Slurm. Held, so that a duplicate is found before it starts.
         command = ("sbatch", "--parsable", "--hold", "--export=ALL", *arguments)
         output = self._run(command, script=script, environment=environment)
         return int(output.partition(";")[0])  # 'id', or 'id;cluster' in a federation
@@ -158,7 +158,7 @@ class SlurmClient:
 def to_provision_error(command: str, message: str) -> ProvisionError | InfrastructureError:
     """Translate the error text of a command; transient errors become `InfrastructureError`."""
     text = " ".join(message.split()) or "no reason given"
-    # In this order: messages about the controller also contain words such as 'denied'.
+    # In this order, because a message may contain words of several kinds.
     if _contains_any(message, _TRANSIENT_WORDS):
         return InfrastructureError(f"{command}: {text}")
     if _contains_any(message, _QUOTA_WORDS):

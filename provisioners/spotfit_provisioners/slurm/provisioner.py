@@ -66,7 +66,7 @@ class SlurmProvisioner:
             # Known even if squeue does not list the new job yet.
             known = [SlurmTask(own, 0, "PENDING", "JobHeldUser")]
             known += self._client.list_tasks_by_name(plan.token)
-        # Job ids increase, so all processes select the same job.
+        # The lowest id, so that all processes select the same job.
         first = min(task.job_id for task in known)
         for job in {task.job_id for task in known} - {first}:
             self._client.cancel(str(job))

@@ -24,7 +24,7 @@ MARKER_VARIABLE = "SPOTFIT_SSH_MACHINE"
 path ends with a slash, so that no value is a prefix of another one. See decision 0026."""
 LOG_RETENTION_DAYS = 7
 """How long a host keeps the output of agents."""
-MIN_FREE_GIB = 5  # for code, logs, and snapshots of a host without /dev/shm
+MIN_FREE_GIB = 5
 _UNSAFE = re.compile(r"[^A-Za-z0-9.-]")
 
 
