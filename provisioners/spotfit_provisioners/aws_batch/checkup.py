@@ -6,7 +6,7 @@ probes are made instead: calls without effect, which AWS denies before it checks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -198,7 +198,7 @@ class _AwsAccountChecks:
         simulated = run_check(
             "the caller may rent machines",
             lambda: self._require_permissions(
-                self._own_principal_arn(), [*self._required_permissions()]
+                self._own_principal_arn(), self._required_permissions()
             ),
         )
         if simulated.conclusive or not simulated.passed:
@@ -227,12 +227,12 @@ class _AwsAccountChecks:
         yield run_check("the agents' role can be assumed", lambda: self._check_trust_policy(arn))
         yield run_check(
             "agents may rent machines",
-            lambda: self._require_permissions(arn, [*self._required_permissions()]),
+            lambda: self._require_permissions(arn, self._required_permissions()),
         )
         if self._bucket:
             what = f"agents may use {self._bucket}"
             yield run_check(
-                what, lambda: self._require_permissions(arn, [*self._bucket_permissions()])
+                what, lambda: self._require_permissions(arn, self._bucket_permissions())
             )
 
     def _own_principal_arn(self) -> str:
@@ -248,9 +248,9 @@ class _AwsAccountChecks:
             return plain
         return str(found["Arn"]) if found else plain
 
-    def _require_permissions(self, arn: str, required: Sequence[AwsRequiredPermissions]) -> str:
+    def _require_permissions(self, arn: str, needed: Iterable[AwsRequiredPermissions]) -> str:
         """Raise `ProvisionPermissionError` naming all missing permissions."""
-        principal = AwsPrincipal(arn)
+        principal, required = AwsPrincipal(arn), tuple(needed)
         if principal.principal_type in ("root", "federated-user"):
             raise CheckSkippedError(f"IAM cannot simulate a {principal.principal_type}")
         if denied := [

@@ -47,11 +47,7 @@ def plan(request: GroupRequest, options: AwsBatchOptions) -> GroupPlan:
         "tags": {"spotfit:run": to_label(request.run_name or "run"), **options.tags},
     }
     return GroupPlan(
-        token=request.token,
-        provisioner=BACKEND,
-        num_nodes=nodes,
-        slots_per_node=slots,
-        body=body,
+        token=request.token, provisioner=BACKEND, num_nodes=nodes, slots_per_node=slots, body=body
     )
 
 

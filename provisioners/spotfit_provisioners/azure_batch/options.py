@@ -67,42 +67,32 @@ class AzureBatchOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image", images.resolve_image(self.image))
-        errors = ErrorCollector()
+        problems: dict[str, str] = {}  # with their remedies; all are reported together
         if not 1 <= self.max_nodes <= MAX_POOL_NODES:
-            errors.add(
-                ConfigError(
-                    f"AzureBatchOptions(max_nodes={self.max_nodes}): a pool with inter-node "
-                    f"communication has 1 to {MAX_POOL_NODES} nodes.",
-                    do="For more workers, use larger machines with more workers_per_node.",
-                )
-            )
+            problems[
+                f"AzureBatchOptions(max_nodes={self.max_nodes}): a pool with inter-node "
+                f"communication has 1 to {MAX_POOL_NODES} nodes."
+            ] = "For more workers, use larger machines with more workers_per_node."
         if self.workers_per_node < 1:
-            errors.add(ConfigError("AzureBatchOptions(workers_per_node) must be at least 1."))
+            problems["AzureBatchOptions(workers_per_node) must be at least 1."] = ""
         if self.vm_image.count(":") != 3:
-            errors.add(
-                ConfigError(
-                    f"AzureBatchOptions(vm_image={self.vm_image!r}) is not a valid image "
-                    "reference.",
-                    do="Write publisher:offer:sku:version.",
-                )
-            )
+            problems[
+                f"AzureBatchOptions(vm_image={self.vm_image!r}) is not a valid image reference."
+            ] = "Write publisher:offer:sku:version."
         # Batch assigns private addresses only to nodes in a subnet of the user.
         if not self.public_ip and not self.subnet:
-            errors.add(
-                ConfigError(
-                    "AzureBatchOptions(public_ip=False) needs a subnet.",
-                    do="Set subnet='/subscriptions/…/subnets/…', with a route to Azure.",
-                )
+            problems["AzureBatchOptions(public_ip=False) needs a subnet."] = (
+                "Set subnet='/subscriptions/…/subnets/…', with a route to Azure."
             )
         # 'sig' is the signature of a shared access signature (SAS).
         if any("sig=" in url for url in self.resource_files):
-            errors.add(
-                ConfigError(
-                    "AzureBatchOptions(resource_files): a URL contains a signature, which would "
-                    "be stored unencrypted with the run's options.",
-                    do="Remove the signature from the URL, and give `identity` access to the blob.",
-                )
-            )
+            problems[
+                "AzureBatchOptions(resource_files): a URL contains a signature, which would "
+                "be stored unencrypted with the run's options."
+            ] = "Remove the signature from the URL, and give `identity` access to the blob."
+        errors = ErrorCollector()
+        for problem, remedy in problems.items():
+            errors.add(ConfigError(problem, do=remedy))
         errors.raise_all()
 
     @property

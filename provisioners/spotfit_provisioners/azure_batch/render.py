@@ -71,11 +71,7 @@ def plan(request: GroupRequest, options: AzureBatchOptions) -> GroupPlan:
         **({"pool": pool_request(options, initial_nodes=nodes)} if options.can_create_pool else {}),
     }
     return GroupPlan(
-        token=request.token,
-        provisioner=BACKEND,
-        num_nodes=nodes,
-        slots_per_node=slots,
-        body=body,
+        token=request.token, provisioner=BACKEND, num_nodes=nodes, slots_per_node=slots, body=body
     )
 
 

@@ -67,11 +67,7 @@ def plan(request: GroupRequest, options: GcpBatchOptions) -> GroupPlan:
     if options.cloud_logging:
         body["logsPolicy"] = {"destination": "CLOUD_LOGGING"}
     return GroupPlan(
-        token=request.token,
-        provisioner=BACKEND,
-        num_nodes=nodes,
-        slots_per_node=slots,
-        body=body,
+        token=request.token, provisioner=BACKEND, num_nodes=nodes, slots_per_node=slots, body=body
     )
 
 

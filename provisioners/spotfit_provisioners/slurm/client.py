@@ -57,7 +57,7 @@ class SlurmClient:
 
         Secrets are passed in the environment only, which Slurm shows only to its administrators.
         """
-        # Names of jobs are not unique in Slurm. Held, so that a duplicate is found before it starts.
+        # Names of jobs are not unique in Slurm. A held duplicate is found before it starts.
         command = ("sbatch", "--parsable", "--hold", "--export=ALL", *arguments)
         output = self._run(command, script=script, environment=environment)
         return int(output.partition(";")[0])  # 'id', or 'id;cluster' in a federation

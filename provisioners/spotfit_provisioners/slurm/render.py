@@ -34,11 +34,7 @@ def plan(request: GroupRequest, options: SlurmOptions) -> GroupPlan:
         "script": batch_script(options),
     }
     return GroupPlan(
-        token=request.token,
-        provisioner=BACKEND,
-        num_nodes=nodes,
-        slots_per_node=slots,
-        body=body,
+        token=request.token, provisioner=BACKEND, num_nodes=nodes, slots_per_node=slots, body=body
     )
 
 

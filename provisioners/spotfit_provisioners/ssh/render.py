@@ -51,11 +51,7 @@ def plan(request: GroupRequest, options: SshOptions) -> GroupPlan:
         },
     }
     return GroupPlan(
-        token=request.token,
-        provisioner=BACKEND,
-        num_nodes=nodes,
-        slots_per_node=slots,
-        body=body,
+        token=request.token, provisioner=BACKEND, num_nodes=nodes, slots_per_node=slots, body=body
     )
 
 

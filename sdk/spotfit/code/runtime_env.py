@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NewType, Self
 
 import msgspec
 
-from spotfit.core.errors import ConfigError, ConfigErrors, SpotfitError
-from spotfit.core.input_checks import did_you_mean
+from spotfit.core.errors import ConfigError
+from spotfit.core.input_checks import ErrorCollector, did_you_mean
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -63,27 +64,20 @@ class RuntimeEnv(msgspec.Struct, frozen=True):
         version is pinned to the installed version if that satisfies it, so that machines that join
         later install the same version as the first ones.
         """
-        errors: list[SpotfitError] = []
+        errors = ErrorCollector()
         fields: dict[str, Any] = {}
         for key, value in (options or {}).items():
-            if key not in _PARSERS:
-                message = (
-                    f"worker_runtime_env has no key {key!r}. {did_you_mean(str(key), _PARSERS)}"
-                )
-                remedy = (
-                    "List files to exclude from working_dir in a .spotfitignore."
-                    if key == "excludes"  # Ray's name for the same purpose
-                    else "Correct or remove the key."
-                )
-                errors.append(ConfigError(message, do=remedy))
+            if key in _PARSERS:
+                fields[key] = errors.check(partial(_PARSERS[key], value))
                 continue
-            try:
-                fields[key] = _PARSERS[key](value)
-            except ConfigErrors as group:
-                errors += group.errors
-            except ConfigError as error:
-                errors.append(error)
-        _raise_errors(errors)
+            remedy = (
+                "List files to exclude from working_dir in a .spotfitignore."
+                if key == "excludes"  # Ray's name for the same purpose
+                else "Correct or remove the key."
+            )
+            hint = did_you_mean(str(key), _PARSERS)
+            errors.add(ConfigError(f"worker_runtime_env has no key {key!r}. {hint}", do=remedy))
+        errors.raise_all()
         return cls(**fields)
 
     def pip_distributions(self) -> frozenset[str]:
@@ -114,17 +108,17 @@ class PackagedRuntimeEnv(msgspec.Struct, frozen=True):
 def _parse_env_vars(value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping):
         raise _wrong_type_error("env_vars", value, "a dictionary of strings")
-    errors = []
+    errors = ErrorCollector()
     for name, text in value.items():
         # execve(2) takes NUL-terminated texts 'name=value'.
         if not isinstance(name, str) or not name or set(name) & {"=", "\0"}:
-            errors.append(
+            errors.add(
                 ConfigError(f"env_vars: {name!r} is not a valid name of an environment variable.")
             )
         elif not isinstance(text, str) or "\0" in text:
             message = f"env_vars[{name!r}] must be a string, not {text!r}."
-            errors.append(ConfigError(message, do=f"Write {str(text)!r}."))
-    _raise_errors(errors)
+            errors.add(ConfigError(message, do=f"Write {str(text)!r}."))
+    errors.raise_all()
     return dict(value)
 
 
@@ -252,14 +246,10 @@ def _parse_code_source(what: str, value: Any) -> CodeSource:
 
 
 def _parse_each(values: Iterable[Any], parse: Callable[[Any], Any]) -> tuple[Any, ...]:
-    parsed, errors = [], []
-    for value in values:
-        try:
-            parsed.append(parse(value))
-        except ConfigError as error:
-            errors.append(error)
-    _raise_errors(errors)
-    return tuple(parsed)
+    errors = ErrorCollector()
+    parsed = tuple(errors.check(partial(parse, value)) for value in values)
+    errors.raise_all()
+    return parsed
 
 
 def _wrong_type_error(what: str, value: Any, expected: str) -> ConfigError:
@@ -275,16 +265,6 @@ def _missing_path_error(what: str, path: Path, kind: str) -> ConfigError:
         f"{what}: the {kind} {str(path)!r} does not exist (relative to {cwd}).",
         do="Correct the path, or pass an absolute path.",
     )
-
-
-def _raise_errors(errors: Iterable[SpotfitError]) -> None:
-    match list(errors):
-        case []:
-            return
-        case [error]:
-            raise error
-        case several:
-            raise ConfigErrors(several)
 
 
 _PARSERS: Mapping[str, Callable[[Any], Any]] = {
