@@ -121,8 +121,7 @@ def _check_queue(queue: str, resolve_queue: QueueResolver) -> Iterator[AccountCh
         if found["state"] != "ENABLED" or found["status"] != "VALID":
             reason = found.get("statusReason") or "no reason given"
             raise ConfigError(
-                f"The queue is {found['state']} and {found['status']}: {reason}.",
-                do=_REMEDY_QUEUE,
+                f"The queue is {found['state']} and {found['status']}: {reason}.", do=_REMEDY_QUEUE
             )
         names.extend(entry["computeEnvironment"] for entry in found["computeEnvironmentOrder"])
 

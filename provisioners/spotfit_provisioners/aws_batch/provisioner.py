@@ -218,10 +218,7 @@ class AwsBatchProvisioner:
             if jobs:
                 detail = {"nodes": plan.num_nodes, "region": client.region, "queue": name}
                 return GroupHandle(
-                    token=plan.token,
-                    provisioner=self.name,
-                    name=jobs[0]["jobId"],
-                    detail=detail,
+                    token=plan.token, provisioner=self.name, name=jobs[0]["jobId"], detail=detail
                 )
         return None
 

@@ -159,11 +159,7 @@ def _task(options: AzureBatchOptions, *, gpus: int) -> dict[str, Any]:
     reference = {"identityReference": {"resourceId": options.identity}}
     identity: dict[str, Any] = reference if options.identity else {}
     files = [
-        {
-            "httpUrl": url,
-            "filePath": unquote(urlsplit(url).path).rpartition("/")[2],
-            **identity,
-        }
+        {"httpUrl": url, "filePath": unquote(urlsplit(url).path).rpartition("/")[2], **identity}
         for url in options.resource_files
     ]
     registry = {"registry": {"registryServer": options.registry, **identity}}

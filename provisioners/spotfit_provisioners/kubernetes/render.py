@@ -57,10 +57,7 @@ _SPOT_NODES: Mapping[str, tuple[Mapping[str, str], tuple[Mapping[str, str], ...]
 # index of the pod, and no other index. The first matching rule applies:
 # https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-failure-policy
 _FAILURE_RULES: tuple[Mapping[str, Any], ...] = (
-    {
-        "action": "Ignore",
-        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-    },
+    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     {
         "action": "Ignore",
         "onExitCodes": {
@@ -155,10 +152,7 @@ def _job_manifest(
             "podReplacementPolicy": "Failed",
             # Kueue resumes the Job when its queue has admitted it.
             **({"suspend": True} if kueue else {}),
-            "template": {
-                "metadata": {"labels": dict(labels)},
-                "spec": _pod(request, options),
-            },
+            "template": {"metadata": {"labels": dict(labels)}, "spec": _pod(request, options)},
         },
     }
 
@@ -182,9 +176,7 @@ def _pod(request: GroupRequest, options: KubernetesOptions) -> dict[str, Any]:
         "terminationGracePeriodSeconds": int(options.termination_grace_s),
         "containers": [_container(request, options)],
         # Container runtimes give /dev/shm 64 MiB. This volume counts towards the memory limit.
-        "volumes": [
-            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shared}Mi"}},
-        ],
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shared}Mi"}}],
         **{name: value for name, value in named.items() if value},
     }
 

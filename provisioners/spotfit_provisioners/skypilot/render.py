@@ -125,9 +125,6 @@ def _common_resources(request: GroupRequest, options: SkyPilotOptions) -> Iterat
         yield "labels", dict(options.labels)
     if options.launch_mode == "jobs":
         # After a lost machine and after a drained agent, but not after errors.
-        rules = {
-            "max_restarts_on_errors": 0,
-            "recover_on_exit_codes": [int(AgentExitCode.DRAINED)],
-        }
+        rules = {"max_restarts_on_errors": 0, "recover_on_exit_codes": [int(AgentExitCode.DRAINED)]}
         strategy = {"strategy": options.recovery_strategy} if options.recovery_strategy else {}
         yield "job_recovery", {**strategy, **rules}

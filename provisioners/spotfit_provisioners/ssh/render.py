@@ -45,10 +45,7 @@ def plan(request: GroupRequest, options: SshOptions) -> GroupPlan:
         "agent": _shell_lines(
             options, f"exec {_interpreter(options)} {' '.join(AGENT_COMMAND[1:])}"
         ),
-        "environment": {
-            "SPOTFIT_SIGNAL_GRACE_S": str(options.grace_s),
-            **options.environment,
-        },
+        "environment": {"SPOTFIT_SIGNAL_GRACE_S": str(options.grace_s), **options.environment},
     }
     return GroupPlan(
         token=request.token, provisioner=BACKEND, num_nodes=nodes, slots_per_node=slots, body=body
