@@ -24,11 +24,13 @@ def fingerprint_function(fn: Callable[..., Any]) -> str:
     code = getattr(fn, "__code__", None)
     if code is None:  # a builtin or a callable object: only its name identifies it
         return name
-    bound = (
-        getattr(fn, "__defaults__", None),
-        getattr(fn, "__kwdefaults__", None),
-        [_cell_content(cell) for cell in getattr(fn, "__closure__", None) or ()],
-    )
+    closure = []
+    for cell in getattr(fn, "__closure__", None) or ():
+        try:
+            closure.append(cell.cell_contents)
+        except ValueError:  # the variable is not bound
+            closure.append(None)
+    bound = (getattr(fn, "__defaults__", None), getattr(fn, "__kwdefaults__", None), closure)
     return f"{name}:{_hash_code(code)}:{stable_repr(bound)}"
 
 
@@ -71,13 +73,6 @@ def stable_repr(value: Any) -> str:
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         return repr(value)
     return type(value).__qualname__
-
-
-def _cell_content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # the variable is not bound
-        return None
 
 
 def _hash_code(code: types.CodeType) -> str:

@@ -217,7 +217,8 @@ class _SizeCounter:
 
 def _unpicklable_error(labeled_parts: Mapping[str, Any], error: Exception) -> ShippingError:
     suspects = (
-        find_unpicklable_part(part, name, _pickle_error) for name, part in labeled_parts.items()
+        find_unpicklable_part(part, name, lambda value: _try_pickle(value)[1])
+        for name, part in labeled_parts.items()
     )
     # No suspect if every part alone can be pickled, for example if pickling fails by chance.
     found = next(filter(None, suspects), None) or UnpicklablePart(
@@ -233,19 +234,21 @@ def _unpicklable_error(labeled_parts: Mapping[str, Any], error: Exception) -> Sh
     )
 
 
-def _pickle_error(value: Any) -> Exception | None:
+def _try_pickle(value: Any) -> tuple[int, Exception | None]:
+    """Return the size of the pickle, or its size up to the error, and the error."""
+    counter = _SizeCounter()
     try:
-        cloudpickle.Pickler(_SizeCounter()).dump(value)
+        cloudpickle.Pickler(counter).dump(value)
     except Exception as error:  # noqa: BLE001 - the user's own __reduce__ may raise anything
-        return error
-    return None
+        return counter.size_bytes, error
+    return counter.size_bytes, None
 
 
 def _check_size(labeled_parts: Mapping[str, Any], size_bytes: int) -> None:
     large = [
         f"{name} -> {label} ({format_bytes(part_bytes)})"
         for name, part in labeled_parts.items()
-        for label, part_bytes in largest_parts(part, _pickled_size)
+        for label, part_bytes in largest_parts(part, lambda value: _try_pickle(value)[0])
         if part_bytes > WARN_PICKLE_BYTES / 16
     ]
     names = ", ".join(labeled_parts)
@@ -260,13 +263,6 @@ def _check_size(labeled_parts: Mapping[str, Any], size_bytes: int) -> None:
             size_bytes=size_bytes,
         )
     warnings.warn(f"{summary} Every worker loads a copy. {remedy}", stacklevel=2)
-
-
-def _pickled_size(value: Any) -> int:
-    counter = _SizeCounter()
-    with suppress(Exception):  # a part that cannot be pickled separately counts up to the error
-        cloudpickle.Pickler(counter).dump(value)
-    return counter.size_bytes
 
 
 @contextmanager

@@ -68,12 +68,23 @@ def compare_environments(
     Different platforms and minor package versions are compatible. Distributions `to_install` are
     not compared, because they are installed on the target before loading.
     """
+    mismatches = []
+    # Functions are pickled as bytecode, which changes with every minor version of Python.
+    here, there = (f"{e.implementation} {_version_prefix(e.python, 2)}" for e in (source, target))
+    if here != there:
+        mismatches.append(
+            EnvironmentMismatchError(
+                f"fit() was called from {source.implementation} {source.python}, but the machines "
+                f"run {target.implementation} {target.python}. Functions are pickled as bytecode, "
+                "which needs the same minor version.",
+                do=f"Choose machines or an image with {here}, or call fit() from {there}.",
+                here=source.python,
+                there=target.python,
+            )
+        )
     compared = sorted(source.packages.keys() - set(to_install))
-    mismatches = [
-        _python_mismatch(source, target),
-        *(_package_mismatch(name, source, target) for name in compared),
-    ]
-    return [mismatch for mismatch in mismatches if mismatch is not None]
+    packages = (_package_mismatch(name, source, target) for name in compared)
+    return [*mismatches, *filter(None, packages)]
 
 
 def predict_mismatches(
@@ -107,23 +118,6 @@ def _describe_environment(
         platform=f"{sys.platform}-{os.uname().machine}",
         packages=installed,
         required_packages=tuple(sorted(installed.keys() & set(required))),
-    )
-
-
-def _python_mismatch(
-    source: SoftwareEnvironment, target: SoftwareEnvironment
-) -> EnvironmentMismatchError | None:
-    # Functions are pickled as bytecode, which changes with every minor version of Python.
-    here, there = (f"{e.implementation} {_version_prefix(e.python, 2)}" for e in (source, target))
-    if here == there:
-        return None
-    return EnvironmentMismatchError(
-        f"fit() was called from {source.implementation} {source.python}, but the machines run "
-        f"{target.implementation} {target.python}. Functions are pickled as bytecode, which needs "
-        "the same minor version.",
-        do=f"Choose machines or an image with {here}, or call fit() from {there}.",
-        here=source.python,
-        there=target.python,
     )
 
 

@@ -64,7 +64,19 @@ def probe_create(store: Store) -> None:
 def _race_create(store: Store, key: str, executor: ThreadPoolExecutor) -> None:
     start = Barrier(WRITER_COUNT)
     bodies = tuple(f"writer {n}".encode() for n in range(WRITER_COUNT))
-    outcomes = tuple(executor.map(lambda body: _try_create(store, key, body, start), bodies))
+
+    def try_create(body: bytes) -> bool | None:
+        """Return whether the create succeeded; None if a failure left that unknown."""
+        start.wait(_BARRIER_TIMEOUT_S)  # all writers start at once, which makes the race likely
+        try:
+            store.create(key, body)
+        except AlreadyExistsError:
+            return False
+        except TransientStoreError:
+            return None
+        return True
+
+    outcomes = tuple(executor.map(try_create, bodies))
     won = [body for body, outcome in zip(bodies, outcomes, strict=True) if outcome is True]
     # A create whose response was lost may have won, so zero confirmed winners are acceptable then.
     unknown = [body for body, outcome in zip(bodies, outcomes, strict=True) if outcome is None]
@@ -81,18 +93,6 @@ def _race_create(store: Store, key: str, executor: ThreadPoolExecutor) -> None:
     with suppress(AlreadyExistsError):
         store.create(key, b"a second time")
         raise _unsupported_error(store, "an existing object was created again")
-
-
-def _try_create(store: Store, key: str, body: bytes, start: Barrier) -> bool | None:
-    """Return whether the create succeeded; None if a failure left that unknown."""
-    start.wait(_BARRIER_TIMEOUT_S)  # all writers start at once, which makes the race likely
-    try:
-        store.create(key, body)
-    except AlreadyExistsError:
-        return False
-    except TransientStoreError:
-        return None
-    return True
 
 
 def _unsupported_error(store: Store, observation: str) -> AtomicCreateUnsupportedError:
