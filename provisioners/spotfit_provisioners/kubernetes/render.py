@@ -24,33 +24,13 @@ RUN_LABEL = "spotfit.dev/run"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 JOB_LABEL = "batch.kubernetes.io/job-name"
 
-# Labels and taints of spot nodes by platform. EKS and Karpenter add no taints.
-_SPOT_NODES: Mapping[str, tuple[Mapping[str, str], tuple[Mapping[str, str], ...]]] = {
-    "": ({}, ()),
-    "eks": ({"eks.amazonaws.com/capacityType": "SPOT"}, ()),
-    "karpenter": ({"karpenter.sh/capacity-type": "spot"}, ()),
-    "gke": (
-        {"cloud.google.com/gke-spot": "true"},
-        (
-            {
-                "key": "cloud.google.com/gke-spot",
-                "operator": "Equal",
-                "value": "true",
-                "effect": "NoSchedule",
-            },
-        ),
-    ),
-    "aks": (
-        {"kubernetes.azure.com/scalesetpriority": "spot"},
-        (
-            {
-                "key": "kubernetes.azure.com/scalesetpriority",
-                "operator": "Equal",
-                "value": "spot",
-                "effect": "NoSchedule",
-            },
-        ),
-    ),
+# Label of spot nodes by platform, its value, and whether the nodes also have it as a taint.
+_SPOT_NODES: Mapping[str, tuple[str, str, bool]] = {
+    "": ("", "", False),
+    "eks": ("eks.amazonaws.com/capacityType", "SPOT", False),
+    "karpenter": ("karpenter.sh/capacity-type", "spot", False),
+    "gke": ("cloud.google.com/gke-spot", "true", True),
+    "aks": ("kubernetes.azure.com/scalesetpriority", "spot", True),
 }
 
 # A disrupted or drained pod is replaced without counting as a failure. Any other exit fails the
@@ -158,14 +138,15 @@ def _job_manifest(
 
 
 def _pod(request: GroupRequest, options: KubernetesOptions) -> dict[str, Any]:
-    selector, tolerations = _SPOT_NODES[options.flavour]
+    label, value, is_tainted = _SPOT_NODES[options.flavour]
+    taint = {"key": label, "operator": "Equal", "value": value, "effect": "NoSchedule"}
     memory = _memory_mib(request, options)
     shared = options.shared_memory_mib or memory // 2
     named = {
         "serviceAccountName": options.service_account,
         "priorityClassName": options.priority_class,
-        "nodeSelector": {**selector, **options.node_selector},
-        "tolerations": [dict(entry) for entry in (*tolerations, *options.tolerations)],
+        "nodeSelector": {**({label: value} if label else {}), **options.node_selector},
+        "tolerations": [*([taint] if is_tainted else []), *map(dict, options.tolerations)],
         "imagePullSecrets": [{"name": name} for name in options.image_pull_secrets],
     }
     return {

@@ -147,22 +147,19 @@ class LocalStore:
 def _write_temporary(file: Path, write: Callable[[Path], object]) -> Path:
     """Write a temporary file beside `file` and return its path; creates the directory."""
     part = temporary_path(file)
-    for _ in range(_MKDIR_ATTEMPTS):
+    for attempts_left in reversed(range(_MKDIR_ATTEMPTS + 1)):
         try:
-            return _write_or_remove(part, write)
+            write(part)
+            break
         except FileNotFoundError:
+            if not attempts_left:
+                raise
             # A delete() in another process may remove a parent at the same time.
             with suppress(FileExistsError, FileNotFoundError):
                 file.parent.mkdir(parents=True, exist_ok=True)
-    return _write_or_remove(part, write)
-
-
-def _write_or_remove(part: Path, write: Callable[[Path], object]) -> Path:
-    try:
-        write(part)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
     return part
 
 
