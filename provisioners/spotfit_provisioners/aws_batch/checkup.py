@@ -358,7 +358,7 @@ def _run_probe(call: Callable[[], Any], permission: str) -> str:
 
 def _allows_service(policy: Mapping[str, Any], service: str) -> bool:
     """Return whether the trust policy allows the service to assume the role."""
-    # A policy may have a single statement or service in place of a list; '*' is no service.
+    # A policy may have one statement or service in place of a list, and '*' in place of principals.
     statements = policy.get("Statement", [])
     for statement in statements if isinstance(statements, list) else [statements]:
         principal = statement.get("Principal", {})

@@ -62,7 +62,7 @@ def node_status(job: Mapping[str, Any], task: Mapping[str, Any] | None) -> NodeS
     # States that Google adds in the future must not look like the end of the machine.
     task_state = "PENDING" if task is None else task["status"]["state"]
     state = TASK_STATES.get(task_state, NodeState.WAITING)
-    # First: tasks of a cancelled job keep their last state, also RUNNING.
+    # First, whatever the last state of the task is: a cancelled job runs no tasks.
     if job_state == "CANCELLED":
         return NodeStatus(
             state=NodeState.GONE, reason=_last_event_description(job) or "the job was cancelled"

@@ -95,7 +95,7 @@ def to_provision_error(host: str, code: int, message: str) -> ProvisionError | I
             f"ssh cannot resolve {host}: {text}",
             do="Correct SshOptions(hosts=…), or define the host in ~/.ssh/config.",
         )
-    # Any other error of ssh may be one of the network, and end.
+    # Any other error of ssh may be one of the network, which may recover.
     if code == _SSH_ERROR_CODE:
         return InfrastructureError(
             f"{host} does not answer: {text}",
