@@ -89,7 +89,17 @@ class _GcpAccountChecks:
             "acceleratorTypes": self._options.accelerator,
         }
         with skip_if_denied():
-            zones = self._list_zones()
+            region = self._get_compute_resource(f"regions/{self._options.region}")
+            # Compute Engine refers to zones by URL.
+            available = [str(url).rpartition("/")[2] for url in (region or {}).get("zones", [])]
+            do = "`gcloud compute zones list` lists all zones."
+            if not available:
+                raise ConfigError(f"The region {self._options.region} does not exist.", do=do)
+            if unknown := [zone for zone in self._options.zones if zone not in available]:
+                raise ConfigError(
+                    f"The region {self._options.region} has no zone {', '.join(unknown)}.", do=do
+                )
+            zones = list(self._options.zones) or available
             for kind, name in required.items():
                 # A zone must have both, so the zones are narrowed down.
                 paths = {zone: f"zones/{zone}/{kind}/{name}" for zone in zones}
@@ -101,20 +111,6 @@ class _GcpAccountChecks:
                         "accelerator-types list` show which zones do.",
                     )
             return ", ".join(zones)
-
-    def _list_zones(self) -> list[str]:
-        region = self._get_compute_resource(f"regions/{self._options.region}")
-        # Compute Engine refers to zones by URL.
-        available = [str(url).rpartition("/")[2] for url in (region or {}).get("zones", [])]
-        unknown = [zone for zone in self._options.zones if zone not in available]
-        do = "`gcloud compute zones list` lists all zones."
-        if not available:
-            raise ConfigError(f"The region {self._options.region} does not exist.", do=do)
-        if unknown:
-            raise ConfigError(
-                f"The region {self._options.region} has no zone {', '.join(unknown)}.", do=do
-            )
-        return list(self._options.zones) or available
 
     def _get_compute_resource(self, name: str) -> dict[str, Any] | None:
         path = f"/compute/v1/projects/{self._project}/{name}"
