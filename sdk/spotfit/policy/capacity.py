@@ -218,28 +218,20 @@ def _loss_while_disconnected(
     if any(status.is_terminated for status in statuses):
         reason: str | None = statuses[0].reason or f"the backend reports it as {statuses[0].state}"
     elif agent is None or state.is_headless:
-        reason = _boot_timeout_reason(view, state, token, now=now)
+        timeout_s, since = view.spec.timing.boot_timeout_s, state.granted_at.get(token, math.inf)
+        absence = "its agent did not join"
+        if state.is_headless:
+            # A headless leader sees no agents. A running agent would have become the leader within
+            # a lease timeout, which is much shorter.
+            since = max(since, state.leading_since)
+            absence = "none of its agents took the lead"
+        reason = f"{absence} within {timeout_s:.0f} s" if now - since > timeout_s else None
     else:
         reason = _disconnect_reason(view, state, now, token=token, node=node, agent=agent)
     if reason is None:
         return None
     cause = _loss_cause(view, state, token=token, node=node, agent=agent)
     return NodeLost(token=token, node=node, agent=agent, reason=reason, cause=cause)
-
-
-def _boot_timeout_reason(view: View, state: LeaderState, token: Token, now: float) -> str | None:
-    """Why a granted node without a known agent is lost; None if it may still boot."""
-    timeout_s = view.spec.timing.boot_timeout_s
-    granted_at = state.granted_at.get(token)
-    if granted_at is None:
-        return None
-    if not state.is_headless:
-        is_late = now - granted_at > timeout_s
-        return f"its agent did not join within {timeout_s:.0f} s" if is_late else None
-    # A headless leader sees no agents. A running agent would have become the leader within a lease
-    # timeout, which is much shorter.
-    is_late = now - max(granted_at, state.leading_since) > timeout_s
-    return f"none of its agents took the lead within {timeout_s:.0f} s" if is_late else None
 
 
 def _disconnect_reason(
