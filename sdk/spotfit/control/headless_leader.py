@@ -1,8 +1,8 @@
 """The leader in a process without a node of its own: the client that called `fit()`, or a sweep.
 
-A headless leader has no round coordinator and sees no agents. It requests the first machines of a
-run, replaces them if all are lost, and releases machines that a finished run has left. While an
-agent is the leader, it only monitors that agent's lease and, through the backend, the machines.
+A headless leader has no round coordinator and no connected agents. It requests the first machines
+of a run, replaces them if all are lost, and releases machines that a finished run has left. While
+an agent is the leader, it only monitors that agent's lease and, through the backend, the machines.
 
     state       | event                                          | next
     ------------|------------------------------------------------|------------
@@ -158,7 +158,7 @@ class HeadlessLeader:
 def sweep(leader: HeadlessLeader, clock: Clock, *, duration_s: float) -> View:
     """Supervise a run for `duration_s`, for example from a scheduled job.
 
-    Returns early once the run has ended and all machines are released. Detecting a dead leader
+    Returns early once the run has ended and all machines are released. Detecting a lost leader
     takes `RunTiming.lease_timeout_s`; with a shorter duration, the leadership is never claimed.
     """
     deadline = clock.now() + duration_s

@@ -101,7 +101,7 @@ class Ledger:
             return b""
 
     def publish_member(self, member: Member) -> None:
-        """Write this agent's `Member`, from which clients learn the nodes of a run."""
+        """Write this agent's `Member`, from which clients read the nodes of a run."""
         self.store.put(keys.member(self.agent_id), encode(member))
 
     def list_members(self) -> Iterator[Member]:

@@ -218,7 +218,7 @@ class ValidationStarted(msgspec.Struct, frozen=True, kw_only=True, tag="validati
     checkpoint_name: str
     checkpoint_uid: str
     """The `uid` of the checkpoint: several may share the name."""
-    # Agents resend results to every new leader; the attempt tells an outdated one apart.
+    # Agents resend results to every new leader; the attempt identifies an outdated one.
     attempt: int
     """Number of validations started in the run so far, including this one; identifies the
     attempt."""

@@ -356,7 +356,7 @@ def _drop_checkpoint(view: JournalView, name: str) -> JournalView:
 
 def _end_validation(view: JournalView, event: ValidationEnded) -> JournalView:
     # The metrics are merged here, so that retention, `Result` and all other readers of checkpoints
-    # need not know about validations (docs/decisions/0024).
+    # need no case for validations (docs/decisions/0024).
     checkpoints = tuple(
         replace(checkpoint, metrics={**checkpoint.metrics, **event.metrics})
         if checkpoint.uid == event.checkpoint_uid

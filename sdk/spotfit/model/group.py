@@ -1,6 +1,6 @@
 """Groups of machines: requested (`GroupRequest`), planned, granted and observed (`GroupStatus`).
 
-`Software` describes what the machines will run, as far as the backend knows before they boot.
+`Software` describes what the machines will run, as far as it is known before they boot.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
 def missing_group_status(
     num_nodes: int, reason: str = "the backend has no record of it"
 ) -> GroupStatus:
-    """The status of a group that the backend no longer knows: all nodes are GONE."""
+    """The status of a group that the backend has no record of: all nodes are GONE."""
     return GroupStatus(
         nodes=tuple(NodeStatus(state=NodeState.GONE, reason=reason) for _ in range(num_nodes))
     )

@@ -194,7 +194,7 @@ class LeaderState(msgspec.Struct, frozen=True, kw_only=True):
 
     agent_id: AgentId
     is_headless: bool = False
-    """Whether this leader has no round coordinator: it manages machines but sees no agents."""
+    """Whether this leader has no round coordinator, and thus no agents: it manages machines."""
     releases_on_agent_exit: bool = True
     """Whether a machine terminates, and stops costing money, when its agent exits."""
     leading_since: float = 0.0

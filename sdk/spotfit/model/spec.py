@@ -42,7 +42,7 @@ class RunTiming(msgspec.Struct, frozen=True, kw_only=True):
     # for machines that are booting is cheaper.
     round_fill_timeout_s: float = 60.0
     """Time an elastic group with at least `min_workers` waits for further machines."""
-    # Cloud APIs limit requests: while all agents are connected, the leader asks ten times less
+    # Cloud APIs limit requests: while all agents are connected, the leader queries ten times less
     # often (`agent.leader`).
     observe_interval_s: float = 2.0
     """Interval at which the provisioner is asked for the status of groups."""

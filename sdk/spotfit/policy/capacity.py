@@ -93,7 +93,7 @@ def missing_workers(view: View, state: LeaderState) -> int:
     if not state.is_headless:
         joined = sum(status.member.slots for status in requeueable_members(view, state))
         return view.spec.max_workers - joined - pending_slots(view, state)
-    # A headless leader sees no agents: every node counts that is not lost and has no notice.
+    # A headless leader has no members: every node counts that is not lost and has no notice.
     assignments = view.last_round.assignments if view.last_round else ()
     leaving = {(one.token, one.node) for one in assignments if one.agent in view.notices}
     return view.spec.max_workers - sum(
@@ -221,8 +221,8 @@ def _loss_while_disconnected(
         timeout_s, since = view.spec.timing.boot_timeout_s, state.granted_at.get(token, math.inf)
         absence = "its agent did not join"
         if state.is_headless:
-            # A headless leader sees no agents. A running agent would have become the leader within
-            # a lease timeout, which is much shorter.
+            # No agent connects to a headless leader, but a running one would have been elected
+            # within a lease timeout, which is much shorter.
             since = max(since, state.leading_since)
             absence = "none of its agents took the lead"
         reason = f"{absence} within {timeout_s:.0f} s" if now - since > timeout_s else None

@@ -181,8 +181,9 @@ def _latest_notice_at(state: LeaderState, leaving: list[NodeAssignment]) -> floa
 def _newer_snapshot_coming(view: View, training: Training, time_left_s: float) -> bool:
     """Whether nodes that stay will soon hold a newer snapshot than the one just committed.
 
-    That is so if the committed snapshot was taken before the workers knew that the replacement is
-    ready (they take another one then), and if a replica can arrive before the deadline.
+    That is so if the committed snapshot was taken before the workers were notified that the
+    replacement is ready (they take another one then), and if a replica can arrive before the
+    deadline.
     """
     taken_at = _snapshot_taken_at(training)
     ready_at = training.replacement_ready_at
@@ -424,7 +425,7 @@ def _is_saved_since_notice(view: View, agents: list[AgentId]) -> bool:
 
 def _deadline(view: View, state: LeaderState, agent: AgentId) -> float:
     """The deadline of a notice plus `preemption_grace_s`, by the leader's clock."""
-    # A new leader does not know when the notice was received and assumes the time of its election.
+    # When an earlier leader received the notice is lost: assume the election of this one.
     received_at = state.notice_received_at.get(agent, state.leading_since)
     seconds_left = view.notices[agent].seconds_left
     notice_s = DEFAULT_NOTICE_S if seconds_left is None else seconds_left

@@ -187,7 +187,7 @@ def _drop_checkpoints(view: View, state: LeaderState, now: float) -> Iterator[Le
 def _close_round(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     match state.phase:
         case NoRound():
-            # A headless leader sees no agents: it closes a round once all of its nodes are lost.
+            # No agent connects to a headless leader: it closes a round once all nodes are lost.
             round_ = view.round
             if round_ and all(one.agent in view.lost_agents for one in round_.assignments):
                 yield AppendEvent(retry_budget.round_closed_by_failure(view, state, round_))

@@ -71,7 +71,7 @@ class FilesReport(msgspec.Struct, frozen=True, kw_only=True, tag="files_report")
     report_index: int
     metrics: msgspec.Raw
     checkpoint_dir_name: str | None = None
-    """The directory name that the user asks for; None for a generated one."""
+    """The directory name that the user requests; None for a generated one."""
     blocks_training: bool = False
     """Whether the training function itself, in the main thread, waits for the reply."""
     validation: ValidationRequest | None = None
@@ -86,8 +86,9 @@ class FilesReport(msgspec.Struct, frozen=True, kw_only=True, tag="files_report")
 class SnapshotReport(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot_report"):
     """A report with a complete snapshot in a shared-memory segment.
 
-    The agent sends a `FilesReport` to the leader and uploads the snapshot once it has a name, also
-    if this worker dies. The worker must not modify the segment before `Uploaded` or `UploadFailed`.
+    The agent sends a `FilesReport` to the leader and uploads the snapshot once it has a name, even
+    if this worker exits. Until `Uploaded` or `UploadFailed`, the worker must not modify the
+    segment.
     """
 
     report_index: int
@@ -136,7 +137,7 @@ class SaveCompleted(msgspec.Struct, frozen=True, kw_only=True, tag="save_complet
 class RequestUpload(msgspec.Struct, frozen=True, kw_only=True, tag="request_upload"):
     """Upload this rank's files of a report after its earlier ones. The reply is `Uploaded`.
 
-    The agent completes the upload also if this worker dies.
+    The agent completes the upload also if this worker exits.
     """
 
     report_index: int
