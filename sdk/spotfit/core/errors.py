@@ -42,7 +42,7 @@ SpotfitError
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 
 class SpotfitError(Exception):
@@ -245,17 +245,6 @@ class RunCancelledError(SpotfitError):
 
 class WorkerDiedError(SpotfitError):
     """A worker process exited or was killed by a signal, without raising an exception."""
-
-    @classmethod
-    def from_exit(cls, exit_reason: str, *, rank: int) -> Self:
-        """Return the error for `exit_reason`, a text such as 'was killed by SIGKILL'."""
-        return cls(
-            f"The worker of rank {rank} {exit_reason}.",
-            do="Check the last lines of its log. If it was killed by SIGKILL, the node may have "
-            "run out of memory.",
-            rank=rank,
-            how=exit_reason,
-        )
 
 
 class WorkerTimeoutError(SpotfitError):

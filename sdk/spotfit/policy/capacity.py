@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 
 from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import FailureCause, NodeLost, ValidationStarted
@@ -72,13 +73,7 @@ def requeueable_members(view: View, state: LeaderState) -> list[MemberStatus]:
 def pending_slots(view: View, state: LeaderState) -> int:
     """Worker slots of machines that were requested and whose agents have not joined yet."""
     connected = {(status.member.token, status.member.node) for status in state.members.values()}
-    return sum(
-        group.plan.slots_per_node
-        for token, group in view.groups.items()
-        if group.role == "train"
-        for node in group.active_nodes
-        if (token, node) not in connected
-    )
+    return _slots_without(view, connected)
 
 
 def has_too_few_slots(view: View, state: LeaderState) -> bool:
@@ -96,12 +91,17 @@ def missing_workers(view: View, state: LeaderState) -> int:
     # A headless leader has no members: every node counts that is not lost and has no notice.
     assignments = view.last_round.assignments if view.last_round else ()
     leaving = {(one.token, one.node) for one in assignments if one.agent in view.notices}
-    return view.spec.max_workers - sum(
+    return view.spec.max_workers - _slots_without(view, leaving)
+
+
+def _slots_without(view: View, excluded: AbstractSet[tuple[Token, int]]) -> int:
+    """Worker slots of all machines for workers that may run, other than the excluded ones."""
+    return sum(
         group.plan.slots_per_node
         for token, group in view.groups.items()
         if group.role == "train"
         for node in group.active_nodes
-        if (token, node) not in leaving
+        if (token, node) not in excluded
     )
 
 
