@@ -28,6 +28,7 @@ class NestedContexts:
     def __call__(self) -> Iterator[None]:
         """Enter all contexts in order; exit them in reverse order."""
         with ExitStack() as stack:
+            # The stack exits what it has entered also if a later factory raises.
             for factory in self.factories:
                 stack.enter_context(factory())
             yield
@@ -66,6 +67,7 @@ def _create_callback(path: str) -> UserCallback:
         if isinstance(callback_class, type) and issubclass(callback_class, UserCallback):
             return callback_class()
         reason = "it is not a subclass of spotfit.UserCallback"
+    # Importing the module and calling the constructor execute user code, which may raise anything.
     except Exception as error:
         raise _invalid_callback(path, f"{type(error).__name__}: {error}") from error
     raise _invalid_callback(path, reason)

@@ -64,6 +64,7 @@ def wait_for_result(handle: RunHandle) -> Result:
     """Wait for the end of a started run and return its result. Ctrl-C cancels the run."""
     with _cancel_on_interrupt(handle) as interrupted:
         handle.watch()
+    # Outside of the context: loading the result may block, and Ctrl-C must interrupt that.
     try:
         return handle.final_result()
     except RunCancelledError:
@@ -94,12 +95,14 @@ def start_run(request: FitRequest, *, show_output: bool = False) -> RunHandle:
     request = dataclasses.replace(request, run=preflight.run)
     assert preflight.run.logging_config is not None
     log.set_level(preflight.run.logging_config.log_level)
+    # A new id, in case the directory holds no run yet.
     ledger = Ledger(
         preflight.store,
         system.new_run_id(),
         AgentId(f"d{system.new_agent_id()}"),  # "d": a driver, for readers of the journal
         wall_ms=system.wall_ms,
     )
+    # Before the journal is read: the handle listens to its entries.
     handle = RunHandle(ledger, None, filesystem_location=preflight.filesystem_location)
     # Without entry 0, for example, an existing run would look like an unused directory.
     check_no_gaps(preflight.store)
@@ -146,10 +149,13 @@ def _register_run(
         storage_url=preflight.store.url,
         code_bundle=msgspec.to_builtins(code_bundle),
     )
+    # In the spec, because workers use the prior to choose their checkpoint interval, and they
+    # cannot open a provisioner.
     traits = preflight.provisioner.traits
     market_prior = MarketPrior(mean_lifetime_s=traits.mean_lifetime_s, notice_s=traits.notice_s)
     timing = _choose_timings(preflight.store, traits)
     spec = replace(spec, timing=timing, market_prior=market_prior)
+    # Last: from this entry on, any agent that starts finds the code bundle in the store.
     _append_fit_started(ledger, spec)
     return spec
 
@@ -191,6 +197,7 @@ def _bundle_objects(request: FitRequest, ledger: Ledger) -> dict[str, object]:
     )
     if train_context is not nullcontext:
         objects[TRAIN_FUNC_CONTEXT] = train_context
+    # Hooks, validation and callbacks are executed by sidecars; workers never unpickle them.
     if backend_hooks_class(request.backend_config) is not None:
         objects["backend_config"] = request.backend_config
     if request.validation is not None:
@@ -222,6 +229,7 @@ def _choose_timings(store: Store, traits: Traits) -> RunTiming:
 
     Every poll of an object store is a billed request, and cloud APIs limit the request rate.
     """
+    # Only backends without a cloud API, such as `local`, declare an interval below one second.
     nearby = traits.observe_interval_s < 1.0
     on_disk = store.url.startswith(("/", "file://"))
     poll_s = 0.02 if on_disk else 0.2 if nearby else 1.0
@@ -261,8 +269,9 @@ def _cancel_on_interrupt(handle: RunHandle) -> Iterator[threading.Event]:
         nonlocal count
         count += 1
         interrupted.set()
+        # Without exit handlers and threads to join: one of them may be what hangs.
         if count >= 3:
-            os._exit(130)
+            os._exit(130)  # 128 + SIGINT, the code by which shells report an interrupted process
         # In a thread: the handler interrupts the main thread, which may hold locks of the store.
         threading.Thread(target=_cancel_with_retries, args=(handle,), daemon=True).start()
         log.warning(

@@ -66,11 +66,6 @@ def _build_dataframe(result: Result, value: Any) -> Any:
     return require_module("pandas", extra="pandas").DataFrame(rows)
 
 
-def _load_best_checkpoints(_: Result, value: Any) -> Any:
-    # Lazy, because opening a checkpoint reads its manifests from the store.
-    return value() if callable(value) else value
-
-
 @dataclass(eq=False, repr=False)
 class Result:
     """The result of a run.
@@ -90,13 +85,15 @@ class Result:
     error: Exception | None
     path: str | None
     metrics_dataframe: Any = _LazyField(_build_dataframe)
+    # Lazy, because opening a checkpoint reads its manifests from the store.
     best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] | None = cast(  # noqa: RUF009
-        "Any", _LazyField(_load_best_checkpoints)
+        "Any", _LazyField(lambda _, value: value() if callable(value) else value)
     )
     return_value: Any = None
     _filesystem: Any = None
 
     def __repr__(self) -> str:
+        # Without the lazy fields: printing a result must neither import pandas nor read the store.
         names = ("metrics", "checkpoint", "error", "path", "return_value")
         return f"Result({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
@@ -129,15 +126,14 @@ class Result:
         else:
             store = open_filesystem_store(storage_filesystem, text)
             location = StorageLocation(text, storage_filesystem)
-        view = _read_view(store)
+        view, error = _read_view(store), None
+        if view.run_id and view.fit_end is not None and view.fit_end.outcome != "finished":
+            # Without the run's key on this machine, it holds only the text of worker exceptions.
+            error = build_run_error(view.fit_end, store, RunKeyring().find(view.run_id))
         # Fail now, not when the user opens a checkpoint that was deleted by hand.
         check_all_present(store, [each.name for each in without_overwritten(view.checkpoints)])
         return build_result(
-            view,
-            store,
-            filesystem_location=location,
-            include_latest=True,
-            error=_read_error(view, store),
+            view, store, filesystem_location=location, include_latest=True, error=error
         )
 
     def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint | None:
@@ -164,6 +160,7 @@ class Result:
                 f"Invalid metric name {metric!r}: no checkpoint was reported with it.",
                 do=f"Known: {', '.join(known)}.",
             )
+        # max() for both modes, so that NaN is the worst value in both.
         sign = 1 if mode == "max" else -1
         return max(
             scored,
@@ -190,6 +187,7 @@ def build_result(
     # A checkpoint directory that the user has overwritten has several journal entries (decision
     # 0043); only the last one describes its content.
     best = worst_to_best(without_overwritten(view.checkpoints), retention)
+    # Beside the best ones the leader keeps the latest checkpoint, from which a new round starts.
     if retention.num_to_keep is not None and not include_latest:
         best = best[-retention.num_to_keep :]
     latest = None
@@ -223,19 +221,20 @@ def _last_metrics(view: View) -> dict[str, Any] | None:
     """Return the metrics of the last report, or of the latest checkpoint if there is none."""
     latest = view.latest_checkpoint
     reported = view.fit_end.metrics if view.fit_end is not None else None
-    # If the latest checkpoint came with the last report, its metrics are preferred: they include
-    # the results of a validation that ended after the report.
-    if latest is not None and (reported is None or _are_metrics_of(reported, latest, view)):
+    if latest is None:
+        return None if reported is None else cast("dict[str, Any]", metrics_from_json(reported))
+    if reported is None:
         return _metrics(latest)
-    return None if reported is None else cast("dict[str, Any]", metrics_from_json(reported))
-
-
-def _are_metrics_of(reported: dict[str, Any], checkpoint: CheckpointCommitted, view: View) -> bool:
-    """Return whether both have the same metrics, apart from those that a validation added."""
-    validation = view.validation_results.get(checkpoint.uid)
+    # If the latest checkpoint came with the last report, its metrics are preferred: they include
+    # the results of a validation that ended after the report. It did if both have the same metrics
+    # apart from those results.
+    validation = view.validation_results.get(latest.uid)
     added = validation.metrics if validation is not None else {}
-    own = {name: value for name, value in checkpoint.metrics.items() if name not in added}
-    return own == {name: value for name, value in reported.items() if name not in added}
+    own, last = (
+        {name: value for name, value in metrics.items() if name not in added}
+        for metrics in (latest.metrics, reported)
+    )
+    return _metrics(latest) if own == last else cast("dict[str, Any]", metrics_from_json(reported))
 
 
 def _metrics(checkpoint: CheckpointCommitted) -> dict[str, Any]:
@@ -249,16 +248,6 @@ def _numeric_score(score: Any, metric: str) -> float:
         f"The metric {metric!r} of a checkpoint is {score!r}; only numbers can be compared.",
         do="Choose a metric with numeric values; 'a/b' selects a nested metric.",
     )
-
-
-def _read_error(view: View, store: Store) -> Exception | None:
-    """Return the exception that `fit()` raised, or None.
-
-    It holds the original exceptions of the workers only if the run's key is on this machine.
-    """
-    if view.run_id is None or view.fit_end is None or view.fit_end.outcome == "finished":
-        return None
-    return build_run_error(view.fit_end, store, RunKeyring().find(view.run_id))
 
 
 def _read_view(store: Store) -> View:
@@ -275,6 +264,7 @@ def _read_view(store: Store) -> View:
             f"Failed to restore the result from {store_path(store)}: {error}",
             do="Pass the directory of a run that was written by this version of spotfit.",
         ) from error
+    # Without reports there is no result, also if the run has finished.
     if not view.checkpoints and (view.fit_end is None or view.fit_end.metrics is None):
         end = f" It is {view.fit_end.outcome}: {view.fit_end.reason}" if view.fit_end else ""
         raise ResultNotFoundError(

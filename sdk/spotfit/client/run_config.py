@@ -63,21 +63,27 @@ class RunConfig:
     log_to_file: Any = DEPRECATED
 
     def __post_init__(self) -> None:
+        # Before the other checks: a script with a removed field was written for older versions.
         removed = {name: getattr(self, name) for name in _REMOVED_FIELDS}
         reject_deprecated_arguments("RunConfig", removed, replacements=_REMOVED_FIELDS)
         errors = ErrorCollector()
-        for name, config_type in _CONFIG_TYPES:
-            value = getattr(self, name)
-            setattr(self, name, errors.check(partial(_check_field, name, value, config_type)))
+        for field, config_type in _CONFIG_TYPES:
+            value = getattr(self, field)
+            setattr(self, field, errors.check(partial(_check_field, field, value, config_type)))
         self.callbacks = errors.check(lambda: _check_callbacks(self.callbacks))
         self.worker_runtime_env = errors.check(lambda: _check_runtime_env(self.worker_runtime_env))
         self.storage_path = errors.check(lambda: _check_storage_path(self.storage_path))
-        self.name = errors.check(lambda: _check_run_name(self.name))
+        # The time makes the name unique: a name that is used again would continue its run.
+        name: Any = self.name or f"spotfit_run-{system.utc_timestamp()}"
+        if not isinstance(name, str):
+            errors.add(ConfigError(f"name must be a str, not {name!r}.", do="Pass a plain name."))
+        self.name = name
         errors.raise_all()
 
     @property
     def storage_context(self) -> StorageContext:
         """The storage of this run, as in Ray Train. For developers of integrations."""
+        # Imported on use, like the stores below: `import spotfit` imports this module and is cheap.
         from spotfit.worker.context import StorageContext
 
         assert self.name is not None
@@ -150,6 +156,7 @@ def _check_field(name: str, value: Any, expected_type: type[Any]) -> Any:
 def _check_callbacks(callbacks: Any) -> list[UserCallback]:
     if callbacks is None:
         return []
+    # A Sequence, not an Iterable: an iterator would be consumed by the checks.
     if not isinstance(callbacks, Sequence):
         raise ConfigError(
             f"callbacks must be a list, not a {qualified_type_name(callbacks)}.",
@@ -172,7 +179,7 @@ def _check_runtime_env(runtime_env: Any) -> dict[str, Any]:
             f"worker_runtime_env must be a dictionary, not {runtime_env!r}.",
             do="Write {'env_vars': {...}, 'pip': [...]}.",
         )
-    return dict(runtime_env)
+    return dict(runtime_env)  # a copy: the caller's dictionary may change before fit()
 
 
 def _check_storage_path(path: Any) -> str:
@@ -184,11 +191,3 @@ def _check_storage_path(path: Any) -> str:
             do="Pass a directory, or a URL like 's3://bucket/prefix'.",
         )
     return str(os.fspath(path))
-
-
-def _check_run_name(name: Any) -> str:
-    if not name:
-        return f"spotfit_run-{system.utc_timestamp()}"
-    if not isinstance(name, str):
-        raise ConfigError(f"name must be a str, not {name!r}.", do="Pass a plain name.")
-    return name
