@@ -51,10 +51,10 @@ _OUTPUT_DRAIN_S = 3.0
 _MACHINE_OUTPUT_DELAY_S = 10.0
 # Limits the delay of printed output, and of Ctrl-C while `watch()` joins the supervisor.
 _MAX_PAUSE_S = 0.5
-# Maximum wait for the release of machines before `result()` returns without it. Terminating a
-# machine takes clouds up to a minute, and a failed request is repeated.
+# Maximum wait for the release of machines before `result()` returns without it. A cloud may take
+# a minute to terminate a machine, and failed requests are repeated.
 _RELEASE_TIMEOUT_S = 120.0
-# Shorter: the caller was interrupted, and the machines have hardly started.
+# Shorter, because the caller was interrupted while it started the run.
 _CANCEL_RELEASE_WAIT_S = 10.0
 _CANCEL_RETRY_PAUSE_S = 0.2
 
@@ -310,7 +310,7 @@ class RunHandle:
             return False
         groups = self._ledger.view.groups
         open_groups = [token for token, group in groups.items() if not group.is_closed]
-        # An error, because machines that are not released cost money until somebody acts.
+        # An error, because machines that are not released cost money until a user terminates them.
         log.error(
             "run.machines_not_released",
             groups=",".join(open_groups),

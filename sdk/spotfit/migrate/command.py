@@ -41,15 +41,20 @@ def migrate(
     Lists code that needs manual changes, with line numbers. Running it again changes nothing.
     """
     require_module("libcst", extra="migrate")
+    # All scripts are rewritten before the first is written: an unexpected error changes none.
     rewritten, failures = _rewrite_all(find_scripts(scripts))
     for script, (old, new) in rewritten.items():
         if write_files and new.text != old:
             write_script(script, new.text)
         if diff or not write_files:
-            render.lines(_diff(script, old, new.text))
+            # Undecodable bytes are replaced for display only; the file is written as bytes.
+            texts = (text.decode(errors="replace").splitlines() for text in (old, new.text))
+            name = script.as_posix().lstrip("/")
+            render.lines(difflib.unified_diff(*texts, f"a/{name}", f"b/{name}", lineterm=""))
+    # After all diffs, where they are not scrolled away.
     for script, (old, new) in rewritten.items():
         render.lines(_report_lines(script, new, changed=new.text != old))
-    if failures:
+    if failures:  # at the end: scripts that do not parse must not prevent the others
         raise ConfigErrors(failures)
     if any(new.manual_notes for _, new in rewritten.values()):
         raise typer.Exit(EXIT_MANUAL_WORK_LEFT)
@@ -79,12 +84,6 @@ def _rewrite_all(
         except SpotfitError as failure:
             failures.append(failure)
     return rewritten, failures
-
-
-def _diff(script: Path, old: bytes, new: bytes) -> Iterator[str]:
-    before, after = (text.decode(errors="replace").splitlines() for text in (old, new))
-    name = script.as_posix().lstrip("/")
-    yield from difflib.unified_diff(before, after, f"a/{name}", f"b/{name}", lineterm="")
 
 
 def _report_lines(script: Path, new: RewrittenScript, *, changed: bool) -> Iterator[str]:

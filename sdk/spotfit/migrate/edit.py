@@ -53,13 +53,16 @@ class Editor(cst.CSTTransformer):
     def leave_SimpleStatementSuite(
         self, original_node: cst.SimpleStatementSuite, updated_node: cst.SimpleStatementSuite
     ) -> cst.SimpleStatementSuite:
+        # `if x: ray.init()` on one line needs a statement after the colon.
         smalls = self._edit_small_statements(original_node.body, updated_node.body)
         return updated_node.with_changes(body=smalls or [cst.Pass()])
 
     def _replace_expression(self, old: Any, new: Any) -> cst.BaseExpression:
+        # Plans refer to the nodes of the original tree; `new` is a copy with edited children.
         if old not in self._replacements:
             return new  # type: ignore[no-any-return]  # libcst types both nodes as Any
         replacement = cst.parse_expression(self._replacements[old])
+        # Without its parentheses, an expression that spans lines would not be valid any more.
         return replacement.with_changes(lpar=new.lpar, rpar=new.rpar)
 
     def _edit_body(
@@ -73,6 +76,7 @@ class Editor(cst.CSTTransformer):
         orphaned_lines: LeadingLines = ()
         for before, after in zip(old, new, strict=True):
             edited = self._edit_statement(before, after)
+            # The comments of a deleted statement may concern the code below it.
             if not edited:
                 orphaned_lines = _merge_leading_lines(orphaned_lines, _leading_lines(before))
                 continue

@@ -129,6 +129,7 @@ def find_counterpart(path: DottedName) -> SpotfitName | NoCounterpart:
     Attributes of a mapped name are not checked: `ray.train.Checkpoint.from_directory` maps to
     `spotfit.Checkpoint` with 3 matched parts.
     """
+    # The longest mapped prefix: ray.train.torch before ray.train.
     ray_module = next((path[:n] for n in range(len(path), 1, -1) if path[:n] in MODULE_MAP), None)
     if ray_module is None or not (names := _public_names(MODULE_MAP[ray_module])):
         return NoCounterpart(_find_advice(path))
@@ -142,7 +143,9 @@ def find_counterpart(path: DottedName) -> SpotfitName | NoCounterpart:
     for at, part in enumerate(attributes[:2]):
         if part in names:
             return SpotfitName(module, part, len(ray_module) + at + 1)
-        if not _may_hold_public_names((*ray_module, part)):
+        # Of internal modules, scripts commonly import Checkpoint from ray.train._checkpoint.
+        is_internal = part.startswith("_") and part != "_checkpoint"
+        if is_internal or not part.islower() or (*ray_module, part) in ADVICE:
             break
     return NoCounterpart(_find_advice(path))
 
@@ -156,13 +159,6 @@ def explain_ignored_variable(name: str) -> str:
     """Return how spotfit behaves instead of reading this Ray variable."""
     known = UNSUPPORTED_RAY_VARIABLES.get(name)
     return known.explanation if known else "spotfit has no variable of this name"
-
-
-def _may_hold_public_names(module: DottedName) -> bool:
-    """Return whether a Ray module may define public names that scripts import from it."""
-    # Scripts commonly import Checkpoint from ray.train._checkpoint.
-    is_internal = module[-1].startswith("_") and module[-1] != "_checkpoint"
-    return module[-1].islower() and not is_internal and module not in ADVICE
 
 
 def _find_advice(path: DottedName) -> str:

@@ -72,6 +72,7 @@ def scan_usage(wrapper: metadata.MetadataWrapper) -> UsageScan:
     scan = UsageScan(parents=wrapper.resolve(metadata.ParentNodeProvider))
     scopes = set(wrapper.resolve(metadata.ScopeProvider).values())
     scan.is_spotfit_taken = any(_is_taken(scope) for scope in scopes if scope is not None)
+    # Two passes: a function may use a name that is imported further below.
     wrapper.visit(_ImportCollector(scan))
     wrapper.visit(_UseCollector(scan))
     return scan
@@ -170,6 +171,7 @@ class _UseCollector(cst.CSTVisitor):
         self._scan = scan
         self._quotes_are_code = False
 
+    # The names within import statements are bindings, which the first pass has collected.
     def visit_Import(self, node: cst.Import) -> bool:
         return False
 
@@ -198,14 +200,12 @@ class _UseCollector(cst.CSTVisitor):
         if not isinstance(value, str):
             return
         if self._quotes_are_code:
-            self._add_annotation(node, value)
+            # libcst does not parse quoted annotations, so the chains are found by a pattern.
+            scope = self.get_metadata(metadata.ScopeProvider, node, None)
+            for chain in sorted(set(_RAY_NAME_PATTERN.findall(value))):
+                self._add_use(node, tuple(chain.split(".")), scope=scope, annotation_text=chain)
         elif not isinstance(self._scan.parents.get(node), cst.Expr):  # a docstring
             self._scan.strings.append((node, value, self._line_of(node)))
-
-    def _add_annotation(self, node: cst.SimpleString, value: str) -> None:
-        scope = self.get_metadata(metadata.ScopeProvider, node, None)
-        for chain in sorted(set(_RAY_NAME_PATTERN.findall(value))):
-            self._add_use(node, tuple(chain.split(".")), scope=scope, annotation_text=chain)
 
     def _add_chain(self, node: cst.BaseExpression, chain: cst.BaseExpression) -> None:
         first = cst.ensure_type(chain_head(chain, 1), cst.Name)
@@ -222,9 +222,14 @@ class _UseCollector(cst.CSTVisitor):
     ) -> None:
         if scope is None:  # keyword names of arguments and parts of imports have no scope
             return
+        # All assignments to the name in this scope, and those of enclosing scopes if there are none.
         assignments = list(scope[source_name[0]])
+        statements = [getattr(each, "node", None) for each in assignments]
         bindings = [
-            each for each in self._scan.bindings if _binds(each, source_name[0], assignments)
+            each
+            for each in self._scan.bindings
+            if each.local_name == source_name[0]
+            and any(node is each.statement for node in statements)
         ]
         if not bindings:
             return
@@ -256,14 +261,6 @@ class _UseCollector(cst.CSTVisitor):
 
     def _line_of(self, node: cst.CSTNode) -> int:
         return int(self.get_metadata(metadata.PositionProvider, node).start.line)
-
-
-def _binds(
-    binding: ImportBinding, name: str, assignments: Sequence[metadata.BaseAssignment]
-) -> bool:
-    return binding.local_name == name and any(
-        getattr(each, "node", None) is binding.statement for each in assignments
-    )
 
 
 def _alias_name(alias: cst.ImportAlias) -> str | None:

@@ -87,6 +87,7 @@ def clear_session() -> None:
 def use_session(session: TrainSession) -> Iterator[None]:
     """Make `session` the current session within the block, then restore the previous one."""
     global _session
+    # Nested: a training function may call a trainer in local mode.
     previous, _session = _session, session
     try:
         yield

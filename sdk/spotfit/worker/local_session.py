@@ -51,6 +51,7 @@ class LocalSession:
         self._peers = peers
         ranks = peers.ranks if peers else Ranks()
         self.context = TrainContext(_make_start(name, ranks), None)
+        # With `broadcast`, the peers agree on one directory for their snapshots.
         self.snapshot_channel = LocalSnapshotChannel(ranks, self.broadcast, self._record_snapshot)
         self._dataset_sources = dict(datasets or {})
         self._loaded_datasets: dict[str, Any] = {}
@@ -66,8 +67,7 @@ class LocalSession:
 
     def report_checkpoint(self, metrics: dict[str, Any], report: CheckpointReport) -> None:
         """Store the metrics and the checkpoint; no file is uploaded, copied or deleted."""
-        self.report_metrics(metrics)
-        self.last_checkpoint = report.checkpoint
+        self._record_snapshot(metrics, report.checkpoint)
 
     def _record_snapshot(self, metrics: dict[str, Any], checkpoint: Checkpoint) -> None:
         self.report_metrics(metrics)
