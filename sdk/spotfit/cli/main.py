@@ -62,6 +62,7 @@ def logs(
 @app.command()
 def follow(url: Url) -> None:
     """Wait for the end of a run and show its output. Ctrl-C does not cancel the run."""
+    # watch() installs no signal handler; only fit() cancels the run on Ctrl-C.
     attach(url).watch()
 
 
@@ -98,6 +99,7 @@ def doctor(
     options = resolve_options(name, explicit_options)
     detail = ", ".join(f"{option}={options[option]!r}" for option in options) or "no options"
     findings = [AccountCheck(f"provisioner {name!r}", passed=True, detail=detail)]
+    # Invalid names and options have raised an error above; problems from here on are findings.
     findings += run_account_checks(open_provisioner(name, options), storage)
     if storage:
         title = f"{storage} is writable and its `create` is atomic"

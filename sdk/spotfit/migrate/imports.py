@@ -49,25 +49,22 @@ def _rewrite_plain_import(
         if binding is None:  # not of Ray
             aliases.append(alias)
             continue
-        # Without `as`, the statement binds only the root, but it imports the whole module.
-        counterpart = counterpart_of(binding) if alias.asname else _find_module(binding)
+        if alias.asname:
+            counterpart = counterpart_of(binding)
+        else:
+            # The statement binds only `ray`, but it imports the whole dotted name: a module.
+            found = find_counterpart(binding.imported_name)
+            counterpart = found if isinstance(found, SpotfitName) and not found.name else None
         if counterpart is None:
-            aliases += [alias] if is_still_needed(binding, scan, plan) else []
+            if is_still_needed(binding, scan, plan):
+                aliases.append(alias)
         elif alias.asname is None and plan.spotfit_alias != SPOTFIT:
-            # The root is enough: importing it makes all mapped modules available as attributes.
+            # The root suffices: spotfit imports its public modules on first access.
             asname = _as_name(plan.spotfit_alias)
             aliases.append(alias.with_changes(name=_name_node(SPOTFIT), asname=asname))
         else:
             aliases.append(alias.with_changes(name=_name_node(counterpart.dotted)))
     return [node.with_changes(names=_with_last_comma(aliases))] if aliases else []
-
-
-def _find_module(binding: ImportBinding) -> SpotfitName | None:
-    """Return the spotfit module for the whole imported name, or None."""
-    counterpart = find_counterpart(binding.imported_name)
-    if not isinstance(counterpart, SpotfitName) or counterpart.name:
-        return None
-    return counterpart if counterpart.matched_parts == len(binding.imported_name) else None
 
 
 def _rewrite_from_import(

@@ -222,7 +222,7 @@ class _UseCollector(cst.CSTVisitor):
     ) -> None:
         if scope is None:  # keyword names of arguments and parts of imports have no scope
             return
-        # All assignments to the name in this scope, and those of enclosing scopes if there are none.
+        # Those of the innermost scope that binds the name, as in Python's name resolution.
         assignments = list(scope[source_name[0]])
         statements = [getattr(each, "node", None) for each in assignments]
         bindings = [

@@ -119,5 +119,6 @@ def prewarm(
     Optional: a backend implements `prewarm(plan, framework)` only if a machine is free of charge
     before it is submitted. `submit` uses prewarmed machines; leaving the context ends the others.
     """
+    # Not a part of the protocol, so that backends without it need no empty method (decision 0033).
     method = getattr(provisioner, "prewarm", None)
     return nullcontext() if method is None else method(plan, framework)

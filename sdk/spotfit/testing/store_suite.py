@@ -186,6 +186,7 @@ class StoreSuite:
     # ── files ────────────────────────────────────────────────────────────────────────────────────
 
     def test_small_and_large_files_are_transferred(self, store: Store, tmp_path: Path) -> None:
+        # An empty upload is a special case in many APIs; the large one has several parts.
         for size_bytes in (0, 1, LARGE_FILE_BYTES):
             there, back = tmp_path / "there", tmp_path / "back"
             there.write_bytes(_random_bytes(size_bytes))
@@ -236,6 +237,7 @@ class StoreSuite:
         if not self.supports_create:
             return
         with ThreadPoolExecutor(8) as racers:
+            # Several races, because the first request of a thread also opens a connection.
             for n in range(12):
                 start = Barrier(8)  # all writers of a race start at the same moment
                 won = racers.map(
@@ -253,6 +255,7 @@ class StoreSuite:
         _run_in_forks(4, lambda child: _create_all(store, f"child {child}"))
         owners = [store.get(f"race/{n}") for n in range(12)]
         assert len(_keys(store, "race")) == 12
+        # Each child claims what it has created: no object may have two claims, or a false one.
         claims = b"".join(store.get(f"claims/child {child}") for child in range(4))
         assert sorted(claims.splitlines()) == sorted(
             b"race/%d by %s" % (n, owner) for n, owner in enumerate(owners)
@@ -306,7 +309,7 @@ def _random_bytes(size_bytes: int) -> bytes:
 
 
 def _try_create(store: Store, key: str, contestant: int, barrier: Barrier) -> bool:
-    barrier.wait(60)
+    barrier.wait(60)  # limited: a writer that died before must not hang the test
     try:
         store.create(key, str(contestant).encode())
     except AlreadyExistsError:
