@@ -24,7 +24,7 @@ from spotfit.client.preflight import PreflightResult, check_latest_checkpoint, r
 from spotfit.client.rejoin import rejoin_run
 from spotfit.client.request import FitRequest
 from spotfit.client.result import Result
-from spotfit.client.run_handle import RunHandle, attach_headless_leader
+from spotfit.client.run_handle import RunHandle, attach_headless_leader, create_driver_ledger
 from spotfit.code.code_bundle import TRAIN_FUNC_CONTEXT, upload_code_bundle
 from spotfit.core.errors import (
     RunActiveError,
@@ -32,7 +32,6 @@ from spotfit.core.errors import (
     StoreError,
     TransientStoreError,
 )
-from spotfit.core.ids import AgentId
 from spotfit.frameworks.backend_config import backend_hooks_class
 from spotfit.host import log, system
 from spotfit.ledger.journal import check_no_gaps
@@ -51,17 +50,11 @@ _APPEND_RETRY_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
 _CANCEL_RETRY_PAUSE_S = 0.5
 
 
-def fit(request: FitRequest) -> Result:
-    """Train to the end and return the result.
-
-    Raises `ConfigError`, `ShippingError` or `StoreError` before any machine is requested, and
-    `TrainingFailedError` or `RunCancelledError` if the run does not finish.
-    """
-    return wait_for_result(start_run(request, show_output=True))
-
-
 def wait_for_result(handle: RunHandle) -> Result:
-    """Wait for the end of a started run and return its result. Ctrl-C cancels the run."""
+    """Wait for the end of a started run and return its result. Ctrl-C cancels the run.
+
+    Raises `TrainingFailedError` or `RunCancelledError` if the run does not finish.
+    """
     with _cancel_on_interrupt(handle) as interrupted:
         handle.watch()
     # Outside of the context: loading the result may block, and Ctrl-C must interrupt that.
@@ -87,21 +80,16 @@ def submit(request: FitRequest) -> RunHandle:
 def start_run(request: FitRequest, *, show_output: bool = False) -> RunHandle:
     """Start the run, or rejoin it if the same run is active, and request the first machines.
 
-    Raises like `fit` before machines are requested, and `RunActiveError` if a different run with
-    this name is active.
+    Raises `ConfigError`, `ShippingError` or `StoreError` before any machine is requested, and
+    `RunActiveError` if a different run with this name is active.
     """
     log.use_default_handler()
     preflight = run_preflight(request)
     request = dataclasses.replace(request, run=preflight.run)
     assert preflight.run.logging_config is not None
     log.set_level(preflight.run.logging_config.log_level)
-    # A new id, in case the directory holds no run yet.
-    ledger = Ledger(
-        preflight.store,
-        system.new_run_id(),
-        AgentId(f"d{system.new_agent_id()}"),  # "d": a driver, for readers of the journal
-        wall_ms=system.wall_ms,
-    )
+    # With a new run id, in case the directory holds no run yet.
+    ledger = create_driver_ledger(preflight.store, system.new_run_id())
     # Before the journal is read: the handle listens to its entries.
     handle = RunHandle(ledger, None, filesystem_location=preflight.filesystem_location)
     # Without entry 0, for example, an existing run would look like an unused directory.

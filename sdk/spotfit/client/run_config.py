@@ -72,7 +72,16 @@ class RunConfig:
             setattr(self, field, errors.check(partial(_check_field, field, value, config_type)))
         self.callbacks = errors.check(lambda: _check_callbacks(self.callbacks))
         self.worker_runtime_env = errors.check(lambda: _check_runtime_env(self.worker_runtime_env))
-        self.storage_path = errors.check(lambda: _check_storage_path(self.storage_path))
+        path: Any = self.storage_path
+        if path is None:
+            self.storage_path = str(Path(DEFAULT_STORAGE_PATH).expanduser())
+        elif isinstance(path, (str, os.PathLike)):
+            self.storage_path = str(os.fspath(path))
+        else:
+            text = f"storage_path must be a str or a Path, not {path!r}."
+            errors.add(
+                ConfigError(text, do="Pass a directory, or a URL like 's3://bucket/prefix'.")
+            )
         # The time makes the name unique: a name that is used again would continue its run.
         name: Any = self.name or f"spotfit_run-{system.utc_timestamp()}"
         if not isinstance(name, str):
@@ -180,14 +189,3 @@ def _check_runtime_env(runtime_env: Any) -> dict[str, Any]:
             do="Write {'env_vars': {...}, 'pip': [...]}.",
         )
     return dict(runtime_env)  # a copy: the caller's dictionary may change before fit()
-
-
-def _check_storage_path(path: Any) -> str:
-    if path is None:
-        return str(Path(DEFAULT_STORAGE_PATH).expanduser())
-    if not isinstance(path, (str, os.PathLike)):
-        raise ConfigError(
-            f"storage_path must be a str or a Path, not {path!r}.",
-            do="Pass a directory, or a URL like 's3://bucket/prefix'.",
-        )
-    return str(os.fspath(path))

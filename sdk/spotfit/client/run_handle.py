@@ -43,6 +43,7 @@ from spotfit.model.view import View
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit.provision.profile import open_provisioner
 from spotfit.security.run_key import RunKey
+from spotfit.store.api import Store
 from spotfit.store.factory import credentials_for_nodes, open_store
 
 # Maximum wait for the last worker output after the end of a run.
@@ -386,16 +387,19 @@ def open_ledger(url: str | Path) -> Ledger:
 
     Raises `RunNotFoundError`, or `JournalError` for a truncated or foreign journal.
     """
-    # "d": a driver, as in `fit.start_run`.
-    store = open_store(url)
     # The id is replaced below: it is read from the journal.
-    ledger = Ledger(store, RunId(""), AgentId(f"d{system.new_agent_id()}"), wall_ms=system.wall_ms)
-    check_no_gaps(store)
+    ledger = create_driver_ledger(open_store(url), RunId(""))
+    check_no_gaps(ledger.store)
     view = ledger.catch_up()
     if view.run_id is None or view.spec is None:
-        raise run_not_found_error(store)
+        raise run_not_found_error(ledger.store)
     ledger.run_id = view.run_id
     return ledger
+
+
+def create_driver_ledger(store: Store, run_id: RunId) -> Ledger:
+    """Return a ledger without entries; those that it appends have a new author "d…", a driver."""
+    return Ledger(store, run_id, AgentId(f"d{system.new_agent_id()}"), wall_ms=system.wall_ms)
 
 
 def attach_headless_leader(

@@ -104,13 +104,20 @@ def _is_taken(scope: metadata.Scope) -> bool:
     )
 
 
-class _ImportCollector(cst.CSTVisitor):
+class _Collector(cst.CSTVisitor):
+    """A pass over the syntax tree that adds to a scan."""
+
     METADATA_DEPENDENCIES = (metadata.ScopeProvider, metadata.PositionProvider)
 
     def __init__(self, scan: UsageScan) -> None:
         super().__init__()
         self._scan = scan
 
+    def _line_of(self, node: cst.CSTNode) -> int:
+        return int(self.get_metadata(metadata.PositionProvider, node).start.line)
+
+
+class _ImportCollector(_Collector):
     def visit_Import(self, node: cst.Import) -> bool:
         for alias in node.names:
             imported = dotted_name(alias.name)
@@ -159,17 +166,10 @@ class _ImportCollector(cst.CSTVisitor):
             )
         )
 
-    def _line_of(self, node: cst.CSTNode) -> int:
-        return int(self.get_metadata(metadata.PositionProvider, node).start.line)
 
-
-class _UseCollector(cst.CSTVisitor):
-    METADATA_DEPENDENCIES = (metadata.ScopeProvider, metadata.PositionProvider)
-
-    def __init__(self, scan: UsageScan) -> None:
-        super().__init__()
-        self._scan = scan
-        self._quotes_are_code = False
+class _UseCollector(_Collector):
+    _quotes_are_code = False
+    """Whether the node is within an annotation, where strings contain expressions."""
 
     # The names within import statements are bindings, which the first pass has collected.
     def visit_Import(self, node: cst.Import) -> bool:
@@ -187,13 +187,13 @@ class _UseCollector(cst.CSTVisitor):
     def visit_Attribute(self, node: cst.Attribute) -> bool:
         # The whole chain is one use: its parts must not be visited again as shorter chains.
         if dotted_name(node):
-            self._add_chain(node, node)
+            self._add_chain(node)
             return False
         node.value.visit(self)  # `f(ray.x).y`: not a chain, but it may contain one
         return False
 
     def visit_Name(self, node: cst.Name) -> None:
-        self._add_chain(node, node)
+        self._add_chain(node)
 
     def visit_SimpleString(self, node: cst.SimpleString) -> None:
         value = node.evaluated_value
@@ -207,10 +207,11 @@ class _UseCollector(cst.CSTVisitor):
         elif not isinstance(self._scan.parents.get(node), cst.Expr):  # a docstring
             self._scan.strings.append((node, value, self._line_of(node)))
 
-    def _add_chain(self, node: cst.BaseExpression, chain: cst.BaseExpression) -> None:
+    def _add_chain(self, chain: cst.Attribute | cst.Name) -> None:
+        # Scopes are recorded for names only.
         first = cst.ensure_type(chain_head(chain, 1), cst.Name)
         scope = self.get_metadata(metadata.ScopeProvider, first, None)
-        self._add_use(node, dotted_name(chain), scope=scope)
+        self._add_use(chain, dotted_name(chain), scope=scope)
 
     def _add_use(
         self,
@@ -258,9 +259,6 @@ class _UseCollector(cst.CSTVisitor):
         target = self._scan.parents.get(node) if node is not None else None
         statement = self._scan.parents.get(target) if target is not None else None
         return not (isinstance(statement, cst.Assign) and dotted_name(statement.value) == ("None",))
-
-    def _line_of(self, node: cst.CSTNode) -> int:
-        return int(self.get_metadata(metadata.PositionProvider, node).start.line)
 
 
 def _alias_name(alias: cst.ImportAlias) -> str | None:

@@ -37,7 +37,6 @@ class MachineOutputReader(Protocol):
 
         Output that the backend does not have yet, or has deleted, is missing.
         """
-        ...
 
 
 def fetch_machine_output(

@@ -66,18 +66,17 @@ def _parse_value(options_class: type, name: str, value: Any, hint: Any) -> Any:
 
 
 def _split_text(value: Any, hint: Any) -> Any:
-    """Split text for a collection at commas, or parse it as JSON."""
-    if not isinstance(value, str) or not _accepts_collection(hint):
-        return value
-    if value.lstrip().startswith(("[", "{")):
-        return msgspec.json.decode(value)
-    return [part.strip() for part in value.split(",") if part.strip()]
+    """Split text for a collection at commas, or parse it as JSON.
 
-
-def _accepts_collection(hint: Any) -> bool:
-    """Return whether the type is a collection and does not accept a plain string."""
+    Text is returned unchanged if the type accepts a plain string or no collection.
+    """
     # `X | Y` and `Optional[X]` have different origins.
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     alternatives = typing.get_args(hint) if is_union else (hint,)
     origins = {typing.get_origin(alternative) or alternative for alternative in alternatives}
-    return bool(origins & {tuple, list, dict, frozenset}) and str not in origins
+    accepts_collection = origins & {tuple, list, dict, frozenset} and str not in origins
+    if not isinstance(value, str) or not accepts_collection:
+        return value
+    if value.lstrip().startswith(("[", "{")):
+        return msgspec.json.decode(value)
+    return [part.strip() for part in value.split(",") if part.strip()]

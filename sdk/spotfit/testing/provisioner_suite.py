@@ -40,11 +40,9 @@ class FaultInjectingCloud(Protocol):
 
         `kind` is 'quota', 'permission', 'capacity', 'credentials' or 'unavailable'.
         """
-        ...
 
     def reclaim_newest(self) -> None:
         """Terminate the newest machine without a preemption notice."""
-        ...
 
 
 class ProvisionerSuite:

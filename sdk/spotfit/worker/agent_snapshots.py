@@ -71,25 +71,20 @@ class SnapshotSession(Protocol):
 
     def allocate_report_index(self) -> int:
         """Return the index of the next report."""
-        ...
 
     def drain(self) -> None:
         """Process the agent's messages that have arrived."""
-        ...
 
     def outlook(self) -> GroupOutlook:
         """Return what this rank knows about the future of the group."""
-        ...
 
     def wait_for(
         self, ready: Callable[[], ResultT | None], *, description: str | None = None
     ) -> ResultT | None:
         """Wait until `ready()` is not None, and return that."""
-        ...
 
     def broadcast_bytes(self, kind: str, value: bytes = b"") -> bytes:
         """Return rank 0's value once all ranks have joined."""
-        ...
 
 
 class AgentSnapshotChannel:

@@ -22,15 +22,12 @@ class Peers(Protocol):
     @property
     def ranks(self) -> Ranks:
         """The ranks of this process in the group."""
-        ...
 
     def barrier(self) -> None:
         """Wait until all processes have called this."""
-        ...
 
     def broadcast(self, value: Any) -> Any:
         """Return rank 0's value."""
-        ...
 
 
 class LocalSession:
