@@ -91,7 +91,7 @@ def start_run(request: FitRequest, *, show_output: bool = False) -> RunHandle:
     # With a new run id, in case the directory holds no run yet.
     ledger = create_driver_ledger(preflight.store, system.new_run_id())
     # Before the journal is read: the handle listens to its entries.
-    handle = RunHandle(ledger, None, filesystem_location=preflight.filesystem_location)
+    handle = RunHandle(ledger, filesystem_location=preflight.filesystem_location)
     # Without entry 0, for example, an existing run would look like an unused directory.
     check_no_gaps(preflight.store)
     view = ledger.catch_up()

@@ -23,6 +23,8 @@ from spotfit.provision.profile import open_provisioner
 from spotfit.store.api import Store
 
 ALL_MACHINES = "all"
+# The lines about a failed start are usually the last ones; the whole output may be megabytes.
+_MAX_UNJOINED_LINES = 20
 
 
 class GrantedMachine(NamedTuple):
@@ -126,7 +128,7 @@ def read_machine_output(store: Store, selector: str, *, max_lines: int) -> Itera
             yield f"({name}: its output cannot be read: {error})"
 
 
-def read_unjoined_output(ledger: Ledger, *, max_lines: int = 20, max_machines: int = 3) -> str:
+def read_unjoined_output(ledger: Ledger, *, max_machines: int = 3) -> str:
     """Return the output of the latest machines that were lost before their agent joined.
 
     Returns '' if there is none. Failures are only logged, because the text is a supplement to an
@@ -142,7 +144,7 @@ def read_unjoined_output(ledger: Ledger, *, max_lines: int = 20, max_machines: i
         for name in [name for name in lost if name in machines.by_name][-max_machines:]:
             # Per machine: the other machines may belong to a backend that can be reached.
             try:
-                lines += machines.read_output(name, max_lines=max_lines)
+                lines += machines.read_output(name, max_lines=_MAX_UNJOINED_LINES)
             except Exception as error:  # noqa: BLE001  # each client library has its own errors
                 log.warning("machine.no_output", machine=name, reason=str(error))
     except SpotfitError as error:  # of the store, while reading the journal or the members

@@ -90,14 +90,11 @@ class RunHandle:
     """
 
     def __init__(
-        self,
-        ledger: Ledger,
-        key: RunKey | None,
-        *,
-        filesystem_location: StorageLocation | None = None,
+        self, ledger: Ledger, *, filesystem_location: StorageLocation | None = None
     ) -> None:
         self._ledger = ledger
-        self.key = key
+        self.key: RunKey | None = None
+        """Set by `attach_headless_leader`; None if this machine does not have the key."""
         self._filesystem_location = filesystem_location
         self._clock = system.SystemClock()
         self._last_event_at = self._clock.now()
@@ -377,7 +374,7 @@ def attach(url: str | Path) -> RunHandle:
     ledger = open_ledger(url)
     view = ledger.view
     assert view.spec is not None
-    handle = RunHandle(ledger, None)
+    handle = RunHandle(ledger)
     handle.load_view(view)
     return attach_headless_leader(handle, ledger, RunKeyring().find(ledger.run_id), view.spec)
 

@@ -41,7 +41,6 @@ from spotfit.checkpoint.upload_queue import UploadQueue
 from spotfit.checkpoint.writer import save_existing_files
 from spotfit.code import exceptions
 from spotfit.code.function_pickle import pickle_object, unpickle
-from spotfit.core.clock import Clock
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import CollectiveTimeoutError, ConfigError, SessionMisuseError
 from spotfit.core.units import format_bytes
@@ -119,7 +118,6 @@ class Session:
         store: Store,
         *,
         devices: tuple[str, ...] = (),
-        clock: Clock | None = None,
         on_upload_error: Callable[[BaseException], None] | None = None,
     ) -> None:
         self.context = TrainContext(start, store)
@@ -127,7 +125,7 @@ class Session:
         self._start = start
         self._connection = connection
         self._store = store
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self._uploads = UploadQueue(on_upload_error or self._exit_with_error)
         self.report_count = 0
         """The number of reports made in this round."""
@@ -152,11 +150,6 @@ class Session:
         """Report index, checkpoint name and folder of the latest report that is uploaded."""
         self._preemption: PreemptionUpdate | None = None
         self._rebalance_recommendation: tuple[float, str] | None = None
-
-    @property
-    def host(self) -> str:
-        """The address at which other nodes reach this node."""
-        return self._start.host
 
     # --- reports -----------------------------------------------------------------------------
 
