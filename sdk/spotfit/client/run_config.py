@@ -6,7 +6,6 @@ import os
 import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +68,11 @@ class RunConfig:
         errors = ErrorCollector()
         for field, config_type in _CONFIG_TYPES:
             value = getattr(self, field)
-            setattr(self, field, errors.check(partial(_check_field, field, value, config_type)))
+            if value is None:
+                setattr(self, field, config_type())
+            elif not isinstance(value, config_type):
+                text = f"Invalid `{field}` type: {qualified_type_name(value)}."
+                errors.add(ConfigError(text, do=f"Pass a spotfit.{config_type.__name__}."))
         self.callbacks = errors.check(lambda: _check_callbacks(self.callbacks))
         self.worker_runtime_env = errors.check(lambda: _check_runtime_env(self.worker_runtime_env))
         path: Any = self.storage_path
@@ -149,17 +152,6 @@ def qualified_type_name(value: Any) -> str:
     """
     cls = type(value)
     return cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"
-
-
-def _check_field(name: str, value: Any, expected_type: type[Any]) -> Any:
-    if value is None:
-        return expected_type()
-    if not isinstance(value, expected_type):
-        raise ConfigError(
-            f"Invalid `{name}` type: {qualified_type_name(value)}.",
-            do=f"Pass a spotfit.{expected_type.__name__}.",
-        )
-    return value
 
 
 def _check_callbacks(callbacks: Any) -> list[UserCallback]:

@@ -70,8 +70,15 @@ class UsageScan:
 def scan_usage(wrapper: metadata.MetadataWrapper) -> UsageScan:
     """Collect imports first, then the uses of the imported names."""
     scan = UsageScan(parents=wrapper.resolve(metadata.ParentNodeProvider))
+    # Imports of spotfit, which a migrated script has, are the only bindings that do not count.
     scopes = set(wrapper.resolve(metadata.ScopeProvider).values())
-    scan.is_spotfit_taken = any(_is_taken(scope) for scope in scopes if scope is not None)
+    assignments = [each for scope in scopes if scope is not None for each in scope.assignments]
+    nodes = [getattr(each, "node", None) for each in assignments if each.name == SPOTFIT]
+    scan.is_spotfit_taken = not all(
+        isinstance(node, cst.Import)
+        and any(dotted_name(alias.name)[:1] == (SPOTFIT,) for alias in node.names)
+        for node in nodes
+    )
     # Two passes: a function may use a name that is imported further below.
     wrapper.visit(_ImportCollector(scan))
     wrapper.visit(_UseCollector(scan))
@@ -92,16 +99,6 @@ def chain_head(node: cst.BaseExpression, length: int) -> cst.BaseExpression:
     for _ in range(len(dotted_name(node)) - length):
         node = cst.ensure_type(node, cst.Attribute).value
     return node
-
-
-def _is_taken(scope: metadata.Scope) -> bool:
-    """Return whether the scope binds the name `spotfit` to anything but the package."""
-    nodes = (getattr(each, "node", None) for each in scope.assignments if each.name == SPOTFIT)
-    return any(
-        not isinstance(node, cst.Import)
-        or not any(dotted_name(alias.name)[:1] == (SPOTFIT,) for alias in node.names)
-        for node in nodes
-    )
 
 
 class _Collector(cst.CSTVisitor):

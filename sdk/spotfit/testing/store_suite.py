@@ -240,11 +240,12 @@ class StoreSuite:
             # Several races, because the first request of a thread also opens a connection.
             for n in range(12):
                 start = Barrier(8)  # all writers of a race start at the same moment
-                won = racers.map(
-                    lambda racer, n=n, start=start: _try_create(store, f"race/{n}", racer, start),
-                    range(8),
-                )
-                winners = [racer for racer, wins in enumerate(won) if wins]
+
+                def race(racer: int, key: str = f"race/{n}", start: Barrier = start) -> bool:
+                    start.wait(60)  # limited: a writer that died before must not hang the test
+                    return _try_create(store, key, str(racer))
+
+                winners = [racer for racer, won in enumerate(racers.map(race, range(8))) if won]
                 assert len(winners) == 1, f"race {n}: {winners}"
                 assert store.get(f"race/{n}") == str(winners[0]).encode()
 
@@ -308,24 +309,18 @@ def _random_bytes(size_bytes: int) -> bytes:
     return (block * (size_bytes // len(block) + 1))[:size_bytes]
 
 
-def _try_create(store: Store, key: str, contestant: int, barrier: Barrier) -> bool:
-    barrier.wait(60)  # limited: a writer that died before must not hang the test
+def _try_create(store: Store, key: str, owner: str) -> bool:
     try:
-        store.create(key, str(contestant).encode())
+        store.create(key, owner.encode())
     except AlreadyExistsError:
         return False
     return True
 
 
 def _create_all(store: Store, owner: str) -> None:
-    claims = ""
-    for n in range(12):
-        try:
-            store.create(f"race/{n}", owner.encode())
-        except AlreadyExistsError:
-            continue
-        claims += f"race/{n} by {owner}\n"
-    store.put(f"claims/{owner}", claims.encode())
+    keys = [f"race/{n}" for n in range(12)]
+    claims = [f"{key} by {owner}\n" for key in keys if _try_create(store, key, owner)]
+    store.put(f"claims/{owner}", "".join(claims).encode())
 
 
 def _run_in_forks(count: int, body: Callable[[int], None]) -> None:

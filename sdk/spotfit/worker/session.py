@@ -125,6 +125,7 @@ class Session:
         self._start = start
         self._connection = connection
         self._store = store
+        self._journal = Journal(store)
         self._clock = SystemClock()
         self._uploads = UploadQueue(on_upload_error or self._exit_with_error)
         self.report_count = 0
@@ -583,10 +584,6 @@ class Session:
     def _initial_checkpoint(self) -> Checkpoint | None:
         name = self._start.checkpoint
         return None if name is None else open_committed(self._store, name)
-
-    @cached_property
-    def _journal(self) -> Journal:
-        return Journal(self._store)
 
     # Decoded on first use: most training functions need nothing of it.
     @cached_property
