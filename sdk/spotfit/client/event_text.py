@@ -108,7 +108,7 @@ def _format_machine_event(event: _MachineEvent) -> str:
             return f"machine request accepted: {handle.name}"
         case GroupRefused(reason=reason):
             return f"machine request refused: {reason}"
-        # Without an agent there is no worker output; only the backend has the cause (see 0035).
+        # Without an agent there is no worker output; the backend has the cause (decision 0035).
         case NodeLost(token=token, node=node, agent=None, reason=reason):
             hint = f"see its output with `spotfit logs --machine {token}/{node}`"
             return f"machine {token}/{node} lost before its agent joined: {reason} ({hint})"

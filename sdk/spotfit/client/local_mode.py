@@ -56,7 +56,7 @@ def _create_session(request: FitRequest, peers: Peers | None) -> LocalSession:
     name = request.run.name or ""
     if peers is None:
         return LocalSession(name, datasets=request.datasets)
-    # Each process would read all data, and train on it several times.
+    # Each process would train on the complete dataset.
     if request.datasets and peers.ranks.world_size > 1:
         raise ConfigError(
             f"datasets= is not supported with {peers.ranks.world_size} processes of a launcher.",

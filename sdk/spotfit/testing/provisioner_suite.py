@@ -13,7 +13,7 @@ class TestMyCloud(ProvisionerSuite):
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -91,6 +91,15 @@ class ProvisionerSuite:
         """A plan for one worker, with a new token."""
         return provisioner.plan(request_for(1))
 
+    @pytest.fixture
+    def handle(
+        self, provisioner: Provisioner, launch: AgentLaunchSpec, plan: GroupPlan
+    ) -> Iterator[GroupHandle]:
+        """The granted group of `plan`, released after the test."""
+        granted = _assert_granted(provisioner.submit(plan, launch))
+        yield granted
+        self._release(provisioner, granted)
+
     # ── plan ─────────────────────────────────────────────────────────────────────────────────────
 
     @pytest.mark.parametrize("workers", [1, 2, 3, 8])
@@ -144,15 +153,17 @@ class ProvisionerSuite:
         provisioner.cancel(handle)  # idempotent: a new leader may repeat it
 
     def test_submit_is_idempotent(
-        self, provisioner: Provisioner, launch: AgentLaunchSpec, plan: GroupPlan
+        self,
+        provisioner: Provisioner,
+        launch: AgentLaunchSpec,
+        plan: GroupPlan,
+        handle: GroupHandle,
     ) -> None:
-        first = _assert_granted(provisioner.submit(plan, launch))
-        assert _assert_granted(provisioner.submit(plan, launch)) == first
-        self._wait_until(provisioner, first, _all_running)
+        assert _assert_granted(provisioner.submit(plan, launch)) == handle
+        self._wait_until(provisioner, handle, _all_running)
         # Also after the start: a new leader repeats a submit whose outcome was not recorded.
-        assert _assert_granted(provisioner.submit(plan, launch)) == first
-        assert len(provisioner.observe(first).nodes) == plan.num_nodes
-        self._release(provisioner, first)
+        assert _assert_granted(provisioner.submit(plan, launch)) == handle
+        assert len(provisioner.observe(handle).nodes) == plan.num_nodes
 
     def test_a_released_group_is_not_started_again(
         self,
@@ -171,9 +182,8 @@ class ProvisionerSuite:
             assert provisioner.observe(again).is_terminated
 
     def test_a_serialised_handle_identifies_its_group(
-        self, provisioner: Provisioner, launch: AgentLaunchSpec, plan: GroupPlan
+        self, provisioner: Provisioner, handle: GroupHandle
     ) -> None:
-        handle = _assert_granted(provisioner.submit(plan, launch))
         # The journal stores the handle as JSON; another agent reads it.
         read = _json_round_trip(handle, GroupHandle)
         assert read == handle
@@ -181,22 +191,18 @@ class ProvisionerSuite:
         self._release(provisioner, read)
 
     def test_an_unknown_group_is_terminated(
-        self, provisioner: Provisioner, launch: AgentLaunchSpec, plan: GroupPlan
+        self, provisioner: Provisioner, handle: GroupHandle
     ) -> None:
-        handle = _assert_granted(provisioner.submit(plan, launch))
         self._release(provisioner, handle)
         unknown = self._unknown_handle(handle)
         assert provisioner.observe(unknown).is_terminated
         provisioner.cancel(unknown)
 
     def test_the_secret_of_the_run_is_never_serialised(
-        self, provisioner: Provisioner, launch: AgentLaunchSpec, plan: GroupPlan
+        self, provisioner: Provisioner, plan: GroupPlan, handle: GroupHandle
     ) -> None:
-        handle = _assert_granted(provisioner.submit(plan, launch))
-        status = provisioner.observe(handle)
-        for value in (plan, handle, status):
+        for value in (plan, handle, provisioner.observe(handle)):
             assert SECRET.encode() not in msgspec.json.encode(value)
-        self._release(provisioner, handle)
 
     # ── a cloud that misbehaves ──────────────────────────────────────────────────────────────────
 
@@ -269,13 +275,9 @@ class ProvisionerSuite:
         handle = _assert_granted(provisioner.submit(plan, launch))
         self._wait_until(provisioner, handle, _all_running)
         simulator.reclaim_newest()
-        seen: list[NodeState] = []
-
-        def has_stopped(status: GroupStatus) -> bool:
-            seen.append(status.nodes[0].state)
-            return status.nodes[0].state != NodeState.RUNNING
-
-        status = self._wait_until(provisioner, handle, has_stopped)
+        status = self._wait_until(
+            provisioner, handle, lambda status: status.nodes[0].state != NodeState.RUNNING
+        )
         if provisioner.traits.requeues_itself:
             self._wait_until(provisioner, handle, _all_running)
         else:
