@@ -24,7 +24,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False
 )
 app.add_typer(checkpoint_commands.app, name="checkpoints")
-Url = Annotated[str, typer.Argument(help="Directory of the run: <storage_path>/<name>.")]
+Url = checkpoint_commands.Url
 
 
 @app.command()

@@ -214,31 +214,23 @@ def _open_checkpoints(
     filesystem_location: StorageLocation | None,
 ) -> list[tuple[Checkpoint, dict[str, Any]]]:
     opened = open_all(store, {each.name for each in checkpoints}, location=filesystem_location)
-    return [(opened[each.name], _metrics(each)) for each in checkpoints]
+    return [(opened[each.name], metrics_from_json(each.metrics)) for each in checkpoints]
 
 
 def _last_metrics(view: View) -> dict[str, Any] | None:
     """Return the metrics of the last report, or of the latest checkpoint if there is none."""
     latest = view.latest_checkpoint
-    reported = view.fit_end.metrics if view.fit_end is not None else None
-    if latest is None:
-        return None if reported is None else cast("dict[str, Any]", metrics_from_json(reported))
-    if reported is None:
-        return _metrics(latest)
-    # If the latest checkpoint came with the last report, its metrics are preferred: they include
-    # the results of a validation that ended after the report. It did if both have the same metrics
-    # apart from those results.
-    validation = view.validation_results.get(latest.uid)
-    added = validation.metrics if validation is not None else {}
-    own, last = (
-        {name: value for name, value in metrics.items() if name not in added}
-        for metrics in (latest.metrics, reported)
-    )
-    return _metrics(latest) if own == last else cast("dict[str, Any]", metrics_from_json(reported))
-
-
-def _metrics(checkpoint: CheckpointCommitted) -> dict[str, Any]:
-    return cast("dict[str, Any]", metrics_from_json(checkpoint.metrics))
+    metrics = view.fit_end.metrics if view.fit_end is not None else None
+    if latest is not None:
+        # If the latest checkpoint came with the last report, its metrics are preferred: they
+        # include the results of a validation that ended after the report. It did if both have the
+        # same metrics apart from those results.
+        validation = view.validation_results.get(latest.uid)
+        added = validation.metrics if validation is not None else {}
+        own = {name: value for name, value in latest.metrics.items() if name not in added}
+        if metrics is None or own == {n: value for n, value in metrics.items() if n not in added}:
+            metrics = latest.metrics
+    return cast("dict[str, Any] | None", metrics_from_json(metrics))
 
 
 def _numeric_score(score: Any, metric: str) -> float:

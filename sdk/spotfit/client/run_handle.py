@@ -215,10 +215,6 @@ class RunHandle:
 
     # --- waiting -----------------------------------------------------------------------------
 
-    def supervise_once(self) -> None:
-        """Take one step; for a new run it requests machines before it returns."""
-        self._tick()
-
     def wait_for_release(self) -> None:
         """Wait briefly for the release of the machines of a cancelled run."""
         self._poll_until_ended(_CANCEL_RELEASE_WAIT_S)
@@ -259,7 +255,7 @@ class RunHandle:
     def _poll_until_ended(self, timeout_s: float | None = None) -> None:
         deadline = None if timeout_s is None else self._clock.now() + timeout_s
         while not self._watch_stopped:
-            wake = self._tick()
+            wake = self.supervise_once()
             if self.show_output and self._console.show_new_lines():
                 self._last_event_at = self._clock.now()
             now = self._clock.now()
@@ -285,8 +281,11 @@ class RunHandle:
             self._console.show_new_lines()
             self._clock.wait(0.02)
 
-    def _tick(self) -> float | None:
-        """Advance the run once; return when to do so again, or None after its end."""
+    def supervise_once(self) -> float | None:
+        """Advance the run once; return when to do so again, or None after its end.
+
+        For a new run it requests machines before it returns.
+        """
         now = self._clock.now()
         wake = None
         try:
