@@ -75,8 +75,7 @@ def cancel(url: Url) -> None:
 
 @app.command()
 def sweep(
-    url: Url,
-    duration_s: Annotated[float, typer.Option(help="Maximum duration in seconds.")] = 60.0,
+    url: Url, duration_s: Annotated[float, typer.Option(help="Maximum duration in seconds.")] = 60.0
 ) -> None:
     """Request machines for a run that lost all of them; release those of a run that has ended."""
     render.success(supervise_run(url, duration_s=duration_s))

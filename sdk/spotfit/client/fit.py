@@ -26,12 +26,7 @@ from spotfit.client.request import FitRequest
 from spotfit.client.result import Result
 from spotfit.client.run_handle import RunHandle, attach_headless_leader, create_driver_ledger
 from spotfit.code.code_bundle import TRAIN_FUNC_CONTEXT, upload_code_bundle
-from spotfit.core.errors import (
-    RunActiveError,
-    RunCancelledError,
-    StoreError,
-    TransientStoreError,
-)
+from spotfit.core.errors import RunActiveError, RunCancelledError, StoreError, TransientStoreError
 from spotfit.frameworks.backend_config import backend_hooks_class
 from spotfit.host import log, system
 from spotfit.ledger.journal import check_no_gaps

@@ -162,10 +162,7 @@ class Result:
             )
         # max() for both modes, so that NaN is the worst value in both.
         sign = 1 if mode == "max" else -1
-        return max(
-            scored,
-            key=lambda pair: -math.inf if math.isnan(pair[1]) else sign * pair[1],
-        )[0]
+        return max(scored, key=lambda pair: -math.inf if math.isnan(pair[1]) else sign * pair[1])[0]
 
 
 def build_result(

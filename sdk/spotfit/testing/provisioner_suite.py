@@ -104,10 +104,7 @@ class ProvisionerSuite:
 
     @pytest.mark.parametrize("workers", [1, 2, 3, 8])
     def test_a_plan_has_a_slot_for_every_worker_and_can_be_serialised(
-        self,
-        provisioner: Provisioner,
-        request_for: Callable[[int], GroupRequest],
-        workers: int,
+        self, provisioner: Provisioner, request_for: Callable[[int], GroupRequest], workers: int
     ) -> None:
         request = request_for(workers)
         plan = provisioner.plan(request)

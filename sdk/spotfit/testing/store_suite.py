@@ -150,13 +150,7 @@ class StoreSuite:
     def test_a_listing_is_sorted_and_contains_sizes(self, store: Store) -> None:
         for n, key in enumerate(("b", "a/2", "a.b", "a/10", "ab/1")):
             store.put(key, b"x" * n)
-        assert list(store.list()) == [
-            ("a.b", 2),
-            ("a/10", 3),
-            ("a/2", 1),
-            ("ab/1", 4),
-            ("b", 0),
-        ]
+        assert list(store.list()) == [("a.b", 2), ("a/10", 3), ("a/2", 1), ("ab/1", 4), ("b", 0)]
 
     def test_a_prefix_matches_whole_path_components(self, store: Store) -> None:
         for key in ("a/1", "a/b/2", "ab/1", "b"):

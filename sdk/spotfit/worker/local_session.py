@@ -39,11 +39,7 @@ class LocalSession:
     devices: tuple[str, ...] | None = None
 
     def __init__(
-        self,
-        name: str,
-        peers: Peers | None = None,
-        *,
-        datasets: Mapping[str, Any] | None = None,
+        self, name: str, peers: Peers | None = None, *, datasets: Mapping[str, Any] | None = None
     ) -> None:
         self._peers = peers
         ranks = peers.ranks if peers else Ranks()

@@ -272,14 +272,17 @@ class Session:
     def _wait_for_validations(self, view: View, deadline: float | None) -> View:
         """Return the view once no validation is pending, or the current view at the deadline."""
         while view.unvalidated_checkpoints and self._spec.validation is not None:
-            # The leader may start another validation meanwhile, so the view is read after each.
-            previous = self._finished_validations
+            # The default binds the count before the wait.
+            def has_finished(previous: int = self._finished_validations) -> bool | None:
+                return self._finished_validations > previous or None
+
             left_s = None if deadline is None else deadline - self._clock.now()
             progress = self.wait_for(
-                lambda previous=previous: self._finished_validations > previous or None,
+                has_finished,
                 description=f"{len(view.unvalidated_checkpoints)} checkpoints to be validated",
                 timeout_s=left_s,
             )
+            # The leader may start another validation meanwhile, so the view is read after each.
             view = self._journal.catch_up()
             if progress is None:
                 break
