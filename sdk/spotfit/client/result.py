@@ -150,10 +150,17 @@ class Result:
             raise ResultNotFoundError(
                 "No checkpoint exists in this run.", do="Call report(metrics, checkpoint=...)."
             )
-        found = [(each, nested_metric(metrics, metric)) for each, metrics in self.best_checkpoints]
-        scored = [
-            (each, _numeric_score(score, metric)) for each, score in found if score is not None
-        ]
+        scored: list[tuple[Checkpoint, float]] = []
+        for each, metrics in self.best_checkpoints:
+            score = nested_metric(metrics, metric)
+            if score is not None and not isinstance(score, (int, float)):
+                raise ConfigError(
+                    f"The metric {metric!r} of a checkpoint is {score!r}; only numbers can be "
+                    "compared.",
+                    do="Choose a metric with numeric values; 'a/b' selects a nested metric.",
+                )
+            if score is not None:
+                scored.append((each, score))
         if not scored:
             known = sorted({key for _, metrics in self.best_checkpoints for key in metrics})
             raise ResultNotFoundError(
@@ -228,15 +235,6 @@ def _last_metrics(view: View) -> dict[str, Any] | None:
         if metrics is None or own == {n: value for n, value in metrics.items() if n not in added}:
             metrics = latest.metrics
     return cast("dict[str, Any] | None", metrics_from_json(metrics))
-
-
-def _numeric_score(score: Any, metric: str) -> float:
-    if isinstance(score, (int, float)):
-        return score
-    raise ConfigError(
-        f"The metric {metric!r} of a checkpoint is {score!r}; only numbers can be compared.",
-        do="Choose a metric with numeric values; 'a/b' selects a nested metric.",
-    )
 
 
 def _read_view(store: Store) -> View:
