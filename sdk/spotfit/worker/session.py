@@ -257,9 +257,10 @@ class Session:
             all_committed, description="its checkpoints to be committed", timeout_s=timeout_s
         )
         # The journal is read after the wait, so that it contains these commits.
-        view = self._journal.catch_up()
         if mode is CheckpointConsistencyMode.VALIDATED:
-            view = self._wait_for_validations(view, deadline)
+            view = self._wait_for_validations(deadline)
+        else:
+            view = self._journal.catch_up()
         retained = _retained_checkpoints(view, self._spec.retention)
         checkpoints = open_all(self._store, {commit.name for commit in retained})
         return [
@@ -269,24 +270,23 @@ class Session:
             for commit in retained
         ]
 
-    def _wait_for_validations(self, view: View, deadline: float | None) -> View:
+    def _wait_for_validations(self, deadline: float | None) -> View:
         """Return the view once no validation is pending, or the current view at the deadline."""
-        while view.unvalidated_checkpoints and self._spec.validation is not None:
-            # The default binds the count before the wait.
-            def has_finished(previous: int = self._finished_validations) -> bool | None:
-                return self._finished_validations > previous or None
-
-            left_s = None if deadline is None else deadline - self._clock.now()
-            progress = self.wait_for(
-                has_finished,
-                description=f"{len(view.unvalidated_checkpoints)} checkpoints to be validated",
-                timeout_s=left_s,
-            )
+        has_timed_out = False
+        while True:
+            # Counted before the view is read: a validation that ends in between ends the wait.
+            previous = self._finished_validations
             # The leader may start another validation meanwhile, so the view is read after each.
             view = self._journal.catch_up()
-            if progress is None:
-                break
-        return view
+            pending = len(view.unvalidated_checkpoints)
+            if has_timed_out or not pending or self._spec.validation is None:
+                return view
+            finished = self.wait_for(
+                lambda: self._finished_validations > previous or None,  # noqa: B023 - awaited here
+                description=f"{pending} checkpoints to be validated",
+                timeout_s=None if deadline is None else deadline - self._clock.now(),
+            )
+            has_timed_out = finished is None
 
     # --- collectives -------------------------------------------------------------------------
 
