@@ -64,14 +64,7 @@ class ScalingConfig:
         amounts_valid = (
             errors.check(lambda: _check_resource_amounts(self.resources_per_worker)) is not None
         )
-        if not _is_number(self.elastic_resize_monitor_interval_s, minimum=0):
-            errors.add(
-                ConfigError(
-                    "elastic_resize_monitor_interval_s must be non-negative, not "
-                    f"{self.elastic_resize_monitor_interval_s!r}.",
-                    do="Give the number of seconds between two resizes of an elastic group.",
-                )
-            )
+        errors.check(self._check_interval)
         if self.placement_strategy not in _STRATEGIES:
             errors.add(
                 ConfigError(
@@ -160,6 +153,14 @@ class ScalingConfig:
         raise _placement_groups_unsupported()
 
     # --- checks ------------------------------------------------------------------------------
+
+    def _check_interval(self) -> None:
+        if not _is_number(self.elastic_resize_monitor_interval_s, minimum=0):
+            raise ConfigError(
+                "elastic_resize_monitor_interval_s must be non-negative, not "
+                f"{self.elastic_resize_monitor_interval_s!r}.",
+                do="Give the number of seconds between two resizes of an elastic group.",
+            )
 
     def _check_accelerators(self) -> None:
         explicit = self.resources_per_worker or {}
