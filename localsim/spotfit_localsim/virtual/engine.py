@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -200,9 +201,20 @@ class SimProcess:
             self._main_thread.timer.cancel()
             self._schedule_resume(self._main_thread, TICK_S)
 
-    def freeze(self, seconds: float) -> None:
-        """Suspend the process for `seconds`; messages to it are queued."""
+    @property
+    def is_frozen(self) -> bool:
+        return self.engine.now < self._frozen_until
+
+    def freeze(self, seconds: float = math.inf) -> None:
+        """Suspend the process for `seconds`, or until `thaw`; messages to it are queued."""
         self._frozen_until = max(self._frozen_until, self.engine.now + seconds)
+
+    def thaw(self) -> None:
+        """Continue a frozen process now."""
+        self._frozen_until = self.engine.now
+        for thread in self._threads:
+            thread.cancel()
+            self._schedule_resume(thread, 0.0)
 
     def kill(self) -> None:
         """Terminate the process; its memory is lost."""
@@ -266,7 +278,7 @@ class SimProcess:
         thread.timer = self.engine.schedule_after(wait_s, lambda: self._resume(thread))
 
     def _resume(self, thread: SimThread) -> None:
-        if self.engine.now < self._frozen_until:
+        if self.is_frozen:
             self._schedule_resume(thread, self._frozen_until - self.engine.now)
             return
         if thread is self._main_thread:

@@ -19,7 +19,7 @@ from spotfit.model.group import (
     NodeStatus,
     missing_group_status,
 )
-from spotfit.model.topology import Notice
+from spotfit.model.topology import Notice, PreemptionRisk
 from spotfit.provision.api import Refusal, Traits
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit_localsim.virtual.engine import Engine, SimProcess
@@ -43,7 +43,7 @@ class SimInstance:
     termination_visible_at: float = 0.0
     reason: str = ""
     has_failed: bool = False
-    notice: Notice | None = None
+    notice: Notice | PreemptionRisk | None = None
 
     @property
     def name(self) -> str:

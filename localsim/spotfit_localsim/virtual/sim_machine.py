@@ -17,14 +17,14 @@ from spotfit.ledger.journal import EntryListener
 from spotfit.ledger.run import Ledger
 from spotfit.model.events import CancelRequested, FitStarted, JournalEntry
 from spotfit.model.spec import RunSpec
-from spotfit.model.topology import Member, Notice
+from spotfit.model.topology import Member, Notice, PreemptionRisk
 from spotfit.model.view import View
 from spotfit.provision.api import Provisioner
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit.store.api import Store
 from spotfit_localsim.virtual.engine import SimBackgroundCalls, SimProcess
 from spotfit_localsim.virtual.sim_cloud import SimInstance
-from spotfit_localsim.virtual.sim_network import PORT, SimNet, SimNetwork
+from spotfit_localsim.virtual.sim_network import SimNet, SimNetwork
 from spotfit_localsim.virtual.sim_validator import SimValidator
 from spotfit_localsim.virtual.sim_workers import SimWorkerContext, SimWorkerPool
 
@@ -77,18 +77,23 @@ class SimNoticeSource:
     def __init__(self, instance: SimInstance) -> None:
         self._instance = instance
 
-    def poll(self, now: float) -> Notice | None:
+    def poll(self, now: float) -> Notice | PreemptionRisk | None:
         return self._instance.notice
 
 
 class SimNodeServices:
     """The node services of the agent, without sidecars."""
 
-    def __init__(self, dependencies: SimDependencies, process: SimProcess) -> None:
+    def __init__(
+        self,
+        dependencies: SimDependencies,
+        process: SimProcess,
+        own_validator: SimValidator | None = None,
+    ) -> None:
         self._dependencies = dependencies
         self._process = process
         self._background_calls = dependencies.create_background_calls(process)
-        self.own_validator = SimValidator(dependencies.worker_context, process)
+        self.own_validator = own_validator or SimValidator(dependencies.worker_context, process)
 
     def open_provisioner(self, spec: RunSpec) -> Provisioner:
         return self._dependencies.open_provisioner(self._process)
@@ -128,8 +133,15 @@ class SimNode:
     """One agent process on one instance."""
 
     def __init__(
-        self, dependencies: SimDependencies, process: SimProcess, instance: SimInstance
+        self,
+        dependencies: SimDependencies,
+        process: SimProcess,
+        instance: SimInstance,
+        *,
+        worker_pool: SimWorkerPool | None = None,
+        node_services: SimNodeServices | None = None,
     ) -> None:
+        """Tests replace the worker pool and the node services by ones that they control."""
         self.instance = instance
         self.process = process
         self.agent_id = AgentId(process.name)
@@ -138,17 +150,26 @@ class SimNode:
         self._network = dependencies.network
         self.ledger = dependencies.open_ledger(process)
         self.net = SimNet(dependencies.network, process, host=self.host, agent_id=self.agent_id)
-        self.worker_pool = SimWorkerPool(dependencies.worker_context, process)
-        node_services = SimNodeServices(dependencies, process)
-        self.validator = node_services.own_validator
+        self.worker_pool = worker_pool or SimWorkerPool(dependencies.worker_context, process)
+        self.node_services = node_services or SimNodeServices(dependencies, process)
+        self.validator = self.node_services.own_validator
+        self.member = Member(
+            agent=self.agent_id,
+            host=self.host,
+            coordinator_address=self.net.address,
+            slots=instance.slots,
+            token=instance.token,
+            node=instance.node,
+            peer_store_address=self.worker_pool.peer_store_address,
+        )
         self.agent = Agent(
-            member=self._member(),
+            member=self.member,
             ledger=self.ledger,
             transport=self.net,
             worker_pool=self.worker_pool,
             notice_sources=[SimNoticeSource(instance)],
             launch=instance.launch,
-            node_services=node_services,
+            node_services=self.node_services,
         )
         process.start(self.agent.tick)
 
@@ -164,17 +185,6 @@ class SimNode:
         self.worker_pool.close(closes_connections=not self.is_silent)
         self.validator.close()
         self.net.close()
-
-    def _member(self) -> Member:
-        return Member(
-            agent=self.agent_id,
-            host=self.host,
-            coordinator_address=f"{self.host}:{PORT}",
-            slots=self.instance.slots,
-            token=self.instance.token,
-            node=self.instance.node,
-            peer_store_address=self.worker_pool.peer_store_address,
-        )
 
 
 class SimSupervisor:

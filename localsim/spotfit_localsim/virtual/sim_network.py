@@ -47,20 +47,17 @@ class SimNetwork:
     """All hosts, their endpoints and connections."""
 
     def __init__(
-        self, engine: Engine, stream: RandomStream, latency_s: FloatRange = (0.0005, 0.003)
+        self, engine: Engine, stream: RandomStream, latency_s: FloatRange | None = (0.0005, 0.003)
     ) -> None:
+        """Without a latency, messages are delivered inside `send`: for tests without an engine."""
         self.engine = engine
         self.endpoints: dict[str, SimNet] = {}
         self.connections: dict[SimConnection, None] = {}
-        self._stream = stream
-        self._latency_s = latency_s
+        self.stream = stream
+        self.latency_s = latency_s
         self._partitions: list[NetworkPartition] = []
         self._silent_hosts: set[str] = set()
         self._blocked_channels: dict[SimChannel, None] = {}
-
-    def draw_latency_s(self) -> float:
-        """Draw the latency of a message."""
-        return self._stream.uniform_in(self._latency_s)
 
     def is_blocked(self, sender: str, receiver: str) -> bool:
         """Return whether messages from `sender` to `receiver` are blocked at present."""
@@ -117,12 +114,14 @@ class SimChannel:
             self._schedule_delivery(self._blocked_deliveries.popleft())
 
     def _schedule_delivery(self, deliver: Callable[[], None]) -> None:
-        engine = self._network.engine
+        network = self._network
+        if network.latency_s is None:
+            deliver()
+            return
+        arrives_at = network.engine.now + network.stream.uniform_in(network.latency_s)
         # Not before the previous message: TCP keeps the order though latencies are random.
-        self._last_delivery_at = max(
-            self._last_delivery_at, engine.now + self._network.draw_latency_s()
-        )
-        engine.schedule_at(self._last_delivery_at, deliver)
+        self._last_delivery_at = max(self._last_delivery_at, arrives_at)
+        network.engine.schedule_at(self._last_delivery_at, deliver)
 
 
 class SimConnection:
@@ -232,6 +231,8 @@ class SimNet:
     ) -> None:
         self.host = host
         self.agent_id = agent_id
+        self.dialed: list[str] = []
+        """The addresses of all connection attempts."""
         self._network = network
         self._process = process
         self._events: list[TransportEvent] = []
@@ -246,6 +247,7 @@ class SimNet:
 
     def connect(self, address: str, join: Join) -> None:
         self._process.simulate_call()
+        self.dialed.append(address)
         self.disconnect()
         if address == self.address:
             self._is_own_leader = True
@@ -318,9 +320,19 @@ class SimNet:
             del self._agent_connections[connection.agent]
             self.receive(event)
 
+    def reset_connections(self) -> None:
+        """Reset all connections of this agent to others, and of others to it."""
+        for connection in list(self._network.connections):
+            if connection.agent == self.agent_id or connection.leader_net is self:
+                connection.reset()
+
+    def stop_listening(self) -> None:
+        """Refuse new connections."""
+        self._network.endpoints.pop(self.address, None)
+
     def close(self) -> None:
         """Close all sockets, as the kernel does for a dead process."""
-        del self._network.endpoints[self.address]
+        self.stop_listening()
         self.disconnect()
         for connection in self._agent_connections.values():
             connection.close_leader_end()

@@ -272,10 +272,6 @@ class FaultFreeStore(SimStore):
     def _receive_response(self) -> None:
         pass
 
-    def _write(self, key: str, body: bytes) -> bool:
-        self._bucket.write(self._writer, key, body)
-        return True
-
 
 class _UploadInterrupted(Exception):  # noqa: N818  # control flow, not an error
     """Stops an upload after its first object."""

@@ -59,6 +59,7 @@ class SimStore:
         self._process = process
         self._connection = connection
         self._prefix = prefix
+        self._writer = process.name
 
     @property
     def url(self) -> str:
@@ -106,14 +107,14 @@ class SimStore:
         return type(self)(self._bucket, self._process, self._connection, self._prefix + folder)
 
     def _write(self, key: str, body: bytes) -> bool:
-        self._bucket.write(self._process.name, self._prefix + key, body)
+        self._bucket.write(self._writer, self._prefix + key, body)
         return True
 
     def _write_if_absent(self, key: str, body: bytes) -> bool:
         return self._prefix + key not in self._bucket.objects and self._write(key, body)
 
     def _remove(self, key: str) -> bool:
-        self._bucket.remove(self._process.name, self._prefix + key)
+        self._bucket.remove(self._writer, self._prefix + key)
         return True
 
     def _call(self, kind: str, operation: Callable[[], bool]) -> bool:

@@ -42,7 +42,7 @@ class SimValidator:
             self._timer.cancel()
         if self.is_running:
             end_s = self._context.stream.uniform_in(self._context.training.workload.exit_s)
-            self._timer = self._context.engine.schedule_after(end_s, lambda: self._exit(None))
+            self._timer = self._context.engine.schedule_after(end_s, lambda: self.exit(None))
 
     @property
     def is_running(self) -> bool:
@@ -62,11 +62,12 @@ class SimValidator:
         assert self._checkpoint is not None
         state = self._read_state(self._checkpoint)
         if state is None or self._context.stream.bernoulli(plan.failure_probability):
-            self._exit(ValidationResult(message="simulated validation error"))
+            self.exit(ValidationResult(message="simulated validation error"))
         else:
-            self._exit(ValidationResult(metrics={"score": validation_score(state.step)}))
+            self.exit(ValidationResult(metrics={"score": validation_score(state.step)}))
 
-    def _exit(self, result: ValidationResult | None) -> None:
+    def exit(self, result: ValidationResult | None) -> None:
+        """End the process, with its result if it was not killed."""
         self._checkpoint, self._result = None, result
         if self._process.is_alive:
             self._process.wake()

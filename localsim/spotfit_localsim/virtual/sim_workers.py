@@ -252,7 +252,7 @@ class SimWorker:
         self._has_lost_peer = False
         self._context = context
         self._pool = pool
-        self._start = start
+        self.start_message = start
         self._inbox: list[ToWorker] = []
         self._background_uploads: set[int] = set()
         self._report_count = 0
@@ -316,7 +316,7 @@ class SimWorker:
             end_s = self._context.stream.uniform_in(self._context.training.workload.exit_s)
             how = "was killed by SIGKILL"
             self._context.engine.schedule_after(
-                end_s, lambda: self._exit(how, is_clean=False, was_requested=True)
+                end_s, lambda: self.exit(how, is_clean=False, was_requested=True)
             )
 
     def vanish(self, *, closes_connections: bool) -> None:
@@ -354,7 +354,7 @@ class SimWorker:
         yield _REAP_S
 
     def _restore(self) -> SimRoutine:
-        if self._start.memory_snapshot is not None:
+        if self.start_message.memory_snapshot is not None:
             state = self._read_from_memory()
             yield self._context.stream.uniform_in(self._context.training.workload.replication_s)
             self._process_group.record_restore(self, state if isinstance(state, str) else None)
@@ -371,13 +371,13 @@ class SimWorker:
         """Return the in-memory state, or why it cannot be read."""
         memory, peers = self._pool.memory, self._context.node_memories
         assert memory is not None
-        assert self._start.memory_snapshot is not None
+        assert self.start_message.memory_snapshot is not None
         try:
-            saved = read_memory_state(self._start, memory, peers, self._is_reachable)
+            saved = read_memory_state(self.start_message, memory, peers, self._is_reachable)
         except IntegrityError as error:
             return error.message
         state = decode_saved_state(saved)
-        expected_step = self._start.memory_snapshot.step
+        expected_step = self.start_message.memory_snapshot.step
         if isinstance(state, str):
             self._context.report_violation(f"the state in memory is corrupt: {state}")
         elif state.step != expected_step:
@@ -392,7 +392,7 @@ class SimWorker:
         return self._context.is_reachable(self.host, peer_store)
 
     def _restore_from_bucket(self) -> None:
-        name = self._start.checkpoint
+        name = self.start_message.checkpoint
         if name is None:
             return
         saved = read_checkpoint_state(self._context.bucket.objects, name)
@@ -403,7 +403,7 @@ class SimWorker:
             self._context.report_violation(f"round {self.round} starts from {name}, but {saved}")
             return
         self.state = ModelState(saved.step, saved.link)
-        metrics = self._start.checkpoint_metrics or {}
+        metrics = self.start_message.checkpoint_metrics or {}
         if metrics.get("step") != saved.step:
             self._context.report_violation(
                 f"{name} contains step {saved.step}, its metrics are {metrics}"
@@ -425,7 +425,7 @@ class SimWorker:
                 raise SimUserError(f"scheduled error in step {crash.step}")
             if crash.kind == "hangs":
                 yield from self._hang()
-            self._exit("was killed by SIGSEGV", is_clean=False)
+            self.exit("was killed by SIGSEGV", is_clean=False)
             yield None
         self.state = self.state.advance()
         if self.rank == 0:
@@ -519,7 +519,7 @@ class SimWorker:
             yield None
         segment.invalidate()
         yield self._context.stream.uniform_in(self._context.training.workload.snapshot_stall_s)
-        fill_segment(segment, self._start, SimSavedState(self.state.step, self.state.link))
+        fill_segment(segment, self.start_message, SimSavedState(self.state.step, self.state.link))
         self._context.training.snapshot_steps.setdefault(self.round, set()).add(self.state.step)
         self._save_count += 1
         self._slots[slot] = (segment, n)
@@ -572,7 +572,7 @@ class SimWorker:
         try:
             busy_s = next(self._routine)
         except StopIteration:
-            self._exit("exited with code 0", is_clean=True)
+            self.exit("exited with code 0", is_clean=True)
         except SimUserError as raised:
             self._send(
                 WorkerRaised(
@@ -580,14 +580,15 @@ class SimWorker:
                 )
             )
             self._context.engine.schedule_after(
-                _REAP_S, lambda: self._exit("exited with code 1", is_clean=False)
+                _REAP_S, lambda: self.exit("exited with code 1", is_clean=False)
             )
         else:
             self._is_waiting = busy_s is None
             if busy_s is not None and self.is_alive:
                 self._schedule(busy_s)
 
-    def _exit(self, reason: str, *, is_clean: bool, was_requested: bool = False) -> None:
+    def exit(self, reason: str, *, is_clean: bool, was_requested: bool = False) -> None:
+        """End the process and report it to the agent."""
         if self.is_alive:
             self._stop()
             self._pool.reap(
@@ -698,6 +699,9 @@ class SimUploader:
 class SimWorkerPool:
     """The `WorkerPool` of one agent."""
 
+    worker_type = SimWorker
+    """The class of the workers; tests replace it by one that they control."""
+
     def __init__(self, context: SimWorkerContext, process: SimProcess) -> None:
         self._context = context
         self._process = process
@@ -738,7 +742,7 @@ class SimWorkerPool:
             )
         for start in start_messages:
             prepared = self.memory.snapshots.prepare_start(start) if self.memory else start
-            self._workers[start.rank] = SimWorker(self._context, self, prepared)
+            self._workers[start.rank] = self.worker_type(self._context, self, prepared)
 
     def send(self, rank: int, frame: ToWorker) -> None:
         if self.memory is not None:
@@ -812,7 +816,7 @@ class SimWorkerPool:
 
     def kill_workers(self) -> None:
         self._process.simulate_call()
-        for worker in self._workers.values():
+        for worker in list(self._workers.values()):
             worker.kill()
 
     @property

@@ -17,7 +17,7 @@ from spotfit_localsim.virtual.sim_cloud import (
     SimCloudProvisioner,
     SimInstance,
 )
-from tests.unit.localsim.ground import SimHarness
+from tests.unit.localsim.sim_harness import SimHarness
 
 LAUNCH = AgentLaunchSpec("sim://run", RunId("r"), "secret")
 
