@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -73,6 +73,7 @@ from spotfit_localsim.virtual.workload import ModelState, SimTraining
 _REAP_S = 0.003
 
 
+_Message = TypeVar("_Message", CheckpointNamed, RankZeroBroadcastResult)
 _state_decoder = decoder(SimSavedState)
 _manifest_decoder = decoder(Manifest)
 _metrics_decoder = decoder(dict[str, Any])
@@ -200,6 +201,7 @@ class SimProcessGroup:
     def arrive_at_barrier(self, worker: SimWorker) -> None:
         """Record that the rank is ready for the next step; the last rank releases all."""
         self._states_at_barrier[worker.rank] = worker.state
+        # As an all-reduce: no rank continues before all have arrived.
         if len(self._states_at_barrier) < self._world_size:
             return
         if len(set(self._states_at_barrier.values())) > 1:
@@ -207,6 +209,7 @@ class SimProcessGroup:
                 f"the ranks of round {self._round_number} train different models"
             )
         self._states_at_barrier = {}
+        # Agreed on at the barrier: all ranks save in the same step, or none.
         self.has_notice = any(other.has_notice for other in self._workers.values())
         for other in self._workers.values():
             other.has_passed_barrier = True
@@ -228,6 +231,7 @@ class SimProcessGroup:
     def notify_peers_of_loss(self, worker: SimWorker) -> None:
         """Let peers of a lost rank detect it, each after a random delay."""
         load, stream = self._context.training.workload, self._context.stream
+        # Without it, the loss of a rank is only reported by the agent.
         for peer in self._workers.values() if load.peer_error_probability else ():
             cut_off = self._context.network.is_blocked(worker.host, peer.host)
             if peer is not worker and not cut_off and stream.bernoulli(load.peer_error_probability):
@@ -285,17 +289,16 @@ class SimWorker:
         if done is not None:
             self._snapshots_with_agent.discard(done)
             self.resume()
-        self._update_uncommitted(frame, done)
-
-    def _update_uncommitted(self, frame: ToWorker, done: int | None) -> None:
-        """Track snapshots until they are committed, or certainly never will be."""
         if isinstance(frame, CommitConfirmed):
-            named = [one for one in self._inbox if isinstance(one, CheckpointNamed)]
+            # The confirmation has the name of the checkpoint only; the report has to be looked up.
             self._uncommitted_snapshots -= {
-                one.report_index for one in named if one.checkpoint_name == frame.checkpoint_name
+                one.report_index
+                for one in self._received(CheckpointNamed)
+                if one.checkpoint_name == frame.checkpoint_name
             }
             self.resume()
         elif done is not None and not isinstance(frame, Uploaded):
+            # An uploaded snapshot may still be committed, a failed or unnamed one never is.
             self._uncommitted_snapshots.discard(done)
 
     def resume(self) -> None:
@@ -311,6 +314,7 @@ class SimWorker:
 
     def kill(self) -> None:
         """Kill the process; it exits after a short time."""
+        # SIGKILL is not immediate: the kernel releases accelerators and memory first.
         if not self._is_ending:
             self._is_ending = True
             end_s = self._context.stream.uniform_in(self._context.training.workload.exit_s)
@@ -345,6 +349,7 @@ class SimWorker:
                 self._send(
                     MetricsReport(report_index=self._next_report_index(), metrics=self._metrics())
                 )
+        # The process must not exit while the agent reads its segments.
         while self._background_uploads or self._snapshots_with_agent:
             yield None
         self._has_returned = True
@@ -357,6 +362,7 @@ class SimWorker:
         if self.start_message.memory_snapshot is not None:
             state = self._read_from_memory()
             yield self._context.stream.uniform_in(self._context.training.workload.replication_s)
+            # All ranks agree before any continues: one that failed sends all to the bucket.
             self._process_group.record_restore(self, state if isinstance(state, str) else None)
             while not self._process_group.have_all_restored:
                 yield None
@@ -373,7 +379,12 @@ class SimWorker:
         assert memory is not None
         assert self.start_message.memory_snapshot is not None
         try:
-            saved = read_memory_state(self.start_message, memory, peers, self._is_reachable)
+            saved = read_memory_state(
+                self.start_message,
+                memory,
+                peers,
+                lambda peer_store: self._context.is_reachable(self.host, peer_store),
+            )
         except IntegrityError as error:
             return error.message
         state = decode_saved_state(saved)
@@ -388,9 +399,6 @@ class SimWorker:
             )
         return state
 
-    def _is_reachable(self, peer_store: str) -> bool:
-        return self._context.is_reachable(self.host, peer_store)
-
     def _restore_from_bucket(self) -> None:
         name = self.start_message.checkpoint
         if name is None:
@@ -400,6 +408,7 @@ class SimWorker:
             # Its agent was frozen and does not know that the round has ended.
             raise SimUserError("the checkpoint was deleted")
         if isinstance(saved, str):
+            # The leader opens a round only from a committed checkpoint, which is complete.
             self._context.report_violation(f"round {self.round} starts from {name}, but {saved}")
             return
         self.state = ModelState(saved.step, saved.link)
@@ -424,8 +433,11 @@ class SimWorker:
             if crash.kind == "raises":
                 raise SimUserError(f"scheduled error in step {crash.step}")
             if crash.kind == "hangs":
-                yield from self._hang()
+                self._pool.schedule_unresponsive(self)
+                while True:
+                    yield None
             self.exit("was killed by SIGSEGV", is_clean=False)
+            # The exit has cancelled the timer: the routine is never resumed.
             yield None
         self.state = self.state.advance()
         if self.rank == 0:
@@ -435,6 +447,7 @@ class SimWorker:
         """Discard snapshots and restore, as `Checkpointer.restore` does after saves."""
         memory, times = self._pool.memory, self._process_group.rollback_count
         assert memory is not None
+        # A commit during the rollback would decide by chance which state is restored.
         while self._uncommitted_snapshots:
             yield None
             self._raise_if_peer_lost()
@@ -450,43 +463,42 @@ class SimWorker:
             self._raise_if_peer_lost()
         self.state = self._process_group.rollback_state
 
-    def _hang(self) -> SimRoutine:
-        self._pool.schedule_unresponsive(self)
-        while True:
-            yield None
-
     def _save(self) -> SimRoutine:
         n = self._next_report_index()
         load = self._context.training.workload
         if load.uses_barriers:
-            yield from self._wait_at_barrier(n)
+            self._send(RankZeroBroadcast(kind="barrier", seq=n))
+            while n not in {one.seq for one in self._received(RankZeroBroadcastResult)}:
+                yield None
+        # Cleared before the save: a notice that arrives during it causes another one.
         self.has_notice = False
-        if load.uses_snapshots:
-            yield from self._take_snapshot(n)
-            return
+        yield from self._take_snapshot(n) if load.uses_snapshots else self._save_files(n)
+
+    def _save_files(self, n: int) -> SimRoutine:
+        """Report files, and upload them under the name that the leader assigns."""
+        load = self._context.training.workload
         user_names = {"generated": None, "by_step": f"step-{self.state.step}", "fixed": "last"}
         name = user_names[load.checkpoint_naming]
+        body = self._metrics()
         if self.rank and not load.all_ranks_save:
-            self._send(
-                MetricsReport(report_index=n, metrics=self._metrics(), checkpoint_dir_name=name)
-            )
+            self._send(MetricsReport(report_index=n, metrics=body, checkpoint_dir_name=name))
             return
         validation = self._context.training.validation_request(self.state.step)
         self._send(
             FilesReport(
-                report_index=n,
-                metrics=self._metrics(),
-                checkpoint_dir_name=name,
-                validation=validation,
+                report_index=n, metrics=body, checkpoint_dir_name=name, validation=validation
             )
         )
-        while (named := self._find_checkpoint_name(n)) is None:
+        while n not in (
+            names := {one.report_index: one for one in self._received(CheckpointNamed)}
+        ):
             yield None
+        named = names[n]
+        # The leader returns the metrics of rank 0: every rank must have reported the same step.
         if _state_decoder.decode(named.metrics) != SimSavedState(self.state.step, self.state.link):
             self._context.report_violation(
                 f"report {n} of round {self.round} mixes different steps"
             )
-        body = encode(SimSavedState(self.state.step, self.state.link))
         manifest = Manifest(
             name=named.checkpoint_name,
             round=self.round,
@@ -494,22 +506,25 @@ class SimWorker:
             rank=self.rank,
             ranks=named.ranks,
             metrics=_metrics_decoder.decode(named.metrics),
-            files=(FileRecord(f"state-{self.rank}.json", len(body), ""),),
-            validation=self._context.training.validation_request(self.state.step),
+            files=(FileRecord(f"state-{self.rank}.json", len(bytes(body)), ""),),
+            validation=validation,
         )
         if load.uploads_in_background:
             self._background_uploads.add(n)
-            self._pool.upload_file(manifest, body)
+            self._pool.upload_file(manifest, bytes(body))
         else:
-            yield from upload(self._context, self._pool.writer_name, manifest, body)
+            yield from upload(self._context, self._pool.writer_name, manifest, bytes(body))
             self._send(
-                SaveCompleted(report_index=n, checkpoint_name=manifest.name, size_bytes=len(body))
+                SaveCompleted(
+                    report_index=n, checkpoint_name=manifest.name, size_bytes=manifest.size_bytes
+                )
             )
 
     def _take_snapshot(self, n: int) -> SimRoutine:
         """Write into the older segment while the agent may still upload the newer one."""
         memory = self._pool.memory
         assert memory is not None
+        # Two segments: one is uploaded while the other one is written.
         slot = self._save_count % 2
         if len(self._slots) <= slot:
             name = f"{self.round}-{self.rank}-{slot + 1}"
@@ -517,6 +532,7 @@ class SimWorker:
         segment, report = self._slots[slot]
         while report in self._snapshots_with_agent:
             yield None
+        # A reader must not find a half-written snapshot, also if the worker dies in the copy.
         segment.invalidate()
         yield self._context.stream.uniform_in(self._context.training.workload.snapshot_stall_s)
         fill_segment(segment, self.start_message, SimSavedState(self.state.step, self.state.link))
@@ -529,22 +545,8 @@ class SimWorker:
             self, SnapshotReport(report_index=n, metrics=self._metrics(), segment=str(segment.path))
         )
 
-    def _wait_at_barrier(self, n: int) -> SimRoutine:
-        self._send(RankZeroBroadcast(kind="barrier", seq=n))
-        while not any(
-            isinstance(one, RankZeroBroadcastResult) and one.seq == n for one in self._inbox
-        ):
-            yield None
-
-    def _find_checkpoint_name(self, n: int) -> CheckpointNamed | None:
-        return next(
-            (
-                one
-                for one in self._inbox
-                if isinstance(one, CheckpointNamed) and one.report_index == n
-            ),
-            None,
-        )
+    def _received(self, kind: type[_Message]) -> list[_Message]:
+        return [one for one in self._inbox if isinstance(one, kind)]
 
     def _raise_if_peer_lost(self) -> None:
         if self._has_lost_peer:
@@ -580,7 +582,9 @@ class SimWorker:
                 )
             )
             self._context.engine.schedule_after(
-                _REAP_S, lambda: self.exit("exited with code 1", is_clean=False)
+                # The traceback is sent before the exit is reported.
+                _REAP_S,
+                lambda: self.exit("exited with code 1", is_clean=False),
             )
         else:
             self._is_waiting = busy_s is None
@@ -608,6 +612,7 @@ class SimWorker:
 def upload(context: SimWorkerContext, writer: str, part: Manifest, body: bytes) -> SimRoutine:
     """Upload one rank's file, then its manifest."""
     half_s = context.stream.uniform_in(context.training.workload.upload_s) / 2
+    # The manifest is last: a killed upload leaves files, but no complete part.
     yield half_s
     context.bucket.write(writer, f"{part.folder}/{part.files[0].name}", body)
     yield half_s
@@ -672,6 +677,7 @@ class SimUploader:
         """Start the upload when earlier ones of the same rank are finished."""
         queue = self._queues.setdefault(job.rank, [])
         queue.append(job)
+        # With more than one, an earlier upload is running and starts this one at its end.
         if len(queue) == 1:
             self._start_next(job.rank)
 
@@ -712,7 +718,11 @@ class SimWorkerPool:
         saves = context.training.workload.uses_snapshots
         memories = context.node_memories
         self.memory = (
-            SimNodeMemory(process.name, context, memories, self._report_replica) if saves else None
+            SimNodeMemory(
+                process.name, context, memories, lambda *kept: self.emit(ReplicaConfirmed(*kept))
+            )
+            if saves
+            else None
         )
 
     @property
@@ -745,28 +755,23 @@ class SimWorkerPool:
             self._workers[start.rank] = self.worker_type(self._context, self, prepared)
 
     def send(self, rank: int, frame: ToWorker) -> None:
-        if self.memory is not None:
-            self._route_to_snapshots(self.memory, rank, frame)
+        # As in production, the agent uploads snapshots itself, also those of exited workers.
+        if self.memory is not None and isinstance(frame, CheckpointNamed):
+            upload_job = self.memory.snapshots.make_upload(rank, frame)
+            if upload_job is not None:
+                self._uploader.enqueue(_SnapshotUpload(upload_job))
+        elif (
+            self.memory is not None
+            and isinstance(frame, RankZeroBroadcastResult)
+            and frame.kind == "report"
+        ):
+            self.memory.snapshots.forget(rank, frame.seq)
         if rank in self._workers:
             self._workers[rank].receive(frame)
-
-    def _route_to_snapshots(self, memory: SimNodeMemory, rank: int, frame: ToWorker) -> None:
-        match frame:
-            case CheckpointNamed():
-                upload_job = memory.snapshots.make_upload(rank, frame)
-                if upload_job is not None:
-                    self._uploader.enqueue(_SnapshotUpload(upload_job))
-            case RankZeroBroadcastResult(kind="report", seq=n):
-                memory.snapshots.forget(rank, n)
-            case _:
-                return
 
     def replicate_to(self, peer_store: str) -> None:
         if self.memory is not None:
             self.memory.snapshots.set_replication_target(peer_store)
-
-    def _report_replica(self, round_number: int, rank: int, step: int, peer_store: str) -> None:
-        self.emit(ReplicaConfirmed(round_number, rank, step, peer_store))
 
     def add_snapshot(self, worker: SimWorker, snapshot: SnapshotReport) -> None:
         """Accept a snapshot of a worker."""
@@ -785,7 +790,12 @@ class SimWorkerPool:
         message: FromWorker = (
             SaveFailed(report_index=n, reason=outcome)
             if isinstance(outcome, str)
-            else _saved_message(n, outcome)
+            else SaveCompleted(
+                report_index=n,
+                checkpoint_name=outcome.name,
+                size_bytes=outcome.size_bytes,
+                step=outcome.step,
+            )
         )
         self.emit(
             WorkerFramesReceived(
@@ -816,6 +826,7 @@ class SimWorkerPool:
 
     def kill_workers(self) -> None:
         self._process.simulate_call()
+        # A copy: a worker that exits at once is removed from the dict.
         for worker in list(self._workers.values()):
             worker.kill()
 
@@ -860,6 +871,7 @@ class SimWorkerPool:
 
     def emit(self, event: WorkerPoolEvent) -> None:
         """Queue an event for the agent."""
+        # Without an agent there is no pipe to write to.
         if self._process.is_alive:
             self._events.append(event)
             self._process.wake()
@@ -871,18 +883,13 @@ class SimWorkerPool:
 
     def close(self, *, closes_connections: bool) -> None:
         """Stop all workers and uploads: the machine is terminated."""
+        # The uploader has another process, but the same machine.
         self._uploader.cancel_all()
         for worker in self._workers.values():
             worker.vanish(closes_connections=closes_connections)
         self._workers = {}
         if self.memory is not None:
             self.memory.close()
-
-
-def _saved_message(n: int, part: Manifest) -> SaveCompleted:
-    return SaveCompleted(
-        report_index=n, checkpoint_name=part.name, size_bytes=part.size_bytes, step=part.step
-    )
 
 
 def _finished_snapshot(frame: ToWorker) -> int | None:
@@ -894,6 +901,7 @@ def _finished_snapshot(frame: ToWorker) -> int | None:
             | CheckpointNamed(report_index=n, checkpoint_name="")
         ):
             return n
+        # The report was not matched: the leader assigns no name to it.
         case RankZeroBroadcastResult(kind="report", seq=n, missing_ranks=missing, reason=why) if (
             missing or why
         ):

@@ -40,7 +40,7 @@ from spotfit_localsim.virtual.timeline import (
     TimelineEntry,
     describe_event,
 )
-from spotfit_localsim.virtual.workload import SimTraining, ValidationWorkload
+from spotfit_localsim.virtual.workload import SimTraining
 
 RUN_ID = RunId("5" * 32)
 # How often the end of the run is checked, in virtual time.
@@ -116,16 +116,7 @@ class SimWorld:
         self._run_ended_at: float | None = None
         self._faults_stopped = False
         self._launch = AgentLaunchSpec("sim://run", RUN_ID, "not a secret", ("sim",))
-        self._dependencies = SimDependencies(
-            run_id=RUN_ID,
-            worker_context=self._create_worker_context(),
-            network=self.network,
-            open_store=self._open_store,
-            open_provisioner=self._open_provisioner,
-            on_entry_applied=self.checker.on_entry_applied,
-            new_id=lambda: self._new_name("t"),
-            uses_background_calls=self._draw_background_calls(),
-        )
+        self._dependencies = self._create_dependencies()
 
     def run(self) -> SimulationResult:
         """Run the simulation to its end."""
@@ -156,10 +147,20 @@ class SimWorld:
 
     def on_instance_booted(self, instance: SimInstance) -> None:
         """Start the agent of the instance."""
-        process = self._create_process("a", lambda error: self._on_node_exit(name, error))
-        name = process.name
-        self._log(name, f"starts on {instance.name}")
-        self.nodes[name] = SimNode(self._dependencies, process, instance)
+
+        def on_exit(error: BaseException | None) -> None:
+            del self.nodes[process.name]
+            self.result.agent_seconds += self.engine.now - self._started_at[process.name]
+            self._report_exception(f"the agent {process.name}", error)
+            node.clean_up()
+            # A machine without its agent is useless; the backend ends it with its main process.
+            self.cloud.terminate(
+                instance, "its agent exited", closes_connections=True, failed=error is not None
+            )
+
+        process = self._create_process("a", on_exit)
+        self._log(process.name, f"starts on {instance.name}")
+        node = self.nodes[process.name] = SimNode(self._dependencies, process, instance)
 
     def on_instance_terminated(self, instance: SimInstance, *, closes_connections: bool) -> None:
         """Terminate the agent of the instance."""
@@ -167,62 +168,47 @@ class SimWorld:
             if machine.instance is instance:
                 machine.terminate(closes_connections=closes_connections)
 
-    def _on_node_exit(self, name: str, error: BaseException | None) -> None:
-        machine = self.nodes.pop(name)
-        self.result.agent_seconds += self.engine.now - self._started_at[name]
+    def _report_exception(self, actor: str, error: BaseException | None) -> None:
+        """Agents and clients survive everything that the simulation does to them."""
         if error is not None:
             traceback_text = "".join(traceback.format_exception(error))
-            self.checker.report_violation(f"the agent {name} raised: {traceback_text}")
-        machine.clean_up()
-        self.cloud.terminate(
-            machine.instance, "its agent exited", closes_connections=True, failed=error is not None
-        )
+            self.checker.report_violation(f"{actor} raised: {traceback_text}")
 
     # --- client processes: laptop, sweeps, cancellation ---------------------------------------
 
     def _start_laptop(self) -> None:
         plan = self.scenario.laptop
-        laptop = self._create_process(
-            "laptop", lambda error: self._on_supervisor_exit("laptop", error)
-        )
-        laptop.start(self._create_supervisor(laptop).tick)
+        laptop, supervisor = self._create_supervisor("laptop")
+        laptop.start(supervisor.tick)
+
+        def switch_off() -> None:
+            self._log("laptop", "is switched off")
+            laptop.kill()
+            if plan.sweep_interval_s is not None and not plan.sweeps_from_start:
+                self._start_sweep(plan.sweep_interval_s)
+
         if plan.sweeps_from_start and plan.sweep_interval_s is not None:
             self._start_sweep(plan.sweep_interval_s)
         if plan.dies_at_s is not None:
-            self.engine.schedule_after(plan.dies_at_s, lambda: self._kill_laptop(laptop))
-
-    def _kill_laptop(self, laptop: SimProcess) -> None:
-        self._log("laptop", "is switched off")
-        laptop.kill()
-        plan = self.scenario.laptop
-        if plan.sweep_interval_s is not None and not plan.sweeps_from_start:
-            self._start_sweep(plan.sweep_interval_s)
+            self.engine.schedule_after(plan.dies_at_s, switch_off)
 
     def _start_sweep(self, interval_s: float) -> None:
-        sweep = self._create_process(
-            "sweep", lambda error: self._on_supervisor_exit("sweep", error)
-        )
-        sweep.start(self._create_supervisor(sweep).tick)
+        sweep, supervisor = self._create_supervisor("sweep")
+        sweep.start(supervisor.tick)
         self.engine.schedule_after(self.scenario.laptop.sweep_duration_s, sweep.kill)
         self.engine.schedule_after(interval_s, lambda: self._start_sweep(interval_s))
 
-    def _cancel_run(self) -> None:
-        user = self._create_process(
-            "someone", lambda error: self._on_supervisor_exit("someone", error)
-        )
-        user.start(self._create_supervisor(user).cancel)
-
-    def _create_supervisor(self, process: SimProcess) -> SimSupervisor:
-        return SimSupervisor(self._dependencies, process, self._run_spec(), self._launch)
-
-    def _on_supervisor_exit(self, name: str, error: BaseException | None) -> None:
-        if error is not None:
-            self.checker.report_violation(
-                f"{name} raised: {''.join(traceback.format_exception(error))}"
-            )
+    def _create_supervisor(self, kind: str) -> tuple[SimProcess, SimSupervisor]:
+        process = self._create_process(kind, lambda error: self._report_exception(kind, error))
+        return process, SimSupervisor(self._dependencies, process, self._run_spec(), self._launch)
 
     def _run_spec(self) -> RunSpec:
-        scenario = self.scenario
+        scenario, plan = self.scenario, self.scenario.workload.validations
+        validation = None
+        if plan is not None:
+            validation = ValidationSpec(
+                own_machine=plan.own_machine, resources={"CPU": 1.0}, timeout_s=plan.timeout_s
+            )
         return RunSpec(
             run_id=RUN_ID,
             name="run",
@@ -237,24 +223,21 @@ class SimWorld:
             storage_url="sim://run",
             hang_detection=scenario.hang_detection,
             timing=scenario.timing,
-            validation=_validation_spec(scenario.workload.validations),
+            validation=validation,
         )
 
     # --- events and faults -------------------------------------------------------------------
 
     def _schedule_event(self, event: ScenarioEvent) -> None:
-        match event.trigger:
-            case AtTime(after_s=seconds):
-                self.engine.schedule_after(seconds, lambda: self._apply_event(event))
-            case AtStep(step=number):
-                self._training.step_listeners.append(
-                    lambda step: self._apply_event_if(event, step == number)
-                )
+        def on_step(step: int) -> None:
+            if event.trigger == AtStep(step):
+                # Not inside the step: the worker must not be killed by its own call.
+                self.engine.schedule_after(0.0, lambda: self._apply_event(event))
 
-    def _apply_event_if(self, event: ScenarioEvent, is_due: bool) -> None:  # noqa: FBT001  # one caller
-        if is_due:
-            # Not inside the step that triggered it: the worker must not be killed by its own call.
-            self.engine.schedule_after(0.0, lambda: self._apply_event(event))
+        if isinstance(event.trigger, AtTime):
+            self.engine.schedule_after(event.trigger.after_s, lambda: self._apply_event(event))
+        else:
+            self._training.step_listeners.append(on_step)
 
     def _apply_event(self, event: ScenarioEvent) -> None:
         match event:
@@ -275,7 +258,8 @@ class SimWorld:
                 for machine in self._select_targets(target):
                     self._add_partition(NetworkPartition(machine.host, outbound, inbound), seconds)
             case CancelRun():
-                self._cancel_run()
+                user, supervisor = self._create_supervisor("someone")
+                user.start(supervisor.cancel)
             case BucketOutage(duration_s=seconds):
                 self._log("bucket", f"fails all requests for {seconds:.1f} s")
                 self._active_faults.start_outage()
@@ -296,14 +280,16 @@ class SimWorld:
         return [self._fault_rng.choice(alive)] if alive else []
 
     def _schedule_random_fault(self, per_hour: float, inject: Callable[[], None]) -> None:
+        """Inject a fault at random times (a Poisson process) until faults end."""
+
+        def inject_and_repeat() -> None:
+            if not self._faults_stopped:
+                inject()
+                self._schedule_random_fault(per_hour, inject)
+
         if per_hour > 0 and not self._faults_stopped:
             wait_s = self._fault_rng.expovariate(per_hour / 3600.0)
-            self.engine.schedule_after(wait_s, lambda: self._inject_random_fault(per_hour, inject))
-
-    def _inject_random_fault(self, per_hour: float, inject: Callable[[], None]) -> None:
-        if not self._faults_stopped:
-            inject()
-            self._schedule_random_fault(per_hour, inject)
+            self.engine.schedule_after(wait_s, inject_and_repeat)
 
     def _reset_random_connection(self) -> None:
         connections = list(self.network.connections)
@@ -370,36 +356,38 @@ class SimWorld:
         number = self._name_counters[kind] = self._name_counters.get(kind, 0) + 1
         return f"{kind}{number}"
 
-    def _open_store(self, process: SimProcess) -> SimStore:
-        connection = FaultyConnection(
-            self._active_faults, self._random_streams.stream(f"line of {process.name}")
-        )
-        return self._design.store(self.bucket, process, connection)
+    def _create_dependencies(self) -> SimDependencies:
+        design, streams = self._design, self._random_streams
 
-    def _open_provisioner(self, process: SimProcess) -> SimCloudProvisioner:
-        return self._design.provisioner(
-            self.cloud, self._market, process, slots=self.scenario.slots_per_machine
-        )
+        def open_store(process: SimProcess) -> SimStore:
+            stream = streams.stream(f"line of {process.name}")
+            return design.store(self.bucket, process, FaultyConnection(self._active_faults, stream))
 
-    def _create_worker_context(self) -> SimWorkerContext:
-        return SimWorkerContext(
+        # Drawn in every simulation, so that a fixed design does not change the later faults.
+        drawn = self._fault_rng.bernoulli(_BACKGROUND_CALLS_FRACTION)
+        fixed = design.uses_background_calls
+        worker_context = SimWorkerContext(
             engine=self.engine,
             network=self.network,
             bucket=self.bucket,
             training=self._training,
-            stream=self._random_streams.stream("workers"),
+            stream=streams.stream("workers"),
             report_violation=self.checker.report_violation,
             log=self._log,
             is_pending=self.checker.is_pending,
             latest_checkpoint=self.checker.latest_checkpoint,
         )
-
-    def _draw_background_calls(self) -> bool:
-        drawn = self._fault_rng.bernoulli(_BACKGROUND_CALLS_FRACTION)
-        return (
-            drawn
-            if self._design.uses_background_calls is None
-            else self._design.uses_background_calls
+        return SimDependencies(
+            run_id=RUN_ID,
+            worker_context=worker_context,
+            network=self.network,
+            open_store=open_store,
+            open_provisioner=lambda process: design.provisioner(
+                self.cloud, self._market, process, slots=self.scenario.slots_per_machine
+            ),
+            on_entry_applied=self.checker.on_entry_applied,
+            new_id=lambda: self._new_name("t"),
+            uses_background_calls=drawn if fixed is None else fixed,
         )
 
     # --- timeline and result -----------------------------------------------------------------
@@ -451,11 +439,3 @@ class SimWorld:
         for process in self._processes:
             process.discard()
         return result
-
-
-def _validation_spec(plan: ValidationWorkload | None) -> ValidationSpec | None:
-    if plan is None:
-        return None
-    return ValidationSpec(
-        own_machine=plan.own_machine, resources={"CPU": 1.0}, timeout_s=plan.timeout_s
-    )
