@@ -74,6 +74,7 @@ def churn_scenario(
         min_workers=agents // 2,
         slots_per_machine=1,
         workload=Workload(
+            # The training does not end by itself; the run is cancelled after the churn.
             steps=1_000_000,
             step_s=(1.0, 1.0),
             report_every=5,
@@ -98,6 +99,7 @@ def measure(scenario: Scenario, seed: int) -> tuple[SimulationResult, BucketCost
     """Run the scenario. Raises `InvariantViolation`."""
     with shared_folds():
         world = SimWorld(scenario, seed, engine=Engine(max_events=500_000_000))
+        # Comparing views costs more than computing them, and all are one object here.
         world.checker.compares_views = False
         result = world.run()
     if result.violation is not None:
@@ -133,9 +135,11 @@ class _FoldCache:
         return entry
 
     def fold(self, view: View, entry: JournalEntry) -> View:
+        # Views of one slot are equal unless an agent is wrong; then it computes its own.
         canonical = self._views.setdefault(view.next_slot, view)
         if canonical is not view and canonical != view:
             return fold(view, entry)
+        # Entries are shared objects, kept by `_entries`: an identity is not reused.
         key = (view.next_slot, id(entry))
         after = self._folded.get(key)
         if after is None:

@@ -43,7 +43,7 @@ LONG_WORKLOAD = Workload(steps=60, save_every=6)
 # Without faults: a failure here is a failure of every run.
 plain = Scenario("plain")
 
-# About one preemption per minute of the group, and rare crashes of agents.
+# Each machine is preempted about once per minute, and agents crash now and then.
 spot_storm = Scenario(
     "spot_storm",
     workload=LONG_WORKLOAD,
@@ -321,7 +321,7 @@ silent_machine_loss = Scenario(
     ),
 )
 
-# Validations are lost, repeated and refused machines, and retention waits for their scores.
+# Validations are lost with their machines and repeated; retention waits for their scores.
 validation_under_faults = Scenario(
     "validation_under_faults",
     workload=replace(LONG_WORKLOAD, validations=ValidationWorkload()),
@@ -387,13 +387,7 @@ def random_scenario(seed: int) -> Scenario:
     workers = slots * rng.choice([1, 2, 2, 3, 4])
     elastic = rng.bernoulli(0.4)
     # Not in elastic runs: the rank that crashes might not exist at its step.
-    crash_steps = (
-        rng.sample(range(1, 10), rng.randint(1, 3)) if rng.bernoulli(0.3) and not elastic else ()
-    )
-    crashes = tuple(
-        UserCrash(step, rank=rng.randrange(workers), kind=rng.choice(["raises", "dies"]))
-        for step in crash_steps
-    )
+    crashes = _draw_crashes(rng, workers) if rng.bernoulli(0.3) and not elastic else ()
     market = _draw_market(rng)
     # A sweep must outlast the boot timeout to replace a machine whose agent never starts.
     sweep_s = 180.0 if market.boot_failure_probability else 45.0
@@ -513,6 +507,14 @@ def _draw_workload(rng: RandomStream, crashes: tuple[UserCrash, ...], seed: int)
     if streams.stream("one name").bernoulli(0.2):
         return replace(workload, checkpoint_naming="fixed")
     return workload
+
+
+def _draw_crashes(rng: RandomStream, workers: int) -> tuple[UserCrash, ...]:
+    steps = rng.sample(range(1, 10), rng.randint(1, 3))
+    return tuple(
+        UserCrash(step, rank=rng.randrange(workers), kind=rng.choice(["raises", "dies"]))
+        for step in steps
+    )
 
 
 def _draw_market(rng: RandomStream) -> SimMarketConfig:

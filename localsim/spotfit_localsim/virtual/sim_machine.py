@@ -92,6 +92,7 @@ class SimNodeServices:
     ) -> None:
         self._dependencies = dependencies
         self._process = process
+        # One executor, so that a result is found under the name of its call.
         self._background_calls = dependencies.create_background_calls(process)
         self.own_validator = own_validator or SimValidator(dependencies.worker_context, process)
 
@@ -177,11 +178,13 @@ class SimNode:
         """Terminate the machine; without `closes_connections` its peers are not notified."""
         self.is_silent = not closes_connections
         if self.is_silent:
+            # Without FIN or RST, as when a host loses its power.
             self._network.silence_host(self.host)
         self.process.kill()
 
     def clean_up(self) -> None:
         """Release what the exited agent process held."""
+        # Workers are closed first, as by a kernel that kills all processes of the machine.
         self.worker_pool.close(closes_connections=not self.is_silent)
         self.validator.close()
         self.net.close()
@@ -200,6 +203,7 @@ class SimSupervisor:
         self._spec = spec
         self._headless_leader: HeadlessLeader | None = None
         self._ledger = dependencies.open_ledger(process)
+        # A client process may block: its journal calls need no threads.
         self._journal_writer = JournalWriter(self._ledger, SynchronousCalls())
         self._reconciler = Reconciler(
             self._journal_writer,
@@ -220,6 +224,7 @@ class SimSupervisor:
         """The tick of a client that cancels the run."""
         try:
             view = self._ledger.catch_up()
+            # The entry was written although its response was lost, or somebody else cancelled.
             if view.cancel_reason is not None or view.fit_end is not None:
                 return None
             if view.spec is not None:
@@ -234,6 +239,7 @@ class SimSupervisor:
             if view.spec is None:
                 self._ledger.append(FitStarted(spec=self._spec), after=view)
                 return now
+        # Not in the constructor: it needs the view with the run and the clock of the process.
         if self._headless_leader is None:
             self._headless_leader = HeadlessLeader(self._journal_writer, self._reconciler, now)
         return self._headless_leader.tick(now)

@@ -62,10 +62,6 @@ class ReplicationEnvironment(Protocol):
     def is_reachable(self, sender: str, receiver: str) -> bool: ...
 
 
-def _ignore(*_: object) -> None:
-    """Do nothing."""
-
-
 class SimNodeMemory:
     """The snapshots and replicas on one machine; its name is the address of its peer store."""
 
@@ -74,17 +70,20 @@ class SimNodeMemory:
         name: str,
         environment: ReplicationEnvironment,
         peers: dict[str, SimNodeMemory],
-        on_replica_kept: OnReplicaStoredFn = _ignore,
+        on_replica_kept: OnReplicaStoredFn = lambda *_: None,
     ) -> None:
         """`on_replica_kept` is called when a peer has stored a replica of this machine."""
         self.name = name
         self._environment = environment
         self._peers = peers
         self._on_replica_kept = on_replica_kept
+        # Real files in shared memory: the registry under test opens them as in production.
         parent = SHARED_MEMORY_DIR if SHARED_MEMORY_DIR.is_dir() else None
         self._folder = Path(tempfile.mkdtemp(prefix="spotfit-sim-", dir=parent))
         self.snapshots = SnapshotRegistry(str(self._folder))
         self.snapshots.replicate = self._enqueue
+        # One transfer at a time, as in production; a replica is dropped if its segment changes
+        # before it is sent.
         self._queue = ReplicationQueue()
         self._is_sending = False
         peers[name] = self
@@ -95,6 +94,7 @@ class SimNodeMemory:
 
     def close(self) -> None:
         """Remove everything: the machine is terminated."""
+        # Before the files: a peer that still reads them keeps its open file descriptors.
         self._peers.pop(self.name, None)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -116,6 +116,7 @@ class SimNodeMemory:
 
     def _finish_send(self, pending: PendingReplica) -> None:
         self._is_sending = False
+        # The machine was terminated during the transfer.
         if self._peers.get(self.name) is not self:
             return
         if not self._deliver(pending):
@@ -124,10 +125,12 @@ class SimNodeMemory:
 
     def _deliver(self, pending: PendingReplica) -> bool:
         peer = self._peers.get(pending.target)
+        # Rerouted meanwhile: the target got a preemption notice or was lost.
         if self._queue.is_abandoned(pending):
             return False
         if peer is None or not self._environment.is_reachable(self.name, pending.target):
             return False
+        # The worker writes its next snapshot into the segment: half of it would be sent.
         if _read_seal(pending.segment) != pending.seal:
             return False
         with ShmSegment.open(pending.segment) as source:
@@ -141,10 +144,12 @@ class SimNodeMemory:
     def store_replica(self, pending: PendingReplica, body: bytes) -> bool:
         """Store a replica of a peer; return whether it is kept."""
         store = self.snapshots.replicas
+        # A repeated transfer succeeds without a second copy.
         if pending.replica in store.replicas:
             return True
         if not store.reserve(pending.replica, pending.local_ranks):
             return False
+        # Under another name until it is complete: readers never see a partial replica.
         draft = store.folder / f"{pending.replica.file_name}.coming"
         draft.write_bytes(body)
         return store.put(draft, pending.replica)
@@ -216,11 +221,13 @@ def read_memory_state(
 def decode_saved_state(saved: SavedState) -> SimSavedState | str:
     """Return the state, or what is wrong with it. Raises `IntegrityError` if corrupt."""
     states = {_state_decoder.decode(index.encoded_rank_state) for index in saved.indices}
+    # Shards of two steps were combined.
     if len(states) > 1:
         return f"the ranks saved different states: {states}"
     (state,) = states
     for rank, reader in saved.readers.items():
         for chunk in reader.index.chunks:
+            # The payload differs for each rank and step, so that swapped chunks are detected.
             if bytes(reader.fetch(chunk)) != state_bytes(rank, state):
                 return f"the bytes of rank {rank} are not those of step {state.step}"
     return state
@@ -251,6 +258,8 @@ def simulate_upload(
     try:
         yield duration_s / 2
         with suppress(_UploadInterrupted):
+            # A first attempt that stops after one object: its leftovers must not disturb the
+            # second.
             upload_snapshot(InterruptedStore(bucket, writer), job)
         yield duration_s / 2
         outcomes.append(upload_snapshot(FaultFreeStore(bucket, writer), job))

@@ -27,8 +27,10 @@ class SimValidator:
         assert plan is not None
         if self.is_running:
             self._context.report_violation(f"{self._process.name} runs two validations at once")
+        # Read at the start and at the end: the checkpoint must not be deleted in between.
         self._read_state(checkpoint)
         self._checkpoint, self._result, self._timer = checkpoint, None, None
+        # Without a timer it hangs until the agent stops it.
         if not stream.bernoulli(plan.hang_probability):
             self._timer = self._context.engine.schedule_after(
                 stream.uniform_in(plan.duration_s), lambda: self._finish(plan)

@@ -477,8 +477,7 @@ class SimWorker:
     def _save_files(self, n: int) -> SimRoutine:
         """Report files, and upload them under the name that the leader assigns."""
         load = self._context.training.workload
-        user_names = {"generated": None, "by_step": f"step-{self.state.step}", "fixed": "last"}
-        name = user_names[load.checkpoint_naming]
+        name = load.checkpoint_name(self.state.step)
         body = self._metrics()
         if self.rank and not load.all_ranks_save:
             self._send(MetricsReport(report_index=n, metrics=body, checkpoint_dir_name=name))
@@ -496,9 +495,7 @@ class SimWorker:
         named = names[n]
         # The leader returns the metrics of rank 0: every rank must have reported the same step.
         if _state_decoder.decode(named.metrics) != SimSavedState(self.state.step, self.state.link):
-            self._context.report_violation(
-                f"report {n} of round {self.round} mixes different steps"
-            )
+            self._context.report_violation(f"report {n} of round {self.round} mixes steps")
         manifest = Manifest(
             name=named.checkpoint_name,
             round=self.round,

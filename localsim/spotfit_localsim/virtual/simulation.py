@@ -42,6 +42,7 @@ from spotfit_localsim.virtual.timeline import (
 )
 from spotfit_localsim.virtual.workload import SimTraining
 
+# Constant: names of objects must not differ between seeds.
 RUN_ID = RunId("5" * 32)
 # How often the end of the run is checked, in virtual time.
 _CHECK_INTERVAL_S = 1.0
@@ -86,6 +87,7 @@ class SimWorld:
     ) -> None:
         self.scenario = scenario
         self.result = SimulationResult(scenario.name, seed)
+        # Passed in by the scale test, which needs more events.
         self.engine = engine or Engine()
         self.nodes: dict[str, SimNode] = {}
         self._random_streams = SeededStreams(seed)
@@ -101,6 +103,7 @@ class SimWorld:
             on_violation=self._on_violation,
             on_entry=self._log_entry,
         )
+        # The checker sees each change before any process does.
         self.bucket.listeners.append(self.checker.on_object_changed)
         self._market = SimMarket(scenario.market, self._random_streams.stream("market"))
         self.cloud = SimCloud(self.engine, self._market, self._log)
@@ -125,6 +128,7 @@ class SimWorld:
             self.engine.run(
                 until=self.scenario.faults_duration_s + self.scenario.completion_timeout_s
             )
+        # After a violation the run is incomplete, and every check of its end would fail.
         if self.checker.violation is None:
             self.checker.check_end(self.scenario.expected_outcome)
         return self._collect_result()
@@ -164,6 +168,7 @@ class SimWorld:
 
     def on_instance_terminated(self, instance: SimInstance, *, closes_connections: bool) -> None:
         """Terminate the agent of the instance."""
+        # An instance whose agent has exited already has no node any more.
         for machine in self.nodes.values():
             if machine.instance is instance:
                 machine.terminate(closes_connections=closes_connections)
@@ -275,6 +280,7 @@ class SimWorld:
             return alive
         if target == "leader":
             return [machine for machine in alive if machine.agent_id == leader]
+        # Without a leader everyone is a follower.
         if target == "follower":
             alive = [machine for machine in alive if machine.agent_id != leader]
         return [self._fault_rng.choice(alive)] if alive else []
@@ -322,6 +328,7 @@ class SimWorld:
         self.engine.schedule_after(duration_s, lambda: self._remove_partition(partition))
 
     def _remove_partition(self, partition: NetworkPartition) -> None:
+        # The end of the faults may have removed it earlier.
         if partition in self._partitions:
             self._partitions.remove(partition)
             self.network.remove_partition(partition)
@@ -331,7 +338,9 @@ class SimWorld:
         self._log("world", "faults end")
         self._active_faults.stop_faults()
         self._market.stop_faults()
+        # Capacity is unlimited from now on, which no trace point announces.
         self.cloud.schedule_allocation()
+        # A copy: removing changes the list.
         for partition in list(self._partitions):
             self._remove_partition(partition)
 
@@ -342,8 +351,10 @@ class SimWorld:
     ) -> SimProcess:
         name = self._new_name(kind)
         stream = self._random_streams.stream(name)
+        # Every machine has its own epoch and rate: comparing clocks of two machines fails here.
         skew = self.scenario.clock_skew
         clock = SimClock(stream.uniform(0.0, 1e5), 1.0 + stream.uniform(-skew, skew))
+        # Only agents crash at random; the scenario says when the client goes off.
         fault_injector = ProcessFaultInjector(self._active_faults, stream, can_crash=kind == "a")
         process = SimProcess(
             self.engine, name, clock=clock, fault_injector=fault_injector, on_exit=on_exit
@@ -408,11 +419,13 @@ class SimWorld:
         now = self.engine.now
         if self.checker.reference_view.fit_end is not None:
             self._run_ended_at = now if self._run_ended_at is None else self._run_ended_at
+            # A run that ended but still pays for machines is not over.
             active = [instance.name for instance in self.cloud.active_instances()]
             if not active:
                 self.engine.stop()
                 return
             if (
+                # While faults last, a release may fail any number of times.
                 now - max(self._run_ended_at, self.scenario.faults_duration_s)
                 > self.scenario.release_timeout_s
             ):
@@ -434,8 +447,10 @@ class SimWorld:
         result.top_level_folders = frozenset(
             key.partition("/")[0] for key in self.bucket.objects
         ) - {_SPOTFIT_FOLDER}
+        # Agents that still run at the end were not counted by their exit.
         for name in self.nodes:
             result.agent_seconds += self.engine.now - self._started_at[name]
+        # Greenlets that never end would keep the whole simulation in memory.
         for process in self._processes:
             process.discard()
         return result
