@@ -112,6 +112,7 @@ class KubernetesCloud:
             self._raise_fault()
             if request.path in _DISCOVERY:
                 return WireResponse.json(_DISCOVERY[request.path])
+            # Both for the caller and, with a permission of its own, for another user.
             if request.path.endswith("subjectaccessreviews"):
                 return self._review_access(request)
             return self._answer_resource(request)
@@ -155,9 +156,16 @@ class KubernetesCloud:
             )
         kind, name, space = match["kind"], match["name"], match["space"] or "default"
         part = f"/{match['sub']}" if match["sub"] else ""
-        self._check_permission(f"{_rbac_verb(request.method, name)} {kind}{part}")
+        verbs = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
+        reading_verb = "list" if name is None else "get"
+        self._check_permission(f"{verbs.get(request.method, reading_verb)} {kind}{part}")
         if kind in self.preexisting:
-            return WireResponse.json(self._get_preexisting(kind, name))
+            if name not in self.preexisting[kind]:
+                raise KubernetesStatusError(404, "NotFound", f'{kind} "{name}" not found')
+            version, name_of_kind = _PREEXISTING_KINDS[kind]
+            return WireResponse.json(
+                {"apiVersion": version, "kind": name_of_kind, "metadata": {"name": name}}
+            )
         if request.method == "POST":
             is_dry_run = request.query.get("dryRun") == "All"
             return WireResponse.json(
@@ -176,13 +184,6 @@ class KubernetesCloud:
             _merge_patch(item, request.json())
         return WireResponse.json(item)
 
-    def _get_preexisting(self, kind: str, name: str | None) -> KubernetesObject:
-        """Return an object that exists in advance, or raise NotFound."""
-        version, name_of_kind = _PREEXISTING_KINDS[kind]
-        if name not in self.preexisting[kind]:
-            raise KubernetesStatusError(404, "NotFound", f'{kind} "{name}" not found')
-        return {"apiVersion": version, "kind": name_of_kind, "metadata": {"name": name}}
-
     def _create(
         self, kind: str, space: str, body: KubernetesObject, *, persist: bool = True
     ) -> KubernetesObject:
@@ -192,10 +193,11 @@ class KubernetesCloud:
         if f"{space}/{name}" in self.state.objects[kind]:
             raise KubernetesStatusError(409, "AlreadyExists", f'{kind} "{name}" already exists')
         if kind == "secrets":
-            string_data = body.pop("stringData", {})
-            body["data"] = {
-                key: _encode_base64(string_data[key]) for key in string_data
-            } | body.get("data", {})
+            # `stringData` is write-only: it is stored and returned as `data`.
+            texts = body.pop("stringData", {}).items()
+            encoded = {key: base64.b64encode(text.encode()).decode() for key, text in texts}
+            body["data"] = encoded | body.get("data", {})
+        # A dry run validates and returns the object, as `kubectl --dry-run=server` does.
         if not persist:
             return body
         return self._store_object(kind, space, body)
@@ -208,6 +210,7 @@ class KubernetesCloud:
                 "Forbidden",
                 f'jobs.batch is forbidden: User "{user}" cannot create resource "jobs"',
             )
+        # The message of the quota admission controller; clients find the quota by its text.
         if self.faults.take("quota"):
             name = body["metadata"]["name"]
             raise KubernetesStatusError(
@@ -218,6 +221,7 @@ class KubernetesCloud:
             )
         spec = body["spec"]
         pod = spec["template"]["spec"]
+        # The API server validates these combinations, which are easy to get wrong.
         if spec.get("podFailurePolicy") and pod.get("restartPolicy") != "Never":
             raise KubernetesStatusError(
                 422, "Invalid", "podFailurePolicy needs restartPolicy: Never"
@@ -229,6 +233,7 @@ class KubernetesCloud:
             raise KubernetesStatusError(422, "Invalid", "podReplacementPolicy can only be Failed")
 
     def _store_object(self, kind: str, space: str, body: KubernetesObject) -> KubernetesObject:
+        # Versions only have to grow; clients compare them for equality.
         self.state.created_count += 1
         version, name_of_kind = _KINDS[kind]
         meta = body.setdefault("metadata", {})
@@ -265,33 +270,29 @@ class KubernetesCloud:
         }
 
     def _find(self, kind: str, space: str, name: str) -> KubernetesObject:
-        item = next((one for one in self._objects(kind) if _has_name(one, space, name)), None)
-        if item is None:
-            raise KubernetesStatusError(404, "NotFound", f'{kind} "{name}" not found')
-        return item
+        for one in self._objects(kind):
+            meta = one["metadata"]
+            # Nodes have no namespace.
+            if meta["name"] == name and meta.get("namespace", space) == space:
+                return one
+        raise KubernetesStatusError(404, "NotFound", f'{kind} "{name}" not found')
 
     def _delete(self, kind: str, item: KubernetesObject) -> KubernetesObject:
         """Delete with background propagation: the Job at once, its pods when they have ended."""
-        if kind == "pods":
-            self._delete_pod(item)
+        machine = self._find_machine(item) if kind == "pods" else None
+        if machine is not None and machine.is_active:
+            # The pod is listed as terminating until its container has ended.
+            item["metadata"].setdefault("deletionTimestamp", _now_text())
+            grace_s = item["spec"].get("terminationGracePeriodSeconds", 30)
+            self.datacenter.stop(machine, grace_s=grace_s)
         else:
             self._remove_object(kind, item)
+        # The garbage collector deletes what the deleted object owns.
         for owned_kind in ("pods", "secrets", "services"):
             for owned in self._objects(owned_kind):
                 if _is_owned(owned, item["metadata"]["uid"]):
                     self._delete(owned_kind, owned)
         return {"kind": "Status", "apiVersion": "v1", "status": "Success", "metadata": {}}
-
-    def _delete_pod(self, pod: KubernetesObject) -> None:
-        meta = pod["metadata"]
-        meta.setdefault("deletionTimestamp", _now_text())
-        machine = self._find_machine(pod)
-        if machine is None or not machine.is_active:
-            self._remove_object("pods", pod)
-        else:
-            self.datacenter.stop(
-                machine, grace_s=pod["spec"].get("terminationGracePeriodSeconds", 30)
-            )
 
     def _remove_object(self, kind: str, item: KubernetesObject) -> None:
         meta = item["metadata"]
@@ -300,6 +301,7 @@ class KubernetesCloud:
     def _read_log(self, pod: KubernetesObject) -> str:
         """Return the log from the node, without delay; it is lost with the pod."""
         machine = self._find_machine(pod)
+        # As the kubelet answers before it has started the container.
         if machine is None or machine.state == "booting":
             name = f'"{pod["spec"]["containers"][0]["name"]}" in pod "{pod["metadata"]["name"]}"'
             raise KubernetesStatusError(
@@ -366,7 +368,9 @@ class KubernetesCloud:
             _add_index(status, "completedIndexes", index)
             return
         rules = job["spec"].get("podFailurePolicy", {}).get("rules", [])
+        # The first rule that matches decides; without one the failure counts.
         action = next((rule["action"] for rule in rules if _rule_matches(rule, pod)), "Count")
+        # The failure does not count, and the index gets another pod.
         if action == "Ignore":
             return
         limit = job["spec"].get("backoffLimitPerIndex")
@@ -382,6 +386,7 @@ class KubernetesCloud:
         meta = job["metadata"]
         name = f"{meta['name']}.failed-create"
         known = self.state.objects["events"].get(f"{meta['namespace']}/{name}")
+        # The real controller counts repetitions in one event.
         if known is not None:
             return
         event = {
@@ -422,6 +427,7 @@ class KubernetesCloud:
                 "annotations": {_INDEX_LABEL: str(index)},
                 "ownerReferences": [owner],
             },
+            # Stable names by index: agents of an indexed Job find each other by DNS.
             "spec": {**template["spec"], "hostname": f"{name}-{index}"},
             "status": {"phase": "Pending", "conditions": []},
         }
@@ -437,6 +443,7 @@ class KubernetesCloud:
         elif not machine.is_active:
             self._record_container_end(pod, machine)
         elif machine.state == "up" and status["phase"] == "Pending":
+            # The IP address is known only when the pod is scheduled and started.
             status |= {
                 "phase": "Running",
                 "podIP": self.datacenter.host(machine),
@@ -446,24 +453,21 @@ class KubernetesCloud:
             pod["spec"]["nodeName"] = _node_name(machine)
         elif (
             machine.silent_since_s is not None
+            # The node controller waits for missed heartbeats of the kubelet.
             and _now_s() >= machine.silent_since_s + _NOT_READY_AFTER_S
         ):
             _set_ready_condition(status, "False")
         elif machine.noticed_at_s is not None and "deletionTimestamp" not in pod["metadata"]:
             # A terminating node is tainted; then its pods are deleted: SIGTERM, and their grace.
-            if not self._is_time_to_evict(machine):
+            # Half of the notice is over then: a real node drain takes some time, too.
+            assert machine.kill_due_s is not None
+            if _now_s() < (machine.noticed_at_s + machine.kill_due_s) / 2:
                 return
             pod["metadata"]["deletionTimestamp"] = _now_text()
             _add_disruption_condition(
                 status, "DeletionByTaintManager", "deleting due to NoExecute taint"
             )
             self.datacenter.send_signal(machine, signal.SIGTERM)
-
-    def _is_time_to_evict(self, machine: SimulatedMachine) -> bool:
-        """Return whether half of the notice is over: a real node drain takes some time, too."""
-        assert machine.noticed_at_s is not None
-        assert machine.kill_due_s is not None
-        return _now_s() >= (machine.noticed_at_s + machine.kill_due_s) / 2
 
     def _schedule_pod(self, pod: KubernetesObject) -> None:
         if "deletionTimestamp" in pod["metadata"] or pod["status"]["phase"] != "Pending":
@@ -479,6 +483,7 @@ class KubernetesCloud:
             "message": "0/3 nodes are available: 3 Insufficient cpu.",
         }
         scheduled = {"type": "PodScheduled", "status": "True"}
+        # Clients show why a pod is pending from this condition.
         pod["status"]["conditions"] = [scheduled if machine else unschedulable]
         if machine is not None:
             self.state.machines[pod["metadata"]["uid"]] = machine.number
@@ -486,9 +491,13 @@ class KubernetesCloud:
     def _record_container_end(self, pod: KubernetesObject, machine: SimulatedMachine) -> None:
         status = pod["status"]
         if status["phase"] in ("Succeeded", "Failed"):
-            if "deletionTimestamp" in pod["metadata"] and not self._find_job_of(pod):
+            owners = {one["uid"] for one in pod["metadata"].get("ownerReferences", [])}
+            has_job = any(job["metadata"]["uid"] in owners for job in self._objects("jobs"))
+            # The finalizer of the Job controller keeps a pod until its end is counted.
+            if "deletionTimestamp" in pod["metadata"] and not has_job:
                 self._remove_object("pods", pod)
             return
+        # 128 + SIGKILL: the container was killed with its node or after the grace period.
         code = 137 if machine.exit_code is None else machine.exit_code
         status["phase"] = "Succeeded" if code == 0 else "Failed"
         terminated = {"exitCode": code, "finishedAt": _now_text()}
@@ -503,13 +512,9 @@ class KubernetesCloud:
                 "state": {"terminated": terminated},
             }
         ]
+        # The node is gone: PodGC marks its pods, which the Job controller then replaces.
         if machine.exit_code is None and machine.end_reason != "stopped":
             _add_disruption_condition(status, "DeletionByPodGC", "PodGC: node no longer exists")
-
-    def _find_job_of(self, pod: KubernetesObject) -> KubernetesObject | None:
-        owners = {one["uid"] for one in pod["metadata"].get("ownerReferences", [])}
-        jobs = (job for job in self._objects("jobs") if job["metadata"]["uid"] in owners)
-        return next(jobs, None)
 
     # --- on a machine ------------------------------------------------------------------------
 
@@ -521,7 +526,9 @@ class KubernetesCloud:
         container = pod["spec"]["containers"][0]
         variables = {"JOB_COMPLETION_INDEX": str(_index(pod)), "KUBERNETES_SERVICE_HOST": ""}
         for source in container.get("envFrom", []):
-            variables |= self._read_secret(pod, source["secretRef"]["name"])
+            name = source["secretRef"]["name"]
+            secret = self._find("secrets", pod["metadata"]["namespace"], name)["data"]
+            variables |= {key: base64.b64decode(text).decode() for key, text in secret.items()}
         fields = {
             "status.podIP": self.datacenter.host(machine),
             "spec.nodeName": _node_name(machine),
@@ -531,23 +538,14 @@ class KubernetesCloud:
             variables[variable["name"]] = variable.get("value") or fields[field]
         return variables
 
-    def _read_secret(self, pod: KubernetesObject, name: str) -> dict[str, str]:
-        secret = self._find("secrets", pod["metadata"]["namespace"], name)
-        return {key: base64.b64decode(text).decode() for key, text in secret["data"].items()}
-
     def answer_metadata(
         self, machine: SimulatedMachine, request: WireRequest
     ) -> WireResponse | None:
         return None
 
 
-def _rbac_verb(method: str, name: str | None) -> str:
-    if method == "GET":
-        return "list" if name is None else "get"
-    return {"POST": "create", "PATCH": "patch", "DELETE": "delete"}.get(method, method.lower())
-
-
 def _rule_matches(rule: Mapping[str, Any], pod: KubernetesObject) -> bool:
+    # Preemptions are recognized by the condition DisruptionTarget, not by an exit code.
     if "onPodConditions" in rule:
         expected = {(one["type"], one.get("status", "True")) for one in rule["onPodConditions"]}
         actual = {(one["type"], one["status"]) for one in pod["status"].get("conditions", [])}
@@ -558,6 +556,7 @@ def _rule_matches(rule: Mapping[str, Any], pod: KubernetesObject) -> bool:
     ]
     if rule_codes["operator"] == "In":
         return any(code in rule_codes["values"] for code in codes)
+    # The operator NotIn ignores code 0, as documented.
     return any(code not in rule_codes["values"] for code in codes if code != 0)
 
 
@@ -586,11 +585,6 @@ def _read_field(one: KubernetesObject, path: str) -> Any:
     return one
 
 
-def _has_name(one: KubernetesObject, space: str, name: str) -> bool:
-    meta = one["metadata"]
-    return bool(meta["name"] == name and meta.get("namespace", space) == space)
-
-
 def _is_owned(one: KubernetesObject, uid: str) -> bool:
     return any(owner["uid"] == uid for owner in one["metadata"].get("ownerReferences", []))
 
@@ -610,13 +604,10 @@ def _add_index(status: KubernetesObject, name: str, index: int) -> None:
 def _merge_patch(into: KubernetesObject, change: KubernetesObject) -> None:
     for name, value in change.items():
         if isinstance(value, dict) and isinstance(into.get(name), dict):
+            # RFC 7396, without the deletion of fields by null.
             _merge_patch(into[name], value)
         else:
             into[name] = value
-
-
-def _encode_base64(text: str) -> str:
-    return base64.b64encode(text.encode()).decode()
 
 
 def _node_name(machine: SimulatedMachine) -> str:
