@@ -47,7 +47,13 @@ class Reclaimer:
             group for group in self._cloud_dir.groups() if self._run_id in (None, group.run_id)
         )
         nodes = [node for group in groups for node in group.nodes()]
-        return [node for node in nodes if _is_running(node) and not node.notice_path.exists()]
+        return [
+            node
+            for node in nodes
+            if (machine := node.machine()) is not None
+            and machine.is_alive
+            and not node.notice_path.exists()
+        ]
 
     def notify(self, node: LocalNode, *, seconds_left: float, reason: str = "reclaimed") -> None:
         """Give the node a preemption notice. The caller must kill the node at the deadline."""
@@ -151,6 +157,7 @@ def at_random(
         reclaims.append(
             at_time(time_s, notice=has_notice, notice_s=notice_s if has_notice else None)
         )
+        # Exponential distances give a constant rate.
         time_s += stream.expovariate(per_minute / 60.0)
     return reclaims
 
@@ -194,8 +201,13 @@ class ReclaimSchedule:
 
     def tick(self, now: float) -> None:
         """Execute what is due. A preemption without a running node waits for one."""
-        self._kill_after_notice(now)
-        self._end_capacity_outage(now)
+        for deadline, node in list(self._deadlines):
+            if now >= deadline:
+                self._deadlines.remove((deadline, node))
+                self.reclaimer.kill(node, reason="reclaimed after its notice")
+        if self._capacity_outage_until is not None and now >= self._capacity_outage_until:
+            self.restore_capacity()
+        # Reading the step costs requests to the bucket.
         if not self.pending:
             return
         step = self.step_source.current_step()
@@ -204,7 +216,12 @@ class ReclaimSchedule:
                 nodes := self.reclaimer.running_nodes()
             ):
                 self.pending.remove(reclaim)
-                self._reclaim_node(reclaim, self._select_node(reclaim, nodes), step, now)
+                node = (
+                    self.stream.choice(nodes)
+                    if reclaim.node is None
+                    else nodes[reclaim.node % len(nodes)]
+                )
+                self._reclaim_node(reclaim, node, step, now)
 
     @property
     def is_done(self) -> bool:
@@ -217,15 +234,11 @@ class ReclaimSchedule:
             self.reclaimer.set_capacity(None)
             self._capacity_outage_until = None
 
-    def _select_node(self, reclaim: PlannedReclaim, nodes: list[LocalNode]) -> LocalNode:
-        return (
-            self.stream.choice(nodes) if reclaim.node is None else nodes[reclaim.node % len(nodes)]
-        )
-
     def _reclaim_node(
         self, reclaim: PlannedReclaim, node: LocalNode, step: int, now: float
     ) -> None:
         if reclaim.capacity_outage_s > 0:
+            # Before the node is lost, or its replacement could start at once.
             self.reclaimer.set_capacity(0)
             self._capacity_outage_until = now + reclaim.capacity_outage_s
         if reclaim.notice:
@@ -237,16 +250,6 @@ class ReclaimSchedule:
         self.completed.append(
             ReclaimRecord(node.group.token, node.number, step, reclaim.notice, wall_ms())
         )
-
-    def _kill_after_notice(self, now: float) -> None:
-        for deadline, node in list(self._deadlines):
-            if now >= deadline:
-                self._deadlines.remove((deadline, node))
-                self.reclaimer.kill(node, reason="reclaimed after its notice")
-
-    def _end_capacity_outage(self, now: float) -> None:
-        if self._capacity_outage_until is not None and now >= self._capacity_outage_until:
-            self.restore_capacity()
 
 
 class _ReportLine(msgspec.Struct):
@@ -278,17 +281,17 @@ class ReportedStepSource:
                 if info.key not in self._read_keys
             ]
             for key in new_keys:
-                for line in self._store.get(key).splitlines():
-                    self._add_report(msgspec.json.decode(line, type=_ReportLine))
+                for text in self._store.get(key).splitlines():
+                    line = msgspec.json.decode(text, type=_ReportLine)
+                    self._report_count += 1
+                    step = line.metrics.get("step", self._report_count)
+                    if isinstance(step, int):
+                        self._step = max(self._step, step)
+                # Objects of reports are immutable: each is read once.
                 self._read_keys.add(key)
         except SpotfitError as error:
+            # The next read tries again; a test that needs the step waits for it.
             log.warning("reclaimer.reports_unreadable", reason=error.message)
-
-    def _add_report(self, line: _ReportLine) -> None:
-        self._report_count += 1
-        step = line.metrics.get("step", self._report_count)
-        if isinstance(step, int):
-            self._step = max(self._step, step)
 
 
 @contextlib.contextmanager
@@ -334,12 +337,9 @@ def _run_schedule(
     while not stop_event.wait(_POLL_INTERVAL_S) and not schedule.is_done:
         run = journal.view.run_id or journal.catch_up().run_id
         if run is None:
+            # Times count from the start of the run, which may be later than that of the thread.
             schedule.started_at = clock.now()
             continue
+        # Other runs of the same local cloud are spared.
         schedule.reclaimer = Reclaimer(root, run)
         schedule.tick(clock.now())
-
-
-def _is_running(node: LocalNode) -> bool:
-    machine = node.machine()
-    return machine is not None and machine.is_alive

@@ -161,6 +161,7 @@ class _SnapshotTrainer:
         self._gather_count += 1
         folder = Path(self._config["folder"], "gathered")
         folder.mkdir(exist_ok=True)
+        # Files of earlier rounds remain; the round makes the names unique.
         stem = f"{self._round}-{self._gather_count}"
         (folder / f"{stem}-{self._rank}").write_bytes(pickle.dumps(value))
         spotfit.collective.barrier()
@@ -192,6 +193,7 @@ def _piece_contents(rank: int, chain: str) -> tuple[bytes, bytes]:
 
 def _repeat_to_size(seed: str, size_bytes: int) -> bytes:
     digest = hashlib.sha256(seed.encode()).digest()
+    # A body that depends on the seed in every byte costs one digest.
     return digest * (size_bytes // len(digest))
 
 
@@ -211,11 +213,13 @@ def _train_torch_model(config: dict[str, Any]) -> str:
 
     from spotfit.torch import Checkpointer, init_module, prepare_data_loader, prepare_model
 
+    # The order of sums depends on the number of threads.
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with init_module():
         layers = nn.Linear(8, 64), nn.Dropout(0.1), nn.Linear(64, 64), nn.Linear(64, 1)
         model = prepare_model(nn.Sequential(*layers), parallel_strategy=config["strategy"])
+    # Equal weights on all ranks, but different dropout masks.
     torch.manual_seed(spotfit.get_context().get_world_rank())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 9])
@@ -265,6 +269,7 @@ class _StepCounter:
 def _model_digest(model: Any) -> str:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
+    # The complete tensors, so that DDP and FSDP2 give the same digest.
     weights: Any = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     bodies = [weight.cpu().numpy().tobytes() for weight in weights.values()]
     return hashlib.sha256(b"".join(bodies)).hexdigest()
@@ -274,5 +279,6 @@ def _record_corruption(config: dict[str, Any], train: Callable[[], str]) -> str:
     try:
         return train()
     except CorruptRestoreError as error:
+        # The run would retry and might hide it: the audit finds the file.
         Path(config["folder"], "corruption").write_text(str(error))
         raise
