@@ -362,13 +362,29 @@ class AwsBatchCloud:
         return {"jobQueues": queues}
 
     def _describe_environments(self, body: dict[str, Any]) -> dict[str, Any]:
-        names = body.get("computeEnvironments") or ["spot"]
-        short = [name.rpartition("/")[2] for name in names]
-        found = [
-            _render_compute_environment(name) | self.compute_environment_overrides.get(name, {})
-            for name in short
+        # Names and ARNs are accepted.
+        names = [name.rpartition("/")[2] for name in body.get("computeEnvironments") or ["spot"]]
+        resources = {
+            "type": "SPOT",
+            "minvCpus": 0,
+            "maxvCpus": 256,
+            "instanceTypes": ["g5.xlarge"],
+            "subnets": ["subnet-1"],
+            "allocationStrategy": "SPOT_PRICE_CAPACITY_OPTIMIZED",
+        }
+        environments = [
+            {
+                "computeEnvironmentName": name,
+                "computeEnvironmentArn": f"{_batch_arn('compute-environment')}/spot",
+                "type": "MANAGED",
+                "state": "ENABLED",
+                "status": "VALID",
+                "computeResources": resources,
+            }
+            | self.compute_environment_overrides.get(name, {})
+            for name in names
         ]
-        return {"computeEnvironments": found}
+        return {"computeEnvironments": environments}
 
     _operations: ClassVar[dict[str, Callable[[AwsBatchCloud, dict[str, Any]], dict[str, Any]]]] = {
         "registerjobdefinition": _register,
@@ -525,23 +541,18 @@ class AwsBatchCloud:
         if job.size:
             fields["arrayProperties"] = {"index": index}
         environment = [{"name": name, "value": text} for name, text in job.environment.items()]
-        ended = {"stoppedAt": child.stopped_ms} if child.stopped_ms else {}
+        if child.stopped_ms:
+            fields["stoppedAt"] = child.stopped_ms
         last = child.attempts[-1]["container"] if child.attempts else {}
         machine = self.datacenter.machines.get(child.machine) if child.machine is not None else None
-        stream = (
-            {"logStreamName": _log_stream_name(machine)}
-            if machine and child.status == "RUNNING"
-            else {}
-        )
-        return (
-            fields
-            | ended
-            | {
-                "statusReason": child.status_reason,
-                "attempts": child.attempts,
-                "container": {**last, **stream, "environment": environment},
-            }
-        )
+        stream = {}
+        if machine and child.status == "RUNNING":
+            stream["logStreamName"] = _log_stream_name(machine)
+        return fields | {
+            "statusReason": child.status_reason,
+            "attempts": child.attempts,
+            "container": {**last, **stream, "environment": environment},
+        }
 
     # --- tick --------------------------------------------------------------------------------
 
@@ -748,24 +759,6 @@ def _log_stream_name(machine: SimulatedMachine) -> str:
 
 def _format_timestamp(moment_s: float) -> str:
     return datetime.fromtimestamp(moment_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _render_compute_environment(name: str) -> dict[str, Any]:
-    return {
-        "computeEnvironmentName": name.rpartition("/")[2],
-        "computeEnvironmentArn": f"{_batch_arn('compute-environment')}/spot",
-        "type": "MANAGED",
-        "state": "ENABLED",
-        "status": "VALID",
-        "computeResources": {
-            "type": "SPOT",
-            "minvCpus": 0,
-            "maxvCpus": 256,
-            "instanceTypes": ["g5.xlarge"],
-            "subnets": ["subnet-1"],
-            "allocationStrategy": "SPOT_PRICE_CAPACITY_OPTIMIZED",
-        },
-    }
 
 
 _CURRENT_PRICE, _PAST_PRICE = ("0.4321", "2026-01-01"), ("0.1234", "2025-12-01")

@@ -313,15 +313,24 @@ class AzureBatchCloud:
         self._evaluate(pool, is_strict=True)
         return WireResponse(200)
 
-    def _list_nodes(self, request: WireRequest, pool_id: str) -> Any:
+    def _read_nodes(self, request: WireRequest, pool_id: str, node_id: str | None = None) -> Any:
         pool = self._find_pool(pool_id)
-        return [self._render_node(pool, node) for node in pool.nodes]
-
-    def _get_node(self, request: WireRequest, pool_id: str, node_id: str) -> Any:
-        pool = self._find_pool(pool_id)
-        for node in pool.nodes:
-            if node.id == node_id:
-                return self._render_node(pool, node)
+        nodes = [
+            {
+                "id": node.id,
+                "state": node.state,
+                "schedulingState": "enabled",
+                "isDedicated": False,
+                "vmSize": pool.body.get("vmSize", ""),
+                "runningTasksCount": int(node.state == "running"),
+            }
+            for node in pool.nodes
+        ]
+        if node_id is None:
+            return nodes
+        for node in nodes:
+            if node["id"] == node_id:
+                return node
         raise AzureApiError(404, "NodeNotFound", "The specified node does not exist.")
 
     def _find_pool(self, pool_id: str) -> AzureBatchPool:
@@ -345,16 +354,6 @@ class AzureBatchCloud:
             "targetLowPriorityNodes": pool.target_nodes,
             **({"resizeErrors": pool.resize_errors} if pool.resize_errors else {}),
             **({"autoScaleRun": pool.autoscale_run} if pool.autoscale_run else {}),
-        }
-
-    def _render_node(self, pool: AzureBatchPool, node: AzureBatchNode) -> dict[str, Any]:
-        return {
-            "id": node.id,
-            "state": node.state,
-            "schedulingState": "enabled",
-            "isDedicated": False,
-            "vmSize": pool.body.get("vmSize", ""),
-            "runningTasksCount": int(node.state == "running"),
         }
 
     # --- jobs --------------------------------------------------------------------------------
@@ -448,11 +447,10 @@ class AzureBatchCloud:
             )
         job.tasks[body["id"]] = AzureBatchTask(body, _now_text(), _now_text())
 
-    def _get_task(self, request: WireRequest, job_id: str, task_id: str) -> Any:
-        return self._render_task(self._find_job(job_id), self._find_task(job_id, task_id))
-
-    def _list_tasks(self, request: WireRequest, job_id: str) -> Any:
+    def _read_tasks(self, request: WireRequest, job_id: str, task_id: str | None = None) -> Any:
         job = self._find_job(job_id)
+        if task_id is not None:
+            return self._render_task(job, self._find_task(job_id, task_id))
         return [self._render_task(job, task) for task in job.tasks.values()]
 
     def _terminate_task(self, request: WireRequest, job_id: str, task_id: str) -> Any:
@@ -516,8 +514,8 @@ class AzureBatchCloud:
         ("DELETE", _P, _delete_pool),
         ("POST", _P + "/resize", _resize_pool),
         ("POST", _P + "/enableautoscale", _scale_pool),
-        ("GET", _P + "/nodes", _list_nodes),
-        ("GET", _P + r"/nodes/(?P<node_id>[^/]+)", _get_node),
+        ("GET", _P + "/nodes", _read_nodes),
+        ("GET", _P + r"/nodes/(?P<node_id>[^/]+)", _read_nodes),
         ("POST", "/jobs", _create_job),
         ("GET", "/jobs", _list_jobs),
         ("GET", _J, _get_job),
@@ -526,8 +524,8 @@ class AzureBatchCloud:
         ("POST", _J + "/terminate", _terminate_job),
         ("POST", _J + "/tasks", _create_task),
         ("POST", _J + "/addtaskcollection", _create_tasks),
-        ("GET", _J + "/tasks", _list_tasks),
-        ("GET", _T, _get_task),
+        ("GET", _J + "/tasks", _read_tasks),
+        ("GET", _T, _read_tasks),
         ("POST", _T + "/terminate", _terminate_task),
         ("GET", _T + "/files/stdout.txt", _get_output),
         ("GET", _T + "/files/stderr.txt", _get_empty_output),
@@ -778,11 +776,24 @@ class AzureBatchCloud:
                     # The acknowledgement means that the VM is ready to be preempted.
                     machine.kill_due_s = _now_s()
             return WireResponse(200)
-        content = {
-            "DocumentIncarnation": len(noticed),
-            "Events": [_render_event(one) for one in noticed],
-        }
-        return WireResponse.json(content)
+        events = [
+            {
+                "EventId": _event_id(one),
+                "EventStatus": "Scheduled",
+                "EventType": "Preempt",
+                "ResourceType": "VirtualMachine",
+                "Resources": [_vm_name(one)],
+                "NotBefore": format_datetime(
+                    datetime.fromtimestamp(one.kill_due_s or 0.0, UTC), usegmt=True
+                ),
+                "Description": "",
+                "EventSource": "Platform",
+                # The duration is unknown: the VM does not return.
+                "DurationInSeconds": -1,
+            }
+            for one in noticed
+        ]
+        return WireResponse.json({"DocumentIncarnation": len(noticed), "Events": events})
 
 
 _PERMISSIONS = {
@@ -920,21 +931,6 @@ def _vm_name(machine: SimulatedMachine) -> str:
 
 def _event_id(machine: SimulatedMachine) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{machine.number}/{machine.noticed_at_s}")).upper()
-
-
-def _render_event(machine: SimulatedMachine) -> dict[str, Any]:
-    starts_at = datetime.fromtimestamp(machine.kill_due_s or 0.0, UTC)
-    return {
-        "EventId": _event_id(machine),
-        "EventStatus": "Scheduled",
-        "EventType": "Preempt",
-        "ResourceType": "VirtualMachine",
-        "Resources": [_vm_name(machine)],
-        "NotBefore": format_datetime(starts_at, usegmt=True),
-        "Description": "",
-        "EventSource": "Platform",
-        "DurationInSeconds": -1,
-    }
 
 
 def _now_s() -> float:

@@ -280,20 +280,15 @@ class GcpBatchCloud:
     def _get_project(self, request: WireRequest, project: str) -> Any:
         return {"projectId": project, "projectNumber": PROJECT_NUMBER}
 
-    def _test_project_permissions(self, request: WireRequest, project: str) -> Any:
-        """Return the permissions that are not denied."""
-        return self._granted_permissions(request.json()["permissions"])
-
-    def _test_account_permissions(self, request: WireRequest, email: str) -> Any:
-        if email not in self.service_accounts:
+    def _test_permissions(
+        self, request: WireRequest, email: str | None = None, project: str | None = None
+    ) -> Any:
+        """Return the permissions on a service account or on the project that are not denied."""
+        if email is not None and email not in self.service_accounts:
             raise _not_found_error(f"serviceAccounts/{email}")
-        return self._granted_permissions(request.json()["permissions"])
-
-    def _granted_permissions(self, permissions: list[str]) -> dict[str, Any]:
-        """Return the granted permissions; empty lists are omitted, as in all of Google's JSON."""
-        granted = [
-            permission for permission in permissions if not self.faults.is_denied(permission)
-        ]
+        requested = request.json()["permissions"]
+        granted = [permission for permission in requested if not self.faults.is_denied(permission)]
+        # Empty lists are omitted, as in all of Google's JSON.
         return {"permissions": granted} if granted else {}
 
     def _policy(self, request: WireRequest, project: str) -> Any:
@@ -346,12 +341,12 @@ class GcpBatchCloud:
             _get_compute_type,
         ),
         ("GET", _P, _get_project),
-        ("POST", _P + ":testIamPermissions", _test_project_permissions),
+        ("POST", _P + ":testIamPermissions", _test_permissions),
         ("POST", _P + ":getIamPolicy", _policy),
         (
             "POST",
             r"/v1/projects/-/serviceAccounts/(?P<email>[^/:]+):testIamPermissions",
-            _test_account_permissions,
+            _test_permissions,
         ),
         ("POST", r"/v2/entries:list", _entries),
         ("GET", _REPOSITORY + r"/packages/(?P<package>.+)/tags/(?P<tag>[^/]+)", _tag),
@@ -408,25 +403,23 @@ class GcpBatchCloud:
     def tick(self) -> None:
         # A copy: deleted jobs are removed in the loop.
         for job in list(self.state.jobs.values()):
-            if job.is_deleting or job.state not in _ENDED_JOB_STATES:
-                self._advance_job(job)
-
-    def _advance_job(self, job: GcpBatchJob) -> None:
-        ending = job.is_deleting or job.state == "CANCELLATION_IN_PROGRESS"
-        for number, task in enumerate(job.tasks):
-            if task.state not in _ENDED_TASK_STATES:
-                self._advance_task(job, number, is_ending=ending)
-        states = {task.state for task in job.tasks}
-        if not states <= set(_ENDED_TASK_STATES):
-            if not ending and "RUNNING" in states:
-                self._set_state(job, "RUNNING")
-        elif job.is_deleting:
-            # Only now: a deleted job is listed until its tasks have ended.
-            del self.state.jobs[job.name]
-        elif ending:
-            self._set_state(job, "CANCELLED")
-        else:
-            self._set_state(job, "SUCCEEDED" if states == {"SUCCEEDED"} else "FAILED")
+            if not job.is_deleting and job.state in _ENDED_JOB_STATES:
+                continue
+            ending = job.is_deleting or job.state == "CANCELLATION_IN_PROGRESS"
+            for number, task in enumerate(job.tasks):
+                if task.state not in _ENDED_TASK_STATES:
+                    self._advance_task(job, number, is_ending=ending)
+            states = {task.state for task in job.tasks}
+            if not states <= set(_ENDED_TASK_STATES):
+                if not ending and "RUNNING" in states:
+                    self._set_state(job, "RUNNING")
+            elif job.is_deleting:
+                # Only now: a deleted job is listed until its tasks have ended.
+                del self.state.jobs[job.name]
+            elif ending:
+                self._set_state(job, "CANCELLED")
+            else:
+                self._set_state(job, "SUCCEEDED" if states == {"SUCCEEDED"} else "FAILED")
 
     def _advance_task(self, job: GcpBatchJob, number: int, *, is_ending: bool) -> None:
         task = job.tasks[number]
@@ -449,14 +442,22 @@ class GcpBatchCloud:
             self._set_state(job, "SCHEDULED")
         machine = None
         if not self.faults.is_active("capacity"):
-            command, environment = _parse_command(job.spec)
+            runnable = next(one for one in job.spec["runnables"] if "container" in one)
+            container = runnable["container"]
+            entrypoint = [container["entrypoint"]] if container.get("entrypoint") else []
+            environment: dict[str, str] = {}
+            # The environment of a runnable overrides that of its task.
+            for scope in (job.spec, runnable):
+                environment |= scope.get("environment", {}).get("variables", {})
             environment |= {
                 "BATCH_TASK_INDEX": str(number),
                 "BATCH_TASK_COUNT": str(len(job.tasks)),
                 "BATCH_TASK_RETRY_ATTEMPT": str(task.retries),
             }
             machine = self.datacenter.rent(
-                f"{job.name}/{number}#{task.retries}", command, environment
+                f"{job.name}/{number}#{task.retries}",
+                entrypoint + container.get("commands", []),
+                environment,
             )
         if machine is not None:
             task.machine, task.state = machine.number, "ASSIGNED"
@@ -628,17 +629,6 @@ def _not_found_error(what: str) -> GoogleApiError:
 
 
 # --- tasks and their events -----------------------------------------------------------------------
-
-
-def _parse_command(spec: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
-    """Return the command and environment of the container."""
-    runnable = next(one for one in spec["runnables"] if "container" in one)
-    container = runnable["container"]
-    entrypoint = [container["entrypoint"]] if container.get("entrypoint") else []
-    environment: dict[str, str] = {}
-    for scope in (spec, runnable):
-        environment |= scope.get("environment", {}).get("variables", {})
-    return entrypoint + container.get("commands", []), environment
 
 
 def _record_state_change(

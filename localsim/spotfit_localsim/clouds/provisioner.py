@@ -196,8 +196,15 @@ def _location_settings() -> list[tuple[str, str]]:
 
     Credentials are left out: a user with renewed keys keeps the same simulator.
     """
-    variables = ((name, env.lookup(name)) for name in _LOCATION_VARIABLES)
-    return [(name, _strip_credentials(text)) for name, text in variables if text]
+    settings = []
+    for name in _LOCATION_VARIABLES:
+        if text := env.lookup(name):
+            url = urlsplit(text)
+            if url.scheme and url.netloc:
+                # Without user, password and query.
+                text = f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
+            settings.append((name, text))
+    return settings
 
 
 _LOCATION_VARIABLES = (
@@ -212,11 +219,3 @@ _LOCATION_VARIABLES = (
     "GOOGLE_CLOUD_PROJECT",
     "PYTHONPATH",
 )
-
-
-def _strip_credentials(text: str) -> str:
-    """Return a URL without user, password and query; other text is returned unchanged."""
-    url = urlsplit(text)
-    if not url.scheme or not url.netloc:
-        return text
-    return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"

@@ -208,11 +208,10 @@ def random_save_plan(seed: int, *, torch_fraction: float = 0.1) -> ChaosPlan:
         nth = 1 + min(7, int(stream.expovariate(0.5)))
         crashes.append(InjectedCrash(crash_point, nth, "disk_full" if is_full else "kill"))
     corruption_kinds: list[Literal["flip", "cut", "delete"]] = ["flip", "cut", "delete"]
-    corruption = (
-        PlannedCorruption(stream.uniform_in(span_s), stream.choice(corruption_kinds))
-        if stream.bernoulli(0.25)
-        else None
-    )
+    corruption = None
+    if stream.bernoulli(0.25):
+        at_s = stream.uniform_in(span_s)
+        corruption = PlannedCorruption(at_s, stream.choice(corruption_kinds))
     plan = ChaosPlan(
         seed,
         job,

@@ -75,12 +75,19 @@ class RunAudit:
         machines = [tuple(line.split()[:2]) for line in self.machine_starts]
         repeated = [machine for machine, times in Counter(machines).items() if times > 1]
         unplanned = {token for token, _ in machines} - self.intended_tokens
+        # An index occurs once per round; a repeated round has another number.
+        times = Counter((report.round, report.report_index) for report in self.reports)
         return [
             *self.violations,
             *self._check_end(expected, steps),
             *(f"machine {token}/{node} was started twice" for token, node in repeated),
             *(f"machines of {token} were started but not planned" for token in unplanned),
-            *self._check_reports(),
+            *(f"report {one} was stored twice" for one, count in times.items() if count > 1),
+            *(
+                f"a step was counted twice: {report}"
+                for report in self.reports
+                if report.metrics["step"] != report.metrics["steps"]
+            ),
             *(f"leftover: {one}" for one in self.leftovers),
         ]
 
@@ -176,17 +183,4 @@ class RunAudit:
             violations.append(f"the result is {self.result}, expected {expected}")
         if ended.metrics is not None and ended.metrics != {"step": steps, "steps": steps}:
             violations.append(f"the last metrics are {ended.metrics}")
-        return violations
-
-    def _check_reports(self) -> list[str]:
-        # An index occurs once per round; a repeated round has another number.
-        times = Counter((report.round, report.report_index) for report in self.reports)
-        violations = [
-            f"report {report_id} was stored twice"
-            for report_id, count in times.items()
-            if count > 1
-        ]
-        for report in self.reports:
-            if report.metrics["step"] != report.metrics["steps"]:
-                violations.append(f"a step was counted twice: {report}")
         return violations

@@ -283,17 +283,17 @@ class SimProcess:
         self._schedule_resume(thread, 0.0)
 
     def _schedule_resume(self, thread: SimThread, wait_s: float) -> None:
-        thread.timer = self.engine.schedule_after(wait_s, lambda: self._resume(thread))
+        def resume() -> None:
+            if self.is_frozen:
+                # A frozen process loses no wake-up; it is only late, as after SIGSTOP.
+                self._schedule_resume(thread, self._frozen_until - self.engine.now)
+                return
+            if thread is self._main_thread:
+                self._is_idle = False
+            self._running_thread = thread
+            thread.resume()
 
-    def _resume(self, thread: SimThread) -> None:
-        if self.is_frozen:
-            # A frozen process loses no wake-up; it is only late, as after SIGSTOP.
-            self._schedule_resume(thread, self._frozen_until - self.engine.now)
-            return
-        if thread is self._main_thread:
-            self._is_idle = False
-        self._running_thread = thread
-        thread.resume()
+        thread.timer = self.engine.schedule_after(wait_s, resume)
 
     def _exit(self, error: BaseException | None) -> None:
         self.is_alive = False

@@ -208,31 +208,27 @@ def simulate_lifetime(
 
 def _act_on_notice(group: GroupSimulation) -> None:
     """Act after the preemption notice, by the production policy."""
+    config = group.config
     while group.now < group.lifetime.duration_s:
-        decision = decide_final_save(_pre_deadline_state(group))
+        commit_due_at = group.commit_due_at
+        state = PreDeadlineState(
+            time_left_s=group.lifetime.duration_s - group.now,
+            unsaved_work_s=group.now - group.saved_at,
+            step_s=config.step_s,
+            costs=config.costs,
+            # Only the quotient of size and bandwidth matters here.
+            size_bytes=2**30,
+            bucket_bytes_per_s=2**30 / config.final_upload_s,
+            in_flight_remaining_s=None if commit_due_at is None else commit_due_at - group.now,
+        )
+        decision = decide_final_save(state)
         if isinstance(decision, ContinueTraining):
             group.train(group.now + decision.for_s)
         elif isinstance(decision, FinalSave):
-            group.train(group.now + group.config.step_s)
-            group.save(group.config.final_upload_s)
+            group.train(group.now + config.step_s)
+            group.save(config.final_upload_s)
         else:
             return
-
-
-def _pre_deadline_state(group: GroupSimulation) -> PreDeadlineState:
-    config = group.config
-    return PreDeadlineState(
-        time_left_s=group.lifetime.duration_s - group.now,
-        unsaved_work_s=group.now - group.saved_at,
-        step_s=config.step_s,
-        costs=config.costs,
-        # Only the quotient of size and bandwidth matters here.
-        size_bytes=2**30,
-        bucket_bytes_per_s=2**30 / config.final_upload_s,
-        in_flight_remaining_s=None
-        if group.commit_due_at is None
-        else group.commit_due_at - group.now,
-    )
 
 
 def goodput(lifetimes: Sequence[GroupLifetime], config: GoodputConfig, policy: SavePolicy) -> float:

@@ -422,11 +422,9 @@ def random_scenario(seed: int) -> Scenario:
     )
     scenario = _add_stalls(scenario, SeededStreams(seed).stream("stalls"))
     # Half of the seeds validate; the others keep the scenario they had before validations existed.
-    return (
-        _add_validations(scenario, SeededStreams(seed).stream("validations"))
-        if seed % 4 in (0, 3)
-        else scenario
-    )
+    if seed % 4 in (0, 3):
+        return _add_validations(scenario, SeededStreams(seed).stream("validations"))
+    return scenario
 
 
 def random_save_scenario(seed: int) -> Scenario:

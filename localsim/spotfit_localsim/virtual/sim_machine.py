@@ -216,7 +216,15 @@ class SimSupervisor:
     def tick(self, now: float) -> float | None:
         """Start the fit unless it is started, then supervise it."""
         try:
-            return self._tick(now)
+            if self._ledger.view.spec is None:
+                view = self._ledger.catch_up()
+                if view.spec is None:
+                    self._ledger.append(FitStarted(spec=self._spec), after=view)
+                    return now
+            # Not in the constructor: it needs the view with the run and the clock of the process.
+            if self._headless_leader is None:
+                self._headless_leader = HeadlessLeader(self._journal_writer, self._reconciler, now)
+            return self._headless_leader.tick(now)
         except TransientStoreError:
             return now + 0.5
 
@@ -232,14 +240,3 @@ class SimSupervisor:
         except TransientStoreError:
             return now + 0.5
         return now + 0.1
-
-    def _tick(self, now: float) -> float | None:
-        if self._ledger.view.spec is None:
-            view = self._ledger.catch_up()
-            if view.spec is None:
-                self._ledger.append(FitStarted(spec=self._spec), after=view)
-                return now
-        # Not in the constructor: it needs the view with the run and the clock of the process.
-        if self._headless_leader is None:
-            self._headless_leader = HeadlessLeader(self._journal_writer, self._reconciler, now)
-        return self._headless_leader.tick(now)

@@ -9,7 +9,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -108,20 +107,20 @@ class SimNodeMemory:
 
     def _send_next(self) -> None:
         pending = None if self._is_sending else self._queue.pop()
-        if pending is not None:
-            self._is_sending = True
-            self._environment.schedule_after(
-                self._environment.draw_replication_s(), partial(self._finish_send, pending)
-            )
-
-    def _finish_send(self, pending: PendingReplica) -> None:
-        self._is_sending = False
-        # The machine was terminated during the transfer.
-        if self._peers.get(self.name) is not self:
+        if pending is None:
             return
-        if not self._deliver(pending):
-            self._queue.mark_failed(pending)
-        self._send_next()
+
+        def finish() -> None:
+            self._is_sending = False
+            # The machine was terminated during the transfer.
+            if self._peers.get(self.name) is not self:
+                return
+            if not self._deliver(pending):
+                self._queue.mark_failed(pending)
+            self._send_next()
+
+        self._is_sending = True
+        self._environment.schedule_after(self._environment.draw_replication_s(), finish)
 
     def _deliver(self, pending: PendingReplica) -> bool:
         peer = self._peers.get(pending.target)
@@ -130,10 +129,14 @@ class SimNodeMemory:
             return False
         if peer is None or not self._environment.is_reachable(self.name, pending.target):
             return False
-        # The worker writes its next snapshot into the segment: half of it would be sent.
-        if _read_seal(pending.segment) != pending.seal:
+        try:
+            source = ShmSegment.open(pending.segment)
+        except IntegrityError:
             return False
-        with ShmSegment.open(pending.segment) as source:
+        with source:
+            # The worker writes its next snapshot into the segment: half of it would be sent.
+            if source.version_stamp != pending.seal:
+                return False
             is_kept = peer.store_replica(pending, bytes(source.buffer))
             if is_kept:
                 self._on_replica_kept(
@@ -296,11 +299,3 @@ class InterruptedStore(FaultFreeStore):
             raise _UploadInterrupted
         self._has_written = True
         return super()._write(key, body)
-
-
-def _read_seal(segment: Path) -> object:
-    try:
-        with ShmSegment.open(segment) as opened:
-            return opened.version_stamp
-    except IntegrityError:
-        return None

@@ -136,16 +136,12 @@ class SimStore:
         # Before the operation: nothing happened. After it (below), the caller cannot know.
         self._connection.maybe_lose_request()
         stalled_s = self._connection.draw_stall_s(self._process.engine.now)
-        if stalled_s > 0:
-            self._stall(stalled_s, operation)
-
-    def _stall(self, seconds: float, operation: Callable[[], bool] | None) -> None:
-        """Let the request hang; beyond the client's timeout it may still be executed later."""
-        if seconds <= CLIENT_TIMEOUT_S:
-            self._process.simulate_call(seconds)
+        if stalled_s <= CLIENT_TIMEOUT_S:
+            if stalled_s > 0:
+                self._process.simulate_call(stalled_s)
             return
         if operation is not None and self._connection.should_execute_late():
-            self._process.engine.schedule_after(seconds, operation)
+            self._process.engine.schedule_after(stalled_s, operation)
         self._process.simulate_call(CLIENT_TIMEOUT_S)
         # The client cannot know whether the request will still be executed.
         raise TransientStoreError("The request timed out.", do="Read the object.")

@@ -8,7 +8,7 @@ from spotfit.protocol.agent_sidecar import ValidationResult
 from spotfit_localsim.virtual.engine import SimProcess, Timer
 from spotfit_localsim.virtual.sim_snapshots import SimSavedState
 from spotfit_localsim.virtual.sim_workers import SimWorkerContext, read_checkpoint_state
-from spotfit_localsim.virtual.workload import ValidationWorkload, validation_score
+from spotfit_localsim.virtual.workload import validation_score
 
 
 class SimValidator:
@@ -27,14 +27,21 @@ class SimValidator:
         assert plan is not None
         if self.is_running:
             self._context.report_violation(f"{self._process.name} runs two validations at once")
+
+        def finish() -> None:
+            state = self._read_state(checkpoint)
+            if state is None or stream.bernoulli(plan.failure_probability):
+                self.exit(ValidationResult(message="simulated validation error"))
+            else:
+                self.exit(ValidationResult(metrics={"score": validation_score(state.step)}))
+
         # Read at the start and at the end: the checkpoint must not be deleted in between.
         self._read_state(checkpoint)
         self._checkpoint, self._result, self._timer = checkpoint, None, None
         # Without a timer it hangs until the agent stops it.
         if not stream.bernoulli(plan.hang_probability):
-            self._timer = self._context.engine.schedule_after(
-                stream.uniform_in(plan.duration_s), lambda: self._finish(plan)
-            )
+            duration_s = stream.uniform_in(plan.duration_s)
+            self._timer = self._context.engine.schedule_after(duration_s, finish)
 
     def stop(self) -> None:
         """Kill the validation; it exits after a short time."""
@@ -59,14 +66,6 @@ class SimValidator:
         if self._timer is not None:
             self._timer.cancel()
         self._checkpoint = None
-
-    def _finish(self, plan: ValidationWorkload) -> None:
-        assert self._checkpoint is not None
-        state = self._read_state(self._checkpoint)
-        if state is None or self._context.stream.bernoulli(plan.failure_probability):
-            self.exit(ValidationResult(message="simulated validation error"))
-        else:
-            self.exit(ValidationResult(metrics={"score": validation_score(state.step)}))
 
     def exit(self, result: ValidationResult | None) -> None:
         """End the process, with its result if it was not killed."""

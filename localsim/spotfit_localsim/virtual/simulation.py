@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from spotfit.core.ids import RunId
 from spotfit.ledger import keys
-from spotfit.model.events import JournalEntry
 from spotfit.model.spec import RunSpec, ValidationSpec
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit_localsim.random_streams import SeededStreams
@@ -101,7 +100,9 @@ class SimWorld:
             self.bucket.objects,
             self._training,
             on_violation=self._on_violation,
-            on_entry=self._log_entry,
+            on_entry=lambda entry: self._log(
+                entry.author, f"[{len(self.checker.entries) - 1}] {describe_event(entry.event)}"
+            ),
         )
         # The checker sees each change before any process does.
         self.bucket.listeners.append(self.checker.on_object_changed)
@@ -405,10 +406,6 @@ class SimWorld:
 
     def _log(self, actor: str, text: str) -> None:
         self.result.timeline.append(TimelineEntry(self.engine.now, actor, text))
-
-    def _log_entry(self, entry: JournalEntry) -> None:
-        slot = len(self.checker.entries) - 1
-        self._log(entry.author, f"[{slot}] {describe_event(entry.event)}")
 
     def _on_violation(self, violation: str) -> None:
         self._log("CHECKER", violation)
