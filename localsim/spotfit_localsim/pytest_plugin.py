@@ -70,6 +70,7 @@ def spot_cloud(
         options |= {"cloud": mark.args[0]} if mark.args else {}
         options |= mark.kwargs
     cloud = SpotCloud(tmp_path / "spot_cloud", **options)
+    # Restored by pytest after the test.
     for name, text in cloud.environment().items():
         monkeypatch.setenv(name, text)
     try:

@@ -92,6 +92,7 @@ class AwsBatchJob(msgspec.Struct):
         """The status; an array is PENDING as long as a child has not ended."""
         if not self.size:
             return self.children[0].status
+        # FAILED only after all children have ended, as documented for array jobs.
         states = {child.status for child in self.children}
         if states <= {"SUCCEEDED"}:
             return "SUCCEEDED"
@@ -118,7 +119,7 @@ class AwsApiError(Exception):
             body = {"message": str(self), "__type": self.code}
             return WireResponse.json(body, self.status, x_amzn_ErrorType=self.code)
         error = f"<Error><Code>{self.code}</Code><Message>{escape(str(self))}</Message></Error>"
-        # EC2 has a list of errors, STS and IAM have one: both are parsed by the same clients.
+        # EC2 has a list of errors, STS and IAM have one: the response contains both forms.
         ec2_errors = f"<Errors>{error}</Errors>"
         return _xml_response(f"<Response>{ec2_errors}{error}</Response>", self.status)
 
@@ -167,6 +168,8 @@ class AwsBatchCloud:
     # --- requests ----------------------------------------------------------------------------
 
     def answer_request(self, request: WireRequest) -> WireResponse:
+        # Three protocols on one port: JSON with a target header, query (XML), and REST-JSON of
+        # Batch.
         target = request.headers.get("x-amz-target", "")
         try:
             self._raise_fault()
@@ -218,6 +221,7 @@ class AwsBatchCloud:
             )
 
     def _raise_fault(self) -> None:
+        # 429 is retried by botocore, 403 is not.
         if self.faults.take("throttled"):
             raise AwsApiError("TooManyRequestsException", "Too Many Requests", 429)
         if self.faults.take("credentials"):
@@ -321,6 +325,7 @@ class AwsBatchCloud:
             raise AwsApiError("ClientException", "At most 100 jobs can be described at once.")
         found = []
         for requested in body["jobs"]:
+            # <array id>:<index> names a child; unknown ids are left out.
             job_id, _, index = requested.partition(":")
             job = self.state.jobs.get(job_id)
             if job is not None and (not index or int(index) < job.size):
@@ -409,9 +414,11 @@ class AwsBatchCloud:
             # The stream exists only after the first lines.
             if lines and body["logStreamName"] == _log_stream_name(machine):
                 now, limit = system.wall_ms(), int(body.get("limit", 10_000))
+                # Without startFromHead the newest lines are returned.
                 chosen = lines[:limit] if body.get("startFromHead") else lines[-limit:]
                 events = [{"timestamp": now, "ingestionTime": now, "message": x} for x in chosen]
                 return _json_response(
+                    # Clients stop when a token repeats.
                     {"events": events, "nextForwardToken": "f", "nextBackwardToken": "b"}
                 )
         message = "The specified log stream does not exist."
@@ -450,6 +457,7 @@ class AwsBatchCloud:
             for kind in _numbered_values(arguments, "InstanceType")
             for price, day in history
         ]
+        # The token is the index of the next price.
         first = int(arguments.get("NextToken", ["0"])[0])
         next_token = f"<nextToken>{first + 1}</nextToken>" if first + 1 < len(prices) else ""
         items = "".join(f"<item>{price}</item>" for price in prices[first : first + 1])
@@ -482,6 +490,7 @@ class AwsBatchCloud:
             raise AwsApiError("NoSuchEntity", f"The role with name {name} cannot be found.", 404)
         principal = {"Service": self.roles[name]}
         statement = {"Effect": "Allow", "Principal": principal, "Action": "sts:AssumeRole"}
+        # IAM returns the policy document URL-encoded.
         trust = quote(msgspec.json.encode({"Version": "2012-10-17", "Statement": [statement]}))
         return _xml_response(
             f"<GetRoleResponse><GetRoleResult><Role><RoleName>{name}</RoleName><Path>/</Path>"
@@ -504,6 +513,7 @@ class AwsBatchCloud:
             f"{'implicitDeny' if self.faults.is_denied(action, principal) else 'allowed'}"
             "</EvalDecision></member>"
             for action in _member_values(arguments, "ActionNames")
+            # An omitted resource means all, as documented.
             for resource in _member_values(arguments, "ResourceArns") or ["*"]
         )
         return _xml_response(
@@ -559,22 +569,21 @@ class AwsBatchCloud:
     def tick(self) -> None:
         for job in self.state.jobs.values():
             for index, child in enumerate(job.children):
-                if child.status not in ("SUCCEEDED", "FAILED"):
-                    self._advance_child(job, index, child)
-
-    def _advance_child(self, job: AwsBatchJob, index: int, child: AwsBatchChildJob) -> None:
-        machine = self.datacenter.machines.get(child.machine) if child.machine is not None else None
-        if machine is None:
-            if job.termination_reason:
-                self._fail(child, job.termination_reason)
-            else:
-                self._start_child(job, index, child)
-        elif not machine.is_active:
-            self._record_end(job, child, machine)
-        elif job.termination_reason:
-            self.datacenter.stop(machine, grace_s=_GRACE_S)
-        elif machine.state == "up" and child.status != "RUNNING":
-            child.status, child.started_ms = "RUNNING", system.wall_ms()
+                if child.status in ("SUCCEEDED", "FAILED"):
+                    continue
+                machine = None
+                if child.machine is not None:
+                    machine = self.datacenter.machines.get(child.machine)
+                if machine is None and job.termination_reason:
+                    self._fail(child, job.termination_reason)
+                elif machine is None:
+                    self._start_child(job, index, child)
+                elif not machine.is_active:
+                    self._record_end(job, child, machine)
+                elif job.termination_reason:
+                    self.datacenter.stop(machine, grace_s=_GRACE_S)
+                elif machine.state == "up" and child.status != "RUNNING":
+                    child.status, child.started_ms = "RUNNING", system.wall_ms()
 
     def _start_child(self, job: AwsBatchJob, index: int, child: AwsBatchChildJob) -> None:
         child.status = "RUNNABLE"
@@ -596,6 +605,7 @@ class AwsBatchCloud:
                 environment["AWS_BATCH_JOB_ARRAY_INDEX"] = str(index)
                 environment["AWS_BATCH_JOB_ARRAY_SIZE"] = str(job.size)
             machine = self.datacenter.rent(task, command, environment)
+        # Reported until a machine is rented; the client decides when to give up.
         child.status_reason = "" if machine else _NO_CAPACITY_REASON
         if machine is not None:
             child.machine, child.status = machine.number, "STARTING"
@@ -620,6 +630,7 @@ class AwsBatchCloud:
                 "statusReason": reason,
             }
         )
+        # The machine is over; a retry rents another one.
         child.machine = None
         if job.termination_reason:
             self._fail(child, job.termination_reason)
@@ -664,6 +675,7 @@ class AwsBatchCloud:
     def task_environment(self, machine: SimulatedMachine) -> Mapping[str, str]:
         return {
             "AWS_REGION": REGION,
+            # This process may have disabled it for its own clients.
             "AWS_EC2_METADATA_DISABLED": "false",
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": (
                 f"http://{self.datacenter.host(machine)}:{machine.metadata_port}"
@@ -741,6 +753,7 @@ def _iam_arn(kind: str, name: str) -> str:
 
 def _member_values(arguments: Mapping[str, list[str]], name: str) -> list[str]:
     """Return the list of a query protocol request: `name.member.1`, `name.member.2`, …"""
+    # Numeric order: member.10 comes after member.9.
     keys = [key for key in arguments if key.startswith(f"{name}.member.")]
     return [arguments[key][0] for key in sorted(keys, key=lambda key: int(key.rpartition(".")[2]))]
 

@@ -273,6 +273,7 @@ class AzureBatchCloud:
 
     def _create_pool(self, request: WireRequest) -> Any:
         body = request.json()
+        # Other than by Resource Manager, which replaces an existing pool.
         if body["id"] in self.state.pools:
             raise AzureApiError(409, "PoolExists", "The specified pool already exists.")
         self._add_pool(body)
@@ -441,6 +442,7 @@ class AzureBatchCloud:
 
     def _add_task(self, job: AzureBatchJob, body: dict[str, Any]) -> None:
         _check_id(body["id"])
+        # spotfit starts one task per machine; an error is better than a task that never runs.
         if "multiInstanceSettings" in body:
             raise AzureApiError(
                 400, "UnsupportedProperty", "multi-instance tasks are not simulated"
@@ -458,6 +460,7 @@ class AzureBatchCloud:
         if task.state == "completed":
             raise AzureApiError(409, "TaskCompleted", "The specified task is completed.")
         self._stop_task(job_id, task)
+        # A task without a machine ends at once.
         if not task.is_stop_requested and task.state == "active":
             _complete_task(task, None)
         return WireResponse(204)
@@ -470,6 +473,7 @@ class AzureBatchCloud:
             raise AzureApiError(404, "FileNotFound", "The specified file does not exist.")
         body = self.datacenter.output(machine).encode()
         headers = {"content-type": "application/octet-stream"}
+        # The client library reads files in ranges.
         if match := re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("ocp-range", "")):
             return WireResponse(200, body[int(match[1]) : int(match[2]) + 1], headers)
         return WireResponse(200, body, headers)
@@ -486,6 +490,7 @@ class AzureBatchCloud:
         return job.tasks[task_id]
 
     def _render_task(self, job: AzureBatchJob, task: AzureBatchTask) -> dict[str, Any]:
+        # Unknown until the task has started.
         where = {"nodeInfo": {"poolId": job.pool, "nodeId": task.node}} if task.node else {}
         return {
             **task.body,
@@ -670,6 +675,7 @@ class AzureBatchCloud:
                 return
             # A later success clears the error, as in the real service.
             pool.resize_errors = []
+            # A new node is added only when there is a machine for it.
             if node not in pool.nodes:
                 pool.nodes.append(node)
                 pool.created_node_count += 1
@@ -704,6 +710,7 @@ class AzureBatchCloud:
 
     def _remove_spare_nodes(self, pool: AzureBatchPool) -> None:
         """Remove spare nodes without tasks (`taskcompletion`). The real order is not documented."""
+        # Nodes with tasks are never removed, so the pool may be larger than its target for a while.
         spare = len(pool.nodes) - pool.target_nodes
         for state in ("idle", "preempted"):
             for node in [one for one in pool.nodes if one.state == state and one.machine is None]:
@@ -826,6 +833,7 @@ def _to_batch_pool(pool_id: str, resource: Mapping[str, Any]) -> dict[str, Any]:
     properties = resource["properties"]
     scale = properties["scaleSettings"].get("autoScale", {})
     fixed = properties["scaleSettings"].get("fixedScale", {})
+    # Resource Manager has the identities by name, the Batch API has a list.
     identity = resource.get("identity", {})
     identities = [{"resourceId": name} for name in identity.get("userAssignedIdentities", {})]
     return {
@@ -834,6 +842,7 @@ def _to_batch_pool(pool_id: str, resource: Mapping[str, Any]) -> dict[str, Any]:
         **properties["deploymentConfiguration"],
         "enableAutoScale": bool(scale),
         "autoScaleFormula": scale.get("formula", ""),
+        # 15 minutes is the default of the service.
         "autoScaleEvaluationInterval": scale.get("evaluationInterval", "PT15M"),
         "targetLowPriorityNodes": fixed.get("targetLowPriorityNodes", 0),
         "enableInterNodeCommunication": properties.get("interNodeCommunication") == "Enabled",
@@ -865,6 +874,7 @@ def _to_odata_response(content: Any, request: WireRequest) -> WireResponse:
     if not isinstance(content, list):
         return _odata_response(_select_fields(content, request))
     selected = [_select_fields(one, request) for one in content if _matches_filter(one, request)]
+    # The token is opaque to clients; here it is an index.
     start = int(request.query.get("$skiptoken", 0))
     size = int(request.query.get("maxresults", _PAGE_SIZE))
     page: dict[str, Any] = {"value": selected[start : start + size]}
@@ -930,6 +940,7 @@ def _vm_name(machine: SimulatedMachine) -> str:
 
 
 def _event_id(machine: SimulatedMachine) -> str:
+    # Stable for one event: clients acknowledge it by this id.
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{machine.number}/{machine.noticed_at_s}")).upper()
 
 

@@ -75,6 +75,7 @@ class RealTimeMarket:
 
     def draw_lifetime_s(self, rng: RandomStream) -> float | None:
         """Draw the time until a machine is preempted; None for no preemption."""
+        # A rate of 0 has no finite mean lifetime.
         if self.options.reclaims_per_hour == 0:
             return None
         return rng.expovariate(self.options.reclaims_per_hour / 3600)

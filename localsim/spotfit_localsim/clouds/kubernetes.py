@@ -136,6 +136,7 @@ class KubernetesCloud:
         attributes = review["spec"]["resourceAttributes"]
         part = attributes.get("subresource")
         permission = f"{attributes['verb']} {attributes['resource']}{f'/{part}' if part else ''}"
+        # The full name is system:serviceaccount:<namespace>:<name>.
         user = review["spec"].get("user", "").rpartition(":")[2] or CALLER
         allowed = not self.faults.is_denied(permission, user)
         return WireResponse.json({**review, "status": {"allowed": allowed}}, 201)
@@ -176,6 +177,7 @@ class KubernetesCloud:
             return WireResponse.json(self._list(kind, match["space"], request.query))
         item = self._find(kind, space, name)
         if match["sub"] == "log":
+            # Without the parameter the whole log is returned.
             tail_lines = int(request.query.get("tailLines", 1_000_000))
             lines = self._read_log(item).splitlines(keepends=True)[-tail_lines:]
             return WireResponse(200, "".join(lines).encode(), {"content-type": "text/plain"})
@@ -191,6 +193,7 @@ class KubernetesCloud:
         if kind == "jobs":
             self._admit(body)
         name = body["metadata"]["name"]
+        # After the admission: an invalid object is refused although its name is taken.
         if f"{space}/{name}" in self.state.objects[kind]:
             raise KubernetesStatusError(409, "AlreadyExists", f'{kind} "{name}" already exists')
         if kind == "secrets":
@@ -340,9 +343,11 @@ class KubernetesCloud:
         )
         active = 0
         for index in range(job["spec"]["completions"]):
+            # With the ended ones: they count as failures and make the names of retries unique.
             pods = [pod for pod in self._pods_of(job) if _index(pod) == index]
             running = [pod for pod in pods if pod["status"]["phase"] in ("Pending", "Running")]
             active += len(running)
+            # Each end is counted once, as by the finalizer of the Job controller.
             ended_pods = [
                 pod for pod in pods if pod not in running and "spotfit_end_recorded" not in pod
             ]
@@ -359,6 +364,7 @@ class KubernetesCloud:
                     # The number of earlier pods makes the name of a retry unique.
                     self._create_pod(job, index, len(pods))
         status["active"] = active
+        # A finished Job keeps its condition.
         if len(ended_indexes) == job["spec"]["completions"] and "conditions" not in status:
             failed = bool(status.get("failedIndexes"))
             kind = "Failed" if failed else "Complete"
@@ -378,6 +384,7 @@ class KubernetesCloud:
         # The failure does not count, and the index gets another pod.
         if action == "Ignore":
             return
+        # Without a limit an index is retried for ever: `backoffLimit` is not simulated.
         limit = job["spec"].get("backoffLimitPerIndex")
         failures = sum(
             one["status"]["phase"] == "Failed" and _index(one) == index
@@ -475,11 +482,13 @@ class KubernetesCloud:
             self.datacenter.send_signal(machine, signal.SIGTERM)
 
     def _schedule_pod(self, pod: KubernetesObject) -> None:
+        # A deleted or ended pod is not scheduled again.
         if "deletionTimestamp" in pod["metadata"] or pod["status"]["phase"] != "Pending":
             return
         machine = None
         if not self.faults.is_active("capacity"):
             command = pod["spec"]["containers"][0]["command"]
+            # The environment is built when the machine boots, from the pod as it is then.
             machine = self.datacenter.rent(pod["metadata"]["name"], command, {})
         unschedulable = {
             "type": "PodScheduled",
@@ -529,6 +538,7 @@ class KubernetesCloud:
         if pod is None:
             return {}
         container = pod["spec"]["containers"][0]
+        # An empty host: clients in the pod must not look for a real cluster.
         variables = {"JOB_COMPLETION_INDEX": str(_index(pod)), "KUBERNETES_SERVICE_HOST": ""}
         for source in container.get("envFrom", []):
             name = source["secretRef"]["name"]
@@ -579,6 +589,7 @@ def _add_disruption_condition(status: KubernetesObject, reason: str, message: st
 
 
 def _set_ready_condition(status: KubernetesObject, value: str) -> None:
+    # There is one condition of each type.
     others = [one for one in status.get("conditions", []) if one["type"] != "Ready"]
     status["conditions"] = [*others, {"type": "Ready", "status": value}]
 

@@ -194,7 +194,15 @@ class PlainProvisioner:
         status, content = self._call("GET", handle.name)
         if status == 404:
             return missing_group_status(handle.detail["nodes"])
-        return GroupStatus(nodes=tuple(_node_status(machine) for machine in content["machines"]))
+        nodes = []
+        for machine in content["machines"]:
+            state = NodeState.RUNNING if machine["state"] == "up" else NodeState.WAITING
+            if machine["state"] == "over":
+                # Without a code the machine was preempted or stopped; with one its agent failed.
+                state = NodeState.FAILED if machine["code"] not in (None, 0) else NodeState.GONE
+            reason = machine["reason"] if machine["state"] == "over" else ""
+            nodes.append(NodeStatus(state=state, reason=reason))
+        return GroupStatus(nodes=tuple(nodes))
 
     def cancel(self, handle: GroupHandle) -> None:
         self._call("DELETE", handle.name)
@@ -219,11 +227,3 @@ _ERRORS: Mapping[int, type[ProvisionError]] = {
     402: QuotaError,
     403: ProvisionPermissionError,
 }
-
-
-def _node_status(machine: Mapping[str, Any]) -> NodeStatus:
-    if machine["state"] == "over":
-        # Without a code the machine was preempted or stopped; with one its agent failed.
-        state = NodeState.FAILED if machine["code"] not in (None, 0) else NodeState.GONE
-        return NodeStatus(state=state, reason=machine["reason"])
-    return NodeStatus(state=NodeState.RUNNING if machine["state"] == "up" else NodeState.WAITING)

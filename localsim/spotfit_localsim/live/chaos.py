@@ -608,7 +608,7 @@ class ChaosRunner:
         if plan.job in ("hash_chain", "snapshots"):
             return reference_jobs.expected_hash_chain(plan.steps)
         key = f"{plan.job}-{plan.strategy}"
-        # One reference run per strategy; it depends on the machine, so it is not stored.
+        # One reference run for each job and strategy.
         if key not in self._expected_results:
             faults = network_faults.no_faults()
             reference_plan = ChaosPlan(

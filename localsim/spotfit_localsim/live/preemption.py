@@ -46,6 +46,7 @@ class Reclaimer:
         groups = (
             group for group in self._cloud_dir.groups() if self._run_id in (None, group.run_id)
         )
+        # A node with a notice is lost already: preempting it again would test nothing.
         nodes = [node for group in groups for node in group.nodes()]
         return [
             node
@@ -66,6 +67,7 @@ class Reclaimer:
             # Marked first: the provisioner must not report the death as a failure of the agent.
             node.mark_reclaimed(reason)
             processes.kill_process_tree(machine)
+            # Its files would count as leftovers of the run.
             self._cloud_dir.remove_machine(machine)
 
     def set_capacity(self, nodes: int | None) -> None:
@@ -153,6 +155,7 @@ def at_random(
     reclaims: list[PlannedReclaim] = []
     time_s = stream.expovariate(per_minute / 60.0)
     while time_s < duration_s:
+        # Drawn for every preemption, so that the times do not depend on the notices.
         has_notice = stream.bernoulli(notice_probability)
         reclaims.append(
             at_time(time_s, notice=has_notice, notice_s=notice_s if has_notice else None)
@@ -268,12 +271,8 @@ class ReportedStepSource:
         self._read_at = float("-inf")
 
     def current_step(self) -> int:
-        if self._clock.now() - self._read_at >= _READ_INTERVAL_S:
-            self._read()
-            self._read_at = self._clock.now()
-        return self._step
-
-    def _read(self) -> None:
+        if self._clock.now() - self._read_at < _READ_INTERVAL_S:
+            return self._step
         try:
             new_keys = [
                 info.key
@@ -292,6 +291,8 @@ class ReportedStepSource:
         except SpotfitError as error:
             # The next read tries again; a test that needs the step waits for it.
             log.warning("reclaimer.reports_unreadable", reason=error.message)
+        self._read_at = self._clock.now()
+        return self._step
 
 
 @contextlib.contextmanager

@@ -86,6 +86,7 @@ class _SnapshotTrainer:
     def _save(self, state: StateDict) -> None:
         slot, self._next_slot = self._next_slot, (self._next_slot + 1) % _SLOTS
         segment, report = self._slots[slot]
+        # The segment is still being uploaded: writing into it would tear the snapshot.
         if report is not None and self._channel.status_of(report) == "submitted":
             self._channel.wait_for_upload(report)
         metrics = {name: state[name] for name in ("step", "steps")}
@@ -93,11 +94,13 @@ class _SnapshotTrainer:
             segment = segment or self._create_segment()
             self._fill_segment(segment, state)
         except OSError as error:
+            # All ranks must report the step, also one that could not save.
             self._channel.skip(metrics, f"Not enough space for a snapshot: {error}")
             return
         self._slots[slot] = (segment, self._channel.submit(metrics, segment.path))
 
     def _create_segment(self) -> ShmSegment:
+        # Shared memory first; the last folder is on disk, and its error is reported.
         *preferred, last = self._channel.segment_dirs
         for folder in preferred:
             try:
@@ -132,6 +135,7 @@ class _SnapshotTrainer:
     # --- restoring, as `Checkpointer.restore` does -------------------------------------------
 
     def _plan_restore(self, saved: SavedState) -> RestorePlan:
+        # Called again for the next candidate if a checkpoint turns out to be corrupt.
         self._restored_state = json.loads(saved.indices[self._rank].encoded_rank_state)
         self._restored_pieces = {}
 

@@ -48,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def find_scenario(name: str, seed: int) -> Scenario:
     """Return the scenario of that name, or a random one for 'storm'. Raises `ConfigError`."""
+    # A name instead of an option: it is used wherever a scenario is named.
     if name == "storm":
         return random_scenario(seed)
     scenarios = {scenario.name: scenario for scenario in SCENARIOS}
@@ -60,6 +61,7 @@ def find_scenario(name: str, seed: int) -> Scenario:
 
 def with_recorded_market(scenario: Scenario, trace: Path, *, duration_s: float) -> Scenario:
     """Return the scenario with the capacity of a trace, replayed within `duration_s`."""
+    # Rounded up: the last machine may be partly used.
     machines = -(-scenario.num_workers // scenario.slots_per_machine)
     capacity = read_trace(trace).rescaled(duration_s=duration_s, max_machines=machines)
     return replace(

@@ -189,9 +189,27 @@ class SimProcess:
 
     def start(self, tick: Tick) -> None:
         """Start the process; the first tick runs at once."""
+
+        def run_ticks() -> None:
+            try:
+                while True:
+                    self._is_wake_pending = False
+                    wake_at = tick(self.now)
+                    # The agent has finished: its process ends with exit code 0.
+                    if wake_at is None:
+                        self._exit(None)
+                        return
+                    woken = self._is_wake_pending
+                    wait_s = 0.0 if woken else self._clock.world_duration_s(wake_at - self.now)
+                    self._is_idle = not woken
+                    self._schedule_resume(thread, max(TICK_S, wait_s))
+                    thread.suspend()
+            except Exception as error:  # noqa: BLE001  # reported through on_exit
+                self._exit(error)
+
         self.is_alive = True
-        self._main_thread = SimThread(lambda: self._run_ticks(tick))
-        self._start_thread(self._main_thread)
+        thread = self._main_thread = SimThread(run_ticks)
+        self._start_thread(thread)
 
     def run_in_background(self, call: Callable[[], None]) -> None:
         """Run `call` concurrently with the ticks, as a thread would."""
@@ -258,25 +276,6 @@ class SimProcess:
             assert thread is not None
             self._schedule_resume(thread, latency_s)
             thread.suspend()
-
-    def _run_ticks(self, tick: Tick) -> None:
-        thread = self._main_thread
-        assert thread is not None
-        try:
-            while True:
-                self._is_wake_pending = False
-                wake_at = tick(self.now)
-                # The agent has finished: its process ends with exit code 0.
-                if wake_at is None:
-                    self._exit(None)
-                    return
-                woken = self._is_wake_pending
-                wait_s = 0.0 if woken else self._clock.world_duration_s(wake_at - self.now)
-                self._is_idle = not woken
-                self._schedule_resume(thread, max(TICK_S, wait_s))
-                thread.suspend()
-        except Exception as error:  # noqa: BLE001  # reported through on_exit
-            self._exit(error)
 
     def _start_thread(self, thread: SimThread) -> None:
         self._threads[thread] = None

@@ -104,7 +104,7 @@ class ProcessFaultInjector:
             if self._calls_until_freeze == 0:
                 self._calls_until_freeze = self._stream.geometric(faults.freeze_probability)
                 return ProcessFault(freeze_s=self._stream.uniform_in(faults.freeze_s))
-        # The count is 0 for a process that cannot crash: it never reaches 0 again.
+        # The count is 0 for a process that cannot crash, and after its crash.
         if faults.crash_probability and self._calls_until_crash:
             self._calls_until_crash -= 1
             if self._calls_until_crash == 0:

@@ -59,6 +59,7 @@ class BucketCost:
         lines = [
             f"  {kind:<8}{count:10.2f}" for kind, count in self.requests_per_agent_hour.items()
         ]
+        # Six digits: the price of one agent is far below a cent.
         total = f"  cost    ${self.usd_per_agent_hour:10.6f}"
         return "\n".join(["per agent and hour:", *lines, total])
 

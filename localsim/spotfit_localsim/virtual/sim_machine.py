@@ -61,6 +61,7 @@ class CheckedLedger(Ledger):
             dependencies.open_store(process), dependencies.run_id, AgentId(process.name)
         )
         self._on_entry_applied = dependencies.on_entry_applied
+        # The checker also sees the entries that are read before a listener is set.
         self.set_entry_listener(lambda _slot, _body, _entry: None)
 
     def set_entry_listener(self, on_entry: EntryListener) -> None:
@@ -121,6 +122,7 @@ class SimNodeServices:
         return self._dependencies.create_background_calls(self._process)
 
     def seal(self, payload: bytes, purpose: str) -> bytes:
+        # Readable: the checker looks for the payload in stored results.
         return f"{purpose}:".encode() + payload
 
     def new_token(self) -> str:
@@ -146,6 +148,7 @@ class SimNode:
         self.instance = instance
         self.process = process
         self.agent_id = AgentId(process.name)
+        # One agent per machine, so the names are the same.
         self.host = process.name
         self.is_silent = False
         self._network = dependencies.network

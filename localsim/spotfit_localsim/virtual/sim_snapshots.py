@@ -80,7 +80,12 @@ class SimNodeMemory:
         parent = SHARED_MEMORY_DIR if SHARED_MEMORY_DIR.is_dir() else None
         self._folder = Path(tempfile.mkdtemp(prefix="spotfit-sim-", dir=parent))
         self.snapshots = SnapshotRegistry(str(self._folder))
-        self.snapshots.replicate = self._enqueue
+
+        def enqueue(pending: PendingReplica) -> None:
+            self._queue.add(pending)
+            self._send_next()
+
+        self.snapshots.replicate = enqueue
         # One transfer at a time, as in production; a replica is dropped if its segment changes
         # before it is sent.
         self._queue = ReplicationQueue()
@@ -96,14 +101,6 @@ class SimNodeMemory:
         # Before the files: a peer that still reads them keeps its open file descriptors.
         self._peers.pop(self.name, None)
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _enqueue(self, pending: PendingReplica) -> None:
-        """Queue a replica.
-
-        One is sent at a time; it is dropped if its segment changes meanwhile.
-        """
-        self._queue.add(pending)
-        self._send_next()
 
     def _send_next(self) -> None:
         pending = None if self._is_sending else self._queue.pop()

@@ -50,6 +50,7 @@ class SimValidator:
         if self._timer is not None:
             self._timer.cancel()
         if self.is_running:
+            # The next validation must wait for the exit: the accelerator is still in use.
             end_s = self._context.stream.uniform_in(self._context.training.workload.exit_s)
             self._timer = self._context.engine.schedule_after(end_s, lambda: self.exit(None))
 
@@ -77,6 +78,7 @@ class SimValidator:
         """Return the state in the checkpoint; a pending checkpoint must be complete."""
         state = read_checkpoint_state(self._context.bucket.objects, checkpoint.name)
         if isinstance(state, str):
+            # A checkpoint that is not pending any more may be deleted at any time.
             if self._context.is_pending(checkpoint):
                 self._context.report_violation(f"{checkpoint.name} is being validated, but {state}")
             return None

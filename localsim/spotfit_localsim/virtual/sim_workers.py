@@ -83,6 +83,7 @@ def read_checkpoint_state(objects: Mapping[str, bytes], name: str) -> SimSavedSt
     """Return the state in a checkpoint, or why it cannot be read."""
     folder = f"{keys.MANIFESTS}{name}/"
     manifest_keys = [key for key in objects if key.startswith(folder) and key.endswith(".json")]
+    # Of several attempts to save under one name, the last complete one counts.
     manifests = newest_complete_manifests(
         [_manifest_decoder.decode(objects[key]) for key in manifest_keys]
     )
@@ -131,6 +132,7 @@ class SimWorkerContext:
 
     def is_reachable(self, sender: str, receiver: str) -> bool:
         """Return whether messages pass in both directions."""
+        # A TCP connection needs both directions.
         is_cut = self.network.is_blocked(sender, receiver) or self.network.is_blocked(
             receiver, sender
         )
@@ -138,10 +140,12 @@ class SimWorkerContext:
 
     def is_superseded(self, round_number: int) -> bool:
         """Return whether a later round has started."""
+        # A group exists as soon as the first worker of its round has started.
         return any(later > round_number for later in self.process_groups)
 
     def committed_state(self, round_number: int) -> ModelState:
         """Return the state of the latest checkpoint, to which the round rolls back."""
+        # By the journal at this moment: ranks that read it later could see a newer one.
         name = self.latest_checkpoint()
         saved = (
             SimSavedState(0, ModelState().link)
@@ -187,6 +191,7 @@ class SimProcessGroup:
     def record_restore(self, worker: SimWorker, error: str | None) -> None:
         """Record that the rank has restored from memory, or failed to."""
         self.restore_errors[worker.rank] = error
+        # The last rank wakes the others.
         for other in self._workers.values() if self.have_all_restored else ():
             other.resume()
 
@@ -224,6 +229,7 @@ class SimProcessGroup:
         self._rolling_back.clear()
         self.rollback_count += 1
         self.rollback_state = self._context.committed_state(self._round_number)
+        # Once for all ranks, before any of them trains on.
         self._context.training.record_rollback(self._round_number)
         for other in self._workers.values():
             other.resume()
@@ -233,6 +239,7 @@ class SimProcessGroup:
         load, stream = self._context.training.workload, self._context.stream
         # Without it, the loss of a rank is only reported by the agent.
         for peer in self._workers.values() if load.peer_error_probability else ():
+            # A peer behind a partition sees no error, it hangs.
             cut_off = self._context.network.is_blocked(worker.host, peer.host)
             if peer is not worker and not cut_off and stream.bernoulli(load.peer_error_probability):
                 self._context.engine.schedule_after(
@@ -327,6 +334,7 @@ class SimWorker:
         """Stop at once: the machine is terminated."""
         if self.is_alive:
             self._stop()
+            # After the return the process group is shut down: nobody waits for this rank.
             if closes_connections and not self._has_returned:
                 self._process_group.notify_peers_of_loss(self)
 
@@ -334,11 +342,13 @@ class SimWorker:
 
     def _run(self) -> SimRoutine:
         load = self._context.training.workload
+        # Start of the process and imports.
         yield self._context.stream.uniform_in(load.start_s)
         self._send(FunctionStarted())
         yield from self._restore()
         while self.state.step < load.steps:
             yield from self._train_step()
+            # The notice is the same on all ranks since the barrier, so they save in the same step.
             if self._is_due(load.save_every) or (
                 self._process_group.has_notice and load.saves_on_notice
             ):
@@ -388,6 +398,7 @@ class SimWorker:
         except IntegrityError as error:
             return error.message
         state = decode_saved_state(saved)
+        # A segment may be overwritten between the decision of the leader and the start.
         expected_step = self.start_message.memory_snapshot.step
         if isinstance(state, str):
             self._context.report_violation(f"the state in memory is corrupt: {state}")
@@ -413,6 +424,8 @@ class SimWorker:
             return
         self.state = ModelState(saved.step, saved.link)
         metrics = self.start_message.checkpoint_metrics or {}
+        # Metrics and files of a checkpoint come from the journal and from the bucket: they must
+        # match.
         if metrics.get("step") != saved.step:
             self._context.report_violation(
                 f"{name} contains step {saved.step}, its metrics are {metrics}"
@@ -441,6 +454,7 @@ class SimWorker:
             yield None
         self.state = self.state.advance()
         if self.rank == 0:
+            # By rank 0 only: the group counts a step once.
             training.record_step(self.state.step)
 
     def _roll_back(self) -> SimRoutine:
@@ -565,6 +579,7 @@ class SimWorker:
     # --- scheduling and exit -----------------------------------------------------------------
 
     def _schedule(self, delay_s: float) -> None:
+        # One timer per worker: a routine is never resumed twice.
         self._timer = self._context.engine.schedule_after(delay_s, self._advance)
 
     def _advance(self) -> None:
@@ -672,6 +687,7 @@ class SimUploader:
 
     def enqueue(self, job: _FileUpload | _SnapshotUpload) -> None:
         """Start the upload when earlier ones of the same rank are finished."""
+        # Uploads of different ranks run concurrently, as in the real uploader.
         queue = self._queues.setdefault(job.rank, [])
         queue.append(job)
         # With more than one, an earlier upload is running and starts this one at its end.
@@ -748,6 +764,7 @@ class SimWorkerPool:
                 f"{self._process.name} starts workers while earlier ones are running"
             )
         for start in start_messages:
+            # Before the worker starts: it removes segments of other rounds.
             prepared = self.memory.snapshots.prepare_start(start) if self.memory else start
             self._workers[start.rank] = self.worker_type(self._context, self, prepared)
 

@@ -132,11 +132,42 @@ class SimWorld:
         # After a violation the run is incomplete, and every check of its end would fail.
         if self.checker.violation is None:
             self.checker.check_end(self.scenario.expected_outcome)
-        return self._collect_result()
+        result, checker = self.result, self.checker
+        result.violation = checker.violation
+        result.entries = checker.entries
+        result.view = checker.reference_view
+        result.duration_s = self.engine.now
+        result.event_count = self.engine.event_count
+        result.requests = self.bucket.total_requests
+        result.machine_seconds = self.cloud.machine_seconds
+        result.steps_repeated = self._training.executed_steps - self._training.max_step
+        result.top_level_folders = frozenset(
+            key.partition("/")[0] for key in self.bucket.objects
+        ) - {_SPOTFIT_FOLDER}
+        # Agents that still run at the end were not counted by their exit.
+        for name in self.nodes:
+            result.agent_seconds += self.engine.now - self._started_at[name]
+        # Greenlets that never end would keep the whole simulation in memory.
+        for process in self._processes:
+            process.discard()
+        return result
 
     def schedule_events(self) -> None:
         """Start the laptop and schedule the events of the scenario."""
-        self._start_laptop()
+        plan = self.scenario.laptop
+        laptop, supervisor = self._create_supervisor("laptop")
+        laptop.start(supervisor.tick)
+
+        def switch_off() -> None:
+            self._log("laptop", "is switched off")
+            laptop.kill()
+            if plan.sweep_interval_s is not None and not plan.sweeps_from_start:
+                self._start_sweep(plan.sweep_interval_s)
+
+        if plan.sweeps_from_start and plan.sweep_interval_s is not None:
+            self._start_sweep(plan.sweep_interval_s)
+        if plan.dies_at_s is not None:
+            self.engine.schedule_after(plan.dies_at_s, switch_off)
         for event in self.scenario.events:
             self._schedule_event(event)
         self._schedule_random_fault(
@@ -181,22 +212,6 @@ class SimWorld:
             self.checker.report_violation(f"{actor} raised: {traceback_text}")
 
     # --- client processes: laptop, sweeps, cancellation ---------------------------------------
-
-    def _start_laptop(self) -> None:
-        plan = self.scenario.laptop
-        laptop, supervisor = self._create_supervisor("laptop")
-        laptop.start(supervisor.tick)
-
-        def switch_off() -> None:
-            self._log("laptop", "is switched off")
-            laptop.kill()
-            if plan.sweep_interval_s is not None and not plan.sweeps_from_start:
-                self._start_sweep(plan.sweep_interval_s)
-
-        if plan.sweeps_from_start and plan.sweep_interval_s is not None:
-            self._start_sweep(plan.sweep_interval_s)
-        if plan.dies_at_s is not None:
-            self.engine.schedule_after(plan.dies_at_s, switch_off)
 
     def _start_sweep(self, interval_s: float) -> None:
         sweep, supervisor = self._create_supervisor("sweep")
@@ -430,24 +445,3 @@ class SimWorld:
                     f"{', '.join(active)} not released long after the end of the run"
                 )
         self.engine.schedule_after(_CHECK_INTERVAL_S, self._check_run_end)
-
-    def _collect_result(self) -> SimulationResult:
-        result, checker = self.result, self.checker
-        result.violation = checker.violation
-        result.entries = checker.entries
-        result.view = checker.reference_view
-        result.duration_s = self.engine.now
-        result.event_count = self.engine.event_count
-        result.requests = self.bucket.total_requests
-        result.machine_seconds = self.cloud.machine_seconds
-        result.steps_repeated = self._training.executed_steps - self._training.max_step
-        result.top_level_folders = frozenset(
-            key.partition("/")[0] for key in self.bucket.objects
-        ) - {_SPOTFIT_FOLDER}
-        # Agents that still run at the end were not counted by their exit.
-        for name in self.nodes:
-            result.agent_seconds += self.engine.now - self._started_at[name]
-        # Greenlets that never end would keep the whole simulation in memory.
-        for process in self._processes:
-            process.discard()
-        return result

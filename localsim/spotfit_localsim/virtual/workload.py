@@ -165,6 +165,7 @@ class SimTraining:
             )
             / 0x10000
         )
+        # Derived, not drawn from a stream: all ranks must decide alike.
         return drawn < self.workload.rollback_probability
 
     def record_rollback(self, round_: int) -> None:
