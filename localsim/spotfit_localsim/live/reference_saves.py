@@ -68,10 +68,16 @@ class _SnapshotTrainer:
             clock=SystemClock(),
         )
         saved = selector.read_newest(self._plan_restore)
+        state: StateDict = {"step": 0, "steps": 0, "chain": ""}
         if saved is not None:
-            self._check_restored(saved)
-        initial: StateDict = {"step": 0, "steps": 0, "chain": ""}
-        state = self._restored_state if saved else initial
+            state = self._restored_state
+            # The pieces of every rank: a swapped or stale piece must not pass unnoticed.
+            for rank in range(self._world_size):
+                bodies = _piece_contents(rank, state["chain"])
+                for piece, body in zip(_pieces(rank), bodies, strict=True):
+                    if self._restored_pieces[rank, piece.name] != body:
+                        message = f"{piece.name} of step {state['step']} in {saved.name}"
+                        raise CorruptRestoreError(message)
         for step in range(state["step"] + 1, self._config["steps"] + 1):
             spotfit.collective.barrier()
             chain = next_chain_digest(state["chain"], step)
@@ -150,15 +156,6 @@ class _SnapshotTrainer:
             for piece in index.pieces
         )
         return RestorePlan(saved.plan_reads(requests))
-
-    def _check_restored(self, saved: SavedState) -> None:
-        for rank in range(self._world_size):
-            bodies = _piece_contents(rank, self._restored_state["chain"])
-            for piece, body in zip(_pieces(rank), bodies, strict=True):
-                if self._restored_pieces[rank, piece.name] != body:
-                    raise CorruptRestoreError(
-                        f"{piece.name} of step {self._restored_state['step']} in {saved.name}"
-                    )
 
     def _all_gather(self, value: Any) -> list[Any]:
         """All-gather by files: without torch there is no process group."""

@@ -148,8 +148,22 @@ class SimConnection:
 
     def open(self, join: Join) -> None:
         """Connect to the leader with a join request."""
-        self._network.connections[self] = None
-        self._to_leader.send(lambda: self._accept(join))
+
+        def confirm() -> None:
+            self.is_accepted = True
+
+        def accept() -> None:
+            # Looked up on arrival: the leader may have exited since the agent sent the request.
+            endpoint = self._network.endpoints.get(self.address)
+            if endpoint is None:
+                self._to_agent.send(
+                    lambda: self.lose_agent_end("connection refused", vanished=True)
+                )
+            elif self._is_agent_end_open:
+                self.leader_net = endpoint
+                self._is_leader_end_open = True
+                endpoint.accept(self, AgentMessageReceived(self.agent, join))
+                self._to_agent.send(confirm)
 
         def time_out() -> None:
             if not self.is_accepted and self._is_agent_end_open:
@@ -157,6 +171,8 @@ class SimConnection:
                 # Nothing was heard from the leader: it may still be running.
                 self.lose_agent_end("connect timeout", vanished=False)
 
+        self._network.connections[self] = None
+        self._to_leader.send(accept)
         self._network.engine.schedule_after(CONNECT_TIMEOUT_S, time_out)
 
     def send_to_leader(self, message: ToLeader) -> None:
@@ -213,20 +229,6 @@ class SimConnection:
             self._is_leader_end_open = False
             self._remove_if_closed()
             self.leader_net.lose_agent_connection(self, AgentDisconnected(self.agent, reason))
-
-    def _accept(self, join: Join) -> None:
-        def confirm() -> None:
-            self.is_accepted = True
-
-        # Looked up on arrival: the leader may have exited since the agent sent the request.
-        endpoint = self._network.endpoints.get(self.address)
-        if endpoint is None:
-            self._to_agent.send(lambda: self.lose_agent_end("connection refused", vanished=True))
-        elif self._is_agent_end_open:
-            self.leader_net = endpoint
-            self._is_leader_end_open = True
-            endpoint.accept(self, AgentMessageReceived(self.agent, join))
-            self._to_agent.send(confirm)
 
     def _remove_if_closed(self) -> None:
         if not self._is_leader_end_open and not self._is_agent_end_open:
