@@ -21,7 +21,6 @@ import signal
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import reduce
 from typing import Any, ClassVar
 
 import msgspec
@@ -264,11 +263,7 @@ class KubernetesCloud:
             for one in self._objects(kind)
             if space in (None, one["metadata"].get("namespace"))
             and labels.items() <= one["metadata"].get("labels", {}).items()
-            # A path such as 'involvedObject.name'.
-            and all(
-                reduce(lambda item, key: item.get(key, {}), path.split("."), one) == value
-                for path, value in fields.items()
-            )
+            and all(_read_field(one, path) == value for path, value in fields.items())
         ]
         return {
             "apiVersion": version,
@@ -592,6 +587,13 @@ def _set_ready_condition(status: KubernetesObject, value: str) -> None:
     # There is one condition of each type.
     others = [one for one in status.get("conditions", []) if one["type"] != "Ready"]
     status["conditions"] = [*others, {"type": "Ready", "status": value}]
+
+
+def _read_field(one: KubernetesObject, path: str) -> Any:
+    """Return the value at a path such as 'involvedObject.name'."""
+    for name in path.split("."):
+        one = one.get(name, {})
+    return one
 
 
 def _is_owned(one: KubernetesObject, uid: str) -> bool:

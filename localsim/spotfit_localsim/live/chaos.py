@@ -494,7 +494,7 @@ def run_driver(mode: str, folder: Path) -> int:
 def _fit(plan: ChaosPlan, folder: Path) -> spotfit.Result:
     storage = "s3://chaos/runs" if plan.store == "s3" else str(folder / "store")
     (folder / "url").write_text(f"{storage}/{plan.name}")
-    trainer = spotfit.DataParallelTrainer
+    trainer: Callable[..., spotfit.DataParallelTrainer] = spotfit.DataParallelTrainer
     if plan.job not in ("hash_chain", "snapshots"):
         # Imported late: most plans do without torch, which takes seconds to import.
         from spotfit.torch import TorchTrainer

@@ -49,7 +49,7 @@ class Timer:
 
     __slots__ = ("callback",)
 
-    def __init__(self, callback: Callable[[], None] | None) -> None:
+    def __init__(self, callback: Callable[[], object] | None) -> None:
         self.callback = callback
 
     def cancel(self) -> None:
@@ -68,14 +68,14 @@ class Engine:
         self._sequence = itertools.count()
         self._is_stopped = False
 
-    def schedule_at(self, when: float, callback: Callable[[], None]) -> Timer:
+    def schedule_at(self, when: float, callback: Callable[[], object]) -> Timer:
         """Call `callback` at time `when`, or now if that has passed."""
         timer = Timer(callback)
         # The sequence number orders events at equal times: a heap is not stable.
         heapq.heappush(self._queue, (max(when, self.now), next(self._sequence), timer))
         return timer
 
-    def schedule_after(self, seconds: float, callback: Callable[[], None]) -> Timer:
+    def schedule_after(self, seconds: float, callback: Callable[[], object]) -> Timer:
         """Call `callback` after `seconds`."""
         return self.schedule_at(self.now + seconds, callback)
 
